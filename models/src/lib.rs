@@ -1,1 +1,14 @@
-//! Placeholder until the crate's first module lands.
+//! What all parts of the operator agree on: the custom resources, the wire types of the web API, and the pure rules that
+//! more than one part follows. No I/O of any kind.
+//!
+//! With the feature `crd` the resources are Kubernetes objects with schemas; the agent does without.
+
+pub mod agent_step;
+pub mod condition;
+pub mod duration;
+pub mod go;
+pub mod names;
+pub mod operator;
+pub mod reason;
+pub mod shadow;
+pub mod wire;

@@ -1,0 +1,447 @@
+//! What an agent does next: a total function of the order, the host and what was reported, as a table.
+//!
+//! ```text
+//!              StagedUpdate                       RebootedIntoUpdate, same boot
+//!  Idle ──► refresh, prepare ──► Staged ──► ask for a go ──► activate ──► reboot ──► judge the new boot
+//!   ▲                                                                                   │
+//!   └────────────────────────── Idle: deactivate what we armed ◄────────────────────────┘
+//! ```
+//!
+//! The driver deals beforehand with a host that is busy, silent or speaks of an update state that nobody knows.
+
+use crate::reason::FailureReason;
+use crate::shadow::{Armed, ArmedPhase, HostState};
+
+/// What the controller asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Nothing.
+    Idle,
+    /// Stage the image.
+    Stage,
+    /// Reboot into the staged image.
+    Reboot,
+    /// Something that this agent does not know, or an order without a version or a boot.
+    Unknown,
+}
+
+/// Which boot runs, seen from the order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Boot {
+    /// The one that the order is for.
+    Same,
+    /// Another one.
+    Other,
+}
+
+/// What stands on the inactive partition set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Image {
+    /// Nothing that the host would tell of (its update state is Idle or Available, or it has none yet).
+    Nothing,
+    /// The wanted version, written by a prepare that we trust.
+    Staged,
+    /// Another version, or one that we cannot trust to be whole.
+    Doubtful,
+    /// An armed image (update state Ready): any reboot takes it.
+    Ready,
+}
+
+/// Who armed it. Looked at only where the image is [`Image::Ready`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ArmedBy {
+    /// We did, in this boot, for the order's attempt.
+    ThisAttempt,
+    /// We did, in this boot, for an earlier attempt.
+    OlderAttempt,
+    /// Somebody else, as far as we know.
+    Other,
+}
+
+/// How far arming had gone for the order's attempt in the order's boot, by our own acknowledged report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mark {
+    /// It was armed.
+    Activated,
+    /// It was about to be armed, or was not heard of.
+    Not,
+}
+
+/// Which version runs, seen from the order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Running {
+    /// The wanted one.
+    Wanted,
+    /// The one that ran before.
+    Old,
+    /// A third one.
+    Third,
+}
+
+/// Everything that the step depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Situation {
+    /// What is asked.
+    pub order: Order,
+    /// Whether this attempt has already been reported as failed.
+    pub failed: bool,
+    /// Which boot runs.
+    pub boot: Boot,
+    /// What is staged.
+    pub image: Image,
+    /// Who armed it.
+    pub armed_by: ArmedBy,
+    /// How far arming had gone before.
+    pub mark: Mark,
+    /// Which version runs.
+    pub running: Running,
+}
+
+/// What the agent does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Nothing, and report this state as reached.
+    Reached(HostState),
+    /// Nothing until the order changes; report the host as it is.
+    Rest,
+    /// Disarm the image.
+    Deactivate,
+    /// Look for updates where needed, check that the version is offered, download it.
+    Stage,
+    /// Ask for a go; at the go: activate, report it, reboot.
+    Arm,
+    /// The image is armed already: ask for a go; at the go: report it, reboot.
+    RebootArmed,
+    /// Leave the armed image alone and say that somebody else armed it.
+    LeaveArmed,
+    /// Give the attempt up.
+    Fail(FailureReason),
+    /// Do nothing and report that the order is not understood.
+    Unsupported,
+}
+
+/// One row of the table: a field that is `None` fits anything. The first row that fits counts.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// What is asked.
+    pub order: Option<Order>,
+    /// Whether this attempt has failed already.
+    pub failed: Option<bool>,
+    /// Which boot runs.
+    pub boot: Option<Boot>,
+    /// What is staged.
+    pub image: Option<Image>,
+    /// Who armed it.
+    pub armed_by: Option<ArmedBy>,
+    /// How far arming had gone.
+    pub mark: Option<Mark>,
+    /// Which version runs.
+    pub running: Option<Running>,
+    /// What to do.
+    pub step: Step,
+    /// Why.
+    pub why: &'static str,
+}
+
+const ANY: Row = Row {
+    order: None,
+    failed: None,
+    boot: None,
+    image: None,
+    armed_by: None,
+    mark: None,
+    running: None,
+    step: Step::Unsupported,
+    why: "",
+};
+
+const fn idle() -> Row {
+    Row { order: Some(Order::Idle), ..ANY }
+}
+
+const fn stage() -> Row {
+    Row { order: Some(Order::Stage), ..ANY }
+}
+
+const fn reboot(boot: Boot) -> Row {
+    Row { order: Some(Order::Reboot), boot: Some(boot), ..ANY }
+}
+
+/// The table.
+pub const TABLE: &[Row] = &[
+    Row {
+        order: Some(Order::Unknown),
+        step: Step::Unsupported,
+        why: "an order of a newer controller is nothing to guess at",
+        ..ANY
+    },
+    // Idle is always carried out, also after a failed attempt.
+    Row {
+        image: Some(Image::Ready),
+        armed_by: Some(ArmedBy::ThisAttempt),
+        step: Step::Deactivate,
+        why: "withdrawn: what we armed must not fire",
+        ..idle()
+    },
+    Row {
+        image: Some(Image::Ready),
+        armed_by: Some(ArmedBy::OlderAttempt),
+        step: Step::Deactivate,
+        why: "withdrawn: what we armed must not fire",
+        ..idle()
+    },
+    Row {
+        image: Some(Image::Ready),
+        armed_by: Some(ArmedBy::Other),
+        step: Step::LeaveArmed,
+        why: "what somebody else armed is theirs",
+        ..idle()
+    },
+    Row { step: Step::Reached(HostState::Idle), why: "nothing is armed", ..idle() },
+    // A failed attempt is not tried again: the controller decides about another one.
+    Row {
+        failed: Some(true),
+        step: Step::Rest,
+        why: "this attempt has failed; only Idle or a new attempt goes on",
+        ..ANY
+    },
+    // Staging disrupts nothing and is allowed in any boot.
+    Row { running: Some(Running::Wanted), step: Step::Rest, why: "the host runs the version already", ..stage() },
+    Row {
+        image: Some(Image::Ready),
+        armed_by: Some(ArmedBy::ThisAttempt),
+        step: Step::Deactivate,
+        why: "staging again starts from a disarmed host",
+        ..stage()
+    },
+    Row {
+        image: Some(Image::Ready),
+        armed_by: Some(ArmedBy::OlderAttempt),
+        step: Step::Deactivate,
+        why: "an older attempt of ours is still armed",
+        ..stage()
+    },
+    Row {
+        image: Some(Image::Ready),
+        armed_by: Some(ArmedBy::Other),
+        step: Step::Fail(FailureReason::HostArmedByOther),
+        why: "what somebody else armed is theirs",
+        ..stage()
+    },
+    Row {
+        image: Some(Image::Staged),
+        step: Step::Reached(HostState::StagedUpdate),
+        why: "the image is there",
+        ..stage()
+    },
+    Row { step: Step::Stage, why: "the image is not there, or not to be trusted", ..stage() },
+    // Arming is allowed only in the boot that the order names.
+    Row {
+        image: Some(Image::Staged),
+        step: Step::Arm,
+        why: "the image is there and the node is drained",
+        ..reboot(Boot::Same)
+    },
+    Row {
+        image: Some(Image::Ready),
+        armed_by: Some(ArmedBy::ThisAttempt),
+        step: Step::RebootArmed,
+        why: "we armed it and did not get to the reboot",
+        ..reboot(Boot::Same)
+    },
+    Row {
+        image: Some(Image::Ready),
+        armed_by: Some(ArmedBy::OlderAttempt),
+        step: Step::Fail(FailureReason::NotStaged),
+        why: "what is armed belongs to an older attempt",
+        ..reboot(Boot::Same)
+    },
+    Row {
+        image: Some(Image::Ready),
+        armed_by: Some(ArmedBy::Other),
+        step: Step::Fail(FailureReason::HostArmedByOther),
+        why: "what somebody else armed is theirs",
+        ..reboot(Boot::Same)
+    },
+    Row {
+        step: Step::Fail(FailureReason::NotStaged),
+        why: "the drained node has no image to boot",
+        ..reboot(Boot::Same)
+    },
+    // Another boot: how did it end?
+    Row {
+        running: Some(Running::Wanted),
+        step: Step::Reached(HostState::RebootedIntoUpdate),
+        why: "the host runs the version",
+        ..reboot(Boot::Other)
+    },
+    Row {
+        running: Some(Running::Old),
+        mark: Some(Mark::Activated),
+        step: Step::Fail(FailureReason::BootFellBack),
+        why: "armed, rebooted, and back on the old version",
+        ..reboot(Boot::Other)
+    },
+    Row {
+        running: Some(Running::Old),
+        mark: Some(Mark::Not),
+        step: Step::Fail(FailureReason::RebootedByOther),
+        why: "rebooted before it was armed",
+        ..reboot(Boot::Other)
+    },
+    Row {
+        running: Some(Running::Third),
+        step: Step::Fail(FailureReason::BootedOtherVersion),
+        why: "back on a third version",
+        ..reboot(Boot::Other)
+    },
+];
+
+impl Row {
+    fn fits(&self, s: &Situation) -> bool {
+        fn ok<T: PartialEq>(cell: Option<&T>, value: &T) -> bool {
+            cell.is_none_or(|c| c == value)
+        }
+        let Situation { order, failed, boot, image, armed_by, mark, running } = s;
+        ok(self.order.as_ref(), order)
+            && ok(self.failed.as_ref(), failed)
+            && ok(self.boot.as_ref(), boot)
+            && ok(self.image.as_ref(), image)
+            && ok(self.armed_by.as_ref(), armed_by)
+            && ok(self.mark.as_ref(), mark)
+            && ok(self.running.as_ref(), running)
+    }
+}
+
+/// The step for a situation. The table misses no situation (a test goes through all of them); if it did, the answer
+/// would be to do nothing and say so.
+pub fn step(situation: &Situation) -> Step {
+    TABLE.iter().find(|row| row.fits(situation)).map_or(Step::Unsupported, |row| row.step)
+}
+
+/// Who armed what is armed in the boot `boot_id`, for the attempt `attempt`, by the agent's own report.
+pub fn armed_by(armed: Option<&Armed>, boot_id: &str, attempt: i64) -> ArmedBy {
+    match armed {
+        Some(armed) if armed.boot_id == boot_id && armed.attempt == attempt => ArmedBy::ThisAttempt,
+        Some(armed) if armed.boot_id == boot_id => ArmedBy::OlderAttempt,
+        _ => ArmedBy::Other,
+    }
+}
+
+/// How far arming had gone for the attempt `attempt` in the boot `boot_id` that the order names.
+pub fn mark(armed: Option<&Armed>, boot_id: &str, attempt: i64) -> Mark {
+    match armed {
+        Some(armed) if armed.boot_id == boot_id && armed.attempt == attempt && armed.phase == ArmedPhase::Activated => {
+            Mark::Activated
+        }
+        _ => Mark::Not,
+    }
+}
+
+/// The table in Markdown, as it stands in the documentation.
+pub fn table_markdown() -> String {
+    fn cell<T: std::fmt::Debug>(value: Option<&T>) -> String {
+        value.map_or_else(|| "any".to_owned(), |v| format!("{v:?}"))
+    }
+    let mut out = String::from(
+        "| order | failed | boot | image | armed by | mark | running | step | why |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+    );
+    for row in TABLE {
+        out.push_str(&format!(
+            "| {} | {} | {} | {} | {} | {} | {} | `{:?}` | {} |\n",
+            cell(row.order.as_ref()),
+            cell(row.failed.as_ref()),
+            cell(row.boot.as_ref()),
+            cell(row.image.as_ref()),
+            cell(row.armed_by.as_ref()),
+            cell(row.mark.as_ref()),
+            cell(row.running.as_ref()),
+            row.step,
+            row.why
+        ));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn all() -> Vec<Situation> {
+        let mut out = Vec::new();
+        for order in [Order::Idle, Order::Stage, Order::Reboot, Order::Unknown] {
+            for failed in [false, true] {
+                for boot in [Boot::Same, Boot::Other] {
+                    for image in [Image::Nothing, Image::Staged, Image::Doubtful, Image::Ready] {
+                        for armed_by in [ArmedBy::ThisAttempt, ArmedBy::OlderAttempt, ArmedBy::Other] {
+                            for mark in [Mark::Activated, Mark::Not] {
+                                for running in [Running::Wanted, Running::Old, Running::Third] {
+                                    out.push(Situation { order, failed, boot, image, armed_by, mark, running });
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn no_cell_is_missing_and_no_row_is_dead() {
+        let mut used = HashSet::new();
+        for situation in all() {
+            let row = TABLE.iter().position(|row| row.fits(&situation));
+            used.insert(row.unwrap_or_else(|| panic!("no row for {situation:?}")));
+        }
+        let dead: Vec<_> = (0..TABLE.len()).filter(|i| !used.contains(i)).map(|i| TABLE[i]).collect();
+        assert!(dead.is_empty(), "{dead:?}");
+    }
+
+    #[test]
+    fn a_host_is_armed_only_by_an_open_order_to_reboot_in_its_own_boot_with_a_trusted_image() {
+        for s in all() {
+            if matches!(step(&s), Step::Arm) {
+                assert!(
+                    s.order == Order::Reboot && !s.failed && s.boot == Boot::Same && s.image == Image::Staged,
+                    "{s:?}"
+                );
+            }
+            if matches!(step(&s), Step::RebootArmed) {
+                assert!(
+                    s.order == Order::Reboot && !s.failed && s.boot == Boot::Same && s.armed_by == ArmedBy::ThisAttempt,
+                    "{s:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_somebody_else_armed_is_never_disarmed() {
+        for s in all() {
+            if s.image == Image::Ready && s.armed_by == ArmedBy::Other {
+                assert_ne!(step(&s), Step::Deactivate, "{s:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_withdrawn_order_always_ends_disarmed_also_after_a_failed_attempt() {
+        for s in all() {
+            if s.order == Order::Idle && s.image == Image::Ready && s.armed_by != ArmedBy::Other {
+                assert_eq!(step(&s), Step::Deactivate, "{s:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_boot_that_was_armed_for_is_charged_to_the_version() {
+        for s in all() {
+            if step(&s) == Step::Fail(FailureReason::BootFellBack) {
+                assert!(s.mark == Mark::Activated && s.running == Running::Old && s.boot == Boot::Other, "{s:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Conditions as Kubernetes has them, and the one rule for merging them.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// The three values of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+pub enum ConditionStatus {
+    /// It holds.
+    True,
+    /// It does not hold.
+    False,
+    /// Nobody knows.
+    Unknown,
+}
+
+impl From<bool> for ConditionStatus {
+    fn from(holds: bool) -> Self {
+        if holds { Self::True } else { Self::False }
+    }
+}
+
+/// One condition of a resource: Kubernetes' `metav1.Condition`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    /// What it is about; one condition of a type stands in a list.
+    #[serde(rename = "type")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub type_: String,
+    /// Whether it holds.
+    pub status: ConditionStatus,
+    /// Why, as one fixed word.
+    #[cfg_attr(feature = "crd", schemars(length(max = 128)))]
+    pub reason: String,
+    /// Why, for a person.
+    #[serde(default)]
+    #[cfg_attr(feature = "crd", schemars(length(max = 2048)))]
+    pub message: String,
+    /// Since when `status` has been what it is.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub last_transition_time: Timestamp,
+    /// The generation of the resource that it speaks about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+/// Sets a condition in a list: its time of transition moves only when its status does.
+pub fn set_condition(conditions: &mut Vec<Condition>, mut new: Condition) {
+    match conditions.iter_mut().find(|c| c.type_ == new.type_) {
+        Some(old) => {
+            if old.status == new.status {
+                new.last_transition_time = old.last_transition_time;
+            }
+            *old = new;
+        }
+        None => conditions.push(new),
+    }
+}
+
+/// Finds a condition by its type.
+pub fn find_condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|c| c.type_ == type_)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn condition(status: ConditionStatus, second: i64, message: &str) -> Condition {
+        Condition {
+            type_: "Cordoned".into(),
+            status,
+            reason: "Draining".into(),
+            message: message.into(),
+            last_transition_time: Timestamp::from_second(second).unwrap(),
+            observed_generation: None,
+        }
+    }
+
+    #[test]
+    fn the_time_of_transition_moves_only_with_the_status() {
+        let mut list = vec![condition(ConditionStatus::True, 1, "a")];
+        set_condition(&mut list, condition(ConditionStatus::True, 2, "b"));
+        assert_eq!(list, [condition(ConditionStatus::True, 1, "b")]);
+        set_condition(&mut list, condition(ConditionStatus::False, 3, "c"));
+        assert_eq!(list, [condition(ConditionStatus::False, 3, "c")]);
+    }
+}

@@ -1,0 +1,141 @@
+//! Durations as Kubernetes users write them: `90s`, `1h30m`, `500ms`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration as StdDuration;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A span of time in a resource, written in Go's syntax without fractions or signs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Duration(pub StdDuration);
+
+/// Why a string is no [`Duration`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no duration: write whole numbers with a unit, such as 30s, 10m, 1h30m or 500ms")]
+pub struct ParseDurationError(String);
+
+impl Duration {
+    /// A duration of whole seconds.
+    pub const fn from_secs(seconds: u64) -> Self {
+        Self(StdDuration::from_secs(seconds))
+    }
+
+    /// A duration of whole minutes.
+    pub const fn from_mins(minutes: u64) -> Self {
+        Self(StdDuration::from_secs(minutes * 60))
+    }
+
+    /// The same for arithmetic with timestamps.
+    pub fn signed(self) -> jiff::SignedDuration {
+        jiff::SignedDuration::try_from(self.0).unwrap_or(jiff::SignedDuration::MAX)
+    }
+}
+
+impl FromStr for Duration {
+    type Err = ParseDurationError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fail = || ParseDurationError(text.to_owned());
+        let mut rest = text;
+        let mut total = StdDuration::ZERO;
+        if rest.is_empty() {
+            return Err(fail());
+        }
+        while !rest.is_empty() {
+            let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(fail)?;
+            let number: u64 = rest[..digits].parse().map_err(|_| fail())?;
+            rest = &rest[digits..];
+            let unit = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+            let milliseconds = match &rest[..unit] {
+                "ms" => 1,
+                "s" => 1_000,
+                "m" => 60_000,
+                "h" => 3_600_000,
+                _ => return Err(fail()),
+            };
+            let part = number.checked_mul(milliseconds).ok_or_else(fail)?;
+            total = total.checked_add(StdDuration::from_millis(part)).ok_or_else(fail)?;
+            rest = &rest[unit..];
+        }
+        Ok(Self(total))
+    }
+}
+
+impl fmt::Display for Duration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let milliseconds = self.0.as_millis();
+        if milliseconds == 0 {
+            return f.write_str("0s");
+        }
+        for (size, unit) in [(3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")] {
+            let larger = match unit {
+                "h" => u128::MAX,
+                "m" => 3_600_000,
+                "s" => 60_000,
+                _ => 1_000,
+            };
+            let count = milliseconds % larger / size;
+            if count > 0 {
+                write!(f, "{count}{unit}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Duration {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Duration {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(feature = "crd")]
+impl schemars::JsonSchema for Duration {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Duration".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": "string",
+            "maxLength": 32,
+            "pattern": "^([0-9]{1,9}(ms|s|m|h))+$",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_as_they_are_written() {
+        for (text, seconds) in [("30s", 30), ("10m", 600), ("1h30m", 5_400), ("0s", 0), ("24h", 86_400)] {
+            let duration: Duration = text.parse().unwrap();
+            assert_eq!(duration, Duration::from_secs(seconds), "{text}");
+            assert_eq!(duration.to_string().parse::<Duration>().unwrap(), duration, "{text}");
+        }
+        assert_eq!("1s500ms".parse::<Duration>().unwrap().0, StdDuration::from_millis(1_500));
+        assert_eq!(Duration::from_secs(5_400).to_string(), "1h30m");
+    }
+
+    #[test]
+    fn what_is_no_duration_says_what_to_write() {
+        for text in ["", "5", "s", "-5s", "1.5h", "5 s", "5d", "99999999999999999999s"] {
+            let error = text.parse::<Duration>().unwrap_err();
+            assert!(error.to_string().contains("such as 30s"), "{text}: {error}");
+        }
+    }
+}

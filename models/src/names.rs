@@ -1,0 +1,58 @@
+//! Names that more than one part, a manifest or a person uses. Each stands here once.
+
+/// API group of all our custom resources.
+pub const GROUP: &str = "brupop.bottlerocket.aws";
+
+/// Namespace of the controller, the web API, the shadows and the operator's resource.
+pub const SYSTEM_NAMESPACE: &str = "brupop-system";
+/// Namespace of the agents. It is another one because the agents' pods mount the host's socket, which no namespace that
+/// enforces the `restricted` pod security standard admits.
+pub const AGENT_NAMESPACE: &str = "brupop-agents";
+
+/// Name of the controller's Deployment, service account and Lease.
+pub const CONTROLLER: &str = "brupop-controller";
+/// Name of the web API's Deployment, Service and service account.
+pub const APISERVER: &str = "brupop-apiserver";
+/// Name of the agents' DaemonSet and service account.
+pub const AGENT: &str = "brupop-agent";
+
+/// Audience of the agents' projected tokens: good for our web API and for nothing else.
+pub const TOKEN_AUDIENCE: &str = "brupop-apiserver";
+
+/// Field manager of everything that the controller applies.
+pub const CONTROLLER_MANAGER: &str = "brupop-controller";
+/// Field manager of what the web API applies: the agent's half of a shadow's status.
+pub const AGENT_MANAGER: &str = "brupop-agent";
+
+/// Label of the nodes that the operator updates, as Bottlerocket users know it.
+pub const INTERFACE_LABEL: &str = "bottlerocket.aws/updater-interface-version";
+/// Value of [`INTERFACE_LABEL`] for the host API that the agent speaks.
+pub const INTERFACE_VERSION: &str = "2.0.0";
+
+/// Annotation on a Node: no new attempt starts, a running one ends, and a cordon of ours stays until it is removed.
+pub const HOLD_ANNOTATION: &str = "brupop.bottlerocket.aws/hold";
+
+/// Name of the one operator's resource that counts.
+pub const OPERATOR_NAME: &str = "default";
+
+/// Secret with the certificate authority's key. Only the controller reads it.
+pub const CA_SECRET: &str = "brupop-ca";
+/// Secret with the web API's serving certificate and key.
+pub const SERVING_SECRET: &str = "brupop-apiserver-tls";
+/// Secret with the key that signs gos.
+pub const GO_KEY_SECRET: &str = "brupop-go-key";
+/// ConfigMap in the agents' namespace: the CA bundle and the public keys of gos.
+pub const TRUST_CONFIG_MAP: &str = "brupop-trust";
+/// Key of [`TRUST_CONFIG_MAP`] that holds the CA bundle, PEM.
+pub const TRUST_CA_KEY: &str = "ca.crt";
+/// Key of [`TRUST_CONFIG_MAP`] that holds the public keys of gos, a JWKS.
+pub const TRUST_GO_KEYS: &str = "go-keys.json";
+
+/// Name of the shadow of a node.
+///
+/// ```
+/// assert_eq!(models::names::shadow_name("ip-10-0-0-1"), "brs-ip-10-0-0-1");
+/// ```
+pub fn shadow_name(node: &str) -> String {
+    format!("brs-{node}")
+}

@@ -1,0 +1,137 @@
+//! Why an attempt failed: one enum for the agent's report, the controller's record, Events and metrics.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Whom a failure is counted against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FailureClass {
+    /// Nothing is counted: the attempt was ended from outside.
+    Wait,
+    /// The node backs off; others go on.
+    Node,
+    /// The version is to blame: counted once per node against its budget, and a spent budget freezes the rollout.
+    Version,
+}
+
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])+ $name:ident => $class:ident,)+) => {
+        /// Why an attempt failed.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum FailureReason {
+            $($(#[doc = $doc])+ $name,)+
+            /// A reason of a newer version of the operator.
+            #[serde(other)]
+            Unknown,
+        }
+
+        impl FailureReason {
+            /// All reasons that this version gives.
+            pub const ALL: &'static [Self] = &[$(Self::$name),+];
+
+            /// The reason as one fixed word, as it stands in resources, Events and metrics.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)+
+                    Self::Unknown => "Unknown",
+                }
+            }
+
+            /// Whom it is counted against.
+            pub const fn class(self) -> FailureClass {
+                match self {
+                    $(Self::$name => FailureClass::$class,)+
+                    Self::Unknown => FailureClass::Node,
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The host could not look for updates.
+    RefreshFailed => Node,
+    /// The host does not offer the version that the order names.
+    VersionNotOffered => Node,
+    /// The host failed to download or write the image.
+    PrepareFailed => Node,
+    /// The host wrote another version than the order names, or wrote nothing.
+    WrongImageStaged => Node,
+    /// The host failed to arm the image.
+    ActivateFailed => Node,
+    /// The host failed to disarm the image.
+    DeactivateFailed => Node,
+    /// The host refused to reboot.
+    RebootRefused => Node,
+    /// The order was to reboot, but nothing, or another image, is staged.
+    NotStaged => Node,
+    /// Somebody else armed an image on the host.
+    HostArmedByOther => Node,
+    /// The host booted the armed image and fell back to the old one.
+    BootFellBack => Version,
+    /// The host was rebooted by somebody or something else in the middle of the attempt.
+    RebootedByOther => Node,
+    /// The host came back with neither the old nor the wanted version.
+    BootedOtherVersion => Node,
+    /// Staging took longer than policy allows.
+    StageTimedOut => Node,
+    /// The drain took longer than policy allows.
+    DrainTimedOut => Node,
+    /// A pod may not be evicted and policy says to leave it alone.
+    DrainRefused => Node,
+    /// Pods came back to the cordoned node.
+    PodsReturn => Node,
+    /// The agent did not answer in time.
+    AgentSilent => Node,
+    /// The node did not reboot in time.
+    RebootTimedOut => Node,
+    /// The node came back on the new version but did not become Ready in time.
+    NotReadyAfterBoot => Version,
+    /// The node did not stay healthy for the soak time.
+    SoakFailed => Version,
+    /// Updates were switched off, or the operator's resource is gone.
+    Disabled => Wait,
+    /// Somebody holds the node.
+    Held => Wait,
+    /// The version has been quarantined.
+    Quarantined => Wait,
+    /// The node no longer carries the label that places it under the operator.
+    LabelRemoved => Wait,
+}
+
+impl fmt::Display for FailureReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(feature = "crd")]
+impl schemars::JsonSchema for FailureReason {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "FailureReason".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    /// A string and not an enumeration: a newer agent's new reason must not make its whole report invalid.
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({"type": "string", "maxLength": 64, "pattern": "^[A-Z][A-Za-z]*$"})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_the_same_word_everywhere_and_an_unknown_one_is_not_an_error() {
+        for reason in FailureReason::ALL {
+            assert_eq!(serde_json::to_string(reason).unwrap(), format!("\"{reason}\""));
+        }
+        let newer: FailureReason = serde_json::from_str("\"EatenByMoths\"").unwrap();
+        assert_eq!(newer, FailureReason::Unknown);
+    }
+}

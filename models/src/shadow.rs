@@ -1,0 +1,624 @@
+//! `BottlerocketShadow`: one node's desired and reported state, standing between the controller and the agent.
+
+use jiff::Timestamp;
+use semver::Version;
+use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "crd")]
+use kube::CustomResource;
+#[cfg(feature = "crd")]
+use schemars::JsonSchema;
+
+use crate::condition::Condition;
+use crate::duration::Duration;
+use crate::reason::FailureReason;
+use crate::wire::AgentStatus;
+
+/// Types of the conditions that the agent writes. All others are the controller's.
+pub const AGENT_CONDITIONS: &[&str] = &[HOST_REACHABLE];
+
+/// Whether the agent reaches the host API (agent).
+pub const HOST_REACHABLE: &str = "HostReachable";
+/// Whether the node is cordoned by us (controller).
+pub const CORDONED: &str = "Cordoned";
+/// Whether every pod that has to go is gone (controller).
+pub const DRAINED: &str = "Drained";
+/// Whether something of the node's own keeps it from its next step (controller).
+pub const BLOCKED: &str = "Blocked";
+/// Whether the node is healthy after its update (controller).
+pub const HEALTHY: &str = "Healthy";
+
+/// The state that a host is asked to reach, or has reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+pub enum HostState {
+    /// Nothing is asked; nothing is armed.
+    #[default]
+    Idle,
+    /// The image is downloaded to the inactive partition set, not armed.
+    StagedUpdate,
+    /// The host runs the image.
+    RebootedIntoUpdate,
+    /// A state that this version does not know. Nothing is done for it.
+    #[serde(other)]
+    #[cfg_attr(feature = "crd", schemars(skip))]
+    Unknown,
+}
+
+/// What policy asks of the host's own settings and look-ups. Part of what a go signs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct HostPolicy {
+    /// The exact version to pin the host's `version-lock` to; absent: the setting is left alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub version_lock: Option<String>,
+    /// Whether the host skips its place in the release's waves; absent: the setting is left alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_waves: Option<bool>,
+    /// How often an idle host looks for updates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refresh_interval: Option<Duration>,
+}
+
+/// The controller's signed answer to an agent's nonce ([`crate::go`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Go {
+    /// The nonce that it answers, for people and for skipping a second signature. The one inside the signature counts.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub nonce: String,
+    /// The claims and their signature, a JWS in compact form.
+    #[cfg_attr(feature = "crd", schemars(length(max = 4096)))]
+    pub jws: String,
+}
+
+/// What the controller asks of one host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(CustomResource, JsonSchema))]
+#[cfg_attr(
+    feature = "crd",
+    kube(
+        group = "brupop.bottlerocket.aws",
+        version = "v3",
+        kind = "BottlerocketShadow",
+        namespaced,
+        shortname = "brs",
+        category = "brupop",
+        status = "BottlerocketShadowStatus",
+        derive = "PartialEq",
+        doc = "What one Bottlerocket node is to become, and how far it is. Written by the operator; named brs-<node>.",
+        printcolumn(
+            name = "State",
+            type_ = "string",
+            json_path = ".status.state",
+            description = "The state that the host has reached"
+        ),
+        printcolumn(
+            name = "Version",
+            type_ = "string",
+            json_path = ".status.currentVersion",
+            description = "The version that runs"
+        ),
+        printcolumn(
+            name = "Target",
+            type_ = "string",
+            json_path = ".spec.version",
+            description = "The version that is being put on it"
+        ),
+        printcolumn(
+            name = "Step",
+            type_ = "string",
+            json_path = ".status.progress.step",
+            description = "Where the update stands"
+        ),
+        printcolumn(
+            name = "Blocked",
+            type_ = "string",
+            json_path = ".status.conditions[?(@.type=='Blocked')].reason",
+            description = "What keeps it from its next step"
+        ),
+        printcolumn(
+            name = "Last",
+            type_ = "string",
+            json_path = ".status.record.last.reason",
+            description = "How its last attempt ended"
+        ),
+        printcolumn(
+            name = "Wanted",
+            type_ = "string",
+            json_path = ".spec.state",
+            description = "The state that the host is asked to reach",
+            priority = "1"
+        ),
+        printcolumn(
+            name = "Attempt",
+            type_ = "integer",
+            json_path = ".spec.attempt",
+            description = "How many attempts were made",
+            priority = "1"
+        ),
+        printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    )
+)]
+#[cfg_attr(
+    feature = "crd",
+    schemars(extend("x-kubernetes-validations" = [
+        {"rule": "self.attempt >= oldSelf.attempt", "message": "attempt never falls"},
+        {"rule": "self.state == 'Idle' || (has(self.version) && has(self.bootId))", "message": "an order names its version and its boot"},
+        {"rule": "self.state == 'RebootedIntoUpdate' || !has(self.go)", "message": "a go belongs to the order to reboot"},
+    ]))
+)]
+#[serde(rename_all = "camelCase")]
+pub struct BottlerocketShadowSpec {
+    /// What the host is to reach.
+    #[serde(default)]
+    pub state: HostState,
+    /// The exact version wanted; absent when idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", length(max = 64)))]
+    pub version: Option<Version>,
+    /// Rises with each new try and never falls.
+    #[cfg_attr(feature = "crd", schemars(range(min = 0)))]
+    pub attempt: i64,
+    /// The boot that the order is for: activation and reboot are allowed only in that boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub boot_id: Option<String>,
+    /// What policy asks of the host's own settings and look-ups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostPolicy>,
+    /// The signed go for the agent's nonce.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub go: Option<Go>,
+}
+
+/// What a host offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct OfferedUpdates {
+    /// The version that the host would take; absent when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", length(max = 64)))]
+    pub chosen_version: Option<Version>,
+    /// All versions that the host may take now, newest first, with the running and older ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(with = "Vec<String>", length(max = 64), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
+    pub available_versions: Vec<Version>,
+    /// When the host last looked with success. Written only together with another change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub last_refresh: Option<Timestamp>,
+    /// Why looking fails at present; absent while it works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
+    pub refresh_failure: Option<String>,
+}
+
+/// How far arming has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+pub enum ArmedPhase {
+    /// The agent is about to arm, and asks for a go.
+    Arming,
+    /// The image is armed: any reboot takes it.
+    Activated,
+}
+
+/// The agent's acknowledged word about arming, written before it acts, so that the next boot can be judged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Armed {
+    /// The attempt.
+    pub attempt: i64,
+    /// The boot in which it was armed.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub boot_id: String,
+    /// The version.
+    #[cfg_attr(feature = "crd", schemars(with = "String", length(max = 64)))]
+    pub version: Version,
+    /// How far.
+    pub phase: ArmedPhase,
+    /// The nonce that a go has to answer.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub nonce: String,
+}
+
+/// Why the agent gave an attempt up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Failure {
+    /// The attempt. While it is the order's, nothing but `Idle` is carried out.
+    pub attempt: i64,
+    /// What was asked when it failed.
+    pub step: HostState,
+    /// Why, as one fixed word.
+    pub reason: FailureReason,
+    /// Why, for a person.
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
+    pub message: String,
+    /// When.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub time: Timestamp,
+}
+
+/// Host settings found before we changed any, to be put back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct FoundSettings {
+    /// `settings.updates.version-lock` as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub version_lock: Option<String>,
+    /// `settings.updates.ignore-waves` as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_waves: Option<bool>,
+}
+
+/// What the agent reports of its host. It builds all of it each time, starting from what is stored.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AgentReport {
+    /// The state reached, recomputed from the host each time: it may go backwards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<HostState>,
+    /// The generation of the shadow that this report answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// The version that runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", length(max = 64)))]
+    pub current_version: Option<Version>,
+    /// The variant that runs, such as `aws-k8s-1.37`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub variant: Option<String>,
+    /// The architecture, such as `x86_64`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 32)))]
+    pub arch: Option<String>,
+    /// The running boot, as the kernel names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub boot_id: Option<String>,
+    /// What the host offers; absent until it has looked in this boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub updates: Option<OfferedUpdates>,
+    /// What the agent is about to arm or has armed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub armed: Option<Armed>,
+    /// Why the last attempt was given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+    /// Settings found before we changed any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<FoundSettings>,
+}
+
+/// Where a node's update stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+pub enum Step {
+    /// The agent downloads the image. Nothing is disrupted.
+    Staging,
+    /// The image is there; the node waits for its turn.
+    Staged,
+    /// The node holds a slot and is out of external load balancers.
+    LeavingBalancer,
+    /// The node is cordoned and its pods are evicted.
+    Draining,
+    /// The order to reboot stands.
+    Rebooting,
+    /// The node is back in another boot, and not ready yet.
+    Returning,
+    /// The node runs the new version and is watched for the soak time.
+    Monitoring,
+    /// The attempt has failed: the order is withdrawn and the node is being given back.
+    Releasing,
+}
+
+impl Step {
+    /// All steps.
+    pub const ALL: [Self; 8] = [
+        Self::Staging,
+        Self::Staged,
+        Self::LeavingBalancer,
+        Self::Draining,
+        Self::Rebooting,
+        Self::Returning,
+        Self::Monitoring,
+        Self::Releasing,
+    ];
+
+    /// The step as one fixed word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Staging => "Staging",
+            Self::Staged => "Staged",
+            Self::LeavingBalancer => "LeavingBalancer",
+            Self::Draining => "Draining",
+            Self::Rebooting => "Rebooting",
+            Self::Returning => "Returning",
+            Self::Monitoring => "Monitoring",
+            Self::Releasing => "Releasing",
+        }
+    }
+}
+
+/// Where a node's update stands and since when. Deadlines are counted from `since`, so they survive restarts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    /// The step.
+    pub step: Step,
+    /// When it began.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub since: Timestamp,
+    /// The attempt.
+    pub attempt: i64,
+    /// The boot in which the step began.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub boot_id: String,
+    /// The version that the attempt is for, which the spec no longer names once the order is withdrawn.
+    #[cfg_attr(feature = "crd", schemars(with = "String", length(max = 64)))]
+    pub version: Version,
+    /// The version that ran when the attempt began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", length(max = 64)))]
+    pub from: Option<Version>,
+    /// When the attempt began.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub started: Timestamp,
+    /// While `Releasing`: whether a go had been given in this attempt, so that the host may still act on it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub go_given: bool,
+    /// Whether the attempt holds a slot and may have claims on the node.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disruptive: bool,
+}
+
+/// A pod that has to leave the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DrainedPod {
+    /// Its namespace.
+    #[cfg_attr(feature = "crd", schemars(length(max = 63)))]
+    pub namespace: String,
+    /// Its name.
+    #[cfg_attr(feature = "crd", schemars(length(max = 253)))]
+    pub name: String,
+    /// Its uid: a pod of the same name with another uid is another pod.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub uid: String,
+}
+
+/// A pod that does not leave, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Blocker {
+    /// Namespace and name of the pod.
+    #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
+    pub pod: String,
+    /// The PodDisruptionBudget that refuses, if one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 253)))]
+    pub budget: Option<String>,
+    /// What the API server said.
+    #[cfg_attr(feature = "crd", schemars(length(max = 512)))]
+    pub message: String,
+    /// Since when.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub since: Timestamp,
+}
+
+/// How the drain goes. Written when it changes, not on a timer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DrainStatus {
+    /// The pods that have to go, kept from before the first eviction.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
+    pub pods: Vec<DrainedPod>,
+    /// How many of them are gone.
+    #[serde(default)]
+    pub gone: i64,
+    /// The first few that do not leave.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
+    pub blockers: Vec<Blocker>,
+    /// Owners (uid) of the operator's own pods that were evicted here: those that come back are left to the reboot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 16), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
+    pub own_evicted: Vec<String>,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AttemptResult {
+    /// The attempt.
+    pub attempt: i64,
+    /// The version that ran before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", length(max = 64)))]
+    pub from: Option<Version>,
+    /// The version that was wanted.
+    #[cfg_attr(feature = "crd", schemars(with = "String", length(max = 64)))]
+    pub version: Version,
+    /// `Updated`, or why it failed.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub reason: String,
+    /// The same for a person.
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
+    pub message: String,
+    /// When it began.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub started: Timestamp,
+    /// When it ended.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub ended: Timestamp,
+}
+
+/// The word in [`AttemptResult::reason`] for an attempt that did what it was made for.
+pub const UPDATED: &str = "Updated";
+
+/// A failure that counts against a version until a person resolves it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct VersionFailure {
+    /// The version.
+    #[cfg_attr(feature = "crd", schemars(with = "String", length(max = 64)))]
+    pub version: Version,
+    /// The variant that it failed on.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub variant: String,
+    /// The architecture that it failed on.
+    #[cfg_attr(feature = "crd", schemars(length(max = 32)))]
+    pub arch: String,
+    /// Why.
+    pub reason: FailureReason,
+    /// When.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub time: Timestamp,
+    /// The nonce of the `resume` request that settled it; absent while it counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub resolved_by: Option<String>,
+}
+
+/// What the controller remembers of a node's attempts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// Failed attempts since the last good one.
+    #[serde(default)]
+    pub failures: i64,
+    /// How the last attempt ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<AttemptResult>,
+    /// No new attempt before this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub not_before: Option<Timestamp>,
+    /// Failures that count against versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
+    pub version_failures: Vec<VersionFailure>,
+}
+
+/// The controller's part of a shadow's status, without its conditions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ControllerReport {
+    /// Where the update stands; absent when the node is idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// How the drain goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainStatus>,
+    /// What is remembered of earlier attempts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<Record>,
+}
+
+/// How far the host is (the agent's half) and where its update stands (the controller's half).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct BottlerocketShadowStatus {
+    /// Written by the agent through the web API.
+    #[serde(flatten)]
+    pub agent: AgentReport,
+    /// Written by the controller.
+    #[serde(flatten)]
+    pub controller: ControllerReport,
+    /// `HostReachable` is the agent's; `Cordoned`, `Drained`, `Blocked` and `Healthy` are the controller's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(
+        feature = "crd",
+        schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))
+    )]
+    pub conditions: Vec<Condition>,
+}
+
+/// The controller's half of a shadow's status: its report and the conditions of its types.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ControllerStatus {
+    /// The facts.
+    #[serde(flatten)]
+    pub report: ControllerReport,
+    /// Conditions of the controller's types.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+impl BottlerocketShadowStatus {
+    /// The agent's half.
+    pub fn agent_half(&self) -> AgentStatus {
+        AgentStatus {
+            report: self.agent.clone(),
+            conditions: self.conditions.iter().filter(|c| is_agent_condition(&c.type_)).cloned().collect(),
+        }
+    }
+
+    /// The controller's half.
+    pub fn controller_half(&self) -> ControllerStatus {
+        ControllerStatus {
+            report: self.controller.clone(),
+            conditions: self.conditions.iter().filter(|c| !is_agent_condition(&c.type_)).cloned().collect(),
+        }
+    }
+}
+
+/// Whether the agent writes conditions of this type.
+pub fn is_agent_condition(type_: &str) -> bool {
+    AGENT_CONDITIONS.contains(&type_)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_of_a_newer_controller_reads_as_unknown() {
+        let spec: BottlerocketShadowSpec =
+            serde_json::from_str(r#"{"state": "Hibernate", "attempt": 3, "novelty": true}"#).unwrap();
+        assert_eq!(spec.state, HostState::Unknown);
+        assert_eq!(spec.attempt, 3);
+    }
+
+    #[test]
+    fn the_two_halves_of_a_status_share_nothing_and_lose_nothing() {
+        let text = r#"{
+            "state": "Idle", "observedGeneration": 4, "currentVersion": "1.20.0", "bootId": "b",
+            "record": {"failures": 2},
+            "conditions": [
+                {"type": "HostReachable", "status": "True", "reason": "Answered", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                {"type": "Blocked", "status": "False", "reason": "None", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+            ]}"#;
+        let status: BottlerocketShadowStatus = serde_json::from_str(text).unwrap();
+        let agent = serde_json::to_value(status.agent_half()).unwrap();
+        let controller = serde_json::to_value(status.controller_half()).unwrap();
+        assert_eq!(agent["conditions"][0]["type"], "HostReachable");
+        assert_eq!(controller["conditions"][0]["type"], "Blocked");
+        assert_eq!(agent["currentVersion"], "1.20.0");
+        assert_eq!(controller["record"]["failures"], 2);
+        assert!(agent.get("record").is_none() && controller.get("state").is_none());
+    }
+}

@@ -1,0 +1,83 @@
+//! The web API between an agent and the cluster, version 1.
+//!
+//! Both sides ignore fields that they do not know, so that versions N and N±1 understand each other.
+
+use serde::{Deserialize, Serialize};
+
+use crate::condition::Condition;
+use crate::shadow::{AgentReport, BottlerocketShadowSpec};
+
+/// Media type of the stream of `GET /v1/nodes/{node}/shadow/watch`.
+pub const NDJSON: &str = "application/x-ndjson";
+/// Media type of errors (RFC 9457).
+pub const PROBLEM_JSON: &str = "application/problem+json";
+
+/// The agent's half of a shadow's status: what it reports, and the conditions of its own types.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AgentStatus {
+    /// The facts.
+    #[serde(flatten)]
+    pub report: AgentReport,
+    /// Conditions of the agent's own types ([`crate::shadow::AGENT_CONDITIONS`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
+
+/// Which shadow, and which version of what the controller asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShadowMetadata {
+    /// The shadow's uid. The agent's memory of an attempt is keyed by it.
+    pub uid: String,
+    /// Rises with each change of `spec`; the agent acknowledges it as `observedGeneration`.
+    pub generation: i64,
+}
+
+/// A shadow as its agent sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShadowView {
+    /// Identity and generation.
+    pub metadata: ShadowMetadata,
+    /// Digest of uid, generation and the agent's half; sent back as `If-Match` with a status.
+    pub etag: String,
+    /// What the controller asks.
+    pub spec: BottlerocketShadowSpec,
+    /// What this agent, or its predecessor, last reported.
+    #[serde(default)]
+    pub status: AgentStatus,
+}
+
+/// One line of the stream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase")]
+pub enum WatchLine {
+    /// The shadow as it is now.
+    Shadow {
+        /// It.
+        object: Box<ShadowView>,
+    },
+    /// The node has no shadow (yet, or any more): nothing is asked of the host.
+    Absent,
+    /// The stream is alive.
+    Heartbeat,
+    /// A line of a newer server.
+    #[serde(other)]
+    Unknown,
+}
+
+/// An error of the web API (RFC 9457). `detail` is for a person; nothing in it helps an attacker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// What kind of problem, as a fixed word in a URN.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// The kind for a person.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+}
