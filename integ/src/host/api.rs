@@ -1,0 +1,279 @@
+//! The API server's routes: which request does what, and with which words it answers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::core::{Core, Job, State};
+use super::faults::RebootFault;
+use super::settings::SettingsTree;
+use super::state::{Command, Refusal, Unreadable};
+
+/// The largest JSON body taken, in bytes.
+const BODY_LIMIT: usize = 2 * 1024 * 1024;
+
+/// A request that was read whole.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Request {
+    pub(super) method: String,
+    /// Path and query, as sent.
+    pub(super) target: String,
+    pub(super) content_type: Option<String>,
+    pub(super) body: Vec<u8>,
+}
+
+/// An answer. A 204 has no body and says no length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Response {
+    pub(super) status: u16,
+    pub(super) content_type: Option<&'static str>,
+    pub(super) body: Vec<u8>,
+}
+
+/// What is left to do when the answer is known.
+#[derive(Clone, Debug)]
+pub(super) enum Then {
+    Nothing,
+    /// A command was accepted.
+    CarryOut(Job),
+    /// The machine goes down once the answer is out, or without one.
+    Reboot {
+        reply_cut: bool,
+    },
+}
+
+impl Response {
+    pub(super) fn no_content() -> Self {
+        Self { status: 204, content_type: None, body: Vec::new() }
+    }
+
+    /// The API's own errors are bare text without a type.
+    pub(super) fn error(status: u16, text: impl Into<String>) -> Self {
+        Self { status, content_type: None, body: text.into().into_bytes() }
+    }
+
+    fn json(value: &impl Serialize) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(body) => Self { status: 200, content_type: Some("application/json"), body },
+            Err(error) => Self::error(500, error.to_string()),
+        }
+    }
+
+    /// Errors of the framework around the API have a type.
+    fn extractor(status: u16, text: String) -> Self {
+        Self { content_type: Some("text/plain; charset=utf-8"), ..Self::error(status, text) }
+    }
+}
+
+/// Answers one request. Changes that take time or end the machine are left to the caller.
+pub(super) fn answer(core: &Arc<Core>, request: &Request) -> (Response, Then) {
+    let (path, query) = match request.target.split_once('?') {
+        Some((path, query)) => (path, parse_query(query)),
+        None => (request.target.as_str(), BTreeMap::new()),
+    };
+    let state = &mut *core.lock();
+    let transaction = query.get("tx").map_or("default", String::as_str);
+    let response = match (request.method.as_str(), path) {
+        ("GET", "/os") => os(core, state, query.get("prefix")),
+        ("GET", "/settings") => settings(state, query.get("keys"), query.get("prefix")),
+        ("PATCH", "/settings") => json_body::<SettingsTree>(request).map_or_else(
+            |error| error,
+            |tree| {
+                state.settings.stage(transaction, tree.updates.unwrap_or_default());
+                Response::no_content()
+            },
+        ),
+        ("PATCH", "/settings/keypair") => keypair(state, transaction, request),
+        ("POST", "/tx/commit") => commit(state, transaction).map_or_else(|error| error, |keys| Response::json(&keys)),
+        ("POST", "/tx/commit_and_apply") => commit(state, transaction).map_or_else(
+            |error| error,
+            |keys| start_applier(core, state).map_or_else(|error| error, |()| Response::json(&keys)),
+        ),
+        ("POST", "/tx/apply") => match query.get("keys") {
+            Some(keys) if keys.is_empty() => empty_input("keys"),
+            _ => start_applier(core, state).map_or_else(|error| error, |()| Response::no_content()),
+        },
+        ("GET", "/tx") => Response::json(&state.settings.pending(transaction)),
+        ("DELETE", "/tx") => Response::json(&state.settings.delete(transaction)),
+        ("GET", "/tx/list") => Response::json(&state.settings.transactions()),
+        ("GET", "/updates/status") => update_status(state),
+        ("POST", "/actions/reboot") => return reboot(state),
+        ("POST", action) => {
+            let Some(command) = Command::ALL.into_iter().find(|command| command.path() == action) else {
+                return (Response::error(404, ""), Then::Nothing);
+            };
+            match core.begin(state, command) {
+                Ok(job) => return (Response::no_content(), Then::CarryOut(job)),
+                Err(refusal) => refused(refusal),
+            }
+        }
+        _ => Response::error(404, ""),
+    };
+    (response, Then::Nothing)
+}
+
+fn refused(refusal: Refusal) -> Response {
+    match refusal {
+        Refusal::LockHeld => Response::error(423, "Update lock held"),
+        Refusal::NotAllowed => Response::error(409, "Update action not allowed according to update state"),
+        Refusal::NoChosenUpdate => Response::error(404, "Previously chosen Update no longer exists"),
+        Refusal::NoStagedImage => Response::error(404, "No update image applied to staging partition"),
+    }
+}
+
+fn update_status(state: &State) -> Response {
+    match state.dispatcher.read() {
+        Ok(status) => Response::json(status),
+        Err(Unreadable::Locked) => Response::error(
+            423,
+            "Unable to obtain shared lock for reading update status: Resource temporarily unavailable (os error 11)",
+        ),
+        Err(Unreadable::Uninitialized) => {
+            Response::error(404, "Update status is uninitialized, refresh-updates to initialize it")
+        }
+    }
+}
+
+fn reboot(state: &mut State) -> (Response, Then) {
+    let failed = |stderr: &str| {
+        let text = format!("Failed to reboot, exit code: 1, stderr: {stderr}");
+        (Response::error(500, text), Then::Nothing)
+    };
+    if state.shutting_down {
+        return failed("Call to Reboot failed: There's already a shutdown or sleep operation in progress\n");
+    }
+    let reply_cut = match state.script.reboot() {
+        Some(RebootFault::Refused { stderr }) => return failed(&stderr),
+        Some(RebootFault::ReplyCut) => true,
+        None => false,
+    };
+    state.shutting_down = true;
+    (Response::no_content(), Then::Reboot { reply_cut })
+}
+
+fn os(core: &Core, state: &State, prefix: Option<&String>) -> Response {
+    let version = core.running(state);
+    let options = &core.options;
+    let whole = [
+        ("arch", options.arch.clone()),
+        ("build_id", options.build_id.clone()),
+        ("pretty_name", options.pretty_name(&version)),
+        ("variant_id", options.variant.clone()),
+        ("version_id", version.to_string()),
+    ];
+    let prefix = match prefix.map(String::as_str) {
+        None => "os.",
+        Some("") => return empty_input("prefix"),
+        Some(prefix) if prefix.starts_with("os") => prefix,
+        Some(prefix) => &format!("os.{prefix}"),
+    };
+    let fields: Map<String, Value> = whole
+        .into_iter()
+        .filter(|(name, _)| format!("os.{name}").starts_with(prefix))
+        .map(|(name, value)| (name.to_owned(), Value::String(value)))
+        .collect();
+    Response::json(&fields)
+}
+
+fn settings(state: &State, keys: Option<&String>, prefix: Option<&String>) -> Response {
+    match (keys, prefix) {
+        (Some(keys), _) if keys.is_empty() => empty_input("keys"),
+        (Some(keys), _) => Response::json(&state.settings.at(keys)),
+        (None, Some(prefix)) if prefix.is_empty() => empty_input("prefix"),
+        (None, Some(prefix)) => Response::json(&state.settings.under(prefix)),
+        (None, None) => state
+            .settings
+            .whole()
+            .map_or_else(|| Response::error(404, "Found no 'settings' in datastore"), |tree| Response::json(&tree)),
+    }
+}
+
+fn commit(state: &mut State, transaction: &str) -> Result<Vec<String>, Response> {
+    state.settings.commit(transaction).ok_or_else(|| Response::error(422, "Tried to commit with no pending changes"))
+}
+
+fn start_applier(core: &Arc<Core>, state: &mut State) -> Result<(), Response> {
+    if let Some(message) = state.script.applier() {
+        return Err(Response::error(500, format!("Unable to start config applier: {message} ")));
+    }
+    core.apply_settings(state);
+    Ok(())
+}
+
+fn empty_input(name: &str) -> Response {
+    Response::error(400, format!("Input '{name}' cannot be empty"))
+}
+
+fn json_body<T: serde::de::DeserializeOwned>(request: &Request) -> Result<T, Response> {
+    if !request.content_type.as_deref().is_some_and(is_json) {
+        return Err(Response::extractor(400, "Content type error".to_owned()));
+    }
+    let length = request.body.len();
+    if length > BODY_LIMIT {
+        let text = format!("JSON payload ({length} bytes) is larger than allowed (limit: {BODY_LIMIT} bytes).");
+        return Err(Response::extractor(413, text));
+    }
+    serde_json::from_slice(&request.body)
+        .map_err(|error| Response::extractor(400, format!("Json deserialize error: {error}")))
+}
+
+fn is_json(content_type: &str) -> bool {
+    let essence = content_type.split(';').next().unwrap_or_default().trim();
+    essence.eq_ignore_ascii_case("application/json")
+}
+
+/// `{"settings.updates.seed": "7"}`, or the same under `request_payload`-less text values: each value is JSON, or else text.
+fn keypair(state: &mut State, transaction: &str, request: &Request) -> Response {
+    let pairs: BTreeMap<String, Value> = match json_body(request) {
+        Ok(pairs) => pairs,
+        Err(error) => return error,
+    };
+    let mut updates = Map::new();
+    for (key, value) in pairs {
+        let Some(name) = key.strip_prefix("settings.updates.") else {
+            return Response::error(400, format!("Unknown setting '{key}'"));
+        };
+        let value = match value {
+            Value::String(text) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+            other => other,
+        };
+        updates.insert(name.to_owned(), value);
+    }
+    match serde_json::from_value::<SettingsTree>(json!({ "updates": updates })) {
+        Ok(tree) => {
+            state.settings.stage(transaction, tree.updates.unwrap_or_default());
+            Response::no_content()
+        }
+        Err(error) => Response::error(400, error.to_string()),
+    }
+}
+
+fn parse_query(query: &str) -> BTreeMap<String, String> {
+    query
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (percent_decode(name), percent_decode(value))
+        })
+        .collect()
+}
+
+fn percent_decode(text: &str) -> String {
+    let mut bytes = text.bytes();
+    let mut out = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let digits: Vec<u8> = bytes.by_ref().take(2).collect();
+                let code = std::str::from_utf8(&digits).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok());
+                code.unwrap_or(b'%')
+            }
+            other => other,
+        });
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}

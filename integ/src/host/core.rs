@@ -1,0 +1,283 @@
+//! One simulated machine from within: its state behind a lock, and the workers that change it.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use semver::Version;
+use tokio::sync::{Notify, mpsc, watch};
+
+use crate::machine::{MachineState, Power};
+
+use super::HostOptions;
+use super::disk::Disk;
+use super::faults::{Script, Worker};
+use super::log::{EventKind, Log};
+use super::power::Order;
+use super::releases::Listing;
+use super::settings::{SettingsStore, UpdatesSettings, VersionLock};
+use super::state::{Command, Dispatcher, Ending, Found, Refusal, UpdateImage, UpdateStatus};
+
+/// Everything that the tasks of one host share.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) options: HostOptions,
+    pub(super) log: Log,
+    state: Mutex<State>,
+    /// Power, boot id and image, as the kubelet sees them.
+    pub(super) machine: watch::Sender<MachineState>,
+    /// The kubelet lets a shutdown go on.
+    pub(super) shutdown_released: Arc<Notify>,
+    /// Whether anybody may delay a shutdown.
+    pub(super) machine_taken: AtomicBool,
+    pub(super) orders: mpsc::UnboundedSender<Order>,
+    /// The API server's only worker.
+    pub(super) turn: tokio::sync::Mutex<()>,
+    /// Whether a command holds the update lock.
+    pub(super) locked: watch::Sender<bool>,
+}
+
+/// What changes while the machine lives.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) dispatcher: Dispatcher,
+    pub(super) disk: Disk,
+    pub(super) settings: SettingsStore,
+    /// What the applier wrote to the tools' configuration files; it lags behind the settings.
+    pub(super) effective: UpdatesSettings,
+    pub(super) script: Script,
+    /// A shutdown is under way.
+    pub(super) shutting_down: bool,
+    /// Counts commands, so that a worker of an earlier boot cannot end a later one's command.
+    serial: u64,
+    /// Counts boots, for the same reason.
+    pub(super) boots: u64,
+    last_record: Timestamp,
+    /// A command that goes on until it is released.
+    waiting: Option<Job>,
+}
+
+/// A command that was accepted and now has to be carried out.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    serial: u64,
+    command: Command,
+    worker: Worker,
+    /// What a prepare writes, decided by updog at its start.
+    writes: Option<Version>,
+    delay: Duration,
+}
+
+impl Core {
+    pub(super) fn new(options: HostOptions, orders: mpsc::UnboundedSender<Order>) -> Self {
+        let settings = options.settings.clone();
+        let boot_id = String::new();
+        let machine = MachineState { power: Power::Down, boot_id, os_image: String::new() };
+        Self {
+            state: Mutex::new(State {
+                dispatcher: Dispatcher::default(),
+                disk: Disk::installed(options.version.clone()),
+                settings: SettingsStore::new(settings.clone()),
+                effective: settings,
+                script: Script::default(),
+                shutting_down: false,
+                serial: 0,
+                boots: 0,
+                last_record: Timestamp::UNIX_EPOCH,
+                waiting: None,
+            }),
+            log: Log::new(),
+            machine: watch::Sender::new(machine),
+            shutdown_released: Arc::default(),
+            machine_taken: AtomicBool::new(false),
+            orders,
+            turn: tokio::sync::Mutex::default(),
+            locked: watch::Sender::new(false),
+            options,
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn boot_id(&self) -> String {
+        self.machine.borrow().boot_id.clone()
+    }
+
+    pub(super) fn note(&self, kind: EventKind) {
+        self.log.add(&self.boot_id(), kind);
+    }
+
+    fn image(&self, version: Version) -> UpdateImage {
+        UpdateImage { arch: self.options.arch.clone(), version, variant: self.options.variant.clone() }
+    }
+
+    /// The version on the running set.
+    pub(super) fn running(&self, state: &State) -> Version {
+        state.disk.active_set().version.clone().unwrap_or_else(|| self.options.version.clone())
+    }
+
+    fn listing(&self, state: &State) -> Listing {
+        let seed = state.effective.seed.unwrap_or(self.options.seed);
+        let ignore_waves = state.effective.ignore_waves.unwrap_or(false);
+        self.options.releases.list(seed, ignore_waves, Timestamp::now())
+    }
+
+    /// What updog, or the dispatcher after a look by updog, picks by the configuration files as they are now.
+    fn pick(&self, state: &State, listing: &Listing) -> Option<Version> {
+        let latest = VersionLock::latest();
+        let lock = state.effective.version_lock.as_ref().unwrap_or(&latest);
+        listing.choose(lock, &self.running(state)).cloned()
+    }
+
+    /// Starts a command: what happens up to the answer to the caller.
+    pub(super) fn begin(&self, state: &mut State, command: Command) -> Result<Job, Refusal> {
+        let running = self.image(self.running(state));
+        let next_to_boot = state.disk.next() == Some(state.disk.active);
+        state.dispatcher.begin(command, || UpdateStatus::fresh(running, next_to_boot))?;
+        self.locked.send_replace(true);
+        state.serial += 1;
+        let (delay, worker) = state.script.command(command);
+        let timings = &self.options.timings;
+        let delay = delay.unwrap_or(match command {
+            Command::Refresh => timings.refresh,
+            Command::Prepare => timings.prepare,
+            Command::Activate => timings.activate,
+            Command::Deactivate => timings.deactivate,
+        });
+        let mut writes = None;
+        if command == Command::Prepare {
+            writes = match &worker {
+                Worker::Writes(version) => Some(version.clone()),
+                Worker::WritesNothing | Worker::Exits { overwrote: false, .. } => None,
+                // updog does not know what the dispatcher chose: it looks again, and by its own configuration.
+                _ => self.pick(state, &self.listing(state)),
+            };
+            if writes.is_some() {
+                state.disk.clear_inactive();
+            }
+        }
+        Ok(Job { serial: state.serial, command, worker, writes, delay })
+    }
+
+    /// Carries out a command: at once when it takes no time, else in the background.
+    pub(super) fn carry_out(self: &Arc<Self>, job: Job) {
+        match job.worker {
+            Worker::NeverEnds => return,
+            Worker::Waits => {
+                self.lock().waiting = Some(job);
+                return;
+            }
+            _ => {}
+        }
+        if job.delay.is_zero() {
+            self.end(&job);
+            return;
+        }
+        let core = Arc::downgrade(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(job.delay).await;
+            if let Some(core) = core.upgrade() {
+                core.end(&job);
+            }
+        });
+    }
+
+    /// Ends the command that waits for it.
+    pub(super) fn release(&self) {
+        let waiting = self.lock().waiting.take();
+        if let Some(job) = waiting {
+            self.end(&job);
+        }
+    }
+
+    /// The end of a command: what it did to the disk, its record, and the free lock, in one step.
+    fn end(&self, job: &Job) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if state.dispatcher.running() != Some(job.command) || state.serial != job.serial {
+            return;
+        }
+        let mut version = None;
+        let mut flags = None;
+        let ending = match &job.worker {
+            Worker::Vanishes | Worker::NeverEnds => Ending::Unrecorded,
+            Worker::Killed { signal } => Ending::Failed { exit_status: *signal, stderr: String::new() },
+            Worker::Exits { status, stderr, .. } => Ending::Failed { exit_status: *status, stderr: stderr.clone() },
+            Worker::BadConfig if job.command == Command::Refresh => success("", None),
+            Worker::Succeeds | Worker::Waits | Worker::BadConfig | Worker::Writes(_) | Worker::WritesNothing => {
+                match job.command {
+                    Command::Refresh => {
+                        let listing = self.listing(state);
+                        version = self.pick(state, &listing);
+                        let chosen = version.clone().map(|version| self.image(version));
+                        success("", Some(Found { available: listing.available, chosen }))
+                    }
+                    Command::Prepare => match &job.writes {
+                        Some(written) => {
+                            state.disk.write_inactive(written.clone());
+                            version = Some(written.clone());
+                            success(&self.options.updog.starting(written), None)
+                        }
+                        None => success("No update required\n", None),
+                    },
+                    Command::Activate => match state.disk.upgrade_to_inactive() {
+                        Ok(()) => {
+                            version = state.disk.inactive_set().version.clone();
+                            flags = version.clone().map(|version| EventKind::Armed { version });
+                            success("", None)
+                        }
+                        Err(refusal) => Ending::Failed { exit_status: 1, stderr: format!("{refusal}\n") },
+                    },
+                    Command::Deactivate => {
+                        state.disk.cancel_upgrade();
+                        flags = Some(EventKind::Disarmed);
+                        success("", None)
+                    }
+                }
+            }
+        };
+        let ok = matches!(ending, Ending::Succeeded { .. });
+        let at = Timestamp::now().max(state.last_record + Duration::from_nanos(1));
+        state.last_record = at;
+        state.dispatcher.end(ending, at);
+        self.locked.send_replace(false);
+        if let Some(flags) = flags {
+            self.note(flags);
+        }
+        self.note(EventKind::CommandFinished { command: job.command, ok, version });
+    }
+
+    /// The worker dies with the API server or with the machine; the lock is free again and there is no record.
+    pub(super) fn kill_worker(&self, state: &mut State) {
+        if let Some(command) = state.dispatcher.end(Ending::Unrecorded, Timestamp::UNIX_EPOCH) {
+            self.locked.send_replace(false);
+            self.note(EventKind::CommandFinished { command, ok: false, version: None });
+        }
+    }
+
+    /// The applier starts: some time later the tools' configuration files say what the settings say.
+    pub(super) fn apply_settings(self: &Arc<Self>, state: &mut State) {
+        let lag = self.options.settings_lag;
+        if lag.is_zero() {
+            state.effective = state.settings.committed().clone();
+            return;
+        }
+        let (core, boot) = (Arc::downgrade(self), state.boots);
+        tokio::spawn(async move {
+            tokio::time::sleep(lag).await;
+            if let Some(core) = core.upgrade() {
+                let mut state = core.lock();
+                if state.boots == boot {
+                    state.effective = state.settings.committed().clone();
+                }
+            }
+        });
+    }
+}
+
+fn success(stderr: &str, found: Option<Found>) -> Ending {
+    Ending::Succeeded { stderr: stderr.to_owned(), found }
+}

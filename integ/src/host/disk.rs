@@ -1,0 +1,229 @@
+//! The OS disk: two partition sets with the flags that decide which of them boots.
+//!
+//! The rules are those of signpost (which writes the flags) and of Bottlerocket's GRUB (which reads them).
+
+use semver::Version;
+
+/// One of the two partition sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetName {
+    /// The first set, the one a new disk boots from.
+    A,
+    /// The second set, empty on a new disk.
+    B,
+}
+
+/// One partition set: what it holds and its boot flags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionSet {
+    /// The image written to it; `None` when it is empty or was left half written.
+    pub version: Option<Version>,
+    /// Sets with a higher priority are tried first; 0 is never tried.
+    pub priority: u8,
+    /// How many more boots are tried before this set has to have proved itself.
+    pub tries_left: u8,
+    /// It booted once, all the way to the end.
+    pub successful: bool,
+}
+
+impl PartitionSet {
+    fn bootable(&self) -> bool {
+        self.priority > 0 && (self.tries_left > 0 || self.successful)
+    }
+}
+
+/// The disk, and the set that the running system came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// Set A.
+    pub a: PartitionSet,
+    /// Set B.
+    pub b: PartitionSet,
+    /// The set that runs (or ran last).
+    pub active: SetName,
+}
+
+impl Disk {
+    /// The disk of a machine that was installed with `version` and has booted it.
+    pub fn installed(version: Version) -> Self {
+        Self {
+            a: PartitionSet { version: Some(version), priority: 1, tries_left: 0, successful: true },
+            b: PartitionSet { version: None, priority: 0, tries_left: 0, successful: false },
+            active: SetName::A,
+        }
+    }
+
+    /// The set with this name.
+    pub fn set(&self, name: SetName) -> &PartitionSet {
+        match name {
+            SetName::A => &self.a,
+            SetName::B => &self.b,
+        }
+    }
+
+    fn set_mut(&mut self, name: SetName) -> &mut PartitionSet {
+        match name {
+            SetName::A => &mut self.a,
+            SetName::B => &mut self.b,
+        }
+    }
+
+    /// The name of the set that does not run.
+    pub fn inactive(&self) -> SetName {
+        match self.active {
+            SetName::A => SetName::B,
+            SetName::B => SetName::A,
+        }
+    }
+
+    /// The set that runs.
+    pub fn active_set(&self) -> &PartitionSet {
+        self.set(self.active)
+    }
+
+    /// The set that updates are written to.
+    pub fn inactive_set(&self) -> &PartitionSet {
+        self.set(self.inactive())
+    }
+
+    /// The set that the next boot takes: the highest priority among the bootable ones, A when they are equal.
+    pub fn next(&self) -> Option<SetName> {
+        match (self.a.bootable(), self.b.bootable()) {
+            (true, true) if self.b.priority > self.a.priority => Some(SetName::B),
+            (true, _) => Some(SetName::A),
+            (false, true) => Some(SetName::B),
+            (false, false) => None,
+        }
+    }
+
+    /// What updog does before it downloads: the inactive set can no longer boot, and what it held is gone.
+    pub fn clear_inactive(&mut self) {
+        let name = self.inactive();
+        *self.set_mut(name) = PartitionSet { version: None, priority: 0, tries_left: 0, successful: false };
+    }
+
+    /// What updog does after the download: the inactive set holds `version` and may be tried once, when it is armed.
+    pub fn write_inactive(&mut self, version: Version) {
+        let name = self.inactive();
+        let set = self.set_mut(name);
+        set.version = Some(version);
+        set.tries_left = 1;
+    }
+
+    /// Arms the inactive set: the next boot takes it.
+    ///
+    /// # Errors
+    /// updog's own words when the set was not prepared, or is armed or proven already.
+    pub fn upgrade_to_inactive(&mut self) -> Result<(), String> {
+        const STEP: &str = "Could not mark inactive partition for boot: Inactive partition /dev/xvda";
+        let (active, inactive) = (self.active, self.inactive());
+        let set = self.set_mut(inactive);
+        if set.priority > 0 || set.successful {
+            return Err(format!("{STEP} is already marked for upgrade"));
+        }
+        if set.tries_left == 0 {
+            return Err(format!("{STEP} has not been marked valid for upgrade"));
+        }
+        set.priority = 2;
+        self.set_mut(active).priority = 1;
+        Ok(())
+    }
+
+    /// Disarms the inactive set. It keeps its image and its try, so that it can be armed again.
+    pub fn cancel_upgrade(&mut self) {
+        let (active, inactive) = (self.active, self.inactive());
+        self.set_mut(inactive).priority = 0;
+        self.set_mut(active).priority = 2;
+    }
+
+    /// What GRUB does: takes the next set, spends one of its tries, and starts it. `None`: nothing boots any more.
+    pub fn boot(&mut self) -> Option<SetName> {
+        let taken = self.next()?;
+        let set = self.set_mut(taken);
+        set.tries_left = set.tries_left.saturating_sub(1);
+        self.active = taken;
+        Some(taken)
+    }
+
+    /// What a good boot does at its end.
+    pub fn mark_successful_boot(&mut self) {
+        let active = self.active;
+        self.set_mut(active).successful = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn v(text: &str) -> Version {
+        Version::parse(text).unwrap()
+    }
+
+    fn prepared() -> Disk {
+        let mut disk = Disk::installed(v("1.20.0"));
+        disk.clear_inactive();
+        disk.write_inactive(v("1.20.5"));
+        disk
+    }
+
+    #[test]
+    fn a_prepared_set_does_not_boot_before_it_is_armed() {
+        let mut disk = prepared();
+        assert_eq!(disk.next(), Some(SetName::A));
+        disk.upgrade_to_inactive().unwrap();
+        assert_eq!(disk.next(), Some(SetName::B));
+        disk.cancel_upgrade();
+        assert_eq!(disk.next(), Some(SetName::A));
+        disk.upgrade_to_inactive().unwrap();
+        assert_eq!(disk.next(), Some(SetName::B));
+    }
+
+    #[test]
+    fn a_new_image_has_one_try_and_then_the_old_one_boots() {
+        let mut disk = prepared();
+        disk.upgrade_to_inactive().unwrap();
+        assert_eq!(disk.boot(), Some(SetName::B));
+        assert_eq!(disk.boot(), Some(SetName::A));
+        assert_eq!(disk.active_set().version, Some(v("1.20.0")));
+    }
+
+    #[test]
+    fn a_new_image_that_booted_once_stays() {
+        let mut disk = prepared();
+        disk.upgrade_to_inactive().unwrap();
+        disk.boot();
+        disk.mark_successful_boot();
+        assert_eq!(disk.boot(), Some(SetName::B));
+        assert_eq!(disk.boot(), Some(SetName::B));
+    }
+
+    #[test]
+    fn the_sets_change_places_with_each_update() {
+        let mut disk = prepared();
+        disk.upgrade_to_inactive().unwrap();
+        disk.boot();
+        disk.mark_successful_boot();
+        disk.clear_inactive();
+        disk.write_inactive(v("1.21.0"));
+        assert_eq!(disk.next(), Some(SetName::B));
+        disk.upgrade_to_inactive().unwrap();
+        assert_eq!(disk.boot(), Some(SetName::A));
+        assert_eq!(disk.active_set().version, Some(v("1.21.0")));
+    }
+
+    #[test]
+    fn a_set_that_was_not_prepared_cannot_be_armed() {
+        let mut disk = Disk::installed(v("1.20.0"));
+        assert!(disk.upgrade_to_inactive().unwrap_err().ends_with("has not been marked valid for upgrade"));
+    }
+
+    #[test]
+    fn the_old_set_cannot_be_armed_as_an_update() {
+        let mut disk = prepared();
+        disk.upgrade_to_inactive().unwrap();
+        disk.boot();
+        disk.mark_successful_boot();
+        assert!(disk.upgrade_to_inactive().unwrap_err().ends_with("is already marked for upgrade"));
+    }
+}

@@ -1,0 +1,161 @@
+//! What the update repository offers, and which of it updog picks.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use semver::Version;
+
+use super::settings::VersionLock;
+
+/// The update repository of a fleet: all hosts that hold a clone see the same releases.
+#[derive(Clone, Debug, Default)]
+pub struct Releases(Arc<Mutex<Vec<Release>>>);
+
+#[derive(Clone, Debug)]
+struct Release {
+    version: Version,
+    /// For each wave the first seed that no longer belongs to it, and when it opens; ascending. No wave: open to all.
+    waves: Vec<(u32, Timestamp)>,
+}
+
+impl Release {
+    fn open_to(&self, seed: u32, now: Timestamp) -> bool {
+        self.waves.is_empty()
+            || self.waves.iter().find(|(bound, _)| seed < *bound).is_some_and(|(_, opens)| *opens <= now)
+    }
+}
+
+impl Releases {
+    /// A repository that offers these versions to everybody.
+    pub fn of(versions: impl IntoIterator<Item = Version>) -> Self {
+        let releases = Self::default();
+        for version in versions {
+            releases.publish(version);
+        }
+        releases
+    }
+
+    /// Offers `version` to everybody from now on.
+    pub fn publish(&self, version: Version) {
+        self.publish_in_waves(version, []);
+    }
+
+    /// Offers `version` in waves: to hosts whose seed is below the bound (and not below an earlier wave's) from that time
+    /// on. A seed above every bound is never served.
+    pub fn publish_in_waves(&self, version: Version, waves: impl IntoIterator<Item = (u32, Timestamp)>) {
+        let mut waves: Vec<_> = waves.into_iter().collect();
+        waves.sort_unstable();
+        self.with(|releases| {
+            releases.retain(|known| known.version != version);
+            releases.push(Release { version, waves });
+            releases.sort_by(|one, other| other.version.cmp(&one.version));
+        });
+    }
+
+    /// Offers `version` no longer.
+    pub fn withdraw(&self, version: &Version) {
+        self.with(|releases| releases.retain(|known| known.version != *version));
+    }
+
+    /// What updog lists for a host with this seed, newest first.
+    pub fn list(&self, seed: u32, ignore_waves: bool, now: Timestamp) -> Listing {
+        self.with(|releases| Listing {
+            available: releases
+                .iter()
+                .filter(|release| ignore_waves || release.open_to(seed, now))
+                .map(|release| release.version.clone())
+                .collect(),
+            max_version: releases.first().map(|release| release.version.clone()),
+        })
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut Vec<Release>) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// One look into the repository by one host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The versions that this host may have, newest first, with the running and older ones.
+    pub available: Vec<Version>,
+    /// The newest version published at all, also when its wave has not reached this host.
+    pub max_version: Option<Version>,
+}
+
+impl Listing {
+    /// The version that the lock selects for a host that runs `running`.
+    ///
+    /// Under `latest` that is the first listed update if it is newer, **or if the running version is newer than all that is
+    /// published**: a release that was pulled makes its hosts go down. An exact lock may go down as well.
+    pub fn choose(&self, lock: &VersionLock, running: &Version) -> Option<&Version> {
+        let pulled = self.max_version.as_ref().is_some_and(|max| running > max);
+        match lock.exact() {
+            Some(wanted) => self.available.iter().find(|listed| **listed == wanted && wanted != *running),
+            None => self.available.iter().find(|listed| *listed > running || pulled),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn v(text: &str) -> Version {
+        Version::parse(text).unwrap()
+    }
+
+    fn lock(text: &str) -> VersionLock {
+        VersionLock::parse(text).unwrap()
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn listing() -> Listing {
+        Releases::of([v("1.20.4"), v("1.20.0"), v("1.20.5")]).list(0, false, at(0))
+    }
+
+    #[test]
+    fn the_list_holds_older_and_running_versions_newest_first() {
+        assert_eq!(listing().available, [v("1.20.5"), v("1.20.4"), v("1.20.0")]);
+    }
+
+    #[test]
+    fn latest_takes_the_newest_and_nothing_when_it_runs_already() {
+        assert_eq!(listing().choose(&lock("latest"), &v("1.20.0")), Some(&v("1.20.5")));
+        assert_eq!(listing().choose(&lock("latest"), &v("1.20.5")), None);
+    }
+
+    #[test]
+    fn latest_goes_down_when_the_running_release_was_pulled() {
+        assert_eq!(listing().choose(&lock("latest"), &v("1.21.0")), Some(&v("1.20.5")));
+    }
+
+    #[test]
+    fn an_exact_lock_may_go_down_but_not_nowhere() {
+        assert_eq!(listing().choose(&lock("v1.20.0"), &v("1.20.5")), Some(&v("1.20.0")));
+        assert_eq!(listing().choose(&lock("1.20.5"), &v("1.20.5")), None);
+        assert_eq!(listing().choose(&lock("9.9.9"), &v("1.20.5")), None);
+    }
+
+    #[test]
+    fn a_wave_that_has_not_reached_the_seed_hides_the_release_from_it() {
+        let releases = Releases::of([v("1.20.0")]);
+        releases.publish_in_waves(v("1.20.5"), [(512, at(100)), (2048, at(200))]);
+        let listed = |seed, ignore, now| releases.list(seed, ignore, at(now)).available.len();
+        assert_eq!(listed(511, false, 99), 1);
+        assert_eq!(listed(511, false, 100), 2);
+        assert_eq!(listed(512, false, 199), 1);
+        assert_eq!(listed(512, false, 200), 2);
+        assert_eq!(listed(512, true, 0), 2);
+    }
+
+    #[test]
+    fn a_release_in_a_later_wave_is_not_a_pulled_one() {
+        let releases = Releases::of([v("1.20.0")]);
+        releases.publish_in_waves(v("1.20.5"), [(2048, at(200))]);
+        assert_eq!(releases.list(0, false, at(0)).choose(&lock("latest"), &v("1.20.5")), None);
+    }
+}

@@ -1,0 +1,504 @@
+//! The update dispatcher of a Bottlerocket host (`thar-be-updates`) as a pure state machine: no clock, no disk, no waiting.
+//!
+//! ```text
+//! command     Idle                Available           Staged              Ready
+//! refresh     Available or Idle   Available or Idle   stays               stays
+//! prepare     refused             Staged              Staged              refused
+//! activate    refused             refused             Ready               refused
+//! deactivate  refused             refused             refused             Staged
+//! ```
+
+use std::fmt;
+
+use jiff::Timestamp;
+use semver::Version;
+use serde::Serialize;
+
+/// What the dispatcher can be told to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Command {
+    /// Looks into the repository and chooses a version.
+    Refresh,
+    /// Writes an image to the inactive partition set.
+    Prepare,
+    /// Arms the inactive set.
+    Activate,
+    /// Disarms it.
+    Deactivate,
+}
+
+impl Command {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Refresh, Self::Prepare, Self::Activate, Self::Deactivate];
+
+    /// The path that starts it.
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Refresh => "/actions/refresh-updates",
+            Self::Prepare => "/actions/prepare-update",
+            Self::Activate => "/actions/activate-update",
+            Self::Deactivate => "/actions/deactivate-update",
+        }
+    }
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Refresh => "refresh",
+            Self::Prepare => "prepare",
+            Self::Activate => "activate",
+            Self::Deactivate => "deactivate",
+        })
+    }
+}
+
+/// `update_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum UpdateState {
+    /// Nothing is chosen, or the last refresh failed.
+    Idle,
+    /// A version is chosen.
+    Available,
+    /// An image is on the inactive set, as far as the dispatcher knows.
+    Staged,
+    /// The inactive set is armed.
+    Ready,
+}
+
+/// One image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UpdateImage {
+    /// For example `x86_64`.
+    pub arch: String,
+    /// Its version.
+    pub version: Version,
+    /// For example `aws-k8s-1.37`.
+    pub variant: String,
+}
+
+/// An image on a partition set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StagedImage {
+    /// The image.
+    pub image: UpdateImage,
+    /// Whether the next boot takes it.
+    pub next_to_boot: bool,
+}
+
+/// `cmd_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum CommandStatus {
+    /// updog exited with 0.
+    Success,
+    /// It did not.
+    Failed,
+}
+
+/// How the last command that left a record went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CommandResult {
+    /// Which command.
+    pub cmd_type: Command,
+    /// How it went.
+    pub cmd_status: CommandStatus,
+    /// When updog ended.
+    pub timestamp: Timestamp,
+    /// updog's exit code, or the number of the signal that killed it.
+    pub exit_status: Option<i32>,
+    /// updog's whole standard error.
+    pub stderr: Option<String>,
+}
+
+/// The answer to `GET /updates/status`. All six keys are always there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UpdateStatus {
+    /// The state.
+    pub update_state: UpdateState,
+    /// What the last good refresh listed.
+    pub available_updates: Vec<Version>,
+    /// What it chose. **Stays** when a later refresh fails.
+    pub chosen_update: Option<UpdateImage>,
+    /// The running image, looked at once, when the status was made.
+    pub active_partition: Option<StagedImage>,
+    /// What prepare believes it wrote.
+    pub staging_partition: Option<StagedImage>,
+    /// The last command that left a record.
+    pub most_recent_command: Option<CommandResult>,
+}
+
+impl UpdateStatus {
+    /// The status of a boot in which nothing has been done yet.
+    pub fn fresh(running: UpdateImage, next_to_boot: bool) -> Self {
+        Self {
+            update_state: UpdateState::Idle,
+            available_updates: Vec::new(),
+            chosen_update: None,
+            active_partition: Some(StagedImage { image: running, next_to_boot }),
+            staging_partition: None,
+            most_recent_command: None,
+        }
+    }
+}
+
+/// Why a command was not started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Another command runs.
+    LockHeld,
+    /// Not in this state.
+    NotAllowed,
+    /// Prepare without a chosen update.
+    NoChosenUpdate,
+    /// Activate or deactivate without a staged image.
+    NoStagedImage,
+}
+
+/// Why the status cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// A command runs.
+    Locked,
+    /// No command was sent in this boot.
+    Uninitialized,
+}
+
+/// How a command ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The worker died, or could not start updog: no record is left.
+    Unrecorded,
+    /// updog failed or was killed.
+    Failed {
+        /// Its exit code, or the signal's number.
+        exit_status: i32,
+        /// Its standard error.
+        stderr: String,
+    },
+    /// updog exited with 0.
+    Succeeded {
+        /// Its standard error.
+        stderr: String,
+        /// What a refresh found; `None` for the other commands, and for a refresh whose output or configuration could
+        /// not be used.
+        found: Option<Found>,
+    },
+}
+
+/// What a refresh found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// All versions listed.
+    pub available: Vec<Version>,
+    /// The one that the lock selects.
+    pub chosen: Option<UpdateImage>,
+}
+
+/// The dispatcher: the status file and the lock.
+#[derive(Clone, Debug, Default)]
+pub struct Dispatcher {
+    status: Option<UpdateStatus>,
+    running: Option<Command>,
+}
+
+impl Dispatcher {
+    /// The status as a reader gets it.
+    ///
+    /// # Errors
+    /// While a command runs there is no way to see anything, and before the first one there is nothing to see.
+    pub fn read(&self) -> Result<&UpdateStatus, Unreadable> {
+        match (self.running, &self.status) {
+            (Some(_), _) => Err(Unreadable::Locked),
+            (None, None) => Err(Unreadable::Uninitialized),
+            (None, Some(status)) => Ok(status),
+        }
+    }
+
+    /// The status file, read past the lock: for an observer of the simulation.
+    pub fn peek(&self) -> Option<&UpdateStatus> {
+        self.status.as_ref()
+    }
+
+    /// The command that holds the lock.
+    pub fn running(&self) -> Option<Command> {
+        self.running
+    }
+
+    /// Starts a command: takes the lock, makes the status file if there is none (a refused command does so too), and then
+    /// looks at the state.
+    ///
+    /// # Errors
+    /// A refusal starts nothing and leaves the record of the last command as it was.
+    pub fn begin(&mut self, command: Command, fresh: impl FnOnce() -> UpdateStatus) -> Result<(), Refusal> {
+        if self.running.is_some() {
+            return Err(Refusal::LockHeld);
+        }
+        allowed(command, self.status.get_or_insert_with(fresh))?;
+        self.running = Some(command);
+        Ok(())
+    }
+
+    /// Ends the running command: the new status is there and the lock is free in one step. Returns the command.
+    pub fn end(&mut self, ending: Ending, at: Timestamp) -> Option<Command> {
+        let command = self.running.take()?;
+        if let Some(status) = &mut self.status {
+            conclude(status, command, ending, at);
+        }
+        Some(command)
+    }
+
+    /// `/run` is empty after a boot.
+    pub fn forget(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Whether a command may start in this state.
+fn allowed(command: Command, status: &UpdateStatus) -> Result<(), Refusal> {
+    use {Command as C, UpdateState as S};
+    let chosen = status.chosen_update.as_ref().map(drop).ok_or(Refusal::NoChosenUpdate);
+    let staged = status.staging_partition.as_ref().map(drop).ok_or(Refusal::NoStagedImage);
+    match (command, status.update_state) {
+        (C::Refresh, _) => Ok(()),
+        (C::Prepare, S::Available | S::Staged) => chosen,
+        (C::Activate, S::Staged) => staged,
+        (C::Deactivate, S::Ready) => staged,
+        (C::Prepare, S::Idle | S::Ready)
+        | (C::Activate, S::Idle | S::Available | S::Ready)
+        | (C::Deactivate, S::Idle | S::Available | S::Staged) => Err(Refusal::NotAllowed),
+    }
+}
+
+/// What a command leaves behind.
+fn conclude(status: &mut UpdateStatus, command: Command, ending: Ending, at: Timestamp) {
+    use {Command as C, UpdateState as S};
+    let early = matches!(status.update_state, S::Idle | S::Available);
+    let (cmd_status, exit_status, stderr) = match ending {
+        Ending::Unrecorded => return,
+        Ending::Failed { exit_status, stderr } => {
+            // The lists stay as they were: Idle with a chosen update is possible.
+            if command == C::Refresh && early {
+                status.update_state = S::Idle;
+            }
+            (CommandStatus::Failed, exit_status, stderr)
+        }
+        Ending::Succeeded { stderr, found } => {
+            match (command, found) {
+                (C::Refresh, Some(Found { available, chosen })) => {
+                    if early {
+                        status.update_state = if chosen.is_some() { S::Available } else { S::Idle };
+                    }
+                    status.available_updates = available;
+                    status.chosen_update = chosen;
+                }
+                (C::Refresh, None) => {}
+                // The dispatcher records what it had chosen, not what updog wrote.
+                (C::Prepare, _) => {
+                    status.staging_partition =
+                        status.chosen_update.clone().map(|image| StagedImage { image, next_to_boot: false });
+                    status.update_state = S::Staged;
+                }
+                (C::Activate, _) => {
+                    boot_staging(status, true);
+                    status.update_state = S::Ready;
+                }
+                (C::Deactivate, _) => {
+                    boot_staging(status, false);
+                    status.update_state = S::Staged;
+                }
+            }
+            (CommandStatus::Success, 0, stderr)
+        }
+    };
+    status.most_recent_command = Some(CommandResult {
+        cmd_type: command,
+        cmd_status,
+        timestamp: at,
+        exit_status: Some(exit_status),
+        stderr: Some(stderr),
+    });
+}
+
+fn boot_staging(status: &mut UpdateStatus, staging: bool) {
+    if let Some(image) = &mut status.staging_partition {
+        image.next_to_boot = staging;
+    }
+    if let Some(image) = &mut status.active_partition {
+        image.next_to_boot = !staging;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(version: &str) -> UpdateImage {
+        UpdateImage {
+            arch: "x86_64".to_owned(),
+            version: Version::parse(version).unwrap(),
+            variant: "aws-k8s-1.30".to_owned(),
+        }
+    }
+
+    fn found(chosen: Option<&str>) -> Ending {
+        Ending::Succeeded {
+            stderr: String::new(),
+            found: Some(Found {
+                available: chosen.map(|version| Version::parse(version).unwrap()).into_iter().collect(),
+                chosen: chosen.map(image),
+            }),
+        }
+    }
+
+    fn done() -> Ending {
+        Ending::Succeeded { stderr: String::new(), found: None }
+    }
+
+    fn failed() -> Ending {
+        Ending::Failed { exit_status: 1, stderr: "boom\n".to_owned() }
+    }
+
+    struct Bench {
+        dispatcher: Dispatcher,
+        second: i64,
+    }
+
+    impl Bench {
+        fn in_state(state: UpdateState) -> Self {
+            let mut bench = Self { dispatcher: Dispatcher::default(), second: 0 };
+            let way: &[(Command, Ending)] = match state {
+                UpdateState::Idle => &[(Command::Refresh, found(None))],
+                UpdateState::Available => &[(Command::Refresh, found(Some("1.20.5")))],
+                UpdateState::Staged => &[(Command::Refresh, found(Some("1.20.5"))), (Command::Prepare, done())],
+                UpdateState::Ready => &[
+                    (Command::Refresh, found(Some("1.20.5"))),
+                    (Command::Prepare, done()),
+                    (Command::Activate, done()),
+                ],
+            };
+            for (command, ending) in way {
+                bench.run(*command, ending.clone()).unwrap();
+            }
+            assert_eq!(bench.status().update_state, state);
+            bench
+        }
+
+        fn run(&mut self, command: Command, ending: Ending) -> Result<(), Refusal> {
+            self.dispatcher.begin(command, || UpdateStatus::fresh(image("1.20.0"), true))?;
+            self.second += 1;
+            self.dispatcher.end(ending, Timestamp::from_second(self.second).unwrap());
+            Ok(())
+        }
+
+        fn status(&self) -> &UpdateStatus {
+            self.dispatcher.peek().unwrap()
+        }
+    }
+
+    #[test]
+    fn each_command_leads_from_each_state_where_the_table_says() {
+        use {Command as C, Refusal::NotAllowed, UpdateState as S};
+        let table = [
+            (C::Refresh, [Ok(S::Available), Ok(S::Available), Ok(S::Staged), Ok(S::Ready)]),
+            (C::Prepare, [Err(NotAllowed), Ok(S::Staged), Ok(S::Staged), Err(NotAllowed)]),
+            (C::Activate, [Err(NotAllowed), Err(NotAllowed), Ok(S::Ready), Err(NotAllowed)]),
+            (C::Deactivate, [Err(NotAllowed), Err(NotAllowed), Err(NotAllowed), Ok(S::Staged)]),
+        ];
+        for (command, row) in table {
+            for (state, expected) in [S::Idle, S::Available, S::Staged, S::Ready].into_iter().zip(row) {
+                let mut bench = Bench::in_state(state);
+                let before = bench.status().most_recent_command.clone();
+                let ending = if command == C::Refresh { found(Some("1.20.5")) } else { done() };
+                let got = bench.run(command, ending).map(|()| bench.status().update_state);
+                assert_eq!(got, expected, "{command} in {state:?}");
+                if expected.is_err() {
+                    assert_eq!(bench.status().most_recent_command, before, "{command} in {state:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_command_other_than_refresh_changes_only_the_record() {
+        use {Command as C, UpdateState as S};
+        for (command, state) in
+            [(C::Prepare, S::Available), (C::Prepare, S::Staged), (C::Activate, S::Staged), (C::Deactivate, S::Ready)]
+        {
+            let mut bench = Bench::in_state(state);
+            let mut expected = bench.status().clone();
+            bench.run(command, failed()).unwrap();
+            expected.most_recent_command = bench.status().most_recent_command.clone();
+            assert_eq!(*bench.status(), expected);
+            assert_eq!(bench.status().most_recent_command.as_ref().unwrap().cmd_status, CommandStatus::Failed);
+        }
+    }
+
+    #[test]
+    fn a_failed_refresh_leads_to_idle_and_keeps_the_lists() {
+        let mut bench = Bench::in_state(UpdateState::Available);
+        bench.run(Command::Refresh, failed()).unwrap();
+        assert_eq!(bench.status().update_state, UpdateState::Idle);
+        assert_eq!(bench.status().chosen_update, Some(image("1.20.5")));
+        assert_eq!(bench.status().available_updates.len(), 1);
+        assert_eq!(bench.run(Command::Prepare, done()), Err(Refusal::NotAllowed));
+    }
+
+    #[test]
+    fn a_failed_refresh_leaves_staged_and_ready_alone() {
+        for state in [UpdateState::Staged, UpdateState::Ready] {
+            let mut bench = Bench::in_state(state);
+            bench.run(Command::Refresh, failed()).unwrap();
+            assert_eq!(bench.status().update_state, state);
+        }
+    }
+
+    #[test]
+    fn a_refresh_may_take_the_chosen_update_away_from_a_staged_host() {
+        let mut bench = Bench::in_state(UpdateState::Staged);
+        bench.run(Command::Refresh, found(None)).unwrap();
+        assert_eq!(bench.status().update_state, UpdateState::Staged);
+        assert_eq!(bench.run(Command::Prepare, done()), Err(Refusal::NoChosenUpdate));
+        bench.run(Command::Activate, done()).unwrap();
+        let staged = bench.status().staging_partition.as_ref().unwrap();
+        assert_eq!((&staged.image, staged.next_to_boot), (&image("1.20.5"), true));
+        assert!(!bench.status().active_partition.as_ref().unwrap().next_to_boot);
+    }
+
+    #[test]
+    fn a_refresh_with_unusable_output_is_recorded_as_a_success_that_changed_nothing() {
+        let mut bench = Bench::in_state(UpdateState::Available);
+        let mut expected = bench.status().clone();
+        bench.run(Command::Refresh, done()).unwrap();
+        assert_ne!(bench.status().most_recent_command, expected.most_recent_command);
+        assert_eq!(bench.status().most_recent_command.as_ref().unwrap().cmd_status, CommandStatus::Success);
+        expected.most_recent_command = bench.status().most_recent_command.clone();
+        assert_eq!(*bench.status(), expected);
+    }
+
+    #[test]
+    fn a_worker_that_vanishes_leaves_no_trace_and_frees_the_lock() {
+        let mut bench = Bench::in_state(UpdateState::Available);
+        let before = bench.status().clone();
+        bench.run(Command::Prepare, Ending::Unrecorded).unwrap();
+        assert_eq!(bench.dispatcher.read(), Ok(&before));
+    }
+
+    #[test]
+    fn while_a_command_runs_nothing_can_be_read_or_started() {
+        let mut bench = Bench::in_state(UpdateState::Available);
+        bench.dispatcher.begin(Command::Prepare, || UpdateStatus::fresh(image("1.20.0"), true)).unwrap();
+        assert_eq!(bench.dispatcher.read(), Err(Unreadable::Locked));
+        for command in Command::ALL {
+            assert_eq!(bench.run(command, done()), Err(Refusal::LockHeld));
+        }
+    }
+
+    #[test]
+    fn a_refused_command_makes_the_status_file() {
+        let mut bench = Bench { dispatcher: Dispatcher::default(), second: 0 };
+        assert_eq!(bench.dispatcher.read(), Err(Unreadable::Uninitialized));
+        assert_eq!(bench.run(Command::Activate, done()), Err(Refusal::NotAllowed));
+        assert_eq!(bench.dispatcher.read(), Ok(&UpdateStatus::fresh(image("1.20.0"), true)));
+    }
+}
