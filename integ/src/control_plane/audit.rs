@@ -1,0 +1,311 @@
+//! The API server's audit log: who asked for what, when, and what became of it.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The stage of a request at which a record was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+pub enum Stage {
+    /// The answer of a long request, such as a watch, has begun.
+    ResponseStarted,
+    /// The answer is complete.
+    ResponseComplete,
+    /// The server failed in the middle of it.
+    Panic,
+    /// A stage that this log's policy leaves out.
+    #[serde(other)]
+    Other,
+}
+
+/// One line of the audit log. A watch gives two: one when it begins, one when it has ended; see [`requests`].
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(from = "Event")]
+pub struct Record {
+    /// Names the request; all records of one request share it.
+    pub audit_id: String,
+    /// Where in the request's life this record was written.
+    pub stage: Stage,
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`; for paths that are no
+    /// resources the HTTP method in lower case.
+    pub verb: String,
+    /// Path and query.
+    pub uri: String,
+    /// Who asked, e.g. `system:serviceaccount:kube-system:default`.
+    pub user: String,
+    /// The groups of who asked.
+    pub groups: Vec<String>,
+    /// On whose behalf, where the user impersonates somebody.
+    pub impersonated: Option<String>,
+    /// The client program's name of itself.
+    pub user_agent: String,
+    /// The resource's API group; empty for the core group and for paths that are no resources.
+    pub group: String,
+    /// The resource's API version.
+    pub version: String,
+    /// The resource in plural; empty for paths that are no resources.
+    pub resource: String,
+    /// The subresource, or empty.
+    pub subresource: String,
+    /// The object's namespace, or empty.
+    pub namespace: String,
+    /// The object's name, or empty (for lists, watches, and creations where the server has not taken it from the body).
+    pub name: String,
+    /// The HTTP status of the answer; 0 where there was none.
+    pub code: u16,
+    /// When the request came in.
+    pub received: Timestamp,
+    /// When this stage was reached.
+    pub reached: Timestamp,
+    /// The body of the request, for the writes that the policy lists.
+    pub request: Option<Value>,
+    /// The object in the answer, for the writes that the policy lists.
+    pub response: Option<Value>,
+}
+
+impl Record {
+    /// Whether it changes, or would change, an object.
+    pub fn is_write(&self) -> bool {
+        matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
+    }
+
+    /// Whether the server did what was asked.
+    pub fn succeeded(&self) -> bool {
+        (200..300).contains(&self.code)
+    }
+
+    /// Resource and subresource as RBAC spells them: `pods/eviction`.
+    pub fn what(&self) -> String {
+        if self.subresource.is_empty() {
+            self.resource.clone()
+        } else {
+            format!("{}/{}", self.resource, self.subresource)
+        }
+    }
+}
+
+/// Each request once: the first record of it.
+pub fn requests(records: &[Record]) -> impl Iterator<Item = &Record> {
+    let mut seen = HashSet::new();
+    records.iter().filter(move |record| seen.insert(record.audit_id.as_str()))
+}
+
+/// Parses one line of the log.
+pub fn parse(line: &str) -> serde_json::Result<Record> {
+    serde_json::from_str(line)
+}
+
+/// Reads the log from where it stopped the last time.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    path: PathBuf,
+    offset: u64,
+}
+
+impl Reader {
+    /// A reader of the log at `path`, from its beginning.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self::since(path, 0)
+    }
+
+    /// A reader of the log at `path`, from `offset`, which another reader gave.
+    pub fn since(path: impl Into<PathBuf>, offset: u64) -> Self {
+        Self { path: path.into(), offset }
+    }
+
+    /// How far it has read, in bytes: the end of the last whole line.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The records that were written since the last call. A request may have been answered a moment before its record
+    /// is here.
+    pub fn read(&mut self) -> anyhow::Result<Vec<Record>> {
+        let what = || format!("cannot read the audit log {}", self.path.display());
+        let mut file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error).with_context(what),
+        };
+        let mut bytes = Vec::new();
+        file.seek(SeekFrom::Start(self.offset)).with_context(what)?;
+        file.read_to_end(&mut bytes).with_context(what)?;
+        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let mut records = Vec::new();
+        for line in bytes[..whole].split(|byte| *byte == b'\n') {
+            if line.is_empty() {
+                continue;
+            }
+            let line = std::str::from_utf8(line).with_context(what)?;
+            match parse(line).or_else(|error| after_a_torn_record(line).ok_or(error)) {
+                Ok(record) => records.push(record),
+                Err(error) => return Err(error).with_context(what),
+            }
+        }
+        self.offset += whole as u64;
+        Ok(records)
+    }
+}
+
+/// A server that was killed in the middle of writing leaves half a record, and the next server's first one follows it on
+/// the same line. The half is lost.
+fn after_a_torn_record(line: &str) -> Option<Record> {
+    let start = line.rfind(r#"{"kind":"Event","apiVersion":"audit.k8s.io/"#)?;
+    (start > 0).then(|| parse(&line[start..]).ok()).flatten()
+}
+
+/// The record as the API server writes it.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Event {
+    #[serde(rename = "auditID")]
+    audit_id: String,
+    stage: Stage,
+    verb: String,
+    #[serde(rename = "requestURI")]
+    request_uri: String,
+    user: User,
+    impersonated_user: Option<User>,
+    #[serde(default)]
+    user_agent: String,
+    #[serde(default)]
+    object_ref: ObjectRef,
+    response_status: Option<ResponseStatus>,
+    request_received_timestamp: Timestamp,
+    stage_timestamp: Timestamp,
+    request_object: Option<Value>,
+    response_object: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct User {
+    #[serde(default)]
+    username: String,
+    #[serde(default)]
+    groups: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ObjectRef {
+    api_group: String,
+    api_version: String,
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct ResponseStatus {
+    #[serde(default)]
+    code: u16,
+}
+
+impl From<Event> for Record {
+    fn from(event: Event) -> Self {
+        Self {
+            audit_id: event.audit_id,
+            stage: event.stage,
+            verb: event.verb,
+            uri: event.request_uri,
+            user: event.user.username,
+            groups: event.user.groups,
+            impersonated: event.impersonated_user.map(|user| user.username),
+            user_agent: event.user_agent,
+            group: event.object_ref.api_group,
+            version: event.object_ref.api_version,
+            resource: event.object_ref.resource,
+            subresource: event.object_ref.subresource,
+            namespace: event.object_ref.namespace,
+            name: event.object_ref.name,
+            code: event.response_status.map_or(0, |status| status.code),
+            received: event.request_received_timestamp,
+            reached: event.stage_timestamp,
+            request: event.request_object,
+            response: event.response_object,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn line(id: &str, stage: &str) -> String {
+        format!(
+            r#"{{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Request","auditID":"{id}","stage":"{stage}","#
+        ) + r#""requestURI":"/api/v1/namespaces/shop/pods/cart/eviction","verb":"create","user":{"username":"admin",
+            "groups":["system:masters"]},"sourceIPs":["127.0.0.1"],"userAgent":"kubectl/v1.37.1","objectRef":{"resource":
+            "pods","namespace":"shop","name":"cart","apiVersion":"v1","subresource":"eviction"},"responseStatus":{
+            "metadata":{},"code":429},"requestObject":{"kind":"Eviction"},"requestReceivedTimestamp":
+            "2026-01-02T03:04:05.000001Z","stageTimestamp":"2026-01-02T03:04:05.000002Z"}"#
+            .replace("\n            ", "")
+            .as_str()
+    }
+
+    #[test]
+    fn a_record_tells_who_did_what_to_what() {
+        let record = parse(&line("a", "ResponseComplete")).unwrap();
+        assert_eq!((record.user.as_str(), record.verb.as_str()), ("admin", "create"));
+        assert_eq!(record.what(), "pods/eviction");
+        assert_eq!((record.namespace.as_str(), record.name.as_str()), ("shop", "cart"));
+        assert_eq!(record.code, 429);
+        assert!(record.is_write() && !record.succeeded());
+        assert_eq!(record.request.unwrap()["kind"], "Eviction");
+        assert!(record.received < record.reached);
+    }
+
+    #[test]
+    fn a_reader_goes_on_where_it_stopped_and_waits_for_whole_lines() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let mut reader = Reader::new(file.path());
+        assert!(reader.read().unwrap().is_empty());
+        let (first, second) = (line("a", "ResponseStarted"), line("b", "ResponseComplete"));
+        writeln!(file, "{first}").unwrap();
+        write!(file, "{}", &second[..40]).unwrap();
+        assert_eq!(reader.read().unwrap().len(), 1);
+        writeln!(file, "{}", &second[40..]).unwrap();
+        let records = reader.read().unwrap();
+        assert_eq!(records.len(), 1);
+        assert_eq!(records[0].audit_id, "b");
+        assert!(reader.read().unwrap().is_empty());
+        assert_eq!(Reader::since(file.path(), 0).read().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn half_a_record_of_a_killed_server_costs_only_itself() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let whole = line("b", "ResponseComplete");
+        writeln!(file, "{}{whole}", &whole[..100]).unwrap();
+        let records = Reader::new(file.path()).read().unwrap();
+        assert_eq!(records.len(), 1);
+        assert_eq!(records[0].audit_id, "b");
+    }
+
+    #[test]
+    fn a_line_that_is_no_record_is_an_error_and_not_skipped() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        writeln!(file, "{{}}").unwrap();
+        assert!(Reader::new(file.path()).read().is_err());
+    }
+
+    #[test]
+    fn a_watch_counts_once() {
+        let records = [
+            parse(&line("a", "ResponseStarted")).unwrap(),
+            parse(&line("a", "ResponseComplete")).unwrap(),
+            parse(&line("b", "ResponseComplete")).unwrap(),
+        ];
+        let stages: Vec<Stage> = requests(&records).map(|record| record.stage).collect();
+        assert_eq!(stages, [Stage::ResponseStarted, Stage::ResponseComplete]);
+    }
+}

@@ -1,0 +1,67 @@
+//! Where the control plane's binaries are. `control-plane/build.sh` is the one place that knows; this asks it.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use tokio::process::Command;
+
+/// Everything that a start needs; kwok is not among it.
+const NEEDED: [&str; 5] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"];
+
+#[derive(Clone, Debug)]
+pub(super) struct Binaries {
+    folder: PathBuf,
+}
+
+impl Binaries {
+    /// Finds the folder and checks that each binary is in it.
+    pub(super) async fn locate() -> anyhow::Result<Self> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("control-plane/build.sh");
+        let output = Command::new(&script).arg("--where").kill_on_drop(true).output().await.with_context(|| {
+            format!("cannot run {}; run this program from the checkout that built it", script.display())
+        })?;
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        let folder = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+        Self::in_folder(folder)
+    }
+
+    fn in_folder(folder: PathBuf) -> anyhow::Result<Self> {
+        let missing: Vec<&str> = NEEDED.into_iter().filter(|name| !is_executable(&folder.join(name))).collect();
+        if !missing.is_empty() {
+            bail!(
+                "the control plane is not built: {} lacks {}. Run `make control-plane` once (it needs Go 1.26 or later \
+                 and takes some minutes), or set KUBEBUILDER_ASSETS to a folder that has {}.",
+                folder.display(),
+                missing.join(", "),
+                NEEDED.join(", ")
+            );
+        }
+        Ok(Self { folder })
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_without_the_binaries_says_what_to_run() {
+        let empty = tempfile::tempdir().unwrap();
+        let error = Binaries::in_folder(empty.path().to_owned()).unwrap_err().to_string();
+        assert!(error.contains("make control-plane"), "{error}");
+        assert!(error.contains("kube-apiserver"), "{error}");
+        assert!(error.contains("KUBEBUILDER_ASSETS"), "{error}");
+        assert!(error.contains(&empty.path().display().to_string()), "{error}");
+    }
+}
