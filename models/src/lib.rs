@@ -10,5 +10,7 @@ pub mod go;
 pub mod names;
 pub mod operator;
 pub mod reason;
+#[cfg(feature = "crd")]
+pub(crate) mod schema;
 pub mod shadow;
 pub mod wire;

@@ -54,9 +54,10 @@ impl JsonSchema for CountOrPercent {
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
             "x-kubernetes-int-or-string": true,
+            "maxLength": 4,
             "x-kubernetes-validations": [{
-                "rule": "type(self) == int ? self >= 1 : self.matches('^([1-9][0-9]?|100)%$')",
-                "message": "write a count of at least 1, or a percentage from 1% to 100%",
+                "rule": "type(self) == int ? self >= 1 && self <= 10000 : self.matches('^([1-9][0-9]?|100)%$')",
+                "message": "write a count from 1 to 10000, or a percentage from 1% to 100%",
             }],
         })
     }
@@ -75,6 +76,8 @@ pub struct VersionPolicy {
 /// What happens at a drain's deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
+// In a schema an optional enumeration's own description would hide that of the field.
+#[cfg_attr(feature = "crd", schemars(description = ""))]
 pub enum AtDeadline {
     /// Give up, release the node, and try again later.
     #[default]
@@ -121,7 +124,7 @@ pub struct HealthPolicy {
 pub struct FailurePolicy {
     /// How many nodes may fail on a version before it is quarantined and the rollout is frozen. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 10_000)))]
+    #[cfg_attr(feature = "crd", schemars(range(min = 1, max = 10_000), extend("format" = "int32")))]
     pub max_failures: Option<u32>,
     /// How long a node waits after its first failed attempt; doubled with each further one, up to 24h. Default 10m.
     #[serde(default, skip_serializing_if = "Option::is_none")]

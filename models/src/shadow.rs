@@ -12,6 +12,8 @@ use schemars::JsonSchema;
 use crate::condition::Condition;
 use crate::duration::Duration;
 use crate::reason::FailureReason;
+#[cfg(feature = "crd")]
+use crate::schema::VersionText;
 use crate::wire::AgentStatus;
 
 /// Types of the conditions that the agent writes. All others are the controller's.
@@ -31,6 +33,8 @@ pub const HEALTHY: &str = "Healthy";
 /// The state that a host is asked to reach, or has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
+// In a schema an optional enumeration's own description would hide that of the field.
+#[cfg_attr(feature = "crd", schemars(description = ""))]
 pub enum HostState {
     /// Nothing is asked; nothing is armed.
     #[default]
@@ -158,7 +162,7 @@ pub struct BottlerocketShadowSpec {
     pub state: HostState,
     /// The exact version wanted; absent when idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", length(max = 64)))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub version: Option<Version>,
     /// Rises with each new try and never falls.
     #[cfg_attr(feature = "crd", schemars(range(min = 0)))]
@@ -182,11 +186,11 @@ pub struct BottlerocketShadowSpec {
 pub struct OfferedUpdates {
     /// The version that the host would take; absent when there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", length(max = 64)))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub chosen_version: Option<Version>,
     /// All versions that the host may take now, newest first, with the running and older ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "crd", schemars(with = "Vec<String>", length(max = 64), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
+    #[cfg_attr(feature = "crd", schemars(with = "Vec<VersionText>", length(max = 64), extend("x-kubernetes-list-type" = "atomic")))]
     pub available_versions: Vec<Version>,
     /// When the host last looked with success. Written only together with another change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -219,7 +223,7 @@ pub struct Armed {
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub boot_id: String,
     /// The version.
-    #[cfg_attr(feature = "crd", schemars(with = "String", length(max = 64)))]
+    #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
     /// How far.
     pub phase: ArmedPhase,
@@ -274,7 +278,7 @@ pub struct AgentReport {
     pub observed_generation: Option<i64>,
     /// The version that runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", length(max = 64)))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub current_version: Option<Version>,
     /// The variant that runs, such as `aws-k8s-1.37`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -368,11 +372,11 @@ pub struct Progress {
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub boot_id: String,
     /// The version that the attempt is for, which the spec no longer names once the order is withdrawn.
-    #[cfg_attr(feature = "crd", schemars(with = "String", length(max = 64)))]
+    #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
     /// The version that ran when the attempt began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", length(max = 64)))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub from: Option<Version>,
     /// When the attempt began.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
@@ -452,10 +456,10 @@ pub struct AttemptResult {
     pub attempt: i64,
     /// The version that ran before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", length(max = 64)))]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub from: Option<Version>,
     /// The version that was wanted.
-    #[cfg_attr(feature = "crd", schemars(with = "String", length(max = 64)))]
+    #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
     /// `Updated`, or why it failed.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
@@ -480,7 +484,7 @@ pub const UPDATED: &str = "Updated";
 #[serde(rename_all = "camelCase")]
 pub struct VersionFailure {
     /// The version.
-    #[cfg_attr(feature = "crd", schemars(with = "String", length(max = 64)))]
+    #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
     /// The variant that it failed on.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
