@@ -138,6 +138,8 @@ pub struct HostOptions {
     pub shutdown_limit: Duration,
     /// How long a committed setting takes to reach the tools.
     pub settings_lag: Duration,
+    /// How long the API server waits for a whole request head before it closes a connection, idle ones too.
+    pub head_timeout: Duration,
     /// How updog words what it writes.
     pub updog: Updog,
 }
@@ -159,6 +161,7 @@ impl HostOptions {
             timings: Timings::instant(),
             shutdown_limit: Duration::from_secs(150),
             settings_lag: Duration::ZERO,
+            head_timeout: Duration::from_secs(5),
             updog: Updog::default(),
         }
     }

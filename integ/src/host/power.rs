@@ -190,6 +190,9 @@ async fn boot(core: &Core, orders: &mut mpsc::UnboundedReceiver<Order>) -> Optio
             let fault = state.script.boot(proven);
             (whole && fault.is_none(), fault)
         };
+        if fault == Some(BootFault::NeverComesBack) {
+            return Some(Next::StayDown);
+        }
         let finished = tokio::time::sleep(core.options.timings.boot);
         tokio::pin!(finished);
         loop {
@@ -213,9 +216,6 @@ async fn boot(core: &Core, orders: &mut mpsc::UnboundedReceiver<Order>) -> Optio
         }
         if good {
             return None;
-        }
-        if fault == Some(BootFault::NeverComesBack) {
-            return Some(Next::StayDown);
         }
     }
 }

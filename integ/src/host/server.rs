@@ -22,8 +22,6 @@ use super::faults::Transport;
 use super::log::{EventKind, ShutdownBy};
 use super::power::Order;
 
-/// After this long without a (whole) request head the server closes a connection.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest request head taken, in bytes.
 const HEAD_LIMIT: usize = 128 * 1024;
 
@@ -55,9 +53,6 @@ impl Server {
 
     /// Ends the server and all its connections.
     pub(super) async fn stop(self, core: &Core, how: Stop) {
-        self.0.abort();
-        // Only the end of the task is waited for; that it was aborted is known.
-        let _ = self.0.await;
         if how == Stop::Clean {
             let socket = core.options.socket();
             // Kept under another name until there is a new one, so that the new one cannot have the same inode number.
@@ -65,6 +60,9 @@ impl Server {
                 tracing::warn!(%error, host = core.options.name, "the API socket could not be removed");
             }
         }
+        self.0.abort();
+        // Only the end of the task is waited for; that it was aborted is known.
+        let _ = self.0.await;
     }
 
     pub(super) fn abort(&self) {
@@ -103,7 +101,7 @@ async fn serve(listener: UnixListener, core: Arc<Core>) {
 async fn connection(mut stream: UnixStream, core: Arc<Core>) {
     let mut buffer = Vec::new();
     loop {
-        match read_request(&mut stream, &mut buffer).await {
+        match read_request(&mut stream, &mut buffer, core.options.head_timeout).await {
             Ok(Some(head)) => {
                 if !exchange(&mut stream, &core, head).await {
                     return;
@@ -111,7 +109,7 @@ async fn connection(mut stream: UnixStream, core: Arc<Core>) {
             }
             Ok(None) => return,
             Err(status) => {
-                let reply = encode(&Response::error(status, ""), true, true);
+                let reply = encode(&Response::error(status, ""), false, true);
                 // The client may be gone; nothing else is owed to it.
                 let _ = stream.write_all(&reply).await;
                 return;
@@ -194,8 +192,12 @@ async fn exchange(stream: &mut UnixStream, core: &Arc<Core>, incoming: Incoming)
 }
 
 /// Reads one request. `None`: the client is gone, or was silent for too long. An error is the status to end with.
-async fn read_request(stream: &mut UnixStream, buffer: &mut Vec<u8>) -> Result<Option<Incoming>, u16> {
-    let deadline = Instant::now() + HEAD_TIMEOUT;
+async fn read_request(
+    stream: &mut UnixStream,
+    buffer: &mut Vec<u8>,
+    head_timeout: Duration,
+) -> Result<Option<Incoming>, u16> {
+    let deadline = Instant::now() + head_timeout;
     let (mut incoming, framing, length) = loop {
         if let Some(parsed) = parse_head(buffer)? {
             break parsed;

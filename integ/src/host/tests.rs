@@ -1,1 +1,858 @@
+//! What a client of a simulated host, and the machine around it, get to see.
 
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixStream;
+
+use super::*;
+
+/// Longer than anything here takes on a busy machine; nothing waits for it unless it fails.
+const LIMIT: Duration = Duration::from_secs(30);
+
+struct Bench {
+    host: Host,
+    releases: Releases,
+    _folder: TempDir,
+}
+
+fn v(text: &str) -> Version {
+    Version::parse(text).unwrap()
+}
+
+async fn bench() -> Bench {
+    bench_with(|_| {}).await
+}
+
+async fn bench_with(change: impl FnOnce(&mut HostOptions)) -> Bench {
+    let folder = tempfile::tempdir().unwrap();
+    let releases = Releases::of([v("1.20.0"), v("1.20.5")]);
+    let mut options = HostOptions::new("a", folder.path(), v("1.20.0"), releases.clone());
+    change(&mut options);
+    Bench { host: Host::start(options).await.unwrap(), releases, _folder: folder }
+}
+
+impl Bench {
+    async fn call(&self, method: &str, target: &str, body: Option<&str>) -> client::Reply {
+        client::call(&self.host.socket(), method, target, body).await.unwrap()
+    }
+
+    async fn post(&self, command: Command) -> u16 {
+        self.call("POST", command.path(), None).await.status
+    }
+
+    async fn get(&self, target: &str) -> Value {
+        let reply = self.call("GET", target, None).await;
+        assert_eq!(reply.status, 200, "{target}: {}", reply.body);
+        serde_json::from_str(&reply.body).unwrap()
+    }
+
+    async fn status(&self) -> Value {
+        self.get("/updates/status").await
+    }
+
+    async fn running_version(&self) -> String {
+        self.get("/os").await["version_id"].as_str().unwrap().to_owned()
+    }
+
+    /// Runs commands that have to be accepted and to succeed.
+    async fn run(&self, commands: &[Command]) {
+        for command in commands {
+            assert_eq!(self.post(*command).await, 204, "{command}");
+            let status = self.status().await;
+            assert_eq!(status["most_recent_command"]["cmd_type"], json!(command.to_string()));
+            assert_eq!(status["most_recent_command"]["cmd_status"], "Success");
+        }
+    }
+
+    async fn stage(&self) {
+        self.run(&[Command::Refresh, Command::Prepare]).await;
+    }
+
+    async fn arm(&self) {
+        self.stage().await;
+        self.run(&[Command::Activate]).await;
+    }
+
+    async fn reboot(&self) {
+        let boot = self.host.snapshot().boot_id;
+        assert_eq!(self.call("POST", "/actions/reboot", None).await.status, 204);
+        self.back(&boot).await;
+    }
+
+    async fn back(&self, boot: &str) {
+        tokio::time::timeout(LIMIT, self.host.booted_after(boot)).await.unwrap();
+    }
+
+    async fn power(&self, power: Power) {
+        let mut machine = self.host.core().machine.subscribe();
+        tokio::time::timeout(LIMIT, machine.wait_for(|machine| machine.power == power)).await.unwrap().unwrap();
+    }
+
+    async fn set(&self, settings: &str) {
+        assert_eq!(self.call("PATCH", "/settings?tx=t", Some(settings)).await.status, 204);
+        assert_eq!(self.call("POST", "/tx/commit_and_apply?tx=t", None).await.status, 200);
+    }
+
+    fn kinds(&self) -> Vec<EventKind> {
+        self.host.log().into_iter().map(|event| event.kind).collect()
+    }
+
+    fn fell_back(&self) -> bool {
+        matches!(self.kinds().last(), Some(EventKind::Booted { fell_back: true, .. }))
+    }
+}
+
+fn inode(socket: &Path) -> u64 {
+    std::fs::metadata(socket).unwrap().ino()
+}
+
+// The traps of the update state machine.
+
+#[tokio::test]
+async fn a_failed_refresh_leads_to_idle_with_the_chosen_update_still_there() {
+    let bench = bench().await;
+    bench.run(&[Command::Refresh]).await;
+    bench.host.script(Fault::fails(Command::Refresh, "no network\n"));
+    assert_eq!(bench.post(Command::Refresh).await, 204);
+    let status = bench.status().await;
+    assert_eq!(status["update_state"], "Idle");
+    assert_eq!(status["chosen_update"]["version"], "1.20.5");
+    assert_eq!(status["most_recent_command"]["cmd_status"], "Failed");
+    assert_eq!(status["most_recent_command"]["stderr"], "no network\n");
+}
+
+#[tokio::test]
+async fn a_refresh_of_a_staged_host_may_change_what_is_chosen_but_not_what_is_staged() {
+    let bench = bench().await;
+    bench.stage().await;
+    bench.releases.publish(v("1.20.6"));
+    bench.run(&[Command::Refresh]).await;
+    let status = bench.status().await;
+    assert_eq!(status["update_state"], "Staged");
+    assert_eq!(status["chosen_update"]["version"], "1.20.6");
+    assert_eq!(status["staging_partition"]["image"]["version"], "1.20.5");
+    bench.run(&[Command::Activate]).await;
+    bench.reboot().await;
+    assert_eq!(bench.running_version().await, "1.20.5");
+}
+
+#[tokio::test]
+async fn a_staged_host_without_a_chosen_update_activates_its_old_image_and_prepares_none() {
+    let bench = bench().await;
+    bench.stage().await;
+    bench.set(r#"{"updates":{"version-lock":"9.9.9"}}"#).await;
+    bench.run(&[Command::Refresh]).await;
+    let refused = bench.call("POST", Command::Prepare.path(), None).await;
+    assert_eq!((refused.status, refused.body.as_str()), (404, "Previously chosen Update no longer exists"));
+    bench.run(&[Command::Activate]).await;
+    assert_eq!(bench.host.snapshot().disk.next(), Some(disk::SetName::B));
+}
+
+#[tokio::test]
+async fn a_refresh_with_bad_configuration_says_success_and_changes_nothing() {
+    let bench = bench().await;
+    bench.host.script(Fault::command(Command::Refresh, Worker::BadConfig));
+    bench.run(&[Command::Refresh]).await;
+    let status = bench.status().await;
+    assert_eq!(status["update_state"], "Idle");
+    assert_eq!(status["chosen_update"], Value::Null);
+    assert_eq!(status["available_updates"], json!([]));
+}
+
+#[tokio::test]
+async fn a_worker_that_vanishes_leaves_the_old_record_and_a_free_lock() {
+    let bench = bench().await;
+    bench.run(&[Command::Refresh]).await;
+    let before = bench.status().await;
+    bench.host.script(Fault::command(Command::Prepare, Worker::Vanishes));
+    assert_eq!(bench.post(Command::Prepare).await, 204);
+    assert_eq!(bench.status().await, before);
+}
+
+#[tokio::test]
+async fn a_prepare_that_fails_on_a_staged_host_leaves_it_staged_with_nothing_to_activate() {
+    let bench = bench().await;
+    bench.stage().await;
+    bench.host.script(Fault::fails(Command::Prepare, "disk full\n"));
+    assert_eq!(bench.post(Command::Prepare).await, 204);
+    assert_eq!(bench.status().await["update_state"], "Staged");
+    assert_eq!(bench.post(Command::Activate).await, 204);
+    let status = bench.status().await;
+    assert_eq!(status["update_state"], "Staged");
+    assert_eq!(status["most_recent_command"]["cmd_status"], "Failed");
+    let stderr = status["most_recent_command"]["stderr"].as_str().unwrap();
+    assert!(stderr.ends_with("has not been marked valid for upgrade\n"), "{stderr}");
+    bench.run(&[Command::Prepare, Command::Activate]).await;
+}
+
+#[tokio::test]
+async fn a_prepare_that_failed_before_it_wrote_leaves_the_old_image_to_activate() {
+    let bench = bench().await;
+    bench.stage().await;
+    bench.host.script(Fault::command(
+        Command::Prepare,
+        Worker::Exits { status: 1, stderr: "Metadata error\n".to_owned(), overwrote: false },
+    ));
+    assert_eq!(bench.post(Command::Prepare).await, 204);
+    bench.run(&[Command::Activate]).await;
+    bench.reboot().await;
+    assert_eq!(bench.running_version().await, "1.20.5");
+}
+
+#[tokio::test]
+async fn a_prepare_killed_by_a_signal_is_recorded_with_the_signals_number() {
+    let bench = bench().await;
+    bench.run(&[Command::Refresh]).await;
+    bench.host.script(Fault::command(Command::Prepare, Worker::Killed { signal: 9 }));
+    assert_eq!(bench.post(Command::Prepare).await, 204);
+    let command = &bench.status().await["most_recent_command"];
+    assert_eq!((&command["cmd_status"], &command["exit_status"]), (&json!("Failed"), &json!(9)));
+}
+
+#[tokio::test]
+async fn a_release_between_refresh_and_prepare_is_written_though_another_was_chosen() {
+    let bench = bench().await;
+    bench.run(&[Command::Refresh]).await;
+    bench.releases.publish(v("1.20.6"));
+    bench.run(&[Command::Prepare]).await;
+    let status = bench.status().await;
+    assert_eq!(status["staging_partition"]["image"]["version"], "1.20.5");
+    assert_eq!(status["most_recent_command"]["stderr"], "Starting update to 1.20.6\n");
+    bench.run(&[Command::Activate]).await;
+    bench.reboot().await;
+    assert_eq!(bench.running_version().await, "1.20.6");
+}
+
+#[tokio::test]
+async fn a_release_pulled_between_refresh_and_prepare_leaves_a_staged_host_without_an_image() {
+    let bench = bench().await;
+    bench.run(&[Command::Refresh]).await;
+    bench.releases.withdraw(&v("1.20.5"));
+    bench.run(&[Command::Prepare]).await;
+    let status = bench.status().await;
+    assert_eq!(status["update_state"], "Staged");
+    assert_eq!(status["most_recent_command"]["stderr"], "No update required\n");
+    assert_eq!(bench.host.snapshot().disk.inactive_set().version, None);
+    assert_eq!(bench.post(Command::Activate).await, 204);
+    assert_eq!(bench.status().await["most_recent_command"]["cmd_status"], "Failed");
+}
+
+#[tokio::test]
+async fn a_prepare_can_be_scripted_to_write_another_version_or_nothing() {
+    let bench = bench().await;
+    bench.run(&[Command::Refresh]).await;
+    bench.host.script(Fault::command(Command::Prepare, Worker::WritesNothing));
+    bench.host.script(Fault::command(Command::Prepare, Worker::Writes(v("1.19.0"))));
+    bench.run(&[Command::Prepare]).await;
+    assert_eq!(bench.status().await["most_recent_command"]["stderr"], "No update required\n");
+    bench.run(&[Command::Prepare]).await;
+    let snapshot = bench.host.snapshot();
+    assert_eq!(snapshot.disk.inactive_set().version, Some(v("1.19.0")));
+    assert_eq!(snapshot.status.unwrap().staging_partition.unwrap().image.version, v("1.20.5"));
+}
+
+#[tokio::test]
+async fn an_armed_host_changes_its_target_only_by_way_of_deactivate() {
+    let bench = bench().await;
+    bench.arm().await;
+    bench.releases.publish(v("1.20.6"));
+    bench.run(&[Command::Refresh]).await;
+    assert_eq!(bench.status().await["update_state"], "Ready");
+    assert_eq!(bench.post(Command::Prepare).await, 409);
+    bench.run(&[Command::Deactivate, Command::Prepare, Command::Activate]).await;
+    bench.reboot().await;
+    assert_eq!(bench.running_version().await, "1.20.6");
+}
+
+#[tokio::test]
+async fn an_armed_host_boots_the_new_image_even_after_a_power_loss() {
+    let bench = bench().await;
+    bench.arm().await;
+    let boot = bench.host.snapshot().boot_id;
+    bench.host.power_loss().await;
+    bench.back(&boot).await;
+    assert_eq!(bench.running_version().await, "1.20.5");
+    assert!(!bench.fell_back());
+}
+
+#[tokio::test]
+async fn a_staged_host_that_reboots_comes_back_on_its_old_version() {
+    let bench = bench().await;
+    bench.stage().await;
+    bench.reboot().await;
+    assert_eq!(bench.running_version().await, "1.20.0");
+    assert!(!bench.fell_back());
+}
+
+#[tokio::test]
+async fn a_disarmed_host_that_reboots_comes_back_on_its_old_version() {
+    let bench = bench().await;
+    bench.arm().await;
+    bench.run(&[Command::Deactivate]).await;
+    bench.reboot().await;
+    assert_eq!(bench.running_version().await, "1.20.0");
+}
+
+// The lock.
+
+#[tokio::test]
+async fn a_running_command_shows_423_to_every_reader_and_every_other_command() {
+    let bench = bench().await;
+    bench.host.script(Fault::command(Command::Refresh, Worker::Waits));
+    assert_eq!(bench.post(Command::Refresh).await, 204);
+    assert_eq!(bench.call("GET", "/updates/status", None).await.status, 423);
+    for command in Command::ALL {
+        assert_eq!(bench.post(command).await, 423);
+    }
+    assert_eq!(bench.running_version().await, "1.20.0");
+    bench.host.release_command();
+    assert_eq!(bench.status().await["update_state"], "Available");
+}
+
+#[tokio::test]
+async fn the_first_status_after_the_lock_is_the_new_one() {
+    let bench = bench().await;
+    bench.host.script(Fault::slow(Command::Refresh, Duration::from_millis(20)));
+    assert_eq!(bench.post(Command::Refresh).await, 204);
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    loop {
+        let reply = bench.call("GET", "/updates/status", None).await;
+        if reply.status == 200 {
+            assert!(reply.body.contains(r#""update_state":"Available""#), "{}", reply.body);
+            break;
+        }
+        assert_eq!(reply.status, 423);
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_never_ends_holds_the_lock_until_the_reboot() {
+    let bench = bench().await;
+    bench.run(&[Command::Refresh]).await;
+    bench.host.script(Fault::command(Command::Prepare, Worker::NeverEnds));
+    assert_eq!(bench.post(Command::Prepare).await, 204);
+    assert_eq!(bench.call("GET", "/updates/status", None).await.status, 423);
+    bench.reboot().await;
+    bench.stage().await;
+}
+
+#[tokio::test]
+async fn a_worker_of_an_earlier_boot_ends_nothing_in_a_later_one() {
+    let bench = bench().await;
+    bench.host.script(Fault::command(Command::Refresh, Worker::Waits));
+    assert_eq!(bench.post(Command::Refresh).await, 204);
+    bench.reboot().await;
+    bench.host.script(Fault::command(Command::Refresh, Worker::NeverEnds));
+    assert_eq!(bench.post(Command::Refresh).await, 204);
+    bench.host.release_command();
+    assert_eq!(bench.call("GET", "/updates/status", None).await.status, 423);
+}
+
+#[tokio::test]
+async fn somebody_elses_command_is_seen_but_not_counted_as_a_call() {
+    let bench = bench().await;
+    bench.host.foreign(Command::Refresh).await.unwrap();
+    bench.host.foreign(Command::Prepare).await.unwrap();
+    bench.host.foreign(Command::Activate).await.unwrap();
+    assert_eq!(bench.host.foreign(Command::Prepare).await, Err(Refusal::NotAllowed));
+    assert!(!bench.kinds().iter().any(|kind| matches!(kind, EventKind::Call { .. })));
+    assert!(bench.kinds().contains(&EventKind::Armed { version: v("1.20.5") }));
+    assert_eq!(bench.status().await["update_state"], "Ready");
+}
+
+// Reboots and boots.
+
+#[tokio::test]
+async fn a_reboot_forgets_the_status_and_pending_transactions_and_keeps_the_settings() {
+    let bench = bench().await;
+    bench.arm().await;
+    bench.set(r#"{"updates":{"version-lock":"v1.20.4"}}"#).await;
+    assert_eq!(bench.call("PATCH", "/settings?tx=other", Some(r#"{"updates":{"seed":1}}"#)).await.status, 204);
+    assert_eq!(bench.get("/tx/list").await, json!(["other"]));
+    bench.reboot().await;
+    assert_eq!(bench.call("GET", "/updates/status", None).await.status, 404);
+    assert_eq!(bench.get("/tx/list").await, json!([]));
+    assert_eq!(bench.get("/settings").await["updates"]["version-lock"], "v1.20.4");
+    assert_eq!(bench.get("/settings").await["updates"]["seed"], 42);
+}
+
+#[tokio::test]
+async fn a_reboot_gives_a_new_boot_id_and_a_new_socket() {
+    let bench = bench().await;
+    let root = bench.host.machine().root().to_owned();
+    let file = root.join("proc/sys/kernel/random/boot_id");
+    let first = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(first, format!("{}\n", bench.host.snapshot().boot_id));
+    let (boot, socket) = (bench.host.snapshot().boot_id, inode(&bench.host.socket()));
+    assert_eq!(bench.call("POST", "/actions/reboot", None).await.status, 204);
+    bench.power(Power::ShuttingDown).await;
+    bench.host.machine().release_shutdown();
+    bench.back(&boot).await;
+    assert_ne!(std::fs::read_to_string(&file).unwrap(), first);
+    assert_ne!(inode(&bench.host.socket()), socket);
+    let os_release = std::fs::read_to_string(root.join("etc/os-release")).unwrap();
+    assert!(os_release.contains("PRETTY_NAME=\"Bottlerocket OS 1.20.0 (aws-k8s-1.37)\"\n"), "{os_release}");
+}
+
+#[tokio::test]
+async fn a_kubelet_delays_the_shutdown_and_the_api_goes_on_answering_meanwhile() {
+    let bench = bench().await;
+    let machine = bench.host.machine();
+    let boot = bench.host.snapshot().boot_id;
+    // Left over from a shutdown that did not wait for it.
+    machine.release_shutdown();
+    assert_eq!(bench.call("POST", "/actions/reboot", None).await.status, 204);
+    bench.power(Power::ShuttingDown).await;
+    assert_eq!(bench.running_version().await, "1.20.0");
+    let refused = bench.call("POST", "/actions/reboot", None).await;
+    assert_eq!(refused.status, 500);
+    assert_eq!(bench.host.snapshot().power, Power::ShuttingDown);
+    machine.release_shutdown();
+    bench.back(&boot).await;
+}
+
+#[tokio::test]
+async fn a_kubelet_that_never_lets_go_delays_a_shutdown_only_to_the_limit() {
+    let bench = bench_with(|options| options.shutdown_limit = Duration::from_millis(50)).await;
+    let _machine = bench.host.machine();
+    bench.reboot().await;
+}
+
+#[tokio::test]
+async fn a_power_loss_cuts_a_shutdown_short() {
+    let bench = bench().await;
+    let _machine = bench.host.machine();
+    let boot = bench.host.snapshot().boot_id;
+    bench.host.foreign_reboot().await;
+    assert_eq!(bench.host.snapshot().power, Power::ShuttingDown);
+    bench.host.power_loss().await;
+    bench.back(&boot).await;
+    let kinds = bench.kinds();
+    assert!(kinds.contains(&EventKind::ShutdownOrdered { by: ShutdownBy::Foreign }));
+    assert_eq!(kinds.iter().filter(|kind| matches!(kind, EventKind::Down)).count(), 1);
+}
+
+#[tokio::test]
+async fn a_new_image_that_does_not_boot_falls_back_and_nothing_in_the_api_says_so() {
+    let bench = bench().await;
+    bench.arm().await;
+    bench.host.script(Fault::boot(BootFault::NewImageFails));
+    bench.reboot().await;
+    assert!(bench.fell_back());
+    assert_eq!(bench.running_version().await, "1.20.0");
+    bench.run(&[Command::Refresh]).await;
+    let status = bench.status().await;
+    assert_eq!(status["update_state"], "Available");
+    assert_eq!(status["chosen_update"]["version"], "1.20.5");
+    assert_eq!(status["active_partition"]["next_to_boot"], true);
+    // It can be tried again.
+    bench.run(&[Command::Prepare, Command::Activate]).await;
+    bench.reboot().await;
+    assert_eq!(bench.running_version().await, "1.20.5");
+}
+
+#[tokio::test]
+async fn a_boot_fault_of_a_new_image_waits_for_a_new_image() {
+    let bench = bench().await;
+    bench.host.script(Fault::boot(BootFault::NewImageFails));
+    bench.reboot().await;
+    assert!(!bench.fell_back());
+    bench.arm().await;
+    bench.reboot().await;
+    assert!(bench.fell_back());
+}
+
+#[tokio::test]
+async fn a_power_loss_while_a_new_image_boots_costs_its_only_try() {
+    let bench = bench_with(|options| options.timings.boot = Duration::from_millis(300)).await;
+    bench.arm().await;
+    let boot = bench.host.snapshot().boot_id;
+    bench.host.power_loss().await;
+    // GRUB has taken the new set when its try is gone.
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    while bench.host.snapshot().disk.active != disk::SetName::B {
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::task::yield_now().await;
+    }
+    bench.host.power_loss().await;
+    bench.back(&boot).await;
+    assert!(bench.fell_back());
+    assert_eq!(bench.running_version().await, "1.20.0");
+}
+
+#[tokio::test]
+async fn a_power_loss_during_a_prepare_leaves_no_image() {
+    let bench = bench().await;
+    bench.run(&[Command::Refresh]).await;
+    bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
+    assert_eq!(bench.post(Command::Prepare).await, 204);
+    let boot = bench.host.snapshot().boot_id;
+    bench.host.power_loss().await;
+    bench.back(&boot).await;
+    bench.host.release_command();
+    assert_eq!(bench.host.snapshot().disk.inactive_set().version, None);
+    assert_eq!(bench.running_version().await, "1.20.0");
+}
+
+#[tokio::test]
+async fn a_machine_that_never_comes_back_stays_down_until_it_is_powered_on() {
+    let bench = bench().await;
+    bench.host.script(Fault::boot(BootFault::NeverComesBack));
+    let boot = bench.host.snapshot().boot_id;
+    assert_eq!(bench.call("POST", "/actions/reboot", None).await.status, 204);
+    bench.power(Power::Down).await;
+    assert!(client::call(&bench.host.socket(), "GET", "/os", None).await.is_err());
+    bench.host.power_on();
+    bench.back(&boot).await;
+}
+
+#[tokio::test]
+async fn a_machine_without_power_leaves_a_socket_that_refuses() {
+    let bench = bench().await;
+    let boot = bench.host.snapshot().boot_id;
+    bench.host.power_off();
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    while !bench.kinds().contains(&EventKind::Down) {
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::task::yield_now().await;
+    }
+    let error = UnixStream::connect(bench.host.socket()).await.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    bench.host.power_on();
+    bench.back(&boot).await;
+}
+
+#[tokio::test]
+async fn a_machine_that_was_shut_down_has_no_socket() {
+    let bench = bench_with(|options| options.timings.boot = Duration::from_secs(3600)).await;
+    assert_eq!(bench.call("POST", "/actions/reboot", None).await.status, 204);
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    while !bench.kinds().contains(&EventKind::Down) {
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::task::yield_now().await;
+    }
+    let error = UnixStream::connect(bench.host.socket()).await.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn a_refused_reboot_changes_nothing_and_a_cut_one_reboots() {
+    let bench = bench().await;
+    let boot = bench.host.snapshot().boot_id;
+    bench.host.script(Fault::reboot(RebootFault::Refused { stderr: "inhibited\n".to_owned() }));
+    bench.host.script(Fault::reboot(RebootFault::ReplyCut));
+    let refused = bench.call("POST", "/actions/reboot", None).await;
+    assert_eq!(refused.status, 500);
+    assert_eq!(refused.body, "Failed to reboot, exit code: 1, stderr: inhibited\n");
+    assert_eq!(bench.host.snapshot().power, Power::Up);
+    assert!(client::call(&bench.host.socket(), "POST", "/actions/reboot", None).await.is_err());
+    bench.back(&boot).await;
+    let cut = EventKind::Call {
+        method: "POST".to_owned(),
+        path: "/actions/reboot".to_owned(),
+        status: None,
+        body: String::new(),
+    };
+    assert!(bench.kinds().contains(&cut));
+}
+
+#[tokio::test]
+async fn the_log_tells_a_whole_update_in_order() {
+    let bench = bench().await;
+    bench.arm().await;
+    bench.reboot().await;
+    let story: Vec<String> = bench
+        .kinds()
+        .into_iter()
+        .filter_map(|kind| match kind {
+            EventKind::Call { method, path, status, .. } if method == "POST" => {
+                Some(format!("{path} {}", status.unwrap_or(0)))
+            }
+            EventKind::CommandFinished { command, ok, version } => {
+                Some(format!("{command} {ok} {}", version.map_or_else(String::new, |version| version.to_string())))
+            }
+            EventKind::Armed { version } => Some(format!("armed {version}")),
+            EventKind::ShutdownOrdered { by } => Some(format!("shutdown {by:?}")),
+            EventKind::Down => Some("down".to_owned()),
+            EventKind::Booted { version, fell_back, .. } => Some(format!("booted {version} {fell_back}")),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(
+        story,
+        [
+            "booted 1.20.0 false",
+            "/actions/refresh-updates 204",
+            "refresh true 1.20.5",
+            "/actions/prepare-update 204",
+            "prepare true 1.20.5",
+            "/actions/activate-update 204",
+            "armed 1.20.5",
+            "activate true 1.20.5",
+            "/actions/reboot 204",
+            "shutdown Api",
+            "down",
+            "booted 1.20.5 false",
+        ]
+    );
+}
+
+// Settings and waves.
+
+#[tokio::test]
+async fn a_wave_hides_a_release_until_waves_are_ignored() {
+    let bench = bench().await;
+    let later = Timestamp::now() + Duration::from_secs(3600);
+    bench.releases.publish_in_waves(v("1.20.6"), [(2048, later)]);
+    bench.set(r#"{"updates":{"version-lock":"1.20.6"}}"#).await;
+    bench.run(&[Command::Refresh]).await;
+    let status = bench.status().await;
+    assert_eq!((&status["update_state"], &status["available_updates"]), (&json!("Idle"), &json!(["1.20.5", "1.20.0"])));
+    bench.set(r#"{"updates":{"ignore-waves":true}}"#).await;
+    bench.run(&[Command::Refresh]).await;
+    assert_eq!(bench.status().await["chosen_update"]["version"], "1.20.6");
+}
+
+#[tokio::test]
+async fn a_lock_may_take_a_host_down() {
+    let bench = bench().await;
+    bench.arm().await;
+    bench.reboot().await;
+    bench.set(r#"{"updates":{"version-lock":"v1.20.0"}}"#).await;
+    bench.arm().await;
+    bench.reboot().await;
+    assert_eq!(bench.running_version().await, "1.20.0");
+}
+
+#[tokio::test]
+async fn a_setting_is_committed_before_the_tools_know_it() {
+    let bench = bench_with(|options| options.settings_lag = Duration::from_millis(200)).await;
+    bench.set(r#"{"updates":{"version-lock":"9.9.9"}}"#).await;
+    assert_eq!(bench.get("/settings").await["updates"]["version-lock"], "9.9.9");
+    assert_eq!(bench.host.snapshot().effective_settings.version_lock, Some(VersionLock::latest()));
+    bench.run(&[Command::Refresh]).await;
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    while bench.host.snapshot().effective_settings.version_lock != VersionLock::parse("9.9.9").ok() {
+        assert!(tokio::time::Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    bench.run(&[Command::Refresh]).await;
+    assert_eq!(bench.status().await["update_state"], "Idle");
+}
+
+#[tokio::test]
+async fn an_applier_that_cannot_start_leaves_the_settings_committed() {
+    let bench = bench().await;
+    bench.host.script(Fault::applier("No such file or directory (os error 2)"));
+    let lock = r#"{"updates":{"version-lock":"9.9.9"}}"#;
+    assert_eq!(bench.call("PATCH", "/settings", Some(lock)).await.status, 204);
+    let reply = bench.call("POST", "/tx/commit_and_apply", None).await;
+    assert_eq!(reply.status, 500);
+    assert!(reply.body.starts_with("Unable to start config applier: "), "{}", reply.body);
+    assert_eq!(bench.get("/settings").await["updates"]["version-lock"], "9.9.9");
+    assert_eq!(bench.host.snapshot().effective_settings.version_lock, Some(VersionLock::latest()));
+}
+
+#[tokio::test]
+async fn transactions_are_kept_apart_and_an_empty_one_cannot_be_committed() {
+    let bench = bench().await;
+    for nothing in ["{}", r#"{"updates":{}}"#, r#"{"updates":{"version-lock":null}}"#] {
+        assert_eq!(bench.call("PATCH", "/settings?tx=mine", Some(nothing)).await.status, 204);
+        let reply = bench.call("POST", "/tx/commit_and_apply?tx=mine", None).await;
+        assert_eq!((reply.status, reply.body.as_str()), (422, "Tried to commit with no pending changes"));
+    }
+    assert_eq!(bench.call("PATCH", "/settings?tx=mine", Some(r#"{"updates":{"seed":1}}"#)).await.status, 204);
+    assert_eq!(bench.call("POST", "/tx/commit_and_apply", None).await.status, 422);
+    assert_eq!(bench.get("/tx?tx=mine").await, json!({"updates": {"seed": 1}}));
+    assert_eq!(bench.call("DELETE", "/tx?tx=mine", None).await.body, r#"["settings.updates.seed"]"#);
+    assert_eq!(bench.call("POST", "/tx/commit_and_apply?tx=mine", None).await.status, 422);
+}
+
+#[tokio::test]
+async fn a_change_that_is_no_json_or_no_known_setting_is_a_typed_400() {
+    let bench = bench().await;
+    for bad in
+        ["{", r#"{"updates":{"version-lock":"1.0"}}"#, r#"{"updates":{"versionLock":"latest"}}"#, r#"{"settings":{}}"#]
+    {
+        let reply = bench.call("PATCH", "/settings", Some(bad)).await;
+        assert_eq!(reply.status, 400, "{bad}");
+        assert_eq!(reply.headers["content-type"], "text/plain; charset=utf-8");
+        assert!(reply.body.starts_with("Json deserialize error: "), "{}", reply.body);
+    }
+    let mut stream = UnixStream::connect(bench.host.socket()).await.unwrap();
+    stream.write_all(b"PATCH /settings HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+    let reply = client::read(&mut stream).await.unwrap();
+    assert_eq!((reply.status, reply.body.as_str()), (400, "Content type error"));
+}
+
+#[tokio::test]
+async fn settings_and_os_can_be_asked_for_in_parts() {
+    let bench = bench().await;
+    assert_eq!(bench.get("/os?prefix=ver").await, json!({"version_id": "1.20.0"}));
+    assert_eq!(bench.get("/os?prefix=nothing").await, json!({}));
+    assert_eq!(bench.call("GET", "/os?prefix=", None).await.status, 400);
+    assert_eq!(bench.get("/settings?keys=settings.updates.seed").await, json!({"updates": {"seed": 42}}));
+    assert_eq!(bench.get("/settings?keys=updates.seed").await, json!({}));
+    assert_eq!(bench.call("GET", "/settings?keys=", None).await.status, 400);
+    assert_eq!(bench.get("/settings?prefix=motd").await, json!({}));
+}
+
+// The transport.
+
+#[tokio::test]
+async fn unknown_paths_and_methods_are_404_without_a_body() {
+    let bench = bench().await;
+    for (method, target) in [
+        ("GET", "/settings/"),
+        ("POST", "/settings"),
+        ("GET", "/actions/refresh-updates"),
+        ("POST", "/actions/nonsense"),
+        ("POST", "/updates/status"),
+        ("HEAD", "/os"),
+    ] {
+        let reply = bench.call(method, target, None).await;
+        assert_eq!((reply.status, reply.body.as_str()), (404, ""), "{method} {target}");
+        assert_eq!(reply.headers["content-length"], "0");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_serves_several_requests_and_takes_chunked_bodies() {
+    let bench = bench().await;
+    let mut stream = UnixStream::connect(bench.host.socket()).await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(client::send(&mut stream, "GET", "/os", None).await.unwrap().status, 200);
+    }
+    stream
+        .write_all(
+            b"PATCH /settings HTTP/1.1\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n\
+              5\r\n{\"upd\r\nf\r\nates\":{\"seed\":9\r\n2\r\n}}\r\n0\r\n\r\n",
+        )
+        .await
+        .unwrap();
+    assert_eq!(client::read(&mut stream).await.unwrap().status, 204);
+    let reply = client::send(&mut stream, "POST", "/tx/commit", None).await.unwrap();
+    assert_eq!(reply.body, r#"["settings.updates.seed"]"#);
+}
+
+#[tokio::test]
+async fn http_1_0_is_answered_and_http_2_is_not() {
+    let bench = bench().await;
+    let mut stream = UnixStream::connect(bench.host.socket()).await.unwrap();
+    stream.write_all(b"GET /os HTTP/1.0\r\n\r\n").await.unwrap();
+    assert_eq!(client::read(&mut stream).await.unwrap().status_line, "HTTP/1.0 200 OK");
+    let mut stream = UnixStream::connect(bench.host.socket()).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    assert_eq!(client::read(&mut stream).await.unwrap().status, 400);
+}
+
+#[tokio::test]
+async fn half_a_head_ends_in_408_and_an_idle_connection_is_closed() {
+    let bench = bench_with(|options| options.head_timeout = Duration::from_millis(100)).await;
+    let mut half = UnixStream::connect(bench.host.socket()).await.unwrap();
+    half.write_all(b"GET /os HTTP/1.1\r\n").await.unwrap();
+    let reply = client::read(&mut half).await.unwrap();
+    assert_eq!((reply.status, reply.headers["connection"].as_str()), (408, "close"));
+    let mut idle = UnixStream::connect(bench.host.socket()).await.unwrap();
+    client::send(&mut idle, "GET", "/os", None).await.unwrap();
+    assert!(client::read(&mut idle).await.is_err());
+}
+
+#[tokio::test]
+async fn scripted_transport_faults_happen_as_often_as_scripted() {
+    let bench = bench().await;
+    let status = |transport| Fault::request("GET", "/updates/status", transport);
+    bench.run(&[Command::Refresh]).await;
+    bench.host.script(status(Transport::Status(500, "Update dispatcher failed".to_owned())).times(2));
+    bench.host.script(status(Transport::Garbage));
+    bench.host.script(status(Transport::CutReply));
+    bench.host.script(status(Transport::LostBefore));
+    for _ in 0..2 {
+        assert_eq!(bench.call("GET", "/updates/status", None).await.status, 500);
+    }
+    let garbage = bench.call("GET", "/updates/status", None).await;
+    assert_eq!(garbage.status, 200);
+    assert!(serde_json::from_str::<Value>(&garbage.body).is_err());
+    for _ in 0..2 {
+        assert!(client::call(&bench.host.socket(), "GET", "/updates/status", None).await.is_err());
+    }
+    assert_eq!(bench.status().await["update_state"], "Available");
+    bench.host.script(Fault::connection());
+    assert!(client::call(&bench.host.socket(), "GET", "/os", None).await.is_err());
+    assert_eq!(bench.running_version().await, "1.20.0");
+}
+
+#[tokio::test]
+async fn a_post_whose_answer_is_lost_may_have_been_done_or_not() {
+    let bench = bench().await;
+    bench.host.script(Fault::request("POST", "/actions/refresh", Transport::LostBefore));
+    bench.host.script(Fault::request("POST", "/actions/refresh", Transport::LostAfter));
+    let lost = || async { client::call(&bench.host.socket(), "POST", Command::Refresh.path(), None).await.is_err() };
+    assert!(lost().await);
+    assert_eq!(bench.call("GET", "/updates/status", None).await.status, 404);
+    assert!(lost().await);
+    assert_eq!(bench.status().await["update_state"], "Available");
+}
+
+#[tokio::test]
+async fn a_restart_of_the_api_server_kills_a_running_command_and_makes_a_new_socket() {
+    for clean in [true, false] {
+        let bench = bench().await;
+        bench.run(&[Command::Refresh]).await;
+        let before = bench.status().await;
+        let socket = inode(&bench.host.socket());
+        let boot = bench.host.snapshot().boot_id;
+        bench.host.script(Fault::command(Command::Prepare, Worker::NeverEnds));
+        assert_eq!(bench.post(Command::Prepare).await, 204);
+        bench.host.restart_api(clean).await;
+        assert_ne!(inode(&bench.host.socket()), socket);
+        assert_eq!(bench.status().await, before);
+        assert_eq!(bench.host.snapshot().boot_id, boot);
+    }
+}
+
+#[tokio::test]
+async fn while_the_api_server_is_away_its_socket_is_gone_or_refuses() {
+    let expected = [(true, std::io::ErrorKind::NotFound), (false, std::io::ErrorKind::ConnectionRefused)];
+    for (clean, kind) in expected {
+        let bench = bench_with(|options| options.timings.api_restart = Duration::from_secs(3600)).await;
+        let host = bench.host.clone();
+        let restart = tokio::spawn(async move { host.restart_api(clean).await });
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        // A connection that was made but not accepted yet is reset.
+        while UnixStream::connect(bench.host.socket()).await.map_err(|error| error.kind()).err() != Some(kind) {
+            assert!(tokio::time::Instant::now() < deadline);
+            tokio::task::yield_now().await;
+        }
+        restart.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_host_ends_with_its_last_handle() {
+    let bench = bench().await;
+    let socket = bench.host.socket();
+    let second = bench.host.clone();
+    drop(bench.host);
+    assert_eq!(client::call(&socket, "GET", "/os", None).await.unwrap().status, 200);
+    drop(second);
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    while client::call(&socket, "GET", "/os", None).await.is_ok() {
+        assert!(tokio::time::Instant::now() < deadline);
+    }
+}
+
+#[tokio::test]
+async fn a_socket_path_that_is_too_long_is_an_error_that_says_so() {
+    let options = HostOptions::new("a", format!("/tmp/{}", "x".repeat(120)), v("1.20.0"), Releases::default());
+    let error = Host::start(options).await.unwrap_err();
+    assert!(error.to_string().contains("too long for a socket"), "{error}");
+}
