@@ -41,8 +41,9 @@ pub use self::reaper::{BED_VARIABLE, marked, processes_of};
 /// How long a part may take to get ready. Usually it is two seconds at most; a machine that compiles meanwhile is slow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long a part may take to end by itself when it is asked to.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long a part may take to end by itself when it is asked to. The API server takes a second, longer where clients hold
+/// on to their watches; nothing is lost when it is killed.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// How often a start is tried when somebody else takes a port in the moment between its choice and its use.
 const ATTEMPTS: u32 = 3;

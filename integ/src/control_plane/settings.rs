@@ -72,6 +72,9 @@ pub(super) fn etcd(bed: &Path) -> Vec<String> {
         format!("--listen-peer-urls=unix://{bed}/etcd-peer.sock"),
         "--initial-advertise-peer-urls=http://127.0.0.1:2380".to_owned(),
         "--initial-cluster=bed=http://127.0.0.1:2380".to_owned(),
+        // A lone member elects itself once an election's time is over; the default is a second of every start.
+        "--heartbeat-interval=20".to_owned(),
+        "--election-timeout=200".to_owned(),
         "--log-level=warn".to_owned(),
     ])
 }
