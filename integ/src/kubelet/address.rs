@@ -1,0 +1,140 @@
+//! Who has which address. The API server refuses loopback addresses as endpoints, and every process of the bed has to live
+//! on the loopback: so a pod is `10.R.n.p` in Kubernetes' eyes, and its process listens on `127.R.n.p`.
+
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+
+/// The port whose listener marks a second octet as taken: above the range that Linux hands out by itself.
+const CLAIM_PORT: u16 = 65_000;
+
+/// The addresses of one bed: a second octet that no other bed on this machine uses, held until the last clone is dropped.
+#[derive(Clone, Debug)]
+pub struct Addresses {
+    bed: u8,
+    _claim: Arc<TcpListener>,
+}
+
+impl Addresses {
+    /// Claims a free second octet.
+    pub fn claim() -> Result<Self> {
+        let first: u8 = rand::random_range(1..=254);
+        for step in 0..254_u16 {
+            let bed = (u16::from(first - 1) + step) % 254 + 1;
+            let Ok(bed) = u8::try_from(bed) else { continue };
+            if let Ok(listener) = TcpListener::bind((Ipv4Addr::new(127, bed, 255, 254), CLAIM_PORT)) {
+                return Ok(Self { bed, _claim: Arc::new(listener) });
+            }
+        }
+        bail!("all of 127.1.0.0/16 to 127.254.0.0/16 are taken: 254 test beds run on this machine")
+    }
+
+    /// The second octet.
+    pub fn bed(&self) -> u8 {
+        self.bed
+    }
+
+    /// The addresses of node number `node` (0 to 254).
+    pub fn node(&self, node: u8) -> NodeAddress {
+        NodeAddress { bed: self.bed, node }
+    }
+
+    /// Where the process stands that Kubernetes knows under `address`, if it is one of this bed's.
+    pub fn process_ip(&self, address: IpAddr) -> Option<IpAddr> {
+        match address {
+            IpAddr::V4(ip) if ip.octets()[0] == 10 && ip.octets()[1] == self.bed => Some(IpAddr::V4(to_process(ip))),
+            _ => None,
+        }
+    }
+}
+
+/// The addresses of one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NodeAddress {
+    /// The bed's second octet.
+    pub bed: u8,
+    /// The node's third octet.
+    pub node: u8,
+}
+
+impl NodeAddress {
+    /// The node's own address in Kubernetes' eyes.
+    pub fn host_ip(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, self.bed, self.node, 1)
+    }
+
+    /// The address of the node's pod number `pod`.
+    pub fn pod_ip(self, pod: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, self.bed, self.node, pod)
+    }
+}
+
+/// `127.b.c.d` for `10.b.c.d`.
+pub fn to_process(ip: Ipv4Addr) -> Ipv4Addr {
+    let [_, b, c, d] = ip.octets();
+    Ipv4Addr::new(127, b, c, d)
+}
+
+/// The pod addresses of one node. They are handed out in turn, so that an address just given back is the last to be used
+/// again: a client with an old address meets nobody rather than a stranger.
+#[derive(Debug)]
+pub(crate) struct IpPool {
+    node: NodeAddress,
+    used: [bool; 256],
+    next: u8,
+}
+
+impl IpPool {
+    pub(crate) fn new(node: NodeAddress) -> Self {
+        Self { node, used: [false; 256], next: 2 }
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Ipv4Addr> {
+        for _ in 2..=254_u8 {
+            let candidate = self.next;
+            self.next = if candidate >= 254 { 2 } else { candidate + 1 };
+            if let Some(slot @ false) = self.used.get_mut(usize::from(candidate)) {
+                *slot = true;
+                return Some(self.node.pod_ip(candidate));
+            }
+        }
+        None
+    }
+
+    pub(crate) fn give_back(&mut self, ip: Ipv4Addr) {
+        if let Some(slot) = self.used.get_mut(usize::from(ip.octets()[3])) {
+            *slot = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_beds_never_share_an_octet() {
+        let (a, b) = (Addresses::claim().unwrap(), Addresses::claim().unwrap());
+        assert_ne!(a.bed(), b.bed());
+    }
+
+    #[test]
+    fn a_pod_address_maps_to_the_loopback_and_a_strangers_does_not() {
+        let bed = Addresses::claim().unwrap();
+        let pod = bed.node(3).pod_ip(7);
+        assert_eq!(bed.process_ip(pod.into()), Some(Ipv4Addr::new(127, bed.bed(), 3, 7).into()));
+        assert_eq!(bed.process_ip(Ipv4Addr::new(192, 168, 1, 1).into()), None);
+    }
+
+    #[test]
+    fn an_address_given_back_is_used_again_last() {
+        let mut pool = IpPool::new(NodeAddress { bed: 9, node: 1 });
+        let first = pool.take().unwrap();
+        pool.give_back(first);
+        let others: Vec<_> = (0..252).map(|_| pool.take().unwrap()).collect();
+        assert!(!others.contains(&first));
+        assert_eq!(pool.take(), Some(first));
+        assert_eq!(pool.take(), None);
+    }
+}

@@ -1,0 +1,574 @@
+//! One container: its process, its probes, its restarts; or, for an image that has no local program, what it pretends.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod};
+use nix::sys::signal::Signal;
+use tokio::process::Child;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::env::{EnvError, EnvInput, Mounts, expand, kubeconfig};
+use super::pod::PodShared;
+use super::probes::{Exec, Target};
+use super::process::{Launch, PodProcess, signal_group};
+use super::status::{ContainerView, Doing, Ended};
+
+/// The back-off of a container that keeps ending: much quicker than the real kubelet's 10 s to 5 min, with the same shape.
+const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
+/// A container that ran this long has earned a fresh back-off.
+const GOOD_RUN: Duration = Duration::from_secs(10);
+/// How soon a container is tried again that could not be made for want of its ConfigMap, say.
+const RETRY: Duration = Duration::from_millis(300);
+/// What a pretended container takes to end, unless told otherwise.
+const PRETENDED_STOP: Duration = Duration::from_millis(300);
+/// Where the ServiceAccount admission mounts the token of a pod that may speak to the API server.
+const TOKEN_MOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// The annotations by which a scenario tells pretended containers how to behave.
+pub(crate) const READY_AFTER: &str = "sim/ready-after";
+pub(crate) const NEVER_READY: &str = "sim/never-ready";
+pub(crate) const STOP_AFTER: &str = "sim/stop-after";
+pub(crate) const RESTARTS: &str = "sim/restarts";
+
+/// One container of a pod.
+#[derive(Clone)]
+pub(crate) struct ContainerTask {
+    pub(crate) pod: Arc<PodShared>,
+    pub(crate) index: usize,
+    pub(crate) spec: Container,
+}
+
+/// What one run of a container was started with; probes and hooks run in the same surroundings.
+#[derive(Clone)]
+struct Surroundings {
+    image: String,
+    env: Vec<(String, String)>,
+    mounts: Mounts,
+    directory: PathBuf,
+}
+
+impl ContainerTask {
+    /// Runs the container until the pod is told to stop, or until it is done for good.
+    pub(crate) async fn run(self) {
+        if self.pod.ctx.options.images.contains(self.spec.image.as_deref().unwrap_or_default()) {
+            self.run_process().await;
+        } else {
+            self.pretend().await;
+        }
+    }
+
+    fn update(&self, change: impl FnOnce(&mut ContainerView)) {
+        self.pod.update(self.index, change);
+    }
+
+    async fn run_process(&self) {
+        let mut stop = self.pod.stop.subscribe();
+        let mut backoff = Duration::ZERO;
+        let mut first = true;
+        loop {
+            tokio::select! {
+                () = self.pod.ctx.gate.open() => {}
+                () = stopped(&mut stop) => return,
+            }
+            if stop.borrow().is_some() {
+                return;
+            }
+            let pause = match self.launch(!first).await {
+                Err(error) => {
+                    let reason =
+                        if error.is::<EnvError>() { "CreateContainerConfigError" } else { "RunContainerError" };
+                    let message = format!("{error:#}");
+                    self.pod.ctx.event(&self.pod.current(), "Warning", "Failed", &format!("Error: {message}"));
+                    self.update(|v| v.doing = Doing::waiting(reason, Some(message)));
+                    RETRY
+                }
+                Ok((child, surroundings)) => {
+                    first = false;
+                    let began = Instant::now();
+                    let ended = self.attend(child, surroundings).await;
+                    let success = ended.exit_code == 0;
+                    self.update(|v| {
+                        v.doing = Doing::Ended(ended);
+                        v.ready = false;
+                        v.started = false;
+                    });
+                    if stop.borrow().is_some() || !self.restarts(success) {
+                        return;
+                    }
+                    backoff = match began.elapsed() {
+                        run if run >= GOOD_RUN || backoff.is_zero() => FIRST_BACKOFF,
+                        _ => (backoff * 2).min(LONGEST_BACKOFF),
+                    };
+                    self.back_off(backoff);
+                    backoff
+                }
+            };
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = stopped(&mut stop) => return,
+            }
+        }
+    }
+
+    fn back_off(&self, pause: Duration) {
+        let pod = self.pod.current();
+        let name = &self.spec.name;
+        let message = format!(
+            "back-off {}ms restarting failed container={name} pod={}_{}",
+            pause.as_millis(),
+            pod.metadata.name.as_deref().unwrap_or_default(),
+            pod.metadata.namespace.as_deref().unwrap_or_default(),
+        );
+        if pause > FIRST_BACKOFF {
+            self.pod.ctx.event(&pod, "Warning", "BackOff", &message);
+        }
+        self.update(|v| {
+            if let Doing::Ended(ended) = &v.doing {
+                v.last = Some(ended.clone());
+                v.doing = Doing::waiting("CrashLoopBackOff", Some(message));
+            }
+        });
+    }
+
+    fn restarts(&self, success: bool) -> bool {
+        let pod = self.pod.current();
+        let policy = pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).unwrap_or("Always");
+        let init = self.pod.view(self.index).is_some_and(|v| v.init);
+        match policy {
+            _ if init => !success && policy != "Never",
+            "Never" => false,
+            "OnFailure" => !success,
+            _ => true,
+        }
+    }
+
+    async fn launch(&self, again: bool) -> Result<(Child, Surroundings)> {
+        let pod = self.pod.current();
+        let surroundings = self.surroundings(&pod).await?;
+        let (program, args) = self.command_line(&surroundings)?;
+        let meta = &pod.metadata;
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let log = self.pod.ctx.log_path(&text(&meta.namespace), &text(&meta.name), &self.spec.name);
+        if let Some(parent) = log.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        let directory = self.spec.working_dir.as_deref().and_then(|d| surroundings.mounts.real(d));
+        let launch = Launch {
+            program,
+            args,
+            env: surroundings.env.clone(),
+            directory: directory.unwrap_or_else(|| surroundings.directory.clone()),
+            log: Some(log),
+        };
+        let who = PodProcess {
+            namespace: text(&meta.namespace),
+            pod: text(&meta.name),
+            uid: text(&meta.uid),
+            container: self.spec.name.clone(),
+            pid: 0,
+            image: surroundings.image.clone(),
+        };
+        let ctx = &self.pod.ctx;
+        let child = ctx.processes.start(&ctx.options.bed, &launch, who)?;
+        let id = format!("sim://{:016x}{:016x}", rand::random::<u64>(), rand::random::<u64>());
+        let probes = self.spec.startup_probe.is_some();
+        self.update(|v| {
+            if let Doing::Ended(ended) = &v.doing {
+                v.last = Some(ended.clone());
+            }
+            if again {
+                v.restarts += 1;
+            }
+            v.doing = Doing::Running { since: Timestamp::now() };
+            v.container_id = id;
+            v.started = !probes;
+            v.ready = !probes && self.spec.readiness_probe.is_none();
+        });
+        Ok((child, surroundings))
+    }
+
+    async fn surroundings(&self, pod: &Pod) -> Result<Surroundings> {
+        let ctx = &self.pod.ctx;
+        let directory = self.pod.directory.clone();
+        let (home, tmp) = (directory.join("home"), directory.join("tmp"));
+        std::fs::create_dir_all(&home)?;
+        std::fs::create_dir_all(&tmp)?;
+        let mut implicit = vec![("/proc".to_owned(), ctx.options.machine.root().join("proc"))];
+        implicit.extend(ctx.options.extra_path_rewrites.iter().cloned());
+        let mounts = self.pod.volumes.mounts(&self.spec, &implicit);
+
+        let pod_ip = self.pod.pod_ip;
+        let host_ip = ctx.options.address.host_ip();
+        let input = EnvInput { client: &ctx.client, pod, container: &self.spec, pod_ip, host_ip };
+        let own = input.resolve().await?;
+
+        let mut env: Vec<(String, String)> = Vec::new();
+        let mut set = |name: &str, value: String| env.push((name.to_owned(), value));
+        for name in ["PATH", "RUST_BACKTRACE"] {
+            if let Ok(value) = std::env::var(name) {
+                set(name, value);
+            }
+        }
+        set("HOSTNAME", pod.metadata.name.clone().unwrap_or_default());
+        set("HOME", home.display().to_string());
+        set("TMPDIR", tmp.display().to_string());
+        if let Some(token) = mounts.real(&format!("{TOKEN_MOUNT}/token")) {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let text = kubeconfig(&ctx.options.api_url, &ctx.options.api_ca_file, &token, namespace);
+            let path = directory.join("kubeconfig");
+            std::fs::write(&path, text)?;
+            set("KUBECONFIG", path.display().to_string());
+        } else if let Some(proxy) = &ctx.options.https_proxy {
+            // Only for pods that do not speak to the API server: Kubernetes clients would take the proxy for that, too.
+            set("HTTPS_PROXY", proxy.clone());
+            set("NO_PROXY", "127.0.0.0/8,localhost".to_owned());
+        }
+        env.extend(own.into_iter().map(|(k, v)| {
+            let value = mounts.rewrite(&v);
+            (k, value)
+        }));
+        let image = self.spec.image.clone().unwrap_or_default();
+        Ok(Surroundings { image, env, mounts, directory })
+    }
+
+    fn command_line(&self, surroundings: &Surroundings) -> Result<(PathBuf, Vec<String>)> {
+        let expanded = |words: &Option<Vec<String>>| -> Vec<String> {
+            words.iter().flatten().map(|w| expand(w, |name| surroundings.var(name))).collect()
+        };
+        let command = expanded(&self.spec.command);
+        let args = expanded(&self.spec.args);
+        let images = &self.pod.ctx.options.images;
+        let (program, args) =
+            images.command_line(&surroundings.image, &command, &args).context("the image has no local program")?;
+        let args = args.iter().map(|a| surroundings.mounts.rewrite(a)).collect();
+        Ok((program, args))
+    }
+
+    /// Stays with a process to its end.
+    async fn attend(&self, mut child: Child, surroundings: Surroundings) -> Ended {
+        let since = Timestamp::now();
+        let mut stop = self.pod.stop.subscribe();
+        let deadline = stop.clone();
+        let (dead, mut found_dead) = mpsc::channel(1);
+        let mut probes = JoinSet::new();
+        probes.spawn(self.clone().probe(surroundings.clone(), dead));
+        let processes = &self.pod.ctx.processes;
+        let status = tokio::select! {
+            status = processes.wait(&mut child) => status,
+            () = stopped(&mut stop) => self.end(&mut child, &surroundings, deadline).await,
+            Some(why) = found_dead.recv() => {
+                let pod = self.pod.current();
+                let name = &self.spec.name;
+                self.pod.ctx.event(&pod, "Warning", "Unhealthy", &why);
+                self.pod.ctx.event(&pod, "Normal", "Killing", &format!("Container {name} failed, will be restarted"));
+                let grace = grace_period(&pod);
+                let (sender, receiver) = watch::channel(Some(Instant::now() + grace));
+                let status = self.end(&mut child, &surroundings, receiver).await;
+                drop(sender);
+                status
+            }
+        };
+        let id = self.pod.view(self.index).map(|v| v.container_id).unwrap_or_default();
+        ended(status, since, id)
+    }
+
+    /// Asks a process to end, and makes it end at the deadline, which may come nearer meanwhile.
+    async fn end(
+        &self,
+        child: &mut Child,
+        surroundings: &Surroundings,
+        mut deadline: watch::Receiver<Option<Instant>>,
+    ) -> std::io::Result<ExitStatus> {
+        let processes = &self.pod.ctx.processes;
+        let pid = child.id();
+        if let Some(hook) = self.spec.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()) {
+            tokio::select! {
+                () = self.hook(hook, surroundings) => {}
+                status = processes.wait(child) => return status,
+                () = passed(&mut deadline) => {}
+            }
+        }
+        if let Some(pid) = pid {
+            signal_group(pid, Signal::SIGTERM);
+        }
+        tokio::select! {
+            status = processes.wait(child) => status,
+            () = passed(&mut deadline) => {
+                if let Some(pid) = pid {
+                    signal_group(pid, Signal::SIGKILL);
+                }
+                processes.wait(child).await
+            }
+        }
+    }
+
+    async fn hook(&self, hook: &LifecycleHandler, surroundings: &Surroundings) {
+        let result = if let Some(action) = &hook.sleep {
+            sleep(Duration::from_secs(u64::try_from(action.seconds).unwrap_or_default())).await;
+            Ok(())
+        } else if let Some(action) = &hook.http_get {
+            self.target().http_get(action).await
+        } else if let Some(command) = hook.exec.as_ref().and_then(|e| e.command.as_ref()) {
+            Inside { task: self, surroundings }.exec(command).await
+        } else {
+            Ok(())
+        };
+        if let Err(why) = result {
+            self.pod.ctx.event(&self.pod.current(), "Warning", "FailedPreStopHook", &why);
+        }
+    }
+
+    fn target(&self) -> Target {
+        Target { http: self.pod.ctx.http.clone(), pod_ip: self.pod.pod_ip, container: self.spec.clone() }
+    }
+
+    /// Runs the probes; the first word through `dead` is why the container has to be restarted.
+    async fn probe(self, surroundings: Surroundings, dead: mpsc::Sender<String>) {
+        let target = self.target();
+        let inside = Inside { task: &self, surroundings: &surroundings };
+        if let Some(startup) = &self.spec.startup_probe {
+            if let Err(why) = target.until_started(startup, &inside).await {
+                let _ = dead.send(format!("Startup probe failed: {why}")).await;
+                return;
+            }
+            self.update(|v| {
+                v.started = true;
+                v.ready = self.spec.readiness_probe.is_none();
+            });
+        }
+        let readiness = async {
+            let Some(probe) = &self.spec.readiness_probe else { return };
+            let tell = |ready: bool, why: &str| {
+                if !ready {
+                    let pod = self.pod.current();
+                    self.pod.ctx.event(&pod, "Warning", "Unhealthy", &format!("Readiness probe failed: {why}"));
+                }
+                self.update(|v| v.ready = ready);
+            };
+            target.follow_readiness(probe, &inside, tell).await;
+        };
+        let liveness = async {
+            let Some(probe) = &self.spec.liveness_probe else { return };
+            let why = target.until_dead(probe, &inside).await;
+            self.pod.ctx.gate.open().await;
+            let _ = dead.send(format!("Liveness probe failed: {why}")).await;
+        };
+        tokio::join!(readiness, liveness);
+    }
+
+    /// Reports a container as its pod's annotations say, without running anything.
+    async fn pretend(&self) {
+        let mut stop = self.pod.stop.subscribe();
+        let mut pods = self.pod.pod.clone();
+        let init = self.pod.view(self.index).is_some_and(|v| v.init);
+        let since = Timestamp::now();
+        self.update(|v| {
+            v.doing = Doing::Running { since };
+            v.container_id = format!("sim://{:016x}", rand::random::<u64>());
+            v.started = true;
+        });
+        if init {
+            self.update(|v| v.doing = Doing::Ended(completed(since, v.container_id.clone())));
+            return;
+        }
+        let ready_at = annotation(&self.pod.current(), READY_AFTER)
+            .map_or(Some(Duration::ZERO), |after| parse_duration(&after))
+            .map(|after| Instant::now() + after);
+        loop {
+            let pod = pods.borrow_and_update().clone();
+            let due = ready_at.is_some_and(|at| Instant::now() >= at);
+            let ready = due && annotation(&pod, NEVER_READY).is_none_or(|v| v == "false");
+            let restarts = annotation(&pod, RESTARTS).and_then(|r| r.parse().ok());
+            self.update(|v| {
+                v.ready = ready;
+                v.restarts = restarts.unwrap_or(v.restarts);
+            });
+            tokio::select! {
+                () = stopped(&mut stop) => break,
+                changed = pods.changed() => if changed.is_err() { break },
+                () = sleep_until(ready_at.unwrap_or_else(Instant::now)), if ready_at.is_some() && !due => {}
+            }
+        }
+        let mut deadline = stop.clone();
+        match annotation(&self.pod.current(), STOP_AFTER).as_deref().map(parse_duration) {
+            None => {
+                let _ = timeout(PRETENDED_STOP, passed(&mut deadline)).await;
+            }
+            // What a real container cannot do, a stuck volume can: keep a pod terminating past its grace period.
+            Some(after) => {
+                let last = after.map(|after| Instant::now() + after);
+                while !self.pod.is_cut_short() {
+                    tokio::select! {
+                        () = sleep_until(last.unwrap_or_else(Instant::now)), if last.is_some() => break,
+                        changed = stop.changed() => if changed.is_err() { break },
+                    }
+                }
+            }
+        }
+        self.update(|v| {
+            v.doing = Doing::Ended(completed(since, v.container_id.clone()));
+            v.ready = false;
+            v.started = false;
+        });
+    }
+}
+
+impl Surroundings {
+    fn var(&self, name: &str) -> Option<String> {
+        self.env.iter().rev().find(|(k, _)| k == name).map(|(_, v)| v.clone())
+    }
+}
+
+/// Runs commands where a container runs.
+struct Inside<'a> {
+    task: &'a ContainerTask,
+    surroundings: &'a Surroundings,
+}
+
+impl Exec for Inside<'_> {
+    async fn exec(&self, command: &[String]) -> Result<(), String> {
+        self.try_exec(command).await.map_err(|error| format!("{error:#}"))
+    }
+}
+
+impl Inside<'_> {
+    async fn try_exec(&self, command: &[String]) -> Result<()> {
+        let ctx = &self.task.pod.ctx;
+        let (program, args) = ctx
+            .options
+            .images
+            .command_line(&self.surroundings.image, command, &[])
+            .context("the image has no local program")?;
+        let launch = Launch {
+            program,
+            args: args.iter().map(|a| self.surroundings.mounts.rewrite(a)).collect(),
+            env: self.surroundings.env.clone(),
+            directory: self.surroundings.directory.clone(),
+            log: None,
+        };
+        let mut child = ctx.processes.start_helper(&ctx.options.bed, &launch)?;
+        // A probe that times out is dropped here, and its process with it.
+        let _guard = Forget { ctx, pid: child.id() };
+        let status = ctx.processes.wait(&mut child).await?;
+        if !status.success() {
+            bail!("command {command:?} ended with {status}");
+        }
+        Ok(())
+    }
+}
+
+struct Forget<'a> {
+    ctx: &'a super::Ctx,
+    pid: Option<u32>,
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        if let Some(pid) = self.pid {
+            self.ctx.processes.forget(pid);
+        }
+    }
+}
+
+/// Waits until the pod is to stop.
+async fn stopped(stop: &mut watch::Receiver<Option<Instant>>) {
+    let _ = stop.wait_for(Option::is_some).await;
+}
+
+/// Waits until the deadline is over, wherever it moves.
+async fn passed(deadline: &mut watch::Receiver<Option<Instant>>) {
+    loop {
+        let at = *deadline.borrow_and_update();
+        let Some(at) = at else { return std::future::pending().await };
+        tokio::select! {
+            () = sleep_until(at) => return,
+            changed = deadline.changed() => if changed.is_err() {
+                return sleep_until(at).await;
+            },
+        }
+    }
+}
+
+/// The pod's own grace period.
+pub(crate) fn grace_period(pod: &Pod) -> Duration {
+    let seconds = pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds).unwrap_or(30);
+    Duration::from_secs(u64::try_from(seconds).unwrap_or_default())
+}
+
+fn completed(since: Timestamp, container_id: String) -> Ended {
+    Ended {
+        exit_code: 0,
+        signal: None,
+        reason: "Completed".to_owned(),
+        message: None,
+        started: Some(since),
+        finished: Timestamp::now(),
+        container_id,
+    }
+}
+
+fn ended(status: std::io::Result<ExitStatus>, since: Timestamp, container_id: String) -> Ended {
+    let (exit_code, signal, message) = match status {
+        Ok(status) => match (status.code(), status.signal()) {
+            (Some(code), _) => (code, None, None),
+            (None, signal) => (128 + signal.unwrap_or_default(), signal, None),
+        },
+        Err(error) => (255, None, Some(error.to_string())),
+    };
+    let reason = if exit_code == 0 { "Completed" } else { "Error" };
+    Ended {
+        exit_code,
+        signal,
+        reason: reason.to_owned(),
+        message,
+        started: Some(since),
+        finished: Timestamp::now(),
+        container_id,
+    }
+}
+
+fn annotation(pod: &Pod, name: &str) -> Option<String> {
+    pod.metadata.annotations.as_ref()?.get(name).cloned()
+}
+
+/// `500ms`, `2s`, `1m`; anything else (`never`) is no time at all.
+fn parse_duration(text: &str) -> Option<Duration> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: u64 = digits.parse().ok()?;
+    match &text[digits.len()..] {
+        "ms" => Some(Duration::from_millis(number)),
+        "" | "s" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_secs(number * 60)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_people_write_them() {
+        assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!(parse_duration("2s"), Some(Duration::from_secs(2)));
+        assert_eq!(parse_duration("1m"), Some(Duration::from_secs(60)));
+        assert_eq!(parse_duration("never"), None);
+    }
+
+    #[test]
+    fn a_signal_ends_a_container_with_128_and_its_number() {
+        let how = ended(Ok(ExitStatus::from_raw(9)), Timestamp::UNIX_EPOCH, String::new());
+        assert_eq!((how.exit_code, how.signal, how.reason.as_str()), (137, Some(9), "Error"));
+        let how = ended(Ok(ExitStatus::from_raw(3 << 8)), Timestamp::UNIX_EPOCH, String::new());
+        assert_eq!((how.exit_code, how.signal), (3, None));
+    }
+}

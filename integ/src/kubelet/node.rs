@@ -1,0 +1,304 @@
+//! The Node object and its Lease: what a kubelet says of its machine.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use kube::Api;
+use kube::api::{GetParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use super::Ctx;
+use super::pods::Wake;
+use crate::machine::MachineState;
+
+/// The lease's life, as kubelets have it by default.
+const LEASE_SECONDS: i32 = 40;
+/// A tenth of the real kubelet's, so that a scenario sees dead nodes soon.
+const LEASE_PERIOD: Duration = Duration::from_secs(1);
+/// How often an unchanged status is posted all the same.
+const HEARTBEAT: i64 = 10;
+/// How long one request may take.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+
+/// The version that the nodes report: the control plane's.
+const KUBELET_VERSION: &str = "v1.37.1";
+
+/// Keeps the Node of one kubelet.
+pub(crate) struct NodeKeeper {
+    ctx: Arc<Ctx>,
+    shutting_down: AtomicBool,
+    wake: Wake,
+}
+
+impl NodeKeeper {
+    pub(crate) fn new(ctx: Arc<Ctx>) -> Self {
+        Self { ctx, shutting_down: AtomicBool::new(false), wake: Wake::default() }
+    }
+
+    fn api(&self) -> Api<Node> {
+        Api::all(self.ctx.client.clone())
+    }
+
+    /// Has the status posted now.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    pub(crate) async fn set_shutting_down(&self) {
+        self.shutting_down.store(true, Ordering::SeqCst);
+        if let Err(error) = self.sync_once().await {
+            tracing::debug!(error = format!("{error:#}"), "the Node's status is posted later");
+            self.wake();
+        }
+    }
+
+    /// Creates the Node, or, where it stands already, brings its status up to date.
+    pub(crate) async fn register(&self) -> Result<()> {
+        let options = &self.ctx.options;
+        let name = &options.node_name;
+        let mut labels: BTreeMap<String, String> =
+            [("kubernetes.io/hostname", name.as_str()), ("kubernetes.io/os", "linux"), ("kubernetes.io/arch", "amd64")]
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                .into();
+        labels.extend(options.labels.clone());
+        let state = options.machine.state().borrow().clone();
+        let mut status = self.facts(&state);
+        if let Some(fields) = status.as_object_mut() {
+            fields.insert("conditions".to_owned(), json!(self.conditions(&[], Timestamp::now())));
+        }
+        let node: Node = serde_json::from_value(json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {
+                "name": name,
+                "labels": labels,
+                "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"},
+            },
+            "spec": {},
+            "status": status,
+        }))?;
+        match self.api().create(&PostParams::default(), &node).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 409 => self.sync_once().await.map(drop),
+            Err(error) => Err(error).with_context(|| format!("cannot register node {name}")),
+        }
+    }
+
+    /// What does not change while the machine runs, and what changes with its boot.
+    fn facts(&self, state: &MachineState) -> Value {
+        let options = &self.ctx.options;
+        let resources = json!({"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi"});
+        let id = machine_id(&options.node_name);
+        json!({
+            "capacity": resources,
+            "allocatable": resources,
+            "addresses": [
+                {"type": "InternalIP", "address": options.address.host_ip().to_string()},
+                {"type": "Hostname", "address": options.node_name},
+            ],
+            "nodeInfo": {
+                "architecture": "amd64",
+                "bootID": state.boot_id,
+                "containerRuntimeVersion": "containerd://2.1.5+bottlerocket",
+                "kernelVersion": "6.1.150",
+                "kubeProxyVersion": "",
+                "kubeletVersion": KUBELET_VERSION,
+                "machineID": id,
+                "operatingSystem": "linux",
+                "osImage": state.os_image,
+                "systemUUID": id,
+            },
+        })
+    }
+
+    /// The conditions that a kubelet reports; transition times move only when the status does.
+    fn conditions(&self, known: &[NodeCondition], now: Timestamp) -> Vec<Value> {
+        let down = self.shutting_down.load(Ordering::SeqCst);
+        let ready = if down {
+            ("Ready", "False", "KubeletNotReady", "node is shutting down")
+        } else {
+            ("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+        };
+        let pressures = [
+            ("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+            ("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+            ("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+        ];
+        let stamp = |time: Timestamp| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        pressures
+            .into_iter()
+            .chain([ready])
+            .map(|(kind, status, reason, message)| {
+                let before = known.iter().find(|c| c.type_ == kind && c.status == status);
+                let since = before.and_then(|c| c.last_transition_time.as_ref()).map_or(now, |t| t.0);
+                json!({
+                    "type": kind, "status": status, "reason": reason, "message": message,
+                    "lastHeartbeatTime": stamp(now), "lastTransitionTime": stamp(since),
+                })
+            })
+            .collect()
+    }
+
+    /// Compares the Node's status with the truth and posts what differs; a heartbeat now and then in any case. A Node that
+    /// was deleted is not made anew: a real kubelet does that only when it starts.
+    pub(crate) async fn sync_once(&self) -> Result<()> {
+        let name = &self.ctx.options.node_name;
+        let cached = GetParams::any();
+        let node = timeout(REQUEST_LIMIT, self.api().get_with(name, &cached)).await?;
+        let node = match node {
+            Ok(node) => node,
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let state = self.ctx.options.machine.state().borrow().clone();
+        let now = Timestamp::now();
+        let current = serde_json::to_value(&node.status)?;
+        let known = node.status.and_then(|s| s.conditions).unwrap_or_default();
+        let facts = self.facts(&state);
+        let conditions = self.conditions(&known, now);
+        let stale = known
+            .iter()
+            .find(|c| c.type_ == "Ready")
+            .and_then(|c| c.last_heartbeat_time.as_ref())
+            .is_none_or(|t| now.as_second() - t.0.as_second() >= HEARTBEAT);
+        let told = conditions.iter().all(|c| {
+            known.iter().any(|k| {
+                json!(k.type_) == c["type"] && json!(k.status) == c["status"] && json!(k.reason) == c["reason"]
+            })
+        });
+        let same =
+            ["nodeInfo", "addresses", "capacity", "allocatable"].iter().all(|f| contains(&current[f], &facts[f]));
+        if told && same && !stale {
+            return Ok(());
+        }
+        let mut status = facts;
+        if let Some(fields) = status.as_object_mut() {
+            fields.insert("conditions".to_owned(), json!(conditions));
+        }
+        let patch = Patch::Strategic(json!({"status": status}));
+        timeout(REQUEST_LIMIT, self.api().patch_status(name, &PatchParams::default(), &patch)).await??;
+        Ok(())
+    }
+
+    /// Keeps the status true.
+    pub(crate) async fn keep_status(self: Arc<Self>) {
+        let mut ticks = interval(self.ctx.options.status_period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.wake.notified() => {}
+            }
+            self.ctx.gate.open().await;
+            if let Err(error) = self.sync_once().await {
+                tracing::debug!(error = format!("{error:#}"), node = self.ctx.options.node_name, "no status posted");
+                sleep(Duration::from_millis(200)).await;
+                self.wake();
+            }
+        }
+    }
+
+    /// Renews the node's lease.
+    pub(crate) async fn keep_lease(self: Arc<Self>) {
+        let api: Api<Lease> = Api::namespaced(self.ctx.client.clone(), "kube-node-lease");
+        let mut held: Option<Lease> = None;
+        let mut ticks = interval(LEASE_PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.ctx.gate.open().await;
+            match timeout(REQUEST_LIMIT, self.renew(&api, held.take())).await {
+                Ok(Ok(lease)) => held = Some(lease),
+                Ok(Err(error)) => {
+                    tracing::debug!(
+                        error = format!("{error:#}"),
+                        node = self.ctx.options.node_name,
+                        "no lease renewed"
+                    );
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn renew(&self, api: &Api<Lease>, held: Option<Lease>) -> Result<Lease> {
+        let name = &self.ctx.options.node_name;
+        let lease = match held {
+            Some(lease) => Some(lease),
+            None => api.get_opt(name).await?,
+        };
+        let now = Some(MicroTime(Timestamp::now()));
+        let Some(mut lease) = lease else {
+            // A lease without its Node would outlive it, so there is none until there is a Node.
+            let node = self.api().get(name).await?;
+            let owner = OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: name.clone(),
+                uid: node.metadata.uid.unwrap_or_default(),
+                ..OwnerReference::default()
+            };
+            let metadata = ObjectMeta {
+                name: Some(name.clone()),
+                namespace: Some("kube-node-lease".to_owned()),
+                owner_references: Some(vec![owner]),
+                ..ObjectMeta::default()
+            };
+            let spec = LeaseSpec {
+                holder_identity: Some(name.clone()),
+                lease_duration_seconds: Some(LEASE_SECONDS),
+                renew_time: now,
+                ..LeaseSpec::default()
+            };
+            let lease = Lease { metadata, spec: Some(spec) };
+            return Ok(api.create(&PostParams::default(), &lease).await?);
+        };
+        lease.spec.get_or_insert_default().renew_time = now;
+        Ok(api.replace(name, &PostParams::default(), &lease).await?)
+    }
+}
+
+/// Whether `whole` says all that `part` says.
+fn contains(whole: &Value, part: &Value) -> bool {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => {
+            part.iter().all(|(key, value)| contains(whole.get(key).unwrap_or(&Value::Null), value))
+        }
+        (Value::Array(whole), Value::Array(part)) => part.iter().all(|p| whole.iter().any(|w| contains(w, p))),
+        (whole, part) => whole == part,
+    }
+}
+
+/// A machine's id does not change with its boot: it is made of its name.
+fn machine_id(name: &str) -> String {
+    // FNV-1a, twice with different starts: stable over runs, and nobody needs more of it.
+    let hash = |start: u64| name.bytes().fold(start, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    format!("{:016x}{:016x}", hash(0xcbf2_9ce4_8422_2325), hash(0x8422_2325_cbf2_9ce4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_that_says_more_than_the_kubelet_is_no_difference() {
+        let whole = json!({"a": 1, "b": [{"t": "x", "v": 1}, {"t": "y", "v": 2}]});
+        assert!(contains(&whole, &json!({"b": [{"t": "y", "v": 2}]})));
+        assert!(!contains(&whole, &json!({"b": [{"t": "y", "v": 3}]})));
+    }
+
+    #[test]
+    fn machine_ids_are_stable_and_differ() {
+        assert_eq!(machine_id("a"), machine_id("a"));
+        assert_ne!(machine_id("a"), machine_id("b"));
+        assert_eq!(machine_id("a").len(), 32);
+    }
+}

@@ -1,0 +1,463 @@
+//! One pod from the moment it is bound to the node until it is gone.
+//!
+//! ```text
+//! bound ─► mount volumes ─► init containers ─► containers ──► deleted, or the node shuts down
+//!             (retried)         (in turn)      (until told)       │ SIGTERM, grace, SIGKILL
+//!                                                                 ▼
+//!                                               final status ─► DELETE (only if deleted)
+//! ```
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodCondition};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use serde_json::Value;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use super::Ctx;
+use super::container::ContainerTask;
+use super::process::locked;
+use super::status::{ContainerView, Doing, Ended, SHUT_DOWN, StatusInput, Verdict, status_patch};
+use super::volumes::Volumes;
+
+/// How soon something is tried again that failed for a reason outside this pod.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// What the processes of a pod get that was deleted by force: nobody waits for them.
+const FORCED_GRACE: Duration = Duration::from_secs(1);
+
+/// The conditions that a kubelet writes.
+const OWN_CONDITIONS: [&str; 5] =
+    ["PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready", "DisruptionTarget"];
+
+/// What a pod's worker is told from outside, beside the pod itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Run it.
+    Live,
+    /// The node shuts down; the pod has this long to end.
+    Shutdown(Duration),
+    /// The object is gone from the API.
+    Vanished,
+}
+
+/// What a pod's worker, its containers and its status share.
+pub(crate) struct PodShared {
+    pub(crate) ctx: Arc<Ctx>,
+    pub(crate) pod: watch::Receiver<Arc<Pod>>,
+    pub(crate) directory: PathBuf,
+    pub(crate) pod_ip: Ipv4Addr,
+    pub(crate) volumes: Volumes,
+    /// When containers have to have ended; nothing while the pod runs.
+    pub(crate) stop: watch::Sender<Option<Instant>>,
+    vanished: AtomicBool,
+    views: Mutex<Vec<ContainerView>>,
+    verdict: Mutex<Option<Verdict>>,
+    ending: AtomicBool,
+    changed: Notify,
+    start_time: Timestamp,
+    sent: tokio::sync::Mutex<Sent>,
+}
+
+/// What the API was told last.
+#[derive(Default)]
+struct Sent {
+    patch: Option<Value>,
+    conditions: Vec<PodCondition>,
+    version: u64,
+}
+
+/// How a write to the API ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Written {
+    Done,
+    /// The object is gone, or another of its name stands there.
+    Gone,
+    Failed,
+}
+
+impl PodShared {
+    pub(crate) fn current(&self) -> Arc<Pod> {
+        self.pod.borrow().clone()
+    }
+
+    pub(crate) fn view(&self, index: usize) -> Option<ContainerView> {
+        locked(&self.views).get(index).cloned()
+    }
+
+    /// Changes what is known of a container, and has the status posted if that made a difference.
+    pub(crate) fn update(&self, index: usize, change: impl FnOnce(&mut ContainerView)) {
+        let mut views = locked(&self.views);
+        let Some(view) = views.get_mut(index) else { return };
+        let before = view.clone();
+        change(view);
+        if *view != before {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Whether nobody waits for this pod any more, however stuck it pretends to be.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.vanished.load(Ordering::SeqCst) || locked(&self.verdict).is_some()
+    }
+
+    fn api(&self) -> Api<Pod> {
+        let namespace = self.current().metadata.namespace.clone().unwrap_or_default();
+        Api::namespaced(self.ctx.client.clone(), &namespace)
+    }
+
+    fn name(&self) -> String {
+        self.current().metadata.name.clone().unwrap_or_default()
+    }
+
+    /// Posts the status if it differs from what was posted last.
+    async fn post(&self) -> Written {
+        self.ctx.gate.open().await;
+        let mut sent = self.sent.lock().await;
+        let pod = self.current();
+        let reported = pod.status.as_ref().and_then(|s| s.conditions.clone()).unwrap_or_default();
+        let version = resource_version(&pod);
+        if version > sent.version && sent.patch.is_some() && ready_of(&reported) != ready_of(&sent.conditions) {
+            // Somebody else (the node lifecycle controller) changed our word. It is ours to give again.
+            sent.patch = None;
+            sent.conditions.clone_from(&reported);
+        }
+        let mut known: Vec<PodCondition> = sent.conditions.clone();
+        known.retain(|c| OWN_CONDITIONS.contains(&c.type_.as_str()));
+        let others = reported.into_iter().filter(|c| !known.iter().any(|k| k.type_ == c.type_)).collect::<Vec<_>>();
+        known.extend(others);
+        let patch = {
+            let views = locked(&self.views);
+            let verdict = locked(&self.verdict);
+            let input = StatusInput {
+                pod: &pod,
+                containers: &views,
+                start_time: self.start_time,
+                pod_ip: Some(self.pod_ip),
+                host_ip: self.ctx.options.address.host_ip(),
+                verdict: verdict.as_ref(),
+                ending: self.ending.load(Ordering::SeqCst),
+            };
+            status_patch(&input, &known, Timestamp::now())
+        };
+        if sent.patch.as_ref() == Some(&patch) {
+            return Written::Done;
+        }
+        match self.api().patch_status(&self.name(), &PatchParams::default(), &Patch::Strategic(&patch)).await {
+            Ok(answer) => {
+                sent.version = resource_version(&answer);
+                sent.conditions = answer.status.and_then(|s| s.conditions).unwrap_or_default();
+                sent.patch = Some(patch);
+                Written::Done
+            }
+            Err(error) => failure(&error),
+        }
+    }
+
+    async fn post_until_done(&self) -> Written {
+        loop {
+            match self.post().await {
+                Written::Failed => sleep(RETRY).await,
+                other => return other,
+            }
+        }
+    }
+
+    /// Posts each change; a burst of changes becomes one write.
+    async fn keep_posted(self: Arc<Self>) {
+        loop {
+            if self.post_until_done().await == Written::Gone {
+                return;
+            }
+            self.changed.notified().await;
+        }
+    }
+}
+
+fn resource_version(pod: &Pod) -> u64 {
+    pod.metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or_default()
+}
+
+fn ready_of(conditions: &[PodCondition]) -> Option<&str> {
+    conditions.iter().find(|c| c.type_ == "Ready").map(|c| c.status.as_str())
+}
+
+/// What an API error means for a write that names the pod's uid.
+fn failure(error: &kube::Error) -> Written {
+    match error {
+        kube::Error::Api(status) if status.code == 404 || status.code == 409 => Written::Gone,
+        kube::Error::Api(status) if status.code == 422 => {
+            tracing::warn!(error = %status, "the API server refuses a pod's status");
+            Written::Failed
+        }
+        _ => {
+            tracing::debug!(%error, "a write to a pod is tried again");
+            Written::Failed
+        }
+    }
+}
+
+/// Marks a pod as refused by a node that shuts down.
+pub(crate) async fn reject(ctx: Arc<Ctx>, pod: Arc<Pod>, verdict: Verdict) {
+    let (_sender, receiver) = watch::channel(pod);
+    let host = ctx.options.address.host_ip();
+    let shared = Arc::new(PodShared::new(ctx, receiver, host, PathBuf::new()));
+    *locked(&shared.verdict) = Some(verdict);
+    shared.post_until_done().await;
+}
+
+impl PodShared {
+    fn new(ctx: Arc<Ctx>, pod: watch::Receiver<Arc<Pod>>, pod_ip: Ipv4Addr, directory: PathBuf) -> Self {
+        let now = pod.borrow().clone();
+        let volumes = Volumes::new(
+            ctx.client.clone(),
+            Pod::clone(&now),
+            directory.join("v"),
+            ctx.options.machine.root().to_owned(),
+            (pod_ip, ctx.options.address.host_ip()),
+        );
+        let started = now.status.as_ref().and_then(|s| s.start_time.as_ref()).map_or_else(Timestamp::now, |t| t.0);
+        Self {
+            ctx,
+            directory,
+            pod_ip,
+            volumes,
+            stop: watch::Sender::new(None),
+            vanished: AtomicBool::new(false),
+            views: Mutex::new(views(&now)),
+            verdict: Mutex::new(None),
+            ending: AtomicBool::new(false),
+            changed: Notify::new(),
+            start_time: started,
+            sent: tokio::sync::Mutex::default(),
+            pod,
+        }
+    }
+}
+
+fn init_containers(pod: &Pod) -> Vec<Container> {
+    pod.spec.as_ref().and_then(|s| s.init_containers.clone()).unwrap_or_default()
+}
+
+fn containers(pod: &Pod) -> Vec<Container> {
+    pod.spec.as_ref().map(|s| s.containers.clone()).unwrap_or_default()
+}
+
+/// How the containers stand before anything is started. What ran in an earlier boot of the machine counts as a run.
+fn views(pod: &Pod) -> Vec<ContainerView> {
+    let status = pod.status.as_ref();
+    let before = |name: &str| -> Option<&ContainerStatus> {
+        let main = status.into_iter().flat_map(|s| s.container_statuses.iter().flatten());
+        let init = status.into_iter().flat_map(|s| s.init_container_statuses.iter().flatten());
+        main.chain(init).find(|c| c.name == name)
+    };
+    let view = |container: &Container, init: bool| {
+        let earlier = before(&container.name).filter(|c| c.container_id.as_deref().is_some_and(|id| !id.is_empty()));
+        let restarts = earlier.map_or(0, |c| u32::try_from(c.restart_count).unwrap_or_default() + 1);
+        let last = earlier.map(|c| lost(c.container_id.clone().unwrap_or_default()));
+        let reason = if init || init_containers(pod).is_empty() { "ContainerCreating" } else { "PodInitializing" };
+        ContainerView {
+            name: container.name.clone(),
+            image: container.image.clone().unwrap_or_default(),
+            init,
+            doing: Doing::waiting(reason, None),
+            last,
+            restarts,
+            ready: false,
+            started: false,
+            container_id: String::new(),
+        }
+    };
+    let init: Vec<_> = init_containers(pod).iter().map(|c| view(c, true)).collect();
+    init.into_iter().chain(containers(pod).iter().map(|c| view(c, false))).collect()
+}
+
+/// How a container ended whose end nobody saw.
+fn lost(container_id: String) -> Ended {
+    Ended {
+        exit_code: 255,
+        signal: None,
+        reason: "Unknown".to_owned(),
+        message: None,
+        started: None,
+        finished: Timestamp::now(),
+        container_id,
+    }
+}
+
+/// Runs a pod to its end.
+pub(crate) async fn run(ctx: Arc<Ctx>, pod: watch::Receiver<Arc<Pod>>, mut orders: watch::Receiver<Order>) {
+    ctx.gate.open().await;
+    let first = pod.borrow().clone();
+    let host_network = first.spec.as_ref().and_then(|s| s.host_network) == Some(true);
+    let own_ip = if host_network { None } else { locked(&ctx.ips).take() };
+    let pod_ip = own_ip.unwrap_or_else(|| ctx.options.address.host_ip());
+    let uid = first.metadata.uid.clone().unwrap_or_default();
+    let directory = ctx.pod_directory(&uid);
+    let shared = Arc::new(PodShared::new(ctx.clone(), pod.clone(), pod_ip, directory.clone()));
+
+    let mut posting = JoinSet::new();
+    posting.spawn(shared.clone().keep_posted());
+    let mut running = JoinSet::new();
+    let mut watched = pod.clone();
+    tokio::select! {
+        () = live(&shared, &mut running) => {}
+        () = until_ended(&shared, &mut watched, &mut orders) => {}
+    }
+    ctx.gate.open().await;
+    end(&shared, &mut running, &mut watched, &mut orders).await;
+    posting.shutdown().await;
+    drop(running);
+
+    let gone = shared.vanished.load(Ordering::SeqCst) || shared.post_until_done().await == Written::Gone;
+    let _ = tokio::fs::remove_dir_all(&directory).await;
+    if let Some(ip) = own_ip {
+        locked(&ctx.ips).give_back(ip);
+    }
+    if !gone && shared.current().metadata.deletion_timestamp.is_some() {
+        delete(&shared, &uid).await;
+    }
+}
+
+/// Starts the pod and stays until it is taken away.
+async fn live(shared: &Arc<PodShared>, running: &mut JoinSet<()>) {
+    let pod = shared.current();
+    if pod.metadata.deletion_timestamp.is_some() {
+        return;
+    }
+    let all = init_containers(&pod).into_iter().chain(containers(&pod)).collect::<Vec<_>>();
+    let images = &shared.ctx.options.images;
+    let is_process = |c: &Container| images.contains(c.image.as_deref().unwrap_or_default());
+    let mounted = all.iter().any(is_process);
+    if mounted {
+        mount(shared).await;
+    }
+    let task = |index: usize, spec: &Container| ContainerTask { pod: shared.clone(), index, spec: spec.clone() };
+    let init = init_containers(&pod).len();
+    for (index, spec) in all.iter().enumerate().take(init) {
+        running.spawn(task(index, spec).run());
+        while running.join_next().await.is_some() {}
+        let succeeded = shared.view(index).is_some_and(|v| matches!(v.doing, Doing::Ended(e) if e.exit_code == 0));
+        if !succeeded {
+            return std::future::pending().await;
+        }
+    }
+    for (index, spec) in all.iter().enumerate().skip(init) {
+        running.spawn(task(index, spec).run());
+    }
+    if mounted {
+        shared.volumes.keep_current().await;
+    }
+    std::future::pending().await
+}
+
+async fn mount(shared: &Arc<PodShared>) {
+    let _ = std::fs::create_dir_all(shared.directory.join("v"));
+    let mut told = String::new();
+    while let Err(error) = shared.volumes.mount().await {
+        let message = error.to_string();
+        if message != told {
+            shared.ctx.event(&shared.current(), "Warning", "FailedMount", &message);
+            for index in 0..locked(&shared.views).len() {
+                shared.update(index, |v| v.doing = Doing::waiting("ContainerCreating", Some(message.clone())));
+            }
+            told = message;
+        }
+        sleep(RETRY).await;
+    }
+}
+
+/// Waits until the pod is deleted, vanishes, or its node shuts down. Meanwhile a change of the pod may change its status.
+async fn until_ended(shared: &PodShared, pods: &mut watch::Receiver<Arc<Pod>>, orders: &mut watch::Receiver<Order>) {
+    loop {
+        let deleted = pods.borrow_and_update().metadata.deletion_timestamp.is_some();
+        let order = *orders.borrow_and_update();
+        if deleted || order != Order::Live {
+            return;
+        }
+        shared.changed.notify_one();
+        tokio::select! {
+            changed = pods.changed() => if changed.is_err() { return },
+            changed = orders.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Ends the containers, each within what remains of the grace period.
+async fn end(
+    shared: &PodShared,
+    running: &mut JoinSet<()>,
+    pods: &mut watch::Receiver<Arc<Pod>>,
+    orders: &mut watch::Receiver<Order>,
+) {
+    shared.ending.store(true, Ordering::SeqCst);
+    let (mut pods_open, mut orders_open) = (true, true);
+    loop {
+        let now = Instant::now();
+        let mut limits: Vec<Instant> = shared.stop.borrow().iter().copied().collect();
+        {
+            let pod = pods.borrow_and_update();
+            if pod.metadata.deletion_timestamp.is_some() {
+                let grace = pod.metadata.deletion_grace_period_seconds.and_then(|s| u64::try_from(s).ok());
+                limits.push(now + Duration::from_secs(grace.unwrap_or_default()));
+            }
+        }
+        match *orders.borrow_and_update() {
+            Order::Live => {}
+            Order::Shutdown(grace) => {
+                limits.push(now + grace);
+                *locked(&shared.verdict) = Some(SHUT_DOWN);
+            }
+            Order::Vanished => {
+                shared.vanished.store(true, Ordering::SeqCst);
+                limits.push(now + FORCED_GRACE);
+            }
+        }
+        let deadline = limits.into_iter().min().unwrap_or(now);
+        shared.stop.send_replace(Some(deadline));
+        tokio::select! {
+            next = running.join_next() => if next.is_none() { break },
+            changed = pods.changed(), if pods_open => pods_open = changed.is_ok(),
+            changed = orders.changed(), if orders_open => orders_open = changed.is_ok(),
+        }
+    }
+    for view in locked(&shared.views).iter_mut() {
+        view.ready = false;
+        view.started = false;
+        if let Doing::Waiting { .. } = view.doing {
+            // A container that does not run any more and that nobody will start has ended, however it was.
+            let unknown = Ended {
+                exit_code: 137,
+                reason: "ContainerStatusUnknown".to_owned(),
+                message: Some("The container could not be located when the pod was terminated".to_owned()),
+                ..lost(String::new())
+            };
+            view.doing = Doing::Ended(view.last.take().unwrap_or(unknown));
+        }
+    }
+}
+
+/// Tells the API that nothing of the pod is left on the node.
+async fn delete(shared: &PodShared, uid: &str) {
+    let params = DeleteParams {
+        grace_period_seconds: Some(0),
+        preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+        ..DeleteParams::default()
+    };
+    loop {
+        shared.ctx.gate.open().await;
+        match shared.api().delete(&shared.name(), &params).await {
+            Ok(_) => return,
+            Err(error) if failure(&error) == Written::Gone => return,
+            Err(_) => sleep(RETRY).await,
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Startup, readiness and liveness probes.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, ExecAction, HTTPGetAction, Probe, TCPSocketAction};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+
+use super::address::to_process;
+
+/// How often a container that is not ready yet is asked, so that nobody waits for a probe in a test.
+const EAGER: Duration = Duration::from_millis(250);
+
+/// The longest readiness period and initial delay in the bed.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// What a probe speaks to.
+pub(crate) struct Target {
+    pub(crate) http: reqwest::Client,
+    pub(crate) pod_ip: Ipv4Addr,
+    pub(crate) container: Container,
+}
+
+/// Which probe it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    Startup,
+    Readiness,
+    Liveness,
+}
+
+/// The times and thresholds of one probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rhythm {
+    pub(crate) delay: Duration,
+    pub(crate) period: Duration,
+    pub(crate) timeout: Duration,
+    pub(crate) successes: u32,
+    pub(crate) failures: u32,
+}
+
+impl Rhythm {
+    /// The rhythm of `probe`. Startup and readiness are asked more often than the spec says, for they only make things
+    /// quicker; liveness keeps the spec's times, so that a stalled process lives as long here as in a cluster.
+    pub(crate) fn of(probe: &Probe, which: Which) -> Self {
+        let seconds = |value: Option<i32>, default: u64| {
+            Duration::from_secs(value.and_then(|v| u64::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default))
+        };
+        let count = |value: Option<i32>, default: u32| {
+            value.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default)
+        };
+        let delay = seconds(probe.initial_delay_seconds, 0);
+        let period = seconds(probe.period_seconds, 10);
+        let quick = which != Which::Liveness;
+        Self {
+            delay: if quick { delay.min(LONGEST) } else { delay },
+            period: if quick { period.min(LONGEST) } else { period },
+            timeout: seconds(probe.timeout_seconds, 1),
+            successes: count(probe.success_threshold, 1),
+            failures: count(probe.failure_threshold, 3),
+        }
+    }
+
+    /// How many failures of a startup probe the container has: as many as fit into the time that the spec allows.
+    pub(crate) fn startup_budget(probe: &Probe) -> Duration {
+        let spec = Self::of(probe, Which::Liveness);
+        spec.delay + spec.period * spec.failures
+    }
+
+    /// How long to wait before the next look.
+    pub(crate) fn pause(&self, settled: bool) -> Duration {
+        if settled { self.period } else { self.period.min(EAGER) }
+    }
+}
+
+/// Counts results until a threshold turns the verdict.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    streak: u32,
+    last: Option<bool>,
+}
+
+impl Tally {
+    /// Takes a result; gives the verdict once its threshold is reached.
+    pub(crate) fn take(&mut self, success: bool, rhythm: &Rhythm) -> Option<bool> {
+        self.streak = if self.last == Some(success) { self.streak.saturating_add(1) } else { 1 };
+        self.last = Some(success);
+        let needed = if success { rhythm.successes } else { rhythm.failures };
+        (self.streak >= needed).then_some(success)
+    }
+}
+
+/// How an exec probe is answered: by whoever can start processes of the container.
+pub(crate) trait Exec {
+    /// Runs the command in the container; the error is what it said.
+    fn exec(&self, command: &[String]) -> impl Future<Output = Result<(), String>> + Send;
+}
+
+impl Target {
+    /// Asks once.
+    pub(crate) async fn ask(&self, probe: &Probe, limit: Duration, exec: &impl Exec) -> Result<(), String> {
+        timeout(limit, self.answer(probe, exec)).await.unwrap_or_else(|_| Err("timed out".to_owned()))
+    }
+
+    async fn answer(&self, probe: &Probe, exec: &impl Exec) -> Result<(), String> {
+        if let Some(action) = &probe.http_get {
+            return self.http_get(action).await;
+        }
+        if let Some(TCPSocketAction { host, port }) = &probe.tcp_socket {
+            let port = self.port(port).ok_or("no such port")?;
+            let host = self.host(host.as_deref());
+            return TcpStream::connect((host.as_str(), port)).await.map(drop).map_err(|e| e.to_string());
+        }
+        if let Some(ExecAction { command: Some(command) }) = &probe.exec {
+            return exec.exec(command).await;
+        }
+        Err("this kind of probe is not supported".to_owned())
+    }
+
+    pub(crate) async fn http_get(&self, action: &HTTPGetAction) -> Result<(), String> {
+        let scheme = action.scheme.as_deref().unwrap_or("HTTP").to_lowercase();
+        let host = self.host(action.host.as_deref());
+        let port = self.port(&action.port).ok_or("no such port")?;
+        let path = action.path.as_deref().unwrap_or_default().trim_start_matches('/');
+        let mut request = self.http.get(format!("{scheme}://{host}:{port}/{path}"));
+        for header in action.http_headers.iter().flatten() {
+            request = request.header(&header.name, &header.value);
+        }
+        let status = request.send().await.map_err(|e| format!("{e:?}"))?.status().as_u16();
+        if (200..400).contains(&status) { Ok(()) } else { Err(format!("HTTP probe failed with statuscode: {status}")) }
+    }
+
+    fn host(&self, named: Option<&str>) -> String {
+        named.filter(|h| !h.is_empty()).map_or_else(|| to_process(self.pod_ip).to_string(), str::to_owned)
+    }
+
+    fn port(&self, port: &IntOrString) -> Option<u16> {
+        let number = match port {
+            IntOrString::Int(number) => *number,
+            IntOrString::String(name) => {
+                let named = self.container.ports.iter().flatten().find(|p| p.name.as_ref() == Some(name));
+                named.map(|p| p.container_port).or_else(|| name.parse().ok())?
+            }
+        };
+        u16::try_from(number).ok()
+    }
+
+    /// Asks until the container has started, or has failed to.
+    pub(crate) async fn until_started(&self, probe: &Probe, exec: &impl Exec) -> Result<(), String> {
+        let rhythm = Rhythm::of(probe, Which::Startup);
+        let last = tokio::time::Instant::now() + Rhythm::startup_budget(probe);
+        sleep(rhythm.delay).await;
+        let mut tally = Tally::default();
+        loop {
+            match self.ask(probe, rhythm.timeout, exec).await {
+                Ok(()) if tally.take(true, &rhythm).is_some() => return Ok(()),
+                Ok(()) => {}
+                Err(why) => {
+                    tally.take(false, &rhythm);
+                    if tokio::time::Instant::now() >= last {
+                        return Err(why);
+                    }
+                }
+            }
+            sleep(rhythm.pause(false)).await;
+        }
+    }
+
+    /// Asks for ever; tells each change of readiness.
+    pub(crate) async fn follow_readiness(&self, probe: &Probe, exec: &impl Exec, mut tell: impl FnMut(bool, &str)) {
+        let rhythm = Rhythm::of(probe, Which::Readiness);
+        sleep(rhythm.delay).await;
+        let (mut ready, mut tally) = (false, Tally::default());
+        loop {
+            let result = self.ask(probe, rhythm.timeout, exec).await;
+            if let Some(verdict) = tally.take(result.is_ok(), &rhythm)
+                && verdict != ready
+            {
+                ready = verdict;
+                tell(ready, result.err().as_deref().unwrap_or_default());
+            }
+            sleep(rhythm.pause(ready)).await;
+        }
+    }
+
+    /// Asks until the container is found dead.
+    pub(crate) async fn until_dead(&self, probe: &Probe, exec: &impl Exec) -> String {
+        let rhythm = Rhythm::of(probe, Which::Liveness);
+        sleep(rhythm.delay).await;
+        let mut tally = Tally::default();
+        loop {
+            let result = self.ask(probe, rhythm.timeout, exec).await;
+            if tally.take(result.is_ok(), &rhythm) == Some(false) {
+                return result.err().unwrap_or_default();
+            }
+            sleep(rhythm.period).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_needs_its_threshold_in_a_row() {
+        let rhythm = Rhythm { delay: Duration::ZERO, period: LONGEST, timeout: LONGEST, successes: 1, failures: 3 };
+        let mut tally = Tally::default();
+        let verdicts: Vec<_> =
+            [true, false, false, true, false, false, false].map(|result| tally.take(result, &rhythm)).into();
+        assert_eq!(verdicts, [Some(true), None, None, Some(true), None, None, Some(false)]);
+    }
+
+    #[test]
+    fn readiness_is_hurried_and_liveness_is_not() {
+        let probe = Probe { period_seconds: Some(20), initial_delay_seconds: Some(30), ..Probe::default() };
+        assert_eq!(Rhythm::of(&probe, Which::Readiness).period, LONGEST);
+        assert_eq!(Rhythm::of(&probe, Which::Readiness).delay, LONGEST);
+        assert_eq!(Rhythm::of(&probe, Which::Liveness).period, Duration::from_secs(20));
+        assert_eq!(Rhythm::of(&probe, Which::Liveness).delay, Duration::from_secs(30));
+    }
+}

@@ -1,0 +1,146 @@
+//! Containers as local processes: how they are started, found and ended.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::process::{Child, Command};
+
+use crate::control_plane::marked;
+
+/// A running process of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodProcess {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The pod's uid.
+    pub uid: String,
+    /// The container's name.
+    pub container: String,
+    /// The process id, which is also the process group's.
+    pub pid: u32,
+    /// The container's image.
+    pub image: String,
+}
+
+/// Locks, also after a panic elsewhere: what these locks hold is whole after each statement.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The processes of one boot of a node. Once closed it starts no more, so that a machine without power is silent.
+#[derive(Debug, Default)]
+pub(crate) struct Processes {
+    state: Mutex<Running>,
+}
+
+#[derive(Debug, Default)]
+struct Running {
+    closed: bool,
+    containers: BTreeMap<u32, PodProcess>,
+    /// Probes and hooks: ended with the rest, but not containers.
+    helpers: Vec<u32>,
+}
+
+/// What a process is started with.
+pub(crate) struct Launch {
+    pub(crate) program: PathBuf,
+    pub(crate) args: Vec<String>,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) directory: PathBuf,
+    pub(crate) log: Option<PathBuf>,
+}
+
+impl Processes {
+    /// Starts a container's process. `who` gets the pid.
+    pub(crate) fn start(&self, bed: &Path, launch: &Launch, mut who: PodProcess) -> Result<Child> {
+        let mut state = locked(&self.state);
+        let (child, pid) = spawn(&state, bed, launch)?;
+        who.pid = pid;
+        state.containers.insert(pid, who);
+        Ok(child)
+    }
+
+    /// Starts a probe or a hook.
+    pub(crate) fn start_helper(&self, bed: &Path, launch: &Launch) -> Result<Child> {
+        let mut state = locked(&self.state);
+        let (child, pid) = spawn(&state, bed, launch)?;
+        state.helpers.push(pid);
+        Ok(child)
+    }
+
+    /// Waits for a process to end, ends what it left behind, and forgets it.
+    pub(crate) async fn wait(&self, child: &mut Child) -> std::io::Result<ExitStatus> {
+        let pid = child.id();
+        let status = child.wait().await;
+        if let Some(pid) = pid {
+            signal_group(pid, Signal::SIGKILL);
+            self.forget(pid);
+        }
+        status
+    }
+
+    pub(crate) fn forget(&self, pid: u32) {
+        let mut state = locked(&self.state);
+        state.containers.remove(&pid);
+        state.helpers.retain(|p| *p != pid);
+    }
+
+    pub(crate) fn list(&self) -> Vec<PodProcess> {
+        locked(&self.state).containers.values().cloned().collect()
+    }
+
+    /// Ends every process at once, and starts none from now on.
+    pub(crate) fn close(&self) {
+        let mut state = locked(&self.state);
+        state.closed = true;
+        for pid in state.containers.keys().chain(&state.helpers) {
+            signal_group(*pid, Signal::SIGKILL);
+        }
+        state.containers.clear();
+        state.helpers.clear();
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn spawn(state: &Running, bed: &Path, launch: &Launch) -> Result<(Child, u32)> {
+    if state.closed {
+        bail!("the machine does not run");
+    }
+    let mut command = Command::new(&launch.program);
+    command.args(&launch.args).env_clear().envs(launch.env.iter().map(|(k, v)| (k, v)));
+    command.current_dir(&launch.directory).stdin(Stdio::null()).kill_on_drop(true);
+    marked(&mut command, bed);
+    match &launch.log {
+        Some(path) => {
+            let log =
+                File::options().create(true).append(true).open(path).with_context(|| path.display().to_string())?;
+            command.stderr(log.try_clone()?).stdout(log);
+        }
+        None => {
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+        }
+    }
+    let child = command.spawn().with_context(|| format!("cannot start {}", launch.program.display()))?;
+    let pid = child.id().context("the process ended before it had an id")?;
+    Ok((child, pid))
+}
+
+/// Signals a process and all that it started. A group that is gone is what the caller wanted anyway.
+pub(crate) fn signal_group(pid: u32, signal: Signal) {
+    if let Ok(pid) = i32::try_from(pid) {
+        let _ = killpg(Pid::from_raw(pid), signal);
+    }
+}

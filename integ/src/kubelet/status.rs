@@ -1,0 +1,347 @@
+//! A pod's status, computed from what its containers do.
+
+use std::net::Ipv4Addr;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use serde_json::{Value, json};
+
+/// How a container's process ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) exit_code: i32,
+    pub(crate) signal: Option<i32>,
+    pub(crate) reason: String,
+    pub(crate) message: Option<String>,
+    pub(crate) started: Option<Timestamp>,
+    pub(crate) finished: Timestamp,
+    pub(crate) container_id: String,
+}
+
+/// What a container does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Doing {
+    Waiting { reason: String, message: Option<String> },
+    Running { since: Timestamp },
+    Ended(Ended),
+}
+
+impl Doing {
+    pub(crate) fn waiting(reason: &str, message: Option<String>) -> Self {
+        Self::Waiting { reason: reason.to_owned(), message }
+    }
+}
+
+/// One container as its status shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ContainerView {
+    pub(crate) name: String,
+    pub(crate) image: String,
+    pub(crate) init: bool,
+    pub(crate) doing: Doing,
+    pub(crate) last: Option<Ended>,
+    pub(crate) restarts: u32,
+    pub(crate) ready: bool,
+    pub(crate) started: bool,
+    pub(crate) container_id: String,
+}
+
+/// A phase that the kubelet sets for a reason of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) phase: &'static str,
+    pub(crate) reason: &'static str,
+    pub(crate) message: &'static str,
+    pub(crate) disruption: bool,
+}
+
+/// What graceful node shutdown leaves behind.
+pub(crate) const SHUT_DOWN: Verdict = Verdict {
+    phase: "Failed",
+    reason: "Terminated",
+    message: "Pod was terminated in response to imminent node shutdown.",
+    disruption: true,
+};
+
+/// What becomes of a pod that is bound to a node that shuts down.
+pub(crate) const REJECTED: Verdict = Verdict {
+    phase: "Failed",
+    reason: "NodeShutdown",
+    message: "Pod was rejected as the node is shutting down.",
+    disruption: false,
+};
+
+/// The facts that a status is made of.
+pub(crate) struct StatusInput<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) containers: &'a [ContainerView],
+    pub(crate) start_time: Timestamp,
+    pub(crate) pod_ip: Option<Ipv4Addr>,
+    pub(crate) host_ip: Ipv4Addr,
+    pub(crate) verdict: Option<&'a Verdict>,
+    /// The pod is being ended, so what has ended stays ended.
+    pub(crate) ending: bool,
+}
+
+/// The status as a strategic merge patch that touches only what a kubelet owns. `conditions` are those already reported;
+/// a transition time moves only when the status does.
+pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition], now: Timestamp) -> Value {
+    let (init, main): (Vec<_>, Vec<_>) = input.containers.iter().partition(|c| c.init);
+    let initialized = init.iter().all(|c| matches!(&c.doing, Doing::Ended(e) if e.exit_code == 0));
+    let phase = input.verdict.map_or_else(|| phase(input, &main, initialized), |v| v.phase);
+    let finished = phase == "Succeeded" || phase == "Failed";
+    let unready: Vec<&str> = main.iter().filter(|c| !c.ready).map(|c| c.name.as_str()).collect();
+    let all_ready = unready.is_empty() && !main.is_empty() && !finished;
+    let why_not = match (all_ready, finished) {
+        (true, _) => (None, None),
+        (false, true) if phase == "Succeeded" => (Some("PodCompleted"), None),
+        (false, true) => (Some("PodFailed"), None),
+        (false, false) => {
+            (Some("ContainersNotReady"), Some(format!("containers with unready status: [{}]", unready.join(" "))))
+        }
+    };
+    let mut reported = vec![
+        condition(
+            input,
+            conditions,
+            now,
+            "PodReadyToStartContainers",
+            input.pod_ip.is_some() && !finished,
+            (None, None),
+        ),
+        condition(input, conditions, now, "Initialized", initialized || finished, (None, None)),
+        condition(input, conditions, now, "ContainersReady", all_ready, why_not.clone()),
+        condition(input, conditions, now, "Ready", all_ready && gates_pass(input.pod, conditions), why_not),
+    ];
+    if let Some(verdict) = input.verdict.filter(|v| v.disruption) {
+        let why = (Some("TerminationByKubelet"), Some(verdict.message.to_owned()));
+        reported.push(condition(input, conditions, now, "DisruptionTarget", true, why));
+    }
+    let generation = input.pod.metadata.generation;
+    let host_ip = input.host_ip.to_string();
+    let mut status = json!({
+        "phase": phase,
+        "reason": input.verdict.map(|v| v.reason),
+        "message": input.verdict.map(|v| v.message),
+        "observedGeneration": generation,
+        "startTime": stamp(input.start_time),
+        "hostIP": host_ip,
+        "hostIPs": [{"$patch": "replace"}, {"ip": host_ip}],
+        "conditions": reported,
+        "containerStatuses": main.iter().map(|c| container_status(c)).collect::<Vec<_>>(),
+    });
+    if let Some(fields) = status.as_object_mut() {
+        if let Some(ip) = input.pod_ip {
+            fields.insert("podIP".to_owned(), json!(ip.to_string()));
+            fields.insert("podIPs".to_owned(), json!([{"$patch": "replace"}, {"ip": ip.to_string()}]));
+        }
+        if !init.is_empty() {
+            let statuses = init.iter().map(|c| container_status(c)).collect();
+            fields.insert("initContainerStatuses".to_owned(), Value::Array(statuses));
+        }
+    }
+    json!({"metadata": {"uid": input.pod.metadata.uid}, "status": status})
+}
+
+fn phase(input: &StatusInput<'_>, main: &[&ContainerView], initialized: bool) -> &'static str {
+    let policy = input.pod.spec.as_ref().and_then(|s| s.restart_policy.as_deref()).unwrap_or("Always");
+    let init_failed = input
+        .containers
+        .iter()
+        .any(|c| c.init && policy == "Never" && matches!(&c.doing, Doing::Ended(e) if e.exit_code != 0));
+    if init_failed {
+        return "Failed";
+    }
+    let ended = |c: &&ContainerView| match &c.doing {
+        Doing::Ended(e) => Some(e.exit_code),
+        Doing::Waiting { .. } | Doing::Running { .. } => None,
+    };
+    let codes: Vec<i32> = main.iter().filter_map(ended).collect();
+    let all_ended = codes.len() == main.len() && !main.is_empty();
+    let final_now = match policy {
+        _ if input.ending => all_ended,
+        "Never" => all_ended,
+        "OnFailure" => all_ended && codes.iter().all(|c| *c == 0),
+        _ => false,
+    };
+    if final_now {
+        return if codes.iter().all(|c| *c == 0) { "Succeeded" } else { "Failed" };
+    }
+    let begun = |c: &&ContainerView| !matches!(c.doing, Doing::Waiting { .. }) || c.last.is_some();
+    if initialized && !main.is_empty() && main.iter().all(begun) { "Running" } else { "Pending" }
+}
+
+/// Readiness gates are conditions that others set.
+fn gates_pass(pod: &Pod, conditions: &[PodCondition]) -> bool {
+    let gates = pod.spec.iter().flat_map(|s| s.readiness_gates.iter().flatten());
+    gates.into_iter().all(|gate| conditions.iter().any(|c| c.type_ == gate.condition_type && c.status == "True"))
+}
+
+fn condition(
+    input: &StatusInput<'_>,
+    known: &[PodCondition],
+    now: Timestamp,
+    kind: &str,
+    holds: bool,
+    (reason, message): (Option<&str>, Option<String>),
+) -> Value {
+    let status = if holds { "True" } else { "False" };
+    let before = known.iter().find(|c| c.type_ == kind && c.status == status);
+    let since = before.and_then(|c| c.last_transition_time.as_ref()).map_or(now, |t| t.0);
+    json!({
+        "type": kind,
+        "status": status,
+        "observedGeneration": input.pod.metadata.generation,
+        "lastProbeTime": null,
+        "lastTransitionTime": stamp(since),
+        "reason": reason,
+        "message": message,
+    })
+}
+
+fn container_status(view: &ContainerView) -> Value {
+    json!({
+        "name": view.name,
+        "image": view.image,
+        "imageID": if view.container_id.is_empty() { String::new() } else { format!("sim://{}", view.image) },
+        "containerID": view.container_id,
+        "ready": view.ready,
+        "started": view.started,
+        "restartCount": view.restarts,
+        "state": state(&view.doing),
+        "lastState": view.last.as_ref().map_or_else(|| json!({}), |e| json!({"terminated": ended(e)})),
+    })
+}
+
+fn state(doing: &Doing) -> Value {
+    match doing {
+        Doing::Waiting { reason, message } => json!({"waiting": {"reason": reason, "message": message}}),
+        Doing::Running { since } => json!({"running": {"startedAt": stamp(*since)}}),
+        Doing::Ended(how) => json!({"terminated": ended(how)}),
+    }
+}
+
+fn ended(how: &Ended) -> Value {
+    json!({
+        "exitCode": how.exit_code,
+        "signal": how.signal,
+        "reason": how.reason,
+        "message": how.message,
+        "startedAt": how.started.map(stamp),
+        "finishedAt": stamp(how.finished),
+        "containerID": how.container_id,
+    })
+}
+
+/// Kubernetes keeps whole seconds; sending more would look like a change each time it is read back.
+fn stamp(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(policy: &str) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u", "generation": 1},
+            "spec": {"restartPolicy": policy, "containers": [{"name": "c"}]},
+        }))
+        .unwrap()
+    }
+
+    fn view(doing: Doing, ready: bool) -> ContainerView {
+        ContainerView {
+            name: "c".into(),
+            image: "i".into(),
+            init: false,
+            doing,
+            last: None,
+            restarts: 0,
+            ready,
+            started: ready,
+            container_id: "x".into(),
+        }
+    }
+
+    fn exited(exit_code: i32) -> Doing {
+        Doing::Ended(Ended {
+            exit_code,
+            signal: None,
+            reason: "Error".into(),
+            message: None,
+            started: None,
+            finished: Timestamp::UNIX_EPOCH,
+            container_id: "x".into(),
+        })
+    }
+
+    fn patch(policy: &str, doing: Doing, ready: bool, ending: bool, verdict: Option<&Verdict>) -> Value {
+        let input = StatusInput {
+            pod: &pod(policy),
+            containers: &[view(doing, ready)],
+            start_time: Timestamp::UNIX_EPOCH,
+            pod_ip: Some(Ipv4Addr::new(10, 1, 1, 2)),
+            host_ip: Ipv4Addr::new(10, 1, 1, 1),
+            verdict,
+            ending,
+        };
+        status_patch(&input, &[], Timestamp::UNIX_EPOCH)["status"].clone()
+    }
+
+    fn condition_of(status: &Value, kind: &str) -> Value {
+        status["conditions"].as_array().unwrap().iter().find(|c| c["type"] == kind).unwrap()["status"].clone()
+    }
+
+    #[test]
+    fn a_pod_is_ready_when_its_containers_are() {
+        let running = Doing::Running { since: Timestamp::UNIX_EPOCH };
+        let status = patch("Always", running.clone(), true, false, None);
+        assert_eq!((&status["phase"], condition_of(&status, "Ready")), (&json!("Running"), json!("True")));
+        let status = patch("Always", running, false, false, None);
+        assert_eq!((&status["phase"], condition_of(&status, "Ready")), (&json!("Running"), json!("False")));
+    }
+
+    #[test]
+    fn the_phase_follows_the_restart_policy() {
+        for (policy, code, ending, phase) in [
+            ("Always", 1, false, "Running"),
+            ("Always", 0, true, "Succeeded"),
+            ("Always", 143, true, "Failed"),
+            ("OnFailure", 0, false, "Succeeded"),
+            ("OnFailure", 1, false, "Running"),
+            ("Never", 1, false, "Failed"),
+        ] {
+            assert_eq!(patch(policy, exited(code), false, ending, None)["phase"], phase, "{policy} {code} {ending}");
+        }
+        assert_eq!(patch("Always", Doing::waiting("ContainerCreating", None), false, false, None)["phase"], "Pending");
+    }
+
+    #[test]
+    fn a_node_shutdown_leaves_a_failed_pod_that_says_so() {
+        let status = patch("Always", exited(0), false, true, Some(&SHUT_DOWN));
+        assert_eq!(status["phase"], "Failed");
+        assert_eq!(status["reason"], "Terminated");
+        assert_eq!(condition_of(&status, "DisruptionTarget"), "True");
+    }
+
+    #[test]
+    fn a_transition_time_moves_only_with_the_status() {
+        let known: Vec<PodCondition> = serde_json::from_value(json!([
+            {"type": "Ready", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"},
+        ]))
+        .unwrap();
+        let input = StatusInput {
+            pod: &pod("Always"),
+            containers: &[view(Doing::Running { since: Timestamp::UNIX_EPOCH }, true)],
+            start_time: Timestamp::UNIX_EPOCH,
+            pod_ip: None,
+            host_ip: Ipv4Addr::new(10, 1, 1, 1),
+            verdict: None,
+            ending: false,
+        };
+        let status = status_patch(&input, &known, Timestamp::UNIX_EPOCH);
+        let ready = &status["status"]["conditions"][3];
+        assert_eq!((&ready["type"], &ready["lastTransitionTime"]), (&json!("Ready"), &json!("2020-01-01T00:00:00Z")));
+    }
+}
