@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::core::{Core, Job, State};
@@ -224,21 +224,26 @@ fn is_json(content_type: &str) -> bool {
     essence.eq_ignore_ascii_case("application/json")
 }
 
-/// `{"settings.updates.seed": "7"}`, or the same under `request_payload`-less text values: each value is JSON, or else text.
+/// What `apiclient set a=b c=d` sends: `settings.` may be left out, and a value is JSON or else text.
+#[derive(Debug, Deserialize)]
+struct KeyPairs {
+    request_payload: Vec<String>,
+}
+
 fn keypair(state: &mut State, transaction: &str, request: &Request) -> Response {
-    let pairs: BTreeMap<String, Value> = match json_body(request) {
+    let pairs: KeyPairs = match json_body(request) {
         Ok(pairs) => pairs,
         Err(error) => return error,
     };
     let mut updates = Map::new();
-    for (key, value) in pairs {
-        let Some(name) = key.strip_prefix("settings.updates.") else {
+    for pair in pairs.request_payload {
+        let Some((key, text)) = pair.split_once('=') else {
+            return Response::error(400, format!("Not a pair of key and value: '{pair}'"));
+        };
+        let Some(name) = key.strip_prefix("settings.").unwrap_or(key).strip_prefix("updates.") else {
             return Response::error(400, format!("Unknown setting '{key}'"));
         };
-        let value = match value {
-            Value::String(text) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
-            other => other,
-        };
+        let value = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
         updates.insert(name.to_owned(), value);
     }
     match serde_json::from_value::<SettingsTree>(json!({ "updates": updates })) {

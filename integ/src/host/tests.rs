@@ -694,6 +694,18 @@ async fn a_change_that_is_no_json_or_no_known_setting_is_a_typed_400() {
 }
 
 #[tokio::test]
+async fn settings_can_be_changed_by_key_as_an_admins_client_does() {
+    let bench = bench().await;
+    let pairs = r#"{"request_payload":["updates.version-lock=1.20.0","settings.updates.ignore-waves=true"]}"#;
+    assert_eq!(bench.call("PATCH", "/settings/keypair?tx=t", Some(pairs)).await.status, 204);
+    assert_eq!(bench.call("POST", "/tx/commit_and_apply?tx=t", None).await.status, 200);
+    let updates = &bench.get("/settings").await["updates"];
+    assert_eq!((&updates["version-lock"], &updates["ignore-waves"]), (&json!("1.20.0"), &json!(true)));
+    let unknown = r#"{"request_payload":["motd=hello"]}"#;
+    assert_eq!(bench.call("PATCH", "/settings/keypair?tx=t", Some(unknown)).await.status, 400);
+}
+
+#[tokio::test]
 async fn settings_and_os_can_be_asked_for_in_parts() {
     let bench = bench().await;
     assert_eq!(bench.get("/os?prefix=ver").await, json!({"version_id": "1.20.0"}));
@@ -741,6 +753,22 @@ async fn a_connection_serves_several_requests_and_takes_chunked_bodies() {
     assert_eq!(client::read(&mut stream).await.unwrap().status, 204);
     let reply = client::send(&mut stream, "POST", "/tx/commit", None).await.unwrap();
     assert_eq!(reply.body, r#"["settings.updates.seed"]"#);
+}
+
+#[tokio::test]
+async fn an_ordinary_http_client_understands_the_answers() {
+    let bench = bench().await;
+    let client = reqwest::Client::builder().unix_socket(bench.host.socket()).build().unwrap();
+    let url = |path: &str| format!("http://localhost{path}");
+    for command in [Command::Refresh, Command::Prepare] {
+        let reply = client.post(url(command.path())).send().await.unwrap();
+        assert_eq!((reply.status().as_u16(), reply.content_length()), (204, Some(0)));
+    }
+    let patch = client.patch(url("/settings?tx=t")).json(&json!({"updates": {"seed": 1}})).send().await.unwrap();
+    assert_eq!(patch.status().as_u16(), 204);
+    let status = client.get(url("/updates/status")).send().await.unwrap();
+    assert_eq!(status.headers()["content-type"], "application/json");
+    assert!(status.text().await.unwrap().contains(r#""update_state":"Staged""#));
 }
 
 #[tokio::test]
