@@ -1,1 +1,142 @@
-//! Placeholder until the crate's first module lands.
+//! What is installed, as data: custom resource definitions, rights, workloads and the default policy.
+//!
+//! The manifest that people apply, the reference of the resources and whatever else installs the operator come from here,
+//! so that a test of one is a test of all.
+
+mod agent;
+mod apiserver;
+mod controller;
+pub mod crds;
+pub mod files;
+mod namespaces;
+mod object;
+mod pod;
+mod policy;
+pub mod reference;
+mod rights;
+pub mod yaml;
+
+use serde_json::Value;
+
+/// What an installation may choose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Registry and path in front of the images' names, such as `registry.example/brupop`; absent: bare names.
+    pub registry: Option<String>,
+    /// Tag of all images.
+    pub tag: String,
+    /// Pods of the controller. One leads, the others stand by with warm caches.
+    pub controller_replicas: u16,
+    /// Pods of the web API.
+    pub apiserver_replicas: u16,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            registry: None,
+            tag: concat!("v", env!("CARGO_PKG_VERSION")).into(),
+            controller_replicas: 2,
+            apiserver_replicas: 3,
+        }
+    }
+}
+
+/// The parts of the operator that run in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Component {
+    /// On every Bottlerocket node, beside the host API.
+    Agent,
+    /// The web API between the agents and the cluster.
+    Apiserver,
+    /// What decides which node updates, when, and to what.
+    Controller,
+}
+
+impl Component {
+    /// All parts.
+    pub const ALL: [Self; 3] = [Self::Agent, Self::Apiserver, Self::Controller];
+
+    /// Name of the part's workload, service account, image and program.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Agent => models::names::AGENT,
+            Self::Apiserver => models::names::APISERVER,
+            Self::Controller => models::names::CONTROLLER,
+        }
+    }
+}
+
+/// Reference of a part's image, as it stands in the pods.
+///
+/// ```
+/// use deploy::{Component, Options, image};
+/// let options = Options { registry: Some("registry.example/brupop".into()), ..Options::default() };
+/// assert_eq!(image(Component::Agent, &options), "registry.example/brupop/brupop-agent:v0.1.0");
+/// ```
+pub fn image(component: Component, options: &Options) -> String {
+    let name = component.name();
+    let tag = &options.tag;
+    match options.registry.as_deref().map(|registry| registry.trim_end_matches('/')) {
+        Some(registry) if !registry.is_empty() => format!("{registry}/{name}:{tag}"),
+        _ => format!("{name}:{tag}"),
+    }
+}
+
+/// Everything that is installed, each a full object, in the order of installation. The custom resource definitions come
+/// first and have to be established before the last one, the default policy, is accepted.
+///
+/// # Errors
+/// If an object cannot be written as JSON, which would be a defect here.
+pub fn objects(options: &Options) -> anyhow::Result<Vec<Value>> {
+    let mut objects = crds::all()?;
+    objects.extend(namespaces::all()?);
+    objects.extend(rights::all()?);
+    objects.extend(apiserver::all(options)?);
+    objects.extend(controller::all(options)?);
+    objects.extend(agent::all(options)?);
+    objects.extend(policy::all()?);
+    Ok(objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_object_says_what_it_is_and_none_is_there_twice() {
+        let objects = objects(&Options::default()).unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        for object in &objects {
+            let id = yaml::id(object);
+            assert!(!id.contains('?'), "{id}: {object}");
+            assert!(seen.insert(id.clone()), "{id} is there twice");
+        }
+        assert_eq!(objects[0]["kind"], "CustomResourceDefinition");
+        assert_eq!(objects[objects.len() - 1]["kind"], "BottlerocketUpdateOperator");
+    }
+
+    #[test]
+    fn an_object_comes_after_its_namespace() {
+        let objects = objects(&Options::default()).unwrap();
+        let mut namespaces = vec!["kube-node-lease".to_owned()];
+        for object in &objects {
+            if object["kind"] == "Namespace" {
+                namespaces.push(object["metadata"]["name"].as_str().unwrap().to_owned());
+            }
+            if let Some(namespace) = object["metadata"]["namespace"].as_str() {
+                assert!(namespaces.iter().any(|n| n == namespace), "{}", yaml::id(object));
+            }
+        }
+    }
+
+    #[test]
+    fn a_registry_with_and_without_a_slash_at_its_end_is_the_same() {
+        for registry in ["registry.example/b", "registry.example/b/"] {
+            let options = Options { registry: Some(registry.into()), tag: "v9".into(), ..Options::default() };
+            assert_eq!(image(Component::Controller, &options), "registry.example/b/brupop-controller:v9");
+        }
+        let options = Options { registry: Some(String::new()), ..Options::default() };
+        assert_eq!(image(Component::Controller, &options), "brupop-controller:v0.1.0");
+    }
+}

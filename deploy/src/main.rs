@@ -1,2 +1,66 @@
-//! Entry point.
-fn main() {}
+//! `brupop-deploy`: writes and checks the generated files, and prints what is installed.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use deploy::{Options, crds, files, reference, yaml};
+
+/// Generates what is installed: custom resource definitions, rights, workloads, the default policy.
+#[derive(Debug, Parser)]
+#[command(name = "brupop-deploy", version, arg_required_else_help = true)]
+struct Arguments {
+    /// Compare the generated files that are checked in with what would be generated now; fail if one is stale.
+    #[arg(long, conflicts_with = "write")]
+    check: bool,
+    /// Write the generated files.
+    #[arg(long)]
+    write: bool,
+    /// The repository's root, for --check and --write.
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    root: PathBuf,
+    #[command(subcommand)]
+    print: Option<Print>,
+}
+
+/// What to print instead.
+#[derive(Debug, Subcommand)]
+enum Print {
+    /// The custom resource definitions.
+    Crds,
+    /// Everything that is installed.
+    Manifest {
+        /// Registry and path in front of the images' names, such as registry.example/brupop.
+        #[arg(long)]
+        registry: Option<String>,
+        /// Tag of the images.
+        #[arg(long)]
+        tag: Option<String>,
+    },
+    /// The reference of the custom resources.
+    Docs,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    if arguments.write {
+        for path in files::write(&arguments.root)? {
+            println!("wrote {path}");
+        }
+    }
+    if arguments.check {
+        files::check(&arguments.root)?;
+    }
+    match arguments.print {
+        None => {}
+        Some(Print::Crds) => print!("{}", yaml::documents(&crds::all()?)?),
+        Some(Print::Manifest { registry, tag }) => {
+            let mut options = Options { registry, ..Options::default() };
+            if let Some(tag) = tag {
+                options.tag = tag;
+            }
+            print!("{}", files::manifest(&options)?);
+        }
+        Some(Print::Docs) => print!("{}", reference::markdown()?),
+    }
+    Ok(())
+}

@@ -3,6 +3,11 @@
 //!
 //! With the feature `crd` the resources are Kubernetes objects with schemas; the agent does without.
 
+#![cfg_attr(
+    feature = "crd",
+    expect(clippy::duplicated_attributes, reason = "the lint takes the columns of a printed table for one attribute")
+)]
+
 pub mod agent_step;
 pub mod condition;
 pub mod duration;
@@ -11,6 +16,6 @@ pub mod names;
 pub mod operator;
 pub mod reason;
 #[cfg(feature = "crd")]
-pub(crate) mod schema;
+pub mod schema;
 pub mod shadow;
 pub mod wire;

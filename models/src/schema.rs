@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 /// Stands for [`semver::Version`] in a schema. What the API server lets pass has to parse: one object that does not would
 /// keep a reader of all of them from reading any.
-pub(crate) struct VersionText;
+pub struct VersionText;
 
 impl JsonSchema for VersionText {
     fn schema_name() -> Cow<'static, str> {

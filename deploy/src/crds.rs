@@ -1,0 +1,224 @@
+//! The custom resource definitions, made from the types in `models`.
+
+use anyhow::Context;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceConversion, CustomResourceDefinition,
+};
+use kube::CustomResourceExt;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+use serde_json::{Map, Value};
+
+/// All custom resource definitions.
+///
+/// # Errors
+/// If one cannot be written as JSON, which would be a defect here.
+pub fn all() -> anyhow::Result<Vec<Value>> {
+    [BottlerocketShadow::crd(), BottlerocketUpdateOperator::crd()].into_iter().map(definition).collect()
+}
+
+/// The definition of the resource `kind`.
+///
+/// # Errors
+/// If there is none of that kind.
+pub fn of_kind(kind: &str) -> anyhow::Result<Value> {
+    all()?
+        .into_iter()
+        .find(|crd| crd["spec"]["names"]["kind"] == kind)
+        .with_context(|| format!("there is no custom resource of kind {kind}"))
+}
+
+fn definition(mut crd: CustomResourceDefinition) -> anyhow::Result<Value> {
+    // There is no converter that an upgrade could wait for or that could be down.
+    crd.spec.conversion = Some(CustomResourceConversion { strategy: "None".to_owned(), webhook: None });
+    let mut crd = serde_json::to_value(crd)?;
+    let versions = crd["spec"]["versions"].as_array_mut().context("a definition without versions")?;
+    for version in versions {
+        tidy(&mut version["schema"]["openAPIV3Schema"]);
+    }
+    Ok(crd)
+}
+
+/// Rewrites what schemars and kube produce into what the API server is to have:
+///
+/// * Nothing is `nullable`. An optional field is absent; a null in it would count as present for `has()` in a rule, and so
+///   let an order without a version pass. Without the word the server drops nulls before it looks.
+/// * Bounds of integers are integers.
+/// * A description is a line of text, not a piece of source wrapped at its margin.
+fn tidy(schema: &mut Value) {
+    let Some(schema) = schema.as_object_mut() else { return };
+    schema.remove("nullable");
+    schema.remove("title");
+    for bound in ["minimum", "maximum"] {
+        if let Some(bound) = schema.get_mut(bound) {
+            whole(bound);
+        }
+    }
+    if let Some(Value::String(text)) = schema.get_mut("description") {
+        *text = text.split("\n\n").map(|part| part.replace('\n', " ")).collect::<Vec<_>>().join("\n\n");
+    }
+    for_each_child(schema, tidy);
+}
+
+/// Writes `1.0` as `1`.
+fn whole(number: &mut Value) {
+    if let Some(float) = number.as_f64()
+        && let Ok(integer) = format!("{float:.0}").parse::<i64>()
+        && number.as_i64().is_none()
+        && float.fract() == 0.0
+    {
+        *number = integer.into();
+    }
+}
+
+fn for_each_child(schema: &mut Map<String, Value>, mut visit: impl FnMut(&mut Value)) {
+    if let Some(Value::Object(properties)) = schema.get_mut("properties") {
+        properties.values_mut().for_each(&mut visit);
+    }
+    for key in ["items", "additionalProperties"] {
+        if let Some(child) = schema.get_mut(key) {
+            visit(child);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the API server would refuse or warn about, and what our own rules forbid, with the place.
+    fn complaints(schema: &Value, path: &str, found: &mut Vec<String>) {
+        const KEYS: &[&str] = &[
+            "type",
+            "description",
+            "properties",
+            "required",
+            "items",
+            "enum",
+            "format",
+            "default",
+            "minimum",
+            "maximum",
+            "maxLength",
+            "maxItems",
+            "pattern",
+            "x-kubernetes-list-type",
+            "x-kubernetes-list-map-keys",
+            "x-kubernetes-validations",
+            "x-kubernetes-int-or-string",
+        ];
+        let mut complain = |what: &str| found.push(format!("{path}: {what}"));
+        let Some(object) = schema.as_object() else { return complain("is no object") };
+        for key in object.keys() {
+            if !KEYS.contains(&key.as_str()) {
+                complain(&format!("has {key}"));
+            }
+        }
+        if schema["description"].as_str().is_none_or(str::is_empty) && !path.ends_with("[]") && !path.is_empty() {
+            complain("has no description");
+        }
+        if let Some(values) = schema["enum"].as_array()
+            && !path.ends_with(".conditions[].status")
+            && values.iter().any(|value| value.is_null() || value == "Unknown")
+        {
+            complain("lets null or Unknown be written");
+        }
+        match (schema["type"].as_str(), schema["format"].as_str()) {
+            (None, None) if schema["x-kubernetes-int-or-string"] == true && schema["maxLength"].is_u64() => {}
+            (Some("string"), Some("date-time")) => {}
+            (Some("string"), None) if schema["enum"].is_array() || schema["maxLength"].is_u64() => {}
+            (Some("string"), None) => complain("has no maxLength"),
+            (Some("integer"), Some("int64" | "int32")) | (Some("boolean"), None) => {}
+            (Some("array"), None) => {
+                if !schema["maxItems"].is_u64() {
+                    complain("has no maxItems");
+                }
+                match schema["x-kubernetes-list-type"].as_str() {
+                    Some("atomic") => {}
+                    Some("map") if schema["x-kubernetes-list-map-keys"].is_array() => {}
+                    other => complain(&format!("is a list of type {other:?}")),
+                }
+                complaints(&schema["items"], &format!("{path}[]"), found);
+            }
+            (Some("object"), None) => {
+                let Some(properties) = schema["properties"].as_object() else {
+                    return complain("has no properties");
+                };
+                for (name, property) in properties {
+                    complaints(property, &format!("{path}.{name}"), found);
+                }
+            }
+            (type_, format) => complain(&format!("has type {type_:?} and format {format:?}")),
+        }
+    }
+
+    #[test]
+    fn schemas_are_structural_and_everything_in_them_has_a_limit_and_a_description() {
+        for crd in all().unwrap() {
+            assert_eq!(crd["spec"]["conversion"]["strategy"], "None");
+            for version in crd["spec"]["versions"].as_array().unwrap() {
+                let mut found = Vec::new();
+                complaints(&version["schema"]["openAPIV3Schema"], "", &mut found);
+                assert!(found.is_empty(), "{}: {found:#?}", crd["metadata"]["name"]);
+                assert!(version["subresources"]["status"].is_object());
+            }
+        }
+    }
+
+    fn schema(kind: &str) -> Value {
+        of_kind(kind).unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take()
+    }
+
+    /// The rules that safety rests on, as they stand in what is installed.
+    #[test]
+    fn rules_and_list_types_survive_generation() {
+        let shadow = schema("BottlerocketShadow");
+        let spec = &shadow["properties"]["spec"];
+        assert_eq!(shadow["required"], serde_json::json!(["spec"]));
+        assert_eq!(spec["required"], serde_json::json!(["attempt"]));
+        let rules: Vec<_> =
+            spec["x-kubernetes-validations"].as_array().unwrap().iter().map(|rule| rule["rule"].clone()).collect();
+        assert_eq!(
+            rules,
+            [
+                "self.attempt >= oldSelf.attempt",
+                "self.state == 'Idle' || (has(self.version) && has(self.bootId))",
+                "self.state == 'RebootedIntoUpdate' || !has(self.go)",
+            ]
+        );
+        assert_eq!(
+            spec["properties"]["state"]["enum"],
+            serde_json::json!(["Idle", "StagedUpdate", "RebootedIntoUpdate"])
+        );
+        // Both halves of the status stand side by side.
+        for (field, list_type) in [
+            (&shadow["properties"]["status"]["properties"]["conditions"], "map"),
+            (&shadow["properties"]["status"]["properties"]["drain"]["properties"]["pods"], "atomic"),
+            (&shadow["properties"]["status"]["properties"]["updates"]["properties"]["availableVersions"], "atomic"),
+        ] {
+            assert_eq!(field["x-kubernetes-list-type"], list_type);
+        }
+        assert_eq!(
+            shadow["properties"]["status"]["properties"]["conditions"]["x-kubernetes-list-map-keys"],
+            serde_json::json!(["type"])
+        );
+
+        let operator = schema("BottlerocketUpdateOperator");
+        assert_eq!(operator["x-kubernetes-validations"][0]["rule"], "self.metadata.name == 'default'");
+        let budget = &operator["properties"]["spec"]["properties"]["maxUnavailable"];
+        assert_eq!(budget["x-kubernetes-int-or-string"], true);
+        assert!(budget["x-kubernetes-validations"][0]["rule"].as_str().unwrap().contains("self >= 1"));
+        let failures = &operator["properties"]["spec"]["properties"]["failurePolicy"]["properties"]["maxFailures"];
+        assert_eq!((failures["minimum"].as_i64(), failures["maximum"].as_i64()), (Some(1), Some(10_000)));
+    }
+
+    #[test]
+    fn a_field_keeps_its_own_description_whatever_its_type_says() {
+        let shadow = schema("BottlerocketShadow");
+        let state = &shadow["properties"]["status"]["properties"]["state"]["description"];
+        assert!(state.as_str().unwrap().starts_with("The state reached"), "{state}");
+        let operator = schema("BottlerocketUpdateOperator");
+        let end = &operator["properties"]["spec"]["properties"]["drain"]["properties"]["atDeadline"]["description"];
+        assert!(end.as_str().unwrap().contains("Default Release"), "{end}");
+    }
+}

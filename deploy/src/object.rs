@@ -1,0 +1,51 @@
+//! What all objects share: labels, metadata, and the way from a typed object to data.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::{Metadata, Resource};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::Component;
+
+const NAME: &str = "app.kubernetes.io/name";
+const COMPONENT: &str = "app.kubernetes.io/component";
+const APPLICATION: &str = "brupop";
+
+/// Metadata of an object outside all namespaces.
+pub(crate) fn cluster(name: &str) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        labels: Some(BTreeMap::from([(NAME.to_owned(), APPLICATION.to_owned())])),
+        ..ObjectMeta::default()
+    }
+}
+
+/// Metadata of an object in a namespace.
+pub(crate) fn namespaced(namespace: &str, name: &str) -> ObjectMeta {
+    ObjectMeta { namespace: Some(namespace.to_owned()), ..cluster(name) }
+}
+
+/// Labels of a part's pods, and what selects them.
+pub(crate) fn labels(component: Component) -> BTreeMap<String, String> {
+    BTreeMap::from([(NAME.to_owned(), APPLICATION.to_owned()), (COMPONENT.to_owned(), component.name().to_owned())])
+}
+
+/// What selects a part's pods. A workload's selector can never be changed, so nothing that varies is in it.
+pub(crate) fn selector(component: Component) -> LabelSelector {
+    LabelSelector { match_labels: Some(labels(component)), ..LabelSelector::default() }
+}
+
+/// The object as data, with its apiVersion and kind.
+pub(crate) fn value<K>(object: K) -> anyhow::Result<Value>
+where
+    K: Resource + Metadata<Ty = ObjectMeta> + Serialize,
+{
+    let mut value = serde_json::to_value(object)?;
+    // Status is never ours to install.
+    if let Some(object) = value.as_object_mut() {
+        object.remove("status");
+    }
+    Ok(value)
+}
