@@ -1,1 +1,30 @@
-//! Placeholder until the crate's first module lands.
+//! The web API between agents and the cluster: each agent reads and writes its own node's shadow and nothing else.
+//!
+//! ```text
+//!  agent ──TLS──► routes ──► auth (token → TokenReview → identity) ──► store (one watch for all) ──► stream
+//!                                                                 └──► write (If-Match, server-side apply)
+//! ```
+
+mod access_log;
+mod app;
+mod auth;
+mod body;
+mod clock;
+mod cluster;
+pub mod config;
+mod etag;
+mod follow;
+mod metrics;
+mod problem;
+mod routes;
+mod server;
+mod shadow;
+mod store;
+mod tls;
+mod write;
+
+pub use config::Config;
+pub use server::{RunError, run};
+
+#[cfg(test)]
+mod tests;

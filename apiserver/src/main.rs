@@ -1,2 +1,24 @@
-//! Entry point.
-fn main() {}
+//! Entry point: arguments, telemetry, and the web API until a signal ends it.
+
+use anyhow::Context as _;
+use apiserver::Config;
+use clap::Parser as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> anyhow::Result<()> {
+    let config = Config::parse();
+    let filter = EnvFilter::try_new(&config.log_filter).context("--log-filter")?;
+    tracing_subscriber::fmt().json().flatten_event(true).with_env_filter(filter).with_writer(std::io::stderr).init();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let shutdown = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        apiserver::run(config, shutdown).await.context("the web API ended")
+    })
+}

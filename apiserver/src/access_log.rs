@@ -1,0 +1,51 @@
+//! One line and one count for each request. The token is in neither.
+
+use std::time::Instant;
+
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::middleware::Next;
+use actix_web::web;
+
+use crate::app::App;
+use crate::problem::ApiError;
+
+/// Longest path that is written to the log, in characters: the rest was chosen by a stranger.
+const LONGEST_PATH: usize = 300;
+
+/// Logs and counts a request. The body of a stream is not waited for.
+pub(crate) async fn access_log<B: MessageBody + 'static>(
+    request: ServiceRequest,
+    next: Next<B>,
+) -> Result<ServiceResponse<B>, actix_web::Error> {
+    let begun = Instant::now();
+    let app = request.app_data::<web::Data<App>>().cloned();
+    let method = request.method().clone();
+    let path: String = request.path().chars().take(LONGEST_PATH).collect();
+    let peer = request.peer_addr().map(|peer| peer.ip());
+    // A pattern and not a path, so that no client can make series of its own.
+    let route = request.match_pattern().unwrap_or_else(|| "other".to_owned());
+    let version = format!("{:?}", request.version());
+
+    let response = next.call(request).await?;
+
+    let status = response.status();
+    let error = response.response().error().and_then(|error| error.as_error::<ApiError>());
+    let refusal = error.and_then(ApiError::refusal);
+    if let Some(app) = app {
+        app.metrics.request(&route, status.as_str());
+        if let Some(refusal) = refusal {
+            app.metrics.refusal(refusal);
+        }
+    }
+    let (status, milliseconds) = (status.as_u16(), begun.elapsed().as_millis());
+    let (refusal, cause) = (refusal.map(crate::auth::Refusal::as_str), error.and_then(ApiError::chain));
+    if status >= 500 {
+        tracing::error!(target: "access", %method, path, route, status, milliseconds, ?peer, version, cause, "request");
+    } else if status >= 400 {
+        tracing::info!(target: "access", %method, path, route, status, milliseconds, ?peer, version, refusal, cause, "request");
+    } else {
+        tracing::info!(target: "access", %method, path, route, status, milliseconds, ?peer, version, "request");
+    }
+    Ok(response)
+}

@@ -1,0 +1,75 @@
+//! Who asks, and whether the answer is theirs.
+//!
+//! A token is taken from the header ([`token`]), judged by the cluster ([`review`]), and what the cluster says about it is
+//! held against the node in the path and the shadow ([`identity`]).
+
+pub(crate) mod identity;
+pub(crate) mod review;
+pub(crate) mod token;
+
+use crate::problem::Kind;
+
+/// Why a request is refused: one fixed word each, for the log and the metric. The client is told less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Refusal {
+    /// No `Authorization: Bearer`.
+    NoToken,
+    /// Something that cannot be a token.
+    MalformedToken,
+    /// The cluster does not know the token, or not for our audience, or no more.
+    NotAuthenticated,
+    /// The cluster knows the token but does not confirm our audience.
+    WrongAudience,
+    /// A token of another service account.
+    OtherAccount,
+    /// A token that is not bound to a pod.
+    NoPod,
+    /// A token that does not say which node its pod runs on.
+    NoNode,
+    /// A token of another node's agent.
+    OtherNode,
+    /// The node has been deleted and made anew: token and shadow name different Nodes.
+    AgentTokenForOldNode,
+    /// The shadow does not name its Node, so it is nobody's.
+    ShadowWithoutNode,
+}
+
+impl Refusal {
+    pub(crate) const ALL: [Self; 10] = [
+        Self::NoToken,
+        Self::MalformedToken,
+        Self::NotAuthenticated,
+        Self::WrongAudience,
+        Self::OtherAccount,
+        Self::NoPod,
+        Self::NoNode,
+        Self::OtherNode,
+        Self::AgentTokenForOldNode,
+        Self::ShadowWithoutNode,
+    ];
+
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::NoToken => "NoToken",
+            Self::MalformedToken => "MalformedToken",
+            Self::NotAuthenticated => "NotAuthenticated",
+            Self::WrongAudience => "WrongAudience",
+            Self::OtherAccount => "OtherAccount",
+            Self::NoPod => "NoPod",
+            Self::NoNode => "NoNode",
+            Self::OtherNode => "OtherNode",
+            Self::AgentTokenForOldNode => "AgentTokenForOldNode",
+            Self::ShadowWithoutNode => "ShadowWithoutNode",
+        }
+    }
+
+    /// What the client is told: the same for all that is wrong with a token.
+    pub(crate) const fn kind(self) -> Kind {
+        match self {
+            Self::NoToken | Self::MalformedToken | Self::NotAuthenticated | Self::WrongAudience => Kind::Unauthorized,
+            Self::OtherAccount | Self::NoPod | Self::NoNode | Self::OtherNode => Kind::Forbidden,
+            Self::AgentTokenForOldNode => Kind::AgentTokenForOldNode,
+            Self::ShadowWithoutNode => Kind::NoShadow,
+        }
+    }
+}

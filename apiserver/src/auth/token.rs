@@ -1,0 +1,129 @@
+//! The bearer token: taken from the header, never shown.
+
+use std::fmt;
+
+use actix_web::http::header::{AUTHORIZATION, HeaderMap};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jiff::Timestamp;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::Refusal;
+
+/// Longest token that is looked at, in bytes. Those of service accounts have one to two thousand.
+const LONGEST: usize = 8 * 1024;
+
+/// SHA-256 of a token: what caches keep in its place.
+pub(crate) type TokenDigest = [u8; 32];
+
+/// A bearer token. It is written nowhere: not even its `Debug` shows it.
+pub(crate) struct Token(String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+impl Token {
+    /// The token of a request: exactly one `Authorization` header with the scheme `Bearer`.
+    pub(crate) fn from_headers(headers: &HeaderMap) -> Result<Self, Refusal> {
+        let mut all = headers.get_all(AUTHORIZATION);
+        let header = match (all.next(), all.next()) {
+            (Some(header), None) => header,
+            (None, _) => return Err(Refusal::NoToken),
+            (Some(_), Some(_)) => return Err(Refusal::MalformedToken),
+        };
+        let text = header.to_str().map_err(|_| Refusal::MalformedToken)?;
+        let (scheme, token) = text.split_once(' ').ok_or(Refusal::MalformedToken)?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return Err(Refusal::NoToken);
+        }
+        let token = token.trim_matches(' ');
+        let allowed = |c: u8| c.is_ascii_alphanumeric() || b"-._~+/=".contains(&c);
+        if token.is_empty() || token.len() > LONGEST || !token.bytes().all(allowed) {
+            return Err(Refusal::MalformedToken);
+        }
+        Ok(Self(token.to_owned()))
+    }
+
+    /// The token itself, for the TokenReview.
+    pub(crate) fn expose(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn digest(&self) -> TokenDigest {
+        Sha256::digest(self.0.as_bytes()).into()
+    }
+
+    /// When the token says that it expires. Nothing vouches for it before the cluster has accepted the token; it only ever
+    /// shortens what is remembered about it.
+    pub(crate) fn expires(&self) -> Option<Timestamp> {
+        #[derive(Deserialize)]
+        struct Claims {
+            exp: Option<i64>,
+        }
+        let payload = self.0.split('.').nth(1)?;
+        let payload = URL_SAFE_NO_PAD.decode(payload.trim_end_matches('=')).ok()?;
+        let claims: Claims = serde_json::from_slice(&payload).ok()?;
+        Timestamp::from_second(claims.exp?).ok()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use actix_web::http::header::HeaderValue;
+
+    use super::*;
+
+    /// A token with an expiry, and a payload that makes it one of its own.
+    pub(crate) fn token(name: &str, expires: i64) -> Token {
+        let payload = URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{expires},"name":"{name}"}}"#));
+        Token(format!("e30.{payload}.c2ln"))
+    }
+
+    fn headers(values: &[&str]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for value in values {
+            map.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+        }
+        map
+    }
+
+    fn read(values: &[&str]) -> Result<String, Refusal> {
+        Token::from_headers(&headers(values)).map(|token| token.0)
+    }
+
+    #[test]
+    fn a_token_stands_in_one_bearer_header() {
+        assert_eq!(read(&["Bearer a.b.c"]).unwrap(), "a.b.c");
+        assert_eq!(read(&["bearer  a.b.c "]).unwrap(), "a.b.c");
+        assert_eq!(read(&[]), Err(Refusal::NoToken));
+        assert_eq!(read(&["Basic dTpw"]), Err(Refusal::NoToken));
+        assert_eq!(read(&["Bearer"]), Err(Refusal::MalformedToken));
+        assert_eq!(read(&["Bearer  "]), Err(Refusal::MalformedToken));
+        assert_eq!(read(&["Bearer a b"]), Err(Refusal::MalformedToken));
+        assert_eq!(read(&["Bearer a,b"]), Err(Refusal::MalformedToken));
+        assert_eq!(read(&["Bearer a.b.c", "Bearer a.b.c"]), Err(Refusal::MalformedToken));
+    }
+
+    #[test]
+    fn a_giant_token_is_not_looked_at() {
+        assert!(read(&[&format!("Bearer {}", "a".repeat(LONGEST))]).is_ok());
+        assert_eq!(read(&[&format!("Bearer {}", "a".repeat(LONGEST + 1))]), Err(Refusal::MalformedToken));
+    }
+
+    #[test]
+    fn a_token_does_not_show_itself() {
+        assert!(!format!("{:?}", Token("secret".into())).contains("secret"));
+    }
+
+    #[test]
+    fn the_expiry_is_read_where_there_is_one() {
+        assert_eq!(token("a", 1_700_000_000).expires(), Some(Timestamp::from_second(1_700_000_000).unwrap()));
+        assert_eq!(Token("opaque".into()).expires(), None);
+        assert_eq!(Token("a.!!.c".into()).expires(), None);
+        assert_eq!(token("a", i64::MAX).expires(), None);
+    }
+}

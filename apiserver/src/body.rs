@@ -1,0 +1,246 @@
+//! What an agent's report may contain: its own half of the status and nothing else.
+//!
+//! Fields that this version does not know are dropped and counted, so that an agent of the next version can report to this
+//! one. Fields of somebody else's are not dropped but refused: whoever sends them is no agent of ours.
+
+use std::collections::HashSet;
+
+use models::shadow::is_agent_condition;
+use models::wire::AgentStatus;
+use serde_json::{Map, Value};
+
+/// Largest body of a report, in bytes. A full one is a few kilobytes.
+pub(crate) const LIMIT: usize = 64 * 1024;
+
+/// Fields of an object around a status. A report is the status itself; taken for unknown fields these would leave an empty
+/// report, which would clear all that the agent had reported.
+const WRAPPER: &[&str] = &["apiVersion", "kind", "metadata", "spec", "status"];
+
+/// The controller's half of the status, but for its conditions.
+const CONTROLLER_FIELDS: &[&str] = &["progress", "drain", "record"];
+
+/// A report as it may be applied.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Report {
+    /// As this version understands it.
+    pub(crate) status: AgentStatus,
+    /// As the agent wrote it, without the fields that this version does not know. This is applied, so that a new word in
+    /// a known field arrives as it was sent and the API server's schema judges it.
+    pub(crate) applied: Value,
+    /// Whether `applied` says something that `status` cannot express.
+    pub(crate) lossy: bool,
+    /// How many fields were dropped.
+    pub(crate) dropped: u64,
+}
+
+/// Why a body is no report.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BodyError {
+    #[error("the body is not JSON")]
+    NotJson(#[source] serde_json::Error),
+    #[error("the body is not a JSON object")]
+    NotAnObject,
+    #[error("the body has the field {0}: send the agent's half of the status itself")]
+    Wrapper(&'static str),
+    #[error("the field {0} is the controller's")]
+    ControllerField(&'static str),
+    #[error("a condition of that type is the controller's")]
+    ControllerCondition,
+    #[error("two conditions have the same type")]
+    TwoConditions,
+    #[error("a field has a value of the wrong kind")]
+    Shape(#[source] serde_json::Error),
+}
+
+/// Reads a report.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Report, BodyError> {
+    let raw: Value = serde_json::from_slice(bytes).map_err(BodyError::NotJson)?;
+    let Value::Object(map) = &raw else {
+        return Err(BodyError::NotAnObject);
+    };
+    let has = |names: &[&'static str]| names.iter().find(|name| map.contains_key(**name)).copied();
+    if let Some(name) = has(WRAPPER) {
+        return Err(BodyError::Wrapper(name));
+    }
+    if let Some(name) = has(CONTROLLER_FIELDS) {
+        return Err(BodyError::ControllerField(name));
+    }
+    let status: AgentStatus = serde_json::from_value(raw.clone()).map_err(BodyError::Shape)?;
+    if status.conditions.iter().any(|condition| !is_agent_condition(&condition.type_)) {
+        return Err(BodyError::ControllerCondition);
+    }
+    let mut types = HashSet::new();
+    if !status.conditions.iter().all(|condition| types.insert(condition.type_.as_str())) {
+        return Err(BodyError::TwoConditions);
+    }
+    let known = serde_json::to_value(&status).map_err(BodyError::Shape)?;
+    let mut filter = Filter::default();
+    let applied = filter.keep(raw, &known);
+    Ok(Report { status, applied, lossy: filter.lossy, dropped: filter.dropped })
+}
+
+#[derive(Default)]
+struct Filter {
+    dropped: u64,
+    lossy: bool,
+}
+
+impl Filter {
+    /// What of `raw` stands in a field that `known`, the same value after reading and writing it, has too.
+    fn keep(&mut self, raw: Value, known: &Value) -> Value {
+        match (raw, known) {
+            (Value::Object(raw), Value::Object(known)) => {
+                let mut kept = Map::new();
+                for (key, value) in raw {
+                    match known.get(&key) {
+                        Some(known) => {
+                            let value = self.keep(value, known);
+                            kept.insert(key, value);
+                        }
+                        // A known field that says nothing is not written back; nothing is lost with it.
+                        None if is_nothing(&value) => {}
+                        None => self.dropped += 1,
+                    }
+                }
+                Value::Object(kept)
+            }
+            (Value::Array(raw), Value::Array(known)) if raw.len() == known.len() => {
+                Value::Array(raw.into_iter().zip(known).map(|(raw, known)| self.keep(raw, known)).collect())
+            }
+            (raw, known) => {
+                self.lossy |= raw != *known;
+                raw
+            }
+        }
+    }
+}
+
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::{ControllerReport, HostState};
+    use serde_json::json;
+
+    use super::*;
+
+    fn body(value: &Value) -> Result<Report, BodyError> {
+        parse(value.to_string().as_bytes())
+    }
+
+    fn condition(type_: &str) -> Value {
+        json!({"type": type_, "status": "True", "reason": "Answered", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    }
+
+    fn full() -> Value {
+        json!({
+            "state": "StagedUpdate", "observedGeneration": 4, "currentVersion": "1.20.0", "variant": "aws-k8s-1.37",
+            "arch": "x86_64", "bootId": "b",
+            "updates": {"chosenVersion": "1.20.5", "availableVersions": ["1.20.5", "1.20.0"], "lastRefresh": "2026-01-01T00:00:00Z"},
+            "armed": {"attempt": 1, "bootId": "b", "version": "1.20.5", "phase": "Arming", "nonce": "n"},
+            "failure": {"attempt": 1, "step": "StagedUpdate", "reason": "PrepareFailed", "message": "m", "time": "2026-01-01T00:00:00Z"},
+            "host": {"versionLock": "latest", "ignoreWaves": false},
+            "conditions": [condition("HostReachable")],
+        })
+    }
+
+    #[test]
+    fn a_full_report_passes_unchanged() {
+        let report = body(&full()).unwrap();
+        assert_eq!(report.applied, full());
+        assert_eq!(report.status.report.state, Some(HostState::StagedUpdate));
+        assert_eq!((report.dropped, report.lossy), (0, false));
+    }
+
+    #[test]
+    fn unknown_fields_are_dropped_and_counted_at_every_depth() {
+        let mut value = full();
+        value["mood"] = json!("sunny");
+        value["armed"]["mood"] = json!({"deep": 1});
+        value["conditions"][0]["mood"] = json!([1]);
+        let report = body(&value).unwrap();
+        assert_eq!(report.applied, full());
+        assert_eq!(report.dropped, 3);
+    }
+
+    #[test]
+    fn a_known_field_that_says_nothing_is_not_counted() {
+        let report = body(&json!({"state": "Idle", "failure": null, "conditions": []})).unwrap();
+        assert_eq!(report.applied, json!({"state": "Idle"}));
+        assert_eq!(report.dropped, 0);
+    }
+
+    #[test]
+    fn a_new_word_in_a_known_field_is_applied_as_it_was_sent() {
+        let mut value = full();
+        value["failure"]["reason"] = json!("EatenByMoths");
+        let report = body(&value).unwrap();
+        assert_eq!(report.applied["failure"]["reason"], "EatenByMoths");
+        assert!(report.lossy);
+    }
+
+    #[test]
+    fn a_body_that_tries_to_write_spec_is_refused() {
+        let mut value = full();
+        value["spec"] = json!({"state": "RebootedIntoUpdate"});
+        assert!(matches!(body(&value), Err(BodyError::Wrapper("spec"))));
+    }
+
+    #[test]
+    fn a_status_wrapped_in_an_object_is_refused_and_does_not_clear_the_report() {
+        assert!(matches!(body(&json!({"status": full()})), Err(BodyError::Wrapper("status"))));
+        assert!(matches!(body(&json!({"metadata": {}})), Err(BodyError::Wrapper("metadata"))));
+    }
+
+    #[test]
+    fn every_field_of_the_controllers_half_is_refused() {
+        for field in CONTROLLER_FIELDS {
+            let mut value = full();
+            value[*field] = Value::Null;
+            assert!(matches!(body(&value), Err(BodyError::ControllerField(f)) if f == *field), "{field}");
+        }
+    }
+
+    #[test]
+    fn the_list_of_the_controllers_fields_is_complete() {
+        let report = ControllerReport {
+            progress: Some(
+                serde_json::from_value(json!({
+                    "step": "Staging", "since": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5",
+                    "started": "2026-01-01T00:00:00Z"
+                }))
+                .unwrap(),
+            ),
+            drain: Some(serde_json::from_value(json!({})).unwrap()),
+            record: Some(serde_json::from_value(json!({})).unwrap()),
+        };
+        // Destructured, so that a new field does not compile until it stands here.
+        let ControllerReport { progress: _, drain: _, record: _ } = &report;
+        let value = serde_json::to_value(&report).unwrap();
+        let fields: HashSet<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(fields, CONTROLLER_FIELDS.iter().copied().collect());
+    }
+
+    #[test]
+    fn conditions_of_the_controllers_types_are_refused_among_the_agents_own() {
+        let value = json!({"conditions": [condition("HostReachable"), condition("Healthy")]});
+        assert!(matches!(body(&value), Err(BodyError::ControllerCondition)));
+        let value = json!({"conditions": [condition("HostReachable"), condition("HostReachable")]});
+        assert!(matches!(body(&value), Err(BodyError::TwoConditions)));
+    }
+
+    #[test]
+    fn what_is_not_a_report_at_all_is_refused() {
+        assert!(matches!(parse(b"{"), Err(BodyError::NotJson(_))));
+        assert!(matches!(parse(b"[]"), Err(BodyError::NotAnObject)));
+        assert!(matches!(parse(br#"{"observedGeneration": "four"}"#), Err(BodyError::Shape(_))));
+        let deep = "[".repeat(60_000);
+        assert!(matches!(parse(deep.as_bytes()), Err(BodyError::NotJson(_))));
+    }
+}

@@ -1,0 +1,239 @@
+//! The few calls that the web API makes to Kubernetes. There is no other place that makes any.
+//!
+//! Each call runs as a task of its own on the main runtime: a client that hangs up does not cut a write short, and a
+//! connection to the API server does not die with the worker that happened to open it.
+
+use std::future::Future;
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::core::{DeserializeGuard, Request};
+use kube::{Client, Resource};
+use models::names::AGENT_MANAGER;
+use models::shadow::BottlerocketShadow;
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+
+use crate::shadow::{Shadow, ShadowError};
+
+/// How long a call may take. The agent waits behind it, and asks again by itself.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Why a call to the API server brought no result.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    #[error("the API server did not answer within {}s", DEADLINE.as_secs())]
+    TimedOut,
+    #[error("the call was ended with the server")]
+    Ended,
+    #[error("the request could not be built")]
+    Request(#[source] kube::core::request::Error),
+    #[error("the call failed")]
+    Call(#[source] kube::Error),
+    #[error("the answer could not be read")]
+    Answer(#[source] serde_json::Error),
+    #[error("the object could not be read")]
+    Shadow(#[source] ShadowError),
+}
+
+impl CallError {
+    /// The HTTP status of an answer that the API server did give.
+    pub(crate) fn code(&self) -> Option<u16> {
+        match self {
+            Self::Call(kube::Error::Api(status)) => Some(status.code),
+            _ => None,
+        }
+    }
+
+    /// Whether the object had changed since it was read.
+    pub(crate) fn is_conflict(&self) -> bool {
+        self.code() == Some(409)
+    }
+
+    /// Whether the object can be read at all by this version.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Answer(_) | Self::Shadow(_) | Self::Call(kube::Error::SerdeError(_)))
+    }
+
+    /// The fields that an answer complains about.
+    pub(crate) fn fields(&self) -> Vec<String> {
+        match self {
+            Self::Call(kube::Error::Api(status)) => status
+                .details
+                .iter()
+                .flat_map(|details| &details.causes)
+                .map(|cause| cause.field.clone())
+                .filter(|field| !field.is_empty())
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Seconds after which the API server wants to be asked again.
+    pub(crate) fn retry_after(&self) -> Option<u64> {
+        match self {
+            Self::Call(kube::Error::Api(status)) => {
+                status.details.as_ref().map(|details| u64::from(details.retry_after_seconds)).filter(|&s| s > 0)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The Kubernetes API, as far as the web API uses it.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    client: Client,
+    namespace: String,
+    runtime: Handle,
+}
+
+impl Cluster {
+    /// Has to be called on the main runtime. The client must not retry by itself: the answers are the caller's to judge.
+    pub(crate) fn new(client: Client, namespace: String) -> Self {
+        Self { client, namespace, runtime: Handle::current() }
+    }
+
+    /// The shadows, for the watch: one that cannot be read does not end it.
+    pub(crate) fn shadows(&self) -> Api<DeserializeGuard<BottlerocketShadow>> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    fn api(&self) -> Api<BottlerocketShadow> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Asks the cluster who bears a token that is made for an audience.
+    pub(crate) async fn review(&self, token: &str, audience: &str) -> Result<TokenReviewStatus, CallError> {
+        let review = TokenReview {
+            spec: TokenReviewSpec { audiences: Some(vec![audience.to_owned()]), token: token.to_owned() },
+            ..TokenReview::default()
+        };
+        let body = serde_json::to_vec(&review).map_err(CallError::Answer)?;
+        let request = Request::new(TokenReview::url_path(&(), None))
+            .create(&PostParams::default(), body)
+            .map_err(CallError::Request)?;
+        let client = self.client.clone();
+        // Read here and not by the client, which logs an answer that it cannot read, and this answer repeats the token.
+        let text = self.run(async move { client.request_text(request).await }).await?;
+        let review: TokenReview = serde_json::from_str(&text).map_err(|e| CallError::Answer(position_only(&e)))?;
+        Ok(review.status.unwrap_or_default())
+    }
+
+    /// Reads a shadow from the store behind the API server, past all caches.
+    pub(crate) async fn shadow(&self, name: &str) -> Result<Option<Shadow>, CallError> {
+        let (api, name) = (self.api(), name.to_owned());
+        let object = self.run(async move { api.get_opt(&name).await }).await?;
+        object.map(Shadow::try_from).transpose().map_err(CallError::Shadow)
+    }
+
+    /// Applies the agent's half of the status to a shadow whose uid and owner the caller has checked. The resource version
+    /// of that very object is the only thing that keeps it from reaching a successor of the same name: the API server
+    /// ignores a uid here.
+    pub(crate) async fn apply_status(&self, checked: &Shadow, status: &Value) -> Result<Shadow, CallError> {
+        let patch = json!({
+            "apiVersion": BottlerocketShadow::api_version(&()),
+            "kind": BottlerocketShadow::kind(&()),
+            "metadata": {
+                "name": checked.name,
+                "namespace": self.namespace,
+                "resourceVersion": checked.resource_version.0,
+            },
+            "status": status,
+        });
+        let (api, name) = (self.api(), checked.name.clone());
+        let params = PatchParams::apply(AGENT_MANAGER).force();
+        let object = self.run(async move { api.patch_status(&name, &params, &Patch::Apply(patch)).await }).await?;
+        Shadow::try_from(object).map_err(CallError::Shadow)
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = kube::Result<T>> + Send + 'static,
+    ) -> Result<T, CallError> {
+        match self.runtime.spawn(tokio::time::timeout(DEADLINE, call)).await {
+            Ok(Ok(result)) => result.map_err(CallError::Call),
+            Ok(Err(_)) => Err(CallError::TimedOut),
+            Err(_) => Err(CallError::Ended),
+        }
+    }
+}
+
+/// An error that says where and not what: the text of serde_json's own may quote the value.
+fn position_only(error: &serde_json::Error) -> serde_json::Error {
+    <serde_json::Error as serde::de::Error>::custom(format!(
+        "not a TokenReview, at line {} column {}",
+        error.line(),
+        error.column()
+    ))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http::Response;
+    use kube::client::Body;
+    use tower_test::mock;
+
+    use super::*;
+
+    /// A request that reached the fake API server.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Seen {
+        pub(crate) method: String,
+        pub(crate) path: String,
+        pub(crate) query: String,
+        pub(crate) body: Value,
+    }
+
+    /// An API server that answers by a function and remembers what it was asked.
+    pub(crate) struct Fake {
+        pub(crate) cluster: Cluster,
+        seen: Arc<Mutex<Vec<Seen>>>,
+    }
+
+    impl Fake {
+        pub(crate) fn requests(&self) -> Vec<Seen> {
+            self.seen.lock().unwrap().clone()
+        }
+    }
+
+    pub(crate) fn fake(answer: impl Fn(&Seen) -> (u16, Value) + Send + 'static) -> Fake {
+        let (service, mut handle) = mock::pair::<http::Request<Body>, Response<Body>>();
+        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let log = Arc::clone(&seen);
+        tokio::spawn(async move {
+            while let Some((request, reply)) = handle.next_request().await {
+                let (parts, body) = request.into_parts();
+                let bytes = body.collect_bytes().await.unwrap();
+                let request = Seen {
+                    method: parts.method.to_string(),
+                    path: parts.uri.path().to_owned(),
+                    query: parts.uri.query().unwrap_or_default().to_owned(),
+                    body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+                };
+                log.lock().unwrap().push(request.clone());
+                let (code, value) = answer(&request);
+                let body = Body::from(value.to_string().into_bytes());
+                reply.send_response(Response::builder().status(code).body(body).unwrap());
+            }
+        });
+        Fake { cluster: Cluster::new(Client::new(service, "default"), "brupop-system".into()), seen }
+    }
+
+    pub(crate) fn failure(code: u16, reason: &str) -> (u16, Value) {
+        (
+            code,
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": "no"}),
+        )
+    }
+
+    #[tokio::test]
+    async fn an_unreadable_answer_to_a_token_review_does_not_show_the_token() {
+        let fake = fake(|_| (201, json!({"spec": {"token": "secret"}, "status": "secret"})));
+        let error = fake.cluster.review("secret", "brupop-apiserver").await.unwrap_err();
+        assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+    }
+}

@@ -1,0 +1,104 @@
+//! What the web API is told at its start: one flag each, with an environment variable as its alternative.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::Parser;
+use models::duration::Duration;
+use models::names;
+
+/// The web API between the agents and the cluster: each agent reads its own node's shadow and reports into its status.
+///
+/// It reaches Kubernetes by the kubeconfig that KUBECONFIG names, or else by its pod's own service account.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "brupop-apiserver", version)]
+pub struct Config {
+    /// Address and port of the web API (TLS only), such as $(POD_IP):8443.
+    #[arg(long, env = "BRUPOP_LISTEN", default_value = "0.0.0.0:8443", value_parser = parse_address)]
+    pub listen: SocketAddr,
+
+    /// Address and port of /healthz, /readyz and /metrics (plain HTTP), such as $(POD_IP):8080.
+    #[arg(long, env = "BRUPOP_PLAIN_LISTEN", default_value = "0.0.0.0:8080", value_parser = parse_address)]
+    pub plain_listen: SocketAddr,
+
+    /// Directory with tls.crt and tls.key (PEM). Looked at each second and swapped live; may be empty at first.
+    #[arg(long, env = "BRUPOP_TLS_DIR", default_value = "/etc/brupop/tls")]
+    pub tls_dir: PathBuf,
+
+    /// Namespace of the shadows.
+    #[arg(long, env = "BRUPOP_NAMESPACE", default_value = names::SYSTEM_NAMESPACE)]
+    pub namespace: String,
+
+    /// Namespace of the agents' service account.
+    #[arg(long, env = "BRUPOP_AGENT_NAMESPACE", default_value = names::AGENT_NAMESPACE)]
+    pub agent_namespace: String,
+
+    /// Name of the agents' service account.
+    #[arg(long, env = "BRUPOP_AGENT_SERVICE_ACCOUNT", default_value = names::AGENT)]
+    pub agent_service_account: String,
+
+    /// Audience that an agent's token has to be made for.
+    #[arg(long, env = "BRUPOP_AUDIENCE", default_value = names::TOKEN_AUDIENCE)]
+    pub audience: String,
+
+    /// Longest age of a stream. Each ends at a random age between half of this and all of it, so that agents do not
+    /// come back all at once.
+    #[arg(long, env = "BRUPOP_STREAM_MAX_AGE", default_value = "10m", value_parser = parse_stream_age)]
+    pub stream_max_age: Duration,
+
+    /// What to log, in the syntax of RUST_LOG, such as info,apiserver=debug.
+    #[arg(long, env = "BRUPOP_LOG_FILTER", default_value = "info")]
+    pub log_filter: String,
+}
+
+/// Longest age that a stream may be given: a token lives this long by default, and who reads on longer than that has
+/// not been asked for one.
+const STREAM_AGE_LIMIT: Duration = Duration::from_mins(10);
+
+fn parse_stream_age(text: &str) -> Result<Duration, String> {
+    let age: Duration = text.parse().map_err(|e: models::duration::ParseDurationError| e.to_string())?;
+    if age < Duration::from_secs(1) || age > STREAM_AGE_LIMIT {
+        return Err(format!("a stream's age is between 1s and {STREAM_AGE_LIMIT}"));
+    }
+    Ok(age)
+}
+
+/// Reads `ip:port`. An IPv6 address may stand without brackets, because `$(POD_IP):8443` in a pod's spec makes it so.
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let fail = || format!("'{text}' is no IP address with a port");
+    let (ip, port) = text.rsplit_once(':').ok_or_else(fail)?;
+    let ip: IpAddr = ip.parse().map_err(|_| fail())?;
+    let port: u16 = port.parse().map_err(|_| fail())?;
+    Ok(SocketAddr::new(ip, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Config::command().debug_assert();
+    }
+
+    #[test]
+    fn the_address_of_a_pod_makes_a_listener_in_both_families() {
+        assert_eq!(parse_address("10.0.0.7:8443").unwrap().to_string(), "10.0.0.7:8443");
+        assert_eq!(parse_address("fd00::7:8443").unwrap().to_string(), "[fd00::7]:8443");
+        assert_eq!(parse_address("[fd00::7]:8443").unwrap().to_string(), "[fd00::7]:8443");
+        assert!(parse_address("apiserver:8443").is_err());
+        assert!(parse_address(":8443").is_err());
+    }
+
+    #[test]
+    fn a_stream_lives_no_longer_than_ten_minutes() {
+        assert!(parse_stream_age("10m").is_ok());
+        assert!(parse_stream_age("11m").is_err());
+        assert!(parse_stream_age("0s").is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! The etag of a shadow as its agent sees it: a digest of uid, generation and the agent's half of the status.
+//!
+//! The controller's half is left out on purpose: a change of it must not refuse an agent's report. Every replica of one
+//! version computes the same etag for the same object.
+
+use std::fmt::Write as _;
+
+use models::wire::AgentStatus;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// How many bytes of the digest an etag carries: enough that two states of one shadow never share one.
+const BYTES: usize = 16;
+
+/// The etag for a state of a shadow.
+///
+/// # Errors
+///
+/// When the status cannot be written as JSON, which the types exclude.
+pub(crate) fn etag(uid: &str, generation: i64, status: &AgentStatus) -> Result<String, serde_json::Error> {
+    let mut status = status.clone();
+    // The API server may order a list of two writers as it likes.
+    status.conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
+    let mut text = format!("{uid}\n{generation}\n");
+    canonical(&serde_json::to_value(&status)?, &mut text);
+    Ok(hex(&Sha256::digest(text.as_bytes())[..BYTES]))
+}
+
+/// The etags that an `If-Match` header names, without their quotes. Weak ones match nothing (RFC 9110, 13.1.1).
+pub(crate) fn parse_if_match(header: &str) -> Vec<&str> {
+    header
+        .split(',')
+        .map(str::trim)
+        .filter(|tag| !tag.is_empty() && !tag.starts_with("W/"))
+        .map(|tag| tag.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(tag))
+        .collect()
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}
+
+/// JSON with sorted keys and no spaces, whatever order the map keeps.
+fn canonical(value: &Value, out: &mut String) {
+    match value {
+        Value::Object(map) => {
+            let mut keys: Vec<_> = map.iter().collect();
+            keys.sort_by_key(|(key, _)| *key);
+            out.push('{');
+            for (index, (key, value)) in keys.into_iter().enumerate() {
+                if index > 0 {
+                    out.push(',');
+                }
+                canonical(&Value::String(key.clone()), out);
+                out.push(':');
+                canonical(value, out);
+            }
+            out.push('}');
+        }
+        Value::Array(list) => {
+            out.push('[');
+            for (index, value) in list.iter().enumerate() {
+                if index > 0 {
+                    out.push(',');
+                }
+                canonical(value, out);
+            }
+            out.push(']');
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+            let _ = write!(out, "{value}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(text: &str) -> AgentStatus {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn an_etag_is_the_same_for_the_same_state_however_it_was_written() {
+        let a = status(r#"{"state": "Idle", "currentVersion": "1.20.0", "updates": {"chosenVersion": "1.20.5"}}"#);
+        let b = status(
+            r#"{"updates": {"availableVersions": [], "chosenVersion": "1.20.5"}, "currentVersion": "1.20.0", "state": "Idle", "failure": null}"#,
+        );
+        assert_eq!(etag("u", 3, &a).unwrap(), etag("u", 3, &b).unwrap());
+    }
+
+    #[test]
+    fn an_etag_changes_with_uid_generation_and_each_part_of_the_agents_half() {
+        let a = status(r#"{"state": "Idle"}"#);
+        let base = etag("u", 3, &a).unwrap();
+        assert_ne!(base, etag("v", 3, &a).unwrap());
+        assert_ne!(base, etag("u", 4, &a).unwrap());
+        assert_ne!(base, etag("u", 3, &status(r#"{"state": "StagedUpdate"}"#)).unwrap());
+        assert_ne!(base, etag("u", 3, &status(r#"{"state": "Idle", "observedGeneration": 3}"#)).unwrap());
+    }
+
+    /// Pinned: a replica of the next patch release has to agree with this one while both serve.
+    #[test]
+    fn the_etag_of_an_empty_report_is_pinned() {
+        let text = Sha256::digest(b"uid\n1\n{}");
+        assert_eq!(etag("uid", 1, &AgentStatus::default()).unwrap(), hex(&text[..BYTES]));
+    }
+
+    #[test]
+    fn if_match_takes_quoted_and_bare_etags_and_no_weak_ones() {
+        assert_eq!(parse_if_match("\"ab\""), ["ab"]);
+        assert_eq!(parse_if_match("ab"), ["ab"]);
+        assert_eq!(parse_if_match("\"ab\", W/\"cd\" , ef"), ["ab", "ef"]);
+        assert!(parse_if_match(" , ").is_empty());
+    }
+}

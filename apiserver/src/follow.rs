@@ -1,0 +1,321 @@
+//! What one stream sends: the agent's shadow as it is, then what changes of it.
+
+use std::time::Duration;
+
+use actix_web::web::Bytes;
+use jiff::Timestamp;
+use models::wire::WatchLine;
+use prometheus::IntGauge;
+use tokio::sync::watch;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
+
+use crate::auth::Refusal;
+use crate::auth::identity::{AgentIdentity, owns};
+use crate::shadow::ResourceVersion;
+use crate::store::Seen;
+
+/// How often a quiet stream says that it is alive. Agents and the load balancers between take a minute of silence for
+/// the end.
+pub(crate) const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// What a stream does about what is known of the shadow now.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Change {
+    /// Nothing that the agent has to know.
+    Quiet,
+    /// Send this.
+    Line(WatchLine),
+    /// End: the stream cannot go on without going back. The agent comes back and begins anew.
+    SetBack,
+}
+
+/// What one stream has sent.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    agent: AgentIdentity,
+    sent: Sent,
+    /// The newest state that was looked at, by uid.
+    newest: Option<(String, ResourceVersion)>,
+    /// The uid of the shadow that is not this agent's, said once.
+    refused: Option<String>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Sent {
+    Nothing,
+    Absent,
+    Shadow { etag: String },
+}
+
+impl Follower {
+    pub(crate) fn new(agent: AgentIdentity) -> Self {
+        Self { agent, sent: Sent::Nothing, newest: None, refused: None }
+    }
+
+    /// What to do, and whether the shadow has just turned out to be somebody else's.
+    pub(crate) fn follow(&mut self, seen: &Seen) -> (Change, Option<Refusal>) {
+        let shadow = match seen {
+            // Not known is not absent: an agent that is told of no shadow may give up an order.
+            Seen::Unknown | Seen::Unreadable => return (Change::Quiet, None),
+            Seen::Absent => return (self.absent(), None),
+            Seen::Present(shadow) => shadow,
+        };
+        if let Err(refusal) = owns(&self.agent, shadow) {
+            let new = self.refused.as_deref() != Some(shadow.uid());
+            self.refused = Some(shadow.uid().to_owned());
+            return (self.absent(), new.then_some(refusal));
+        }
+        if let Some((uid, newest)) = &self.newest
+            && uid == shadow.uid()
+            && shadow.resource_version < *newest
+        {
+            return (Change::SetBack, None);
+        }
+        self.newest = Some((shadow.uid().to_owned(), shadow.resource_version.clone()));
+        let sent = Sent::Shadow { etag: shadow.view.etag.clone() };
+        if self.sent == sent {
+            return (Change::Quiet, None);
+        }
+        self.sent = sent;
+        (Change::Line(WatchLine::Shadow { object: Box::new(shadow.view.clone()) }), None)
+    }
+
+    fn absent(&mut self) -> Change {
+        if self.sent == Sent::Absent {
+            return Change::Quiet;
+        }
+        self.sent = Sent::Absent;
+        Change::Line(WatchLine::Absent)
+    }
+}
+
+/// How long a stream lives: a share (0 to 1) between half of the longest age and all of it, and no longer than the token
+/// that it was opened with.
+pub(crate) fn age(longest: Duration, share: f64, token_expires: Option<Timestamp>, now: Timestamp) -> Duration {
+    let age = longest.mul_f64(0.5 + 0.5 * share.clamp(0.0, 1.0));
+    match token_expires {
+        Some(expires) => Duration::try_from(expires.duration_since(now)).unwrap_or(Duration::ZERO).min(age),
+        None => age,
+    }
+}
+
+/// Counts a stream for as long as it lives.
+pub(crate) struct Counted(IntGauge);
+
+impl Counted {
+    pub(crate) fn new(gauge: &IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// One open stream.
+pub(crate) struct AgentStream<F> {
+    follower: Follower,
+    seen: watch::Receiver<Seen>,
+    /// True once the server is to end: the stream ends then.
+    shutdown: watch::Receiver<bool>,
+    ends: Instant,
+    heartbeat: Interval,
+    /// Told of each shadow that turns out to be somebody else's.
+    on_refusal: F,
+    _counted: Counted,
+}
+
+impl<F: FnMut(Refusal)> AgentStream<F> {
+    pub(crate) fn new(
+        agent: AgentIdentity,
+        seen: watch::Receiver<Seen>,
+        shutdown: watch::Receiver<bool>,
+        age: Duration,
+        counted: Counted,
+        on_refusal: F,
+    ) -> Self {
+        let now = Instant::now();
+        let mut heartbeat = interval_at(now + HEARTBEAT, HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let follower = Follower::new(agent);
+        Self { follower, seen, shutdown, ends: now + age, heartbeat, on_refusal, _counted: counted }
+    }
+
+    /// The next line; none when the stream is over.
+    pub(crate) async fn next(&mut self) -> Option<WatchLine> {
+        loop {
+            if *self.shutdown.borrow() || Instant::now() >= self.ends {
+                return None;
+            }
+            let seen = self.seen.borrow_and_update().clone();
+            let (change, refusal) = self.follower.follow(&seen);
+            if let Some(refusal) = refusal {
+                (self.on_refusal)(refusal);
+            }
+            match change {
+                Change::Line(line) => {
+                    self.heartbeat.reset();
+                    return Some(line);
+                }
+                Change::SetBack => return None,
+                Change::Quiet => {}
+            }
+            tokio::select! {
+                changed = self.seen.changed() => changed.ok()?,
+                // An error means that the server is gone already.
+                _ = self.shutdown.changed() => {
+                    if self.shutdown.has_changed().is_err() {
+                        return None;
+                    }
+                }
+                _ = self.heartbeat.tick() => return Some(WatchLine::Heartbeat),
+                () = sleep_until(self.ends) => return None,
+            }
+        }
+    }
+
+    /// The next line as it goes out.
+    pub(crate) async fn next_bytes(&mut self) -> Option<Result<Bytes, serde_json::Error>> {
+        let line = self.next().await?;
+        Some(serde_json::to_vec(&line).map(|mut bytes| {
+            bytes.push(b'\n');
+            Bytes::from(bytes)
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::auth::identity::tests::agent;
+    use crate::metrics::Metrics;
+    use crate::shadow::tests::shadow;
+
+    fn present(uid: &str, resource_version: u64, generation: i64, status: Value) -> Seen {
+        Seen::Present(Arc::new(shadow(uid, resource_version, generation, status)))
+    }
+
+    fn line(change: Change) -> Option<(String, i64)> {
+        match change {
+            Change::Line(WatchLine::Shadow { object }) => Some((object.metadata.uid, object.metadata.generation)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_stream_sends_the_shadow_at_once_and_then_what_changes_for_the_agent() {
+        let mut follower = Follower::new(agent());
+        let mut sent = |seen| line(follower.follow(&seen).0);
+        assert_eq!(sent(present("u", 1, 1, json!({"state": "Idle"}))), Some(("u".into(), 1)));
+        assert_eq!(sent(present("u", 1, 1, json!({"state": "Idle"}))), None);
+        assert_eq!(sent(present("u", 2, 1, json!({"state": "Idle", "record": {"failures": 1}}))), None);
+        assert_eq!(sent(present("u", 3, 1, json!({"state": "StagedUpdate"}))), Some(("u".into(), 1)));
+        assert_eq!(sent(present("u", 4, 2, json!({"state": "StagedUpdate"}))), Some(("u".into(), 2)));
+        assert_eq!(sent(present("v", 5, 2, json!({"state": "StagedUpdate"}))), Some(("v".into(), 2)));
+    }
+
+    #[test]
+    fn a_deleted_shadow_is_absent_once_and_its_successor_is_sent() {
+        let mut follower = Follower::new(agent());
+        assert_eq!(follower.follow(&Seen::Absent).0, Change::Line(WatchLine::Absent));
+        assert_eq!(follower.follow(&Seen::Absent).0, Change::Quiet);
+        assert!(line(follower.follow(&present("u", 9, 1, json!({}))).0).is_some());
+        assert_eq!(follower.follow(&Seen::Absent).0, Change::Line(WatchLine::Absent));
+        assert!(line(follower.follow(&present("v", 10, 1, json!({}))).0).is_some());
+    }
+
+    #[test]
+    fn what_is_not_known_is_never_called_absent() {
+        let mut follower = Follower::new(agent());
+        assert_eq!(follower.follow(&Seen::Unknown).0, Change::Quiet);
+        assert!(line(follower.follow(&present("u", 9, 1, json!({}))).0).is_some());
+        assert_eq!(follower.follow(&Seen::Unreadable).0, Change::Quiet);
+    }
+
+    #[test]
+    fn a_stream_ends_rather_than_go_back() {
+        let mut follower = Follower::new(agent());
+        assert!(line(follower.follow(&present("u", 9, 2, json!({}))).0).is_some());
+        assert_eq!(follower.follow(&present("u", 8, 1, json!({}))).0, Change::SetBack);
+    }
+
+    #[test]
+    fn the_shadow_of_another_node_of_the_same_name_is_absent_and_said_once() {
+        let mut other = shadow("u", 1, 1, json!({}));
+        other.owner.as_mut().unwrap().uid = "node-2".into();
+        let other = Seen::Present(Arc::new(other));
+        let mut follower = Follower::new(agent());
+        assert_eq!(follower.follow(&other), (Change::Line(WatchLine::Absent), Some(Refusal::AgentTokenForOldNode)));
+        assert_eq!(follower.follow(&other), (Change::Quiet, None));
+    }
+
+    #[test]
+    fn a_stream_ends_between_half_its_age_and_all_of_it_and_never_after_its_token() {
+        let now = Timestamp::from_second(1_700_000_000).unwrap();
+        let longest = Duration::from_secs(600);
+        assert_eq!(age(longest, 0.0, None, now), Duration::from_secs(300));
+        assert_eq!(age(longest, 1.0, None, now), longest);
+        let soon = Timestamp::from_second(1_700_000_100).unwrap();
+        assert_eq!(age(longest, 1.0, Some(soon), now), Duration::from_secs(100));
+        let past = Timestamp::from_second(1_600_000_000).unwrap();
+        assert_eq!(age(longest, 1.0, Some(past), now), Duration::ZERO);
+    }
+
+    struct Open {
+        seen: watch::Sender<Seen>,
+        shutdown: watch::Sender<bool>,
+        stream: AgentStream<fn(Refusal)>,
+        gauge: IntGauge,
+    }
+
+    fn open(first: Seen) -> Open {
+        let (seen, shutdown) = (watch::Sender::new(first), watch::Sender::new(false));
+        let gauge = Metrics::new().unwrap().streams;
+        let stream: AgentStream<fn(Refusal)> = AgentStream::new(
+            agent(),
+            seen.subscribe(),
+            shutdown.subscribe(),
+            Duration::from_secs(40),
+            Counted::new(&gauge),
+            |_| {},
+        );
+        Open { seen, shutdown, stream, gauge }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_quiet_stream_beats_and_ends_at_its_age() {
+        let mut open = open(Seen::Absent);
+        assert_eq!(open.stream.next().await, Some(WatchLine::Absent));
+        assert_eq!(open.stream.next().await, Some(WatchLine::Heartbeat));
+        assert_eq!(open.stream.next().await, Some(WatchLine::Heartbeat));
+        assert_eq!(open.stream.next().await, None);
+        assert_eq!(open.gauge.get(), 1);
+        drop(open.stream);
+        assert_eq!(open.gauge.get(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_with_the_server() {
+        let mut open = open(Seen::Absent);
+        assert_eq!(open.stream.next().await, Some(WatchLine::Absent));
+        open.shutdown.send_replace(true);
+        assert_eq!(open.stream.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_is_sent_when_it_comes() {
+        let mut open = open(Seen::Unknown);
+        open.seen.send_replace(present("u", 1, 1, json!({})));
+        assert!(matches!(open.stream.next().await, Some(WatchLine::Shadow { .. })));
+        open.seen.send_replace(Seen::Absent);
+        let bytes = open.stream.next_bytes().await.unwrap().unwrap();
+        assert_eq!(bytes, "{\"type\":\"absent\"}\n");
+    }
+}

@@ -1,0 +1,156 @@
+//! What the web API counts. Labels take fixed words only, so that no client can make series.
+
+use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
+
+use crate::auth::Refusal;
+
+/// All metrics of one server.
+#[derive(Clone, Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: IntCounterVec,
+    refusals: IntCounterVec,
+    token_reviews: IntCounterVec,
+    status_writes: IntCounterVec,
+    /// Streams that are open.
+    pub(crate) streams: IntGauge,
+    /// Fields of reports that this version does not know.
+    pub(crate) dropped_fields: IntCounter,
+    /// Interruptions of the watch on shadows.
+    pub(crate) watch_errors: IntCounter,
+    /// Shadows that came over the watch and could not be read.
+    pub(crate) unreadable_shadows: IntCounter,
+    /// Whether there is a certificate to serve with.
+    pub(crate) certificate: IntGauge,
+    /// Certificates that were put into service.
+    pub(crate) certificate_swaps: IntCounter,
+}
+
+/// How a TokenReview ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReviewResult {
+    Authenticated,
+    Refused,
+    Error,
+    /// Answered from the cache, without a TokenReview.
+    Cached,
+}
+
+impl ReviewResult {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Authenticated => "authenticated",
+            Self::Refused => "refused",
+            Self::Error => "error",
+            Self::Cached => "cached",
+        }
+    }
+}
+
+/// How the write of a report ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteResult {
+    Applied,
+    Unchanged,
+    Stale,
+    Invalid,
+    Error,
+}
+
+impl WriteResult {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Unchanged => "unchanged",
+            Self::Stale => "stale",
+            Self::Invalid => "invalid",
+            Self::Error => "error",
+        }
+    }
+}
+
+impl Metrics {
+    /// Registers all of them.
+    pub(crate) fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let vec = |name: &str, help: &str, labels: &[&str]| -> Result<IntCounterVec, prometheus::Error> {
+            let metric = IntCounterVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let counter = |name: &str, help: &str| -> Result<IntCounter, prometheus::Error> {
+            let metric = IntCounter::new(name, help)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let gauge = |name: &str, help: &str| -> Result<IntGauge, prometheus::Error> {
+            let metric = IntGauge::new(name, help)?;
+            registry.register(Box::new(metric.clone()))?;
+            Ok(metric)
+        };
+        let requests =
+            vec("brupop_apiserver_requests_total", "Requests by route and status code.", &["route", "code"])?;
+        let refusals = vec("brupop_apiserver_refusals_total", "Requests refused, by reason.", &["reason"])?;
+        let token_reviews = vec(
+            "brupop_apiserver_token_reviews_total",
+            "Tokens judged, by result; cached ones cost no TokenReview.",
+            &["result"],
+        )?;
+        let status_writes =
+            vec("brupop_apiserver_status_writes_total", "Reports of agents, by what became of them.", &["result"])?;
+        for refusal in Refusal::ALL {
+            refusals.with_label_values(&[refusal.as_str()]);
+        }
+        Ok(Self {
+            requests,
+            refusals,
+            token_reviews,
+            status_writes,
+            streams: gauge("brupop_apiserver_streams", "Streams that are open.")?,
+            dropped_fields: counter(
+                "brupop_apiserver_dropped_fields_total",
+                "Fields of reports that this version does not know.",
+            )?,
+            watch_errors: counter(
+                "brupop_apiserver_shadow_watch_errors_total",
+                "Interruptions of the watch on shadows.",
+            )?,
+            unreadable_shadows: counter(
+                "brupop_apiserver_unreadable_shadows_total",
+                "Shadows that came over the watch and could not be read.",
+            )?,
+            certificate: gauge(
+                "brupop_apiserver_certificate_present",
+                "Whether there is a certificate to serve with.",
+            )?,
+            certificate_swaps: counter(
+                "brupop_apiserver_certificate_swaps_total",
+                "Certificates that were put into service.",
+            )?,
+            registry,
+        })
+    }
+
+    pub(crate) fn request(&self, route: &str, code: &str) {
+        self.requests.with_label_values(&[route, code]).inc();
+    }
+
+    pub(crate) fn refusal(&self, refusal: Refusal) {
+        self.refusals.with_label_values(&[refusal.as_str()]).inc();
+    }
+
+    pub(crate) fn token_review(&self, result: ReviewResult) {
+        self.token_reviews.with_label_values(&[result.as_str()]).inc();
+    }
+
+    pub(crate) fn status_write(&self, result: WriteResult) {
+        self.status_writes.with_label_values(&[result.as_str()]).inc();
+    }
+
+    /// All of them in Prometheus' text format.
+    pub(crate) fn text(&self) -> Result<Vec<u8>, prometheus::Error> {
+        let mut out = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut out)?;
+        Ok(out)
+    }
+}

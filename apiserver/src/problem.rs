@@ -1,0 +1,239 @@
+//! Errors as the agent sees them (RFC 9457) and as the operator sees them: two things, in two fields.
+//!
+//! What goes out is a fixed word, a fixed title and at most a fixed sentence. The cause, with all that it may tell about
+//! the cluster, goes into the log alone.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use actix_web::http::{StatusCode, header};
+use actix_web::{HttpResponse, ResponseError};
+use models::wire::{PROBLEM_JSON, Problem};
+
+use crate::auth::Refusal;
+
+/// The kinds of problem. Each has one type, title and status for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Unauthorized,
+    Forbidden,
+    AgentTokenForOldNode,
+    NoShadow,
+    NotFound,
+    MethodNotAllowed,
+    MalformedRequest,
+    SlowRequest,
+    PreconditionRequired,
+    BodyTooLarge,
+    NotJson,
+    InvalidStatus,
+    Unavailable,
+    Internal,
+}
+
+impl Kind {
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 14] = [
+        Self::Unauthorized,
+        Self::Forbidden,
+        Self::AgentTokenForOldNode,
+        Self::NoShadow,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::MalformedRequest,
+        Self::SlowRequest,
+        Self::PreconditionRequired,
+        Self::BodyTooLarge,
+        Self::NotJson,
+        Self::InvalidStatus,
+        Self::Unavailable,
+        Self::Internal,
+    ];
+
+    /// The last part of the type's URN, the title, the status.
+    const fn parts(self) -> (&'static str, &'static str, StatusCode) {
+        match self {
+            Self::Unauthorized => ("unauthorized", "The request carries no valid token", StatusCode::UNAUTHORIZED),
+            Self::Forbidden => ("forbidden", "The token does not permit this", StatusCode::FORBIDDEN),
+            Self::AgentTokenForOldNode => {
+                ("agent-token-for-old-node", "The token and the shadow name different Nodes", StatusCode::FORBIDDEN)
+            }
+            Self::NoShadow => ("no-shadow", "The node has no shadow", StatusCode::NOT_FOUND),
+            Self::NotFound => ("not-found", "There is nothing here", StatusCode::NOT_FOUND),
+            Self::MethodNotAllowed => {
+                ("method-not-allowed", "This cannot be done here", StatusCode::METHOD_NOT_ALLOWED)
+            }
+            Self::MalformedRequest => ("malformed-request", "The request is malformed", StatusCode::BAD_REQUEST),
+            Self::SlowRequest => ("slow-request", "The request did not arrive in time", StatusCode::REQUEST_TIMEOUT),
+            Self::PreconditionRequired => (
+                "precondition-required",
+                "A report names the state that it builds on",
+                StatusCode::PRECONDITION_REQUIRED,
+            ),
+            Self::BodyTooLarge => ("body-too-large", "The body is too large", StatusCode::PAYLOAD_TOO_LARGE),
+            Self::NotJson => ("not-json", "The body is not application/json", StatusCode::UNSUPPORTED_MEDIA_TYPE),
+            Self::InvalidStatus => {
+                ("invalid-status", "The status cannot be accepted", StatusCode::UNPROCESSABLE_ENTITY)
+            }
+            Self::Unavailable => ("unavailable", "The cluster does not answer now", StatusCode::SERVICE_UNAVAILABLE),
+            Self::Internal => ("internal", "Something is wrong here", StatusCode::INTERNAL_SERVER_ERROR),
+        }
+    }
+}
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// An answer other than success, with what the operator has to know about it.
+#[derive(Debug)]
+pub(crate) struct ApiError {
+    kind: Kind,
+    /// For the client: fixed text, or field names of its own request.
+    detail: Option<Cow<'static, str>>,
+    /// For the log.
+    cause: Option<Cause>,
+    refusal: Option<Refusal>,
+    /// Seconds after which another try makes sense.
+    retry_after: Option<u64>,
+}
+
+impl ApiError {
+    pub(crate) fn new(kind: Kind) -> Self {
+        let retry_after = (kind == Kind::Unavailable).then_some(1);
+        Self { kind, detail: None, cause: None, refusal: None, retry_after }
+    }
+
+    pub(crate) fn refused(refusal: Refusal) -> Self {
+        Self { refusal: Some(refusal), ..Self::new(refusal.kind()) }
+    }
+
+    pub(crate) fn detail(mut self, detail: impl Into<Cow<'static, str>>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    pub(crate) fn cause(mut self, cause: impl Into<Cause>) -> Self {
+        self.cause = Some(cause.into());
+        self
+    }
+
+    pub(crate) fn retry_after(mut self, seconds: Option<u64>) -> Self {
+        self.retry_after = seconds.or(self.retry_after);
+        self
+    }
+
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        self.refusal
+    }
+
+    #[cfg(test)]
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The cause and its causes, for the log.
+    pub(crate) fn chain(&self) -> Option<String> {
+        let cause = self.cause.as_deref()?;
+        let mut text = cause.to_string();
+        let mut next = cause.source();
+        while let Some(source) = next {
+            text.push_str(": ");
+            text.push_str(&source.to_string());
+            next = source.source();
+        }
+        Some(text)
+    }
+
+    /// What goes out.
+    pub(crate) fn problem(&self) -> Problem {
+        let (word, title, status) = self.kind.parts();
+        Problem {
+            type_: format!("urn:brupop:problem:{word}"),
+            title: title.to_owned(),
+            status: status.as_u16(),
+            detail: self.detail.as_deref().map(str::to_owned),
+        }
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind.parts().0)
+    }
+}
+
+impl ResponseError for ApiError {
+    fn status_code(&self) -> StatusCode {
+        self.kind.parts().2
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        let mut response = HttpResponse::build(self.status_code());
+        response.insert_header((header::CONTENT_TYPE, PROBLEM_JSON)).insert_header((header::CACHE_CONTROL, "no-store"));
+        if self.kind == Kind::Unauthorized {
+            response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));
+        }
+        if let Some(seconds) = self.retry_after {
+            response.insert_header((header::RETRY_AFTER, seconds.to_string()));
+        }
+        response.body(serde_json::to_string(&self.problem()).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use actix_web::body::to_bytes;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    async fn body(error: &ApiError) -> Value {
+        let response = error.error_response();
+        assert_eq!(response.headers().get("content-type").unwrap(), PROBLEM_JSON);
+        serde_json::from_slice(&to_bytes(response.into_body()).await.unwrap()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_problem_has_type_title_and_status_and_they_agree_with_the_answer() {
+        let mut types = HashSet::new();
+        for kind in Kind::ALL {
+            let error = ApiError::new(kind);
+            let value = body(&error).await;
+            assert_eq!(value["status"], error.status_code().as_u16());
+            assert!(value["status"].as_u64().unwrap() >= 400);
+            assert!(value["type"].as_str().unwrap().starts_with("urn:brupop:problem:"));
+            assert!(types.insert(value["type"].clone()), "{kind:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_cause_is_for_the_log_and_never_goes_out() {
+        let error = ApiError::new(Kind::Internal).cause(std::io::Error::other("etcd at 10.1.2.3 said no"));
+        assert!(!body(&error).await.to_string().contains("etcd"));
+        assert!(!error.to_string().contains("etcd"));
+        assert!(error.chain().unwrap().contains("etcd"));
+    }
+
+    #[tokio::test]
+    async fn every_refusal_of_a_token_looks_the_same() {
+        let mut bodies = HashSet::new();
+        for refusal in Refusal::ALL.into_iter().filter(|r| r.kind() == Kind::Unauthorized) {
+            let error = ApiError::refused(refusal);
+            assert_eq!(error.error_response().headers().get("www-authenticate").unwrap(), "Bearer");
+            bodies.insert(body(&error).await.to_string());
+        }
+        assert_eq!(bodies.len(), 1);
+        assert_eq!(
+            body(&ApiError::refused(Refusal::NotAuthenticated)).await,
+            json!({"type": "urn:brupop:problem:unauthorized", "title": "The request carries no valid token", "status": 401})
+        );
+    }
+
+    #[tokio::test]
+    async fn an_agent_of_an_older_node_is_told_so() {
+        let value = body(&ApiError::refused(Refusal::AgentTokenForOldNode)).await;
+        assert_eq!(value["type"], "urn:brupop:problem:agent-token-for-old-node");
+        assert_eq!(value["status"], 403);
+    }
+}

@@ -1,0 +1,56 @@
+//! The routes. Version 1 of the API is for the nodes' agents, over TLS; the plain port is for kubelet and Prometheus.
+
+mod health;
+mod shadow;
+mod status;
+mod watch;
+
+use actix_web::http::header::{CACHE_CONTROL, ETAG};
+use actix_web::web::{self, ServiceConfig};
+use actix_web::{HttpResponse, HttpResponseBuilder};
+use models::wire::ShadowView;
+
+use crate::problem::{ApiError, Kind};
+
+/// The agents' API.
+pub(crate) fn api(config: &mut ServiceConfig) {
+    config
+        .service(
+            web::resource("/v1/nodes/{node}/shadow")
+                .route(web::get().to(shadow::get))
+                .default_service(web::to(method_not_allowed)),
+        )
+        .service(
+            web::resource("/v1/nodes/{node}/shadow/watch")
+                .route(web::get().to(watch::get))
+                .default_service(web::to(method_not_allowed)),
+        )
+        .service(
+            web::resource("/v1/nodes/{node}/shadow/status")
+                .route(web::put().to(status::put))
+                .default_service(web::to(method_not_allowed)),
+        )
+        .default_service(web::to(not_found));
+}
+
+/// Health and metrics.
+pub(crate) fn plain(config: &mut ServiceConfig) {
+    config
+        .route("/healthz", web::get().to(health::healthz))
+        .route("/readyz", web::get().to(health::readyz))
+        .route("/metrics", web::get().to(health::metrics))
+        .default_service(web::to(not_found));
+}
+
+async fn not_found() -> Result<HttpResponse, ApiError> {
+    Err(ApiError::new(Kind::NotFound))
+}
+
+async fn method_not_allowed() -> Result<HttpResponse, ApiError> {
+    Err(ApiError::new(Kind::MethodNotAllowed))
+}
+
+/// A shadow as the body of an answer.
+fn show(mut answer: HttpResponseBuilder, view: &ShadowView) -> HttpResponse {
+    answer.insert_header((CACHE_CONTROL, "no-store")).insert_header((ETAG, format!("\"{}\"", view.etag))).json(view)
+}

@@ -1,0 +1,37 @@
+//! `GET /v1/nodes/{node}/shadow`.
+
+use actix_web::{HttpResponse, web};
+use serde::Deserialize;
+
+use super::show;
+use crate::app::{Agent, App, log_refused_shadow};
+use crate::problem::{ApiError, Kind};
+use crate::write::{AccessError, cached, live};
+
+#[derive(Deserialize)]
+pub(super) struct Query {
+    /// Whether to read past this replica's copy.
+    #[serde(default)]
+    fresh: bool,
+}
+
+/// The agent's shadow. Whatever would be a refusal by this replica's copy is judged by a live read.
+pub(super) async fn get(
+    Agent(agent): Agent,
+    app: web::Data<App>,
+    query: Result<web::Query<Query>, actix_web::Error>,
+) -> Result<HttpResponse, ApiError> {
+    let Ok(query) = query else {
+        return Err(ApiError::new(Kind::MalformedRequest).detail("fresh is true or false"));
+    };
+    let copy = if query.fresh { None } else { cached(&app.store, &agent) };
+    let shadow = match copy {
+        Some(shadow) => shadow,
+        None => live(&app.cluster, &app.store, &agent).await.inspect_err(|error| {
+            if let AccessError::Refused(refusal) = error {
+                log_refused_shadow(&agent, *refusal);
+            }
+        })?,
+    };
+    Ok(show(HttpResponse::Ok(), &shadow.view))
+}

@@ -1,0 +1,115 @@
+//! `PUT /v1/nodes/{node}/shadow/status`.
+
+use std::time::Duration;
+
+use actix_web::http::header::{CONTENT_TYPE, HeaderMap, IF_MATCH};
+use actix_web::web::{Bytes, Payload};
+use actix_web::{HttpRequest, HttpResponse, web};
+use tokio::time::timeout;
+
+use super::show;
+use crate::app::{Agent, App, log_refused_shadow, unavailable};
+use crate::body::{self, BodyError};
+use crate::etag::parse_if_match;
+use crate::metrics::WriteResult;
+use crate::problem::{ApiError, Kind};
+use crate::write::{AccessError, WriteError, Written, write_status};
+
+/// How long a body may take to arrive. It is smaller than one round trip's worth of packets.
+const BODY_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The agent's half of its shadow's status, whole, built on the state that `If-Match` names.
+pub(super) async fn put(
+    Agent(agent): Agent,
+    app: web::Data<App>,
+    request: HttpRequest,
+    payload: Payload,
+) -> Result<HttpResponse, ApiError> {
+    let header = if_match(request.headers())?;
+    let etags = parse_if_match(header);
+    if etags.contains(&"*") {
+        return Err(ApiError::new(Kind::PreconditionRequired).detail("If-Match names an etag, and not any"));
+    }
+    is_json(request.headers())?;
+    let bytes = read(payload).await?;
+    let report = body::parse(&bytes).map_err(|error| {
+        app.metrics.status_write(WriteResult::Invalid);
+        refuse_body(error)
+    })?;
+    if report.dropped > 0 {
+        app.metrics.dropped_fields.inc_by(report.dropped);
+        tracing::debug!(
+            node = agent.node_name,
+            dropped = report.dropped,
+            "a report has fields that are not known here"
+        );
+    }
+    let written = write_status(&app.cluster, &app.store, &agent, &etags, &report).await;
+    let result = match &written {
+        Ok(Written::Applied(_)) => WriteResult::Applied,
+        Ok(Written::Unchanged(_)) => WriteResult::Unchanged,
+        Ok(Written::Stale(_)) => WriteResult::Stale,
+        Err(WriteError::Invalid(_)) => WriteResult::Invalid,
+        Err(WriteError::Access(_) | WriteError::Call(_) | WriteError::Contended) => WriteResult::Error,
+    };
+    app.metrics.status_write(result);
+    match written {
+        Ok(Written::Applied(shadow) | Written::Unchanged(shadow)) => Ok(show(HttpResponse::Ok(), &shadow.view)),
+        Ok(Written::Stale(shadow)) => Ok(show(HttpResponse::PreconditionFailed(), &shadow.view)),
+        Err(WriteError::Access(error)) => {
+            if let AccessError::Refused(refusal) = &error {
+                log_refused_shadow(&agent, *refusal);
+            }
+            Err(error.into())
+        }
+        Err(WriteError::Invalid(error)) => {
+            let mut problem = ApiError::new(Kind::InvalidStatus);
+            let fields = error.fields();
+            if !fields.is_empty() {
+                problem = problem.detail(format!("the schema does not accept {}", fields.join(", ")));
+            }
+            Err(problem.cause(error))
+        }
+        Err(WriteError::Call(error)) => Err(unavailable(error)),
+        Err(WriteError::Contended) => {
+            Err(ApiError::new(Kind::Unavailable).detail("the shadow changes too often; try again"))
+        }
+    }
+}
+
+/// The `If-Match` header. Without it a report could undo one that its sender has never seen.
+fn if_match(headers: &HeaderMap) -> Result<&str, ApiError> {
+    let missing = || ApiError::new(Kind::PreconditionRequired).detail("send the shadow's etag as If-Match");
+    let header = headers.get(IF_MATCH).ok_or_else(missing)?;
+    let header = header.to_str().map_err(|_| ApiError::new(Kind::MalformedRequest))?;
+    if header.trim().is_empty() { Err(missing()) } else { Ok(header) }
+}
+
+fn is_json(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
+    let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") { Ok(()) } else { Err(ApiError::new(Kind::NotJson)) }
+}
+
+async fn read(payload: Payload) -> Result<Bytes, ApiError> {
+    match timeout(BODY_DEADLINE, payload.to_bytes_limited(body::LIMIT)).await {
+        Ok(Ok(Ok(bytes))) => Ok(bytes),
+        Ok(Ok(Err(_))) => Err(ApiError::new(Kind::MalformedRequest)),
+        Ok(Err(_)) => Err(ApiError::new(Kind::BodyTooLarge)),
+        Err(_) => Err(ApiError::new(Kind::SlowRequest)),
+    }
+}
+
+fn refuse_body(error: BodyError) -> ApiError {
+    let kind = match error {
+        BodyError::NotJson(_) => Kind::MalformedRequest,
+        BodyError::NotAnObject
+        | BodyError::Wrapper(_)
+        | BodyError::ControllerField(_)
+        | BodyError::ControllerCondition
+        | BodyError::TwoConditions
+        | BodyError::Shape(_) => Kind::InvalidStatus,
+    };
+    // The error's own text is about the body alone; its source, which may quote it, is for the log.
+    ApiError::new(kind).detail(error.to_string()).cause(error)
+}

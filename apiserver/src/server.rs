@@ -1,0 +1,181 @@
+//! The two listeners and the tasks beside them, from start to end.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::dev::Server;
+use actix_web::middleware::from_fn;
+use actix_web::{App as WebApp, HttpServer, web};
+use kube::Client;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::access_log::access_log;
+use crate::app::App;
+use crate::auth::identity::agent_username;
+use crate::auth::review::Reviewer;
+use crate::cluster::Cluster;
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::store::Store;
+use crate::tls::{CertificateSlot, CertificateWatch, server_config};
+use crate::{clock, routes};
+
+/// Workers of the agents' API. Work per request is small; what takes memory is streams, however many workers serve them.
+const WORKERS: usize = 2;
+/// How long requests may take after the signal to end. Streams end at once.
+const GRACE_SECONDS: u64 = 5;
+/// How long an agent's idle connection is kept. An update is a few reports within minutes, and each new connection may
+/// reach another replica, which is one TokenReview more.
+const KEEP_ALIVE: Duration = Duration::from_secs(75);
+/// How long a client may take for its part of a handshake, or for the head of a request.
+const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Why the server ended without being asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// There is no kubeconfig and no service account.
+    #[error("no way to reach Kubernetes was found")]
+    Infer(#[source] kube::config::InferConfigError),
+    /// The configuration of the Kubernetes client is not usable.
+    #[error("the Kubernetes client could not be made")]
+    Client(#[source] kube::Error),
+    /// A listener could not be opened.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// TLS could not be set up.
+    #[error("TLS could not be set up")]
+    Tls(#[source] rustls::Error),
+    /// Metrics could not be registered.
+    #[error("the metrics could not be registered")]
+    Metrics(#[source] prometheus::Error),
+    /// A listener ended.
+    #[error("a listener ended")]
+    Serve(#[source] io::Error),
+    /// A task that runs for ever ended.
+    #[error("a task ended before the server did")]
+    Task,
+}
+
+/// Runs the web API until `shutdown` is done, then ends streams at once and requests within seconds.
+///
+/// # Errors
+///
+/// When it cannot start, or one of its parts ends by itself.
+pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    // A second server in one process finds it installed.
+    let _ = crate::tls::provider().install_default();
+    let mut kubernetes = kube::Config::infer().await.map_err(RunError::Infer)?;
+    // The client would repeat writes and TokenReviews behind our back.
+    kubernetes.default_retry = false;
+    let client = Client::try_from(kubernetes).map_err(RunError::Client)?;
+    let running = Running::start(&config, client).await?;
+    tracing::info!(api = %running.api, plain = %running.plain, "listening");
+    running.until(shutdown).await
+}
+
+/// A server that has started.
+pub(crate) struct Running {
+    /// Where the agents' API listens.
+    pub(crate) api: SocketAddr,
+    /// Where health and metrics listen.
+    pub(crate) plain: SocketAddr,
+    ending: watch::Sender<bool>,
+    servers: [Server; 2],
+    tasks: JoinSet<()>,
+}
+
+impl Running {
+    pub(crate) async fn start(config: &Config, client: Client) -> Result<Self, RunError> {
+        let metrics = Metrics::new().map_err(RunError::Metrics)?;
+        let cluster = Cluster::new(client, config.namespace.clone());
+        let store = Arc::new(Store::new(metrics.clone()));
+        let certificate = Arc::new(CertificateSlot::default());
+        let ending = watch::Sender::new(false);
+        let app = web::Data::new(App {
+            reviewer: Reviewer::new(cluster.clone(), config.audience.clone(), metrics.clone(), clock::now),
+            cluster: cluster.clone(),
+            store: Arc::clone(&store),
+            metrics: metrics.clone(),
+            certificate: Arc::clone(&certificate),
+            agent_username: agent_username(&config.agent_namespace, &config.agent_service_account),
+            stream_max_age: config.stream_max_age,
+            shutdown: ending.subscribe(),
+            now: clock::now,
+        });
+
+        let mut certificates = CertificateWatch::new(config.tls_dir.clone(), Arc::clone(&certificate), metrics);
+        certificates.look().await;
+        let tls = server_config(certificate).map_err(RunError::Tls)?;
+
+        let (api_listener, api) = listen(config.listen)?;
+        let (plain_listener, plain) = listen(config.plain_listen)?;
+        let api_app = app.clone();
+        let api_server = HttpServer::new(move || {
+            WebApp::new().app_data(api_app.clone()).wrap(from_fn(access_log)).configure(routes::api)
+        })
+        .workers(WORKERS)
+        .keep_alive(KEEP_ALIVE)
+        .client_request_timeout(CLIENT_DEADLINE)
+        .tls_handshake_timeout(CLIENT_DEADLINE)
+        .shutdown_timeout(GRACE_SECONDS)
+        .disable_signals()
+        .listen_rustls_0_23(api_listener, tls)
+        .map_err(RunError::Serve)?
+        .run();
+        let plain_server = HttpServer::new(move || WebApp::new().app_data(app.clone()).configure(routes::plain))
+            .workers(1)
+            .client_request_timeout(CLIENT_DEADLINE)
+            .shutdown_timeout(GRACE_SECONDS)
+            .disable_signals()
+            .listen(plain_listener)
+            .map_err(RunError::Serve)?
+            .run();
+
+        let mut tasks = JoinSet::new();
+        tasks.spawn(store.run(cluster));
+        tasks.spawn(certificates.run());
+        Ok(Self { api, plain, ending, servers: [api_server, plain_server], tasks })
+    }
+
+    pub(crate) async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+        let Self { ending, servers: [api, plain], mut tasks, .. } = self;
+        let (api_handle, plain_handle) = (api.handle(), plain.handle());
+        let (mut api, mut plain) = (tokio::spawn(api), tokio::spawn(plain));
+        let ended = tokio::select! {
+            () = shutdown => Ok(()),
+            result = &mut api => Err(ended(result)),
+            result = &mut plain => Err(ended(result)),
+            _ = tasks.join_next() => Err(RunError::Task),
+        };
+        tracing::info!("ending");
+        ending.send_replace(true);
+        // The plain port stays until the agents' port has ended: kubelet and Prometheus see it end.
+        api_handle.stop(true).await;
+        plain_handle.stop(false).await;
+        tasks.shutdown().await;
+        ended
+    }
+}
+
+fn ended(result: Result<io::Result<()>, tokio::task::JoinError>) -> RunError {
+    match result {
+        Ok(Err(error)) => RunError::Serve(error),
+        Ok(Ok(())) | Err(_) => RunError::Task,
+    }
+}
+
+fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
+    let fail = |source| RunError::Listen { address, source };
+    let listener = TcpListener::bind(address).map_err(fail)?;
+    let bound = listener.local_addr().map_err(fail)?;
+    Ok((listener, bound))
+}

@@ -1,0 +1,272 @@
+//! The serving certificate: read from two files, swapped live, never half a pair.
+//!
+//! The files are compared by their bytes each second. kubelet swaps a whole directory at once, yet a swap can fall between
+//! our two reads; a key that does not belong to the certificate is told by looking at them, and the next second tries again.
+//! Until there is a first pair, handshakes fail and the server is not ready.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::metrics::Metrics;
+
+/// How often the files are looked at. A rotation overlaps by minutes; a first install waits for this.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The certificate in service.
+#[derive(Default)]
+pub(crate) struct CertificateSlot(RwLock<Option<Arc<CertifiedKey>>>);
+
+impl CertificateSlot {
+    /// The certificate and key that the next handshake uses.
+    pub(crate) fn current(&self) -> Option<Arc<CertifiedKey>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, pair: CertifiedKey) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(pair));
+    }
+}
+
+impl fmt::Debug for CertificateSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CertificateSlot(present: {})", self.current().is_some())
+    }
+}
+
+impl ResolvesServerCert for CertificateSlot {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.current()
+    }
+}
+
+/// What TLS is spoken with.
+pub(crate) fn provider() -> CryptoProvider {
+    aws_lc_rs::default_provider()
+}
+
+/// A server's side of TLS 1.2 and 1.3 over a slot.
+pub(crate) fn server_config(slot: Arc<CertificateSlot>) -> Result<ServerConfig, rustls::Error> {
+    Ok(ServerConfig::builder_with_provider(Arc::new(provider()))
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_cert_resolver(slot))
+}
+
+/// Why two files make no pair.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PairError {
+    #[error("tls.crt or tls.key cannot be read")]
+    Read(#[source] io::Error),
+    #[error("tls.crt is not a list of PEM certificates")]
+    Certificate(#[source] rustls::pki_types::pem::Error),
+    #[error("tls.crt has no certificate")]
+    NoCertificate,
+    #[error("tls.key is not a PEM private key")]
+    Key(#[source] rustls::pki_types::pem::Error),
+    #[error("tls.key cannot be used, or does not belong to tls.crt")]
+    Pair(#[source] rustls::Error),
+}
+
+/// The two files as they were read.
+#[derive(Clone, PartialEq, Eq)]
+struct Bytes {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Bytes {
+    async fn read(directory: &Path) -> Result<Self, PairError> {
+        let file = |name: &str| tokio::fs::read(directory.join(name));
+        Ok(Self {
+            certificate: file("tls.crt").await.map_err(PairError::Read)?,
+            key: file("tls.key").await.map_err(PairError::Read)?,
+        })
+    }
+
+    fn pair(&self) -> Result<CertifiedKey, PairError> {
+        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&self.certificate)
+            .collect::<Result<_, _>>()
+            .map_err(PairError::Certificate)?;
+        if chain.is_empty() {
+            return Err(PairError::NoCertificate);
+        }
+        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(PairError::Key)?;
+        let pair = CertifiedKey::from_der(chain, key, &provider()).map_err(PairError::Pair)?;
+        // `from_der` lets a key pass whose public half it cannot tell; with our provider there is none.
+        pair.keys_match().map_err(PairError::Pair)?;
+        Ok(pair)
+    }
+}
+
+/// Keeps a slot as its directory is.
+pub(crate) struct CertificateWatch {
+    directory: PathBuf,
+    slot: Arc<CertificateSlot>,
+    metrics: Metrics,
+    /// What is in service.
+    serving: Option<Bytes>,
+    /// What was last complained about, so that a log says it once.
+    complaint: Option<String>,
+}
+
+impl CertificateWatch {
+    pub(crate) fn new(directory: PathBuf, slot: Arc<CertificateSlot>, metrics: Metrics) -> Self {
+        Self { directory, slot, metrics, serving: None, complaint: None }
+    }
+
+    /// Looks once. Whatever it finds, a pair in service stays until there is another.
+    pub(crate) async fn look(&mut self) {
+        let found = match Bytes::read(&self.directory).await {
+            Ok(bytes) if self.serving.as_ref() == Some(&bytes) => Ok(None),
+            Ok(bytes) => bytes.pair().map(|pair| Some((bytes, pair))),
+            Err(error) => Err(error),
+        };
+        match found {
+            Ok(None) => self.complaint = None,
+            Ok(Some((bytes, pair))) => {
+                self.slot.set(pair);
+                self.metrics.certificate.set(1);
+                self.metrics.certificate_swaps.inc();
+                tracing::info!(first = self.serving.is_none(), "a certificate was put into service");
+                self.serving = Some(bytes);
+                self.complaint = None;
+            }
+            Err(error) => {
+                let text = error.to_string();
+                if self.complaint.as_ref() != Some(&text) {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        serving = self.serving.is_some(),
+                        "there is no new certificate"
+                    );
+                    self.complaint = Some(text);
+                }
+            }
+        }
+    }
+
+    /// Looks for ever.
+    pub(crate) async fn run(mut self) {
+        let mut tick = interval(EVERY);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            self.look().await;
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// A directory of its own, removed at the end.
+    pub(crate) struct Directory(pub(crate) PathBuf);
+
+    impl Directory {
+        pub(crate) fn new() -> Self {
+            static NEXT: AtomicU64 = AtomicU64::new(0);
+            let name = format!("brupop-tls-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let path = std::env::temp_dir().join(name);
+            std::fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        pub(crate) fn write(&self, name: &str, text: &str) {
+            std::fs::write(self.0.join(name), text).unwrap();
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// A certificate for localhost and its key, PEM.
+    pub(crate) fn pair() -> (String, String) {
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        (made.cert.pem(), made.signing_key.serialize_pem())
+    }
+
+    fn watch(directory: &Directory) -> CertificateWatch {
+        CertificateWatch::new(directory.0.clone(), Arc::default(), Metrics::new().unwrap())
+    }
+
+    fn serves(watch: &CertificateWatch, certificate: &str) -> bool {
+        let expected = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+        watch.slot.current().is_some_and(|pair| pair.cert[0] == expected)
+    }
+
+    #[tokio::test]
+    async fn there_is_no_certificate_until_both_files_are_there() {
+        let (directory, (certificate, key)) = (Directory::new(), pair());
+        let mut watch = watch(&directory);
+        watch.look().await;
+        assert!(watch.slot.current().is_none());
+        directory.write("tls.crt", &certificate);
+        watch.look().await;
+        assert!(watch.slot.current().is_none());
+        directory.write("tls.key", &key);
+        watch.look().await;
+        assert!(serves(&watch, &certificate));
+        assert_eq!(watch.metrics.certificate.get(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_swap_is_never_half_a_pair() {
+        let (directory, old, new) = (Directory::new(), pair(), pair());
+        let mut watch = watch(&directory);
+        directory.write("tls.crt", &old.0);
+        directory.write("tls.key", &old.1);
+        watch.look().await;
+        directory.write("tls.crt", &new.0);
+        watch.look().await;
+        assert!(serves(&watch, &old.0), "the new certificate waits for its key");
+        directory.write("tls.key", &new.1);
+        watch.look().await;
+        assert!(serves(&watch, &new.0));
+    }
+
+    #[tokio::test]
+    async fn a_pair_in_service_stays_when_the_files_go_or_break() {
+        let (directory, (certificate, key)) = (Directory::new(), pair());
+        let mut watch = watch(&directory);
+        directory.write("tls.crt", &certificate);
+        directory.write("tls.key", &key);
+        watch.look().await;
+        for text in ["", "no PEM", "-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n"] {
+            directory.write("tls.crt", text);
+            watch.look().await;
+            assert!(serves(&watch, &certificate), "{text:?}");
+        }
+        std::fs::remove_file(directory.0.join("tls.key")).unwrap();
+        watch.look().await;
+        assert!(serves(&watch, &certificate));
+    }
+
+    #[tokio::test]
+    async fn the_same_bytes_are_no_swap() {
+        let (directory, (certificate, key)) = (Directory::new(), pair());
+        let mut watch = watch(&directory);
+        directory.write("tls.crt", &certificate);
+        directory.write("tls.key", &key);
+        for _ in 0..3 {
+            watch.look().await;
+        }
+        assert_eq!(watch.metrics.certificate_swaps.get(), 1);
+    }
+}

@@ -1,0 +1,337 @@
+//! How a report gets into the cluster: compared with the state that it builds on, and applied to exactly that state.
+//!
+//! ```text
+//!   this replica's copy ── etag equal? ── yes ──► apply with its resource version ──► done
+//!          │ no                                      │ 409: the object has changed
+//!          ▼                                         ▼
+//!   read live ───────────── etag equal? ◄────────────┘
+//!                             │ no, and the copy is live
+//!                             ▼
+//!                           stale: 412
+//! ```
+//!
+//! The etag leaves the controller's half out, so a change of that half costs another turn and never a refusal.
+
+use std::sync::Arc;
+
+use crate::auth::Refusal;
+use crate::auth::identity::{AgentIdentity, owns};
+use crate::body::Report;
+use crate::cluster::{CallError, Cluster};
+use crate::shadow::Shadow;
+use crate::store::{Seen, Store};
+
+/// How often an apply may meet a change of the object before the agent is asked to come back. The controller writes a few
+/// times in a step, not continuously.
+const TURNS: usize = 6;
+
+/// What became of a report.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Written {
+    /// It stands in the cluster, in this object.
+    Applied(Arc<Shadow>),
+    /// It stood there already.
+    Unchanged(Arc<Shadow>),
+    /// It builds on a state that is not the cluster's; this is.
+    Stale(Arc<Shadow>),
+}
+
+/// Why there is no shadow to show or write.
+#[derive(Debug)]
+pub(crate) enum AccessError {
+    /// The node has none.
+    NoShadow,
+    /// There is one, and it is not this agent's.
+    Refused(Refusal),
+    /// The cluster did not say.
+    Call(CallError),
+}
+
+/// Why a report was not written.
+#[derive(Debug)]
+pub(crate) enum WriteError {
+    /// There is nothing to write to.
+    Access(AccessError),
+    /// The API server does not accept the report.
+    Invalid(CallError),
+    /// The cluster did not answer, or not in a way that tells what became of the report.
+    Call(CallError),
+    /// The object changed at every turn.
+    Contended,
+}
+
+/// The agent's shadow by a live read.
+pub(crate) async fn live(cluster: &Cluster, store: &Store, agent: &AgentIdentity) -> Result<Arc<Shadow>, AccessError> {
+    let shadow = cluster.shadow(&agent.shadow_name()).await.map_err(AccessError::Call)?;
+    let shadow = Arc::new(shadow.ok_or(AccessError::NoShadow)?);
+    owns(agent, &shadow).map_err(AccessError::Refused)?;
+    store.learn(&shadow);
+    Ok(shadow)
+}
+
+/// The agent's shadow as this replica knows it, if that can be vouched for: otherwise the replica may be behind, and a
+/// live read has to tell.
+pub(crate) fn cached(store: &Store, agent: &AgentIdentity) -> Option<Arc<Shadow>> {
+    match store.get(&agent.shadow_name()) {
+        Seen::Present(shadow) => owns(agent, &shadow).is_ok().then_some(shadow),
+        Seen::Unknown | Seen::Absent | Seen::Unreadable => None,
+    }
+}
+
+/// Writes a report that builds on a state with one of the etags.
+pub(crate) async fn write_status(
+    cluster: &Cluster,
+    store: &Store,
+    agent: &AgentIdentity,
+    if_match: &[&str],
+    report: &Report,
+) -> Result<Written, WriteError> {
+    let matches = |shadow: &Shadow| if_match.contains(&shadow.view.etag.as_str());
+    // The copy of this replica is as good as a live one if its state is the one that the agent saw: an apply with its
+    // resource version fails if it is not the newest.
+    let mut copy = cached(store, agent).filter(|shadow| matches(shadow));
+    for _ in 0..TURNS {
+        let from_cache = copy.take();
+        let is_live = from_cache.is_none();
+        let base = match from_cache {
+            Some(shadow) => shadow,
+            None => live(cluster, store, agent).await.map_err(WriteError::Access)?,
+        };
+        if !matches(&base) {
+            return Ok(Written::Stale(base));
+        }
+        if !report.lossy && base.view.status == report.status {
+            // An acknowledgement speaks of the cluster and never of a copy: the agent reboots a host on the strength of it.
+            if !is_live {
+                continue;
+            }
+            return Ok(Written::Unchanged(base));
+        }
+        match cluster.apply_status(&base, &report.applied).await {
+            Ok(shadow) => {
+                let shadow = Arc::new(shadow);
+                store.learn(&shadow);
+                return Ok(Written::Applied(shadow));
+            }
+            Err(error) if error.is_conflict() => {}
+            Err(error) => {
+                return Err(match error.code() {
+                    Some(404) => WriteError::Access(AccessError::NoShadow),
+                    Some(400 | 422) => WriteError::Invalid(error),
+                    _ => WriteError::Call(error),
+                });
+            }
+        }
+    }
+    Err(WriteError::Contended)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::auth::identity::tests::agent;
+    use crate::body::parse;
+    use crate::cluster::tests::{Fake, failure, fake};
+    use crate::shadow::tests::{shadow, stored};
+    use crate::store::tests::store;
+
+    const GET: &str = "/apis/brupop.bottlerocket.aws/v3/namespaces/brupop-system/bottlerocketshadows/brs-a";
+    const APPLY: &str = "/apis/brupop.bottlerocket.aws/v3/namespaces/brupop-system/bottlerocketshadows/brs-a/status";
+
+    /// A cluster that holds one shadow, and what others do to it before each apply of ours.
+    fn cluster(object: Value, before: Vec<fn(&mut Value)>) -> Fake {
+        let state = Mutex::new((object, before.into_iter()));
+        fake(move |request| {
+            let mut state = state.lock().unwrap();
+            let (object, before) = &mut *state;
+            match (request.method.as_str(), request.path.as_str()) {
+                ("GET", GET) if object.is_null() => failure(404, "NotFound"),
+                ("GET", GET) => (200, object.clone()),
+                ("PATCH", APPLY) => {
+                    if let Some(change) = before.next() {
+                        change(object);
+                    }
+                    if object.is_null() {
+                        return failure(404, "NotFound");
+                    }
+                    if request.body["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
+                        return failure(409, "Conflict");
+                    }
+                    let record = object["status"]["record"].take();
+                    object["status"] = request.body["status"].clone();
+                    if !record.is_null() {
+                        object["status"]["record"] = record;
+                    }
+                    touch(object);
+                    (200, object.clone())
+                }
+                _ => failure(405, "MethodNotAllowed"),
+            }
+        })
+    }
+
+    fn touch(object: &mut Value) {
+        let version: u64 = object["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        object["metadata"]["resourceVersion"] = json!((version + 1).to_string());
+    }
+
+    fn controller_writes(object: &mut Value) {
+        let failures = object["status"]["record"]["failures"].as_i64().unwrap_or_default();
+        object["status"]["record"] = json!({"failures": failures + 1});
+        touch(object);
+    }
+
+    fn order_changes(object: &mut Value) {
+        object["metadata"]["generation"] = json!(2);
+        touch(object);
+    }
+
+    fn successor(object: &mut Value) {
+        *object = stored("successor", 90, 1, json!({"state": "Idle"}));
+    }
+
+    fn idle() -> Value {
+        stored("u", 5, 1, json!({"state": "Idle"}))
+    }
+
+    fn etag_of(generation: i64, status: Value) -> String {
+        shadow("u", 5, generation, status).view.etag
+    }
+
+    fn idle_etag() -> String {
+        etag_of(1, json!({"state": "Idle"}))
+    }
+
+    fn staged() -> Report {
+        parse(br#"{"state": "StagedUpdate", "observedGeneration": 1}"#).unwrap()
+    }
+
+    async fn write(fake: &Fake, store: &Store, etag: &str, report: &Report) -> Result<Written, WriteError> {
+        write_status(&fake.cluster, store, &agent(), &[etag], report).await
+    }
+
+    fn calls(fake: &Fake) -> Vec<String> {
+        fake.requests().into_iter().map(|r| r.method).collect()
+    }
+
+    #[tokio::test]
+    async fn a_report_costs_one_apply_of_the_agents_half_with_the_copys_resource_version() {
+        let (fake, store) = (cluster(idle(), vec![]), store(vec![idle()]));
+        let Ok(Written::Applied(shadow)) = write(&fake, &store, &idle_etag(), &staged()).await else { panic!() };
+        assert_eq!(shadow.resource_version.0, "6");
+        assert_eq!(serde_json::to_value(&shadow.view.status).unwrap()["state"], "StagedUpdate");
+        let requests = fake.requests();
+        assert_eq!(requests.len(), 1);
+        assert_eq!(
+            requests[0].body,
+            json!({
+                "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+                "metadata": {"name": "brs-a", "namespace": "brupop-system", "resourceVersion": "5"},
+                "status": {"state": "StagedUpdate", "observedGeneration": 1},
+            })
+        );
+        assert!(requests[0].query.contains("fieldManager=brupop-agent") && requests[0].query.contains("force=true"));
+        assert_eq!(cached(&store, &agent()).unwrap().resource_version.0, "6", "the next report builds on this one");
+    }
+
+    #[tokio::test]
+    async fn a_change_of_the_controllers_half_never_refuses_an_agent() {
+        let fake = cluster(idle(), vec![controller_writes, controller_writes, controller_writes]);
+        let store = store(vec![idle()]);
+        assert!(matches!(write(&fake, &store, &idle_etag(), &staged()).await, Ok(Written::Applied(_))));
+        assert_eq!(calls(&fake), ["PATCH", "GET", "PATCH", "GET", "PATCH", "GET", "PATCH"]);
+    }
+
+    #[tokio::test]
+    async fn a_change_of_the_order_in_mid_write_refuses_the_report_with_the_new_state() {
+        let (fake, store) = (cluster(idle(), vec![order_changes]), store(vec![idle()]));
+        let Ok(Written::Stale(shadow)) = write(&fake, &store, &idle_etag(), &staged()).await else { panic!() };
+        assert_eq!(shadow.view.metadata.generation, 2);
+        assert_eq!(calls(&fake), ["PATCH", "GET"]);
+    }
+
+    #[tokio::test]
+    async fn a_copy_that_lags_is_refreshed_before_anybody_is_refused() {
+        let ahead = stored("u", 8, 2, json!({"state": "Idle"}));
+        let (fake, store) = (cluster(ahead, vec![]), store(vec![idle()]));
+        let etag = etag_of(2, json!({"state": "Idle"}));
+        assert!(matches!(write(&fake, &store, &etag, &staged()).await, Ok(Written::Applied(_))));
+        assert_eq!(calls(&fake), ["GET", "PATCH"]);
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_knows_of_no_shadow_looks_before_it_says_so() {
+        let (fake, store) = (cluster(idle(), vec![]), store(vec![]));
+        assert!(matches!(write(&fake, &store, &idle_etag(), &staged()).await, Ok(Written::Applied(_))));
+        let fake = cluster(Value::Null, vec![]);
+        let result = write(&fake, &store, &idle_etag(), &staged()).await;
+        assert!(matches!(result, Err(WriteError::Access(AccessError::NoShadow))));
+        assert_eq!(calls(&fake), ["GET"]);
+    }
+
+    #[tokio::test]
+    async fn a_stale_report_is_compared_with_the_cluster_and_refused_without_a_write() {
+        let (fake, store) = (cluster(idle(), vec![]), store(vec![idle()]));
+        let Ok(Written::Stale(shadow)) = write(&fake, &store, "0123", &staged()).await else { panic!() };
+        assert_eq!(shadow.view.etag, idle_etag());
+        assert_eq!(calls(&fake), ["GET"]);
+    }
+
+    #[tokio::test]
+    async fn a_report_that_changes_nothing_is_acknowledged_by_a_live_read_and_not_written() {
+        let (fake, store) = (cluster(idle(), vec![]), store(vec![idle()]));
+        let same = parse(br#"{"state": "Idle"}"#).unwrap();
+        assert!(matches!(write(&fake, &store, &idle_etag(), &same).await, Ok(Written::Unchanged(_))));
+        assert_eq!(calls(&fake), ["GET"]);
+    }
+
+    #[tokio::test]
+    async fn a_lagging_copy_never_acknowledges_a_report_that_the_cluster_does_not_hold() {
+        let newer = stored("u", 8, 1, json!({"state": "StagedUpdate"}));
+        let (fake, store) = (cluster(newer, vec![]), store(vec![idle()]));
+        let same = parse(br#"{"state": "Idle"}"#).unwrap();
+        assert!(matches!(write(&fake, &store, &idle_etag(), &same).await, Ok(Written::Stale(_))));
+    }
+
+    #[tokio::test]
+    async fn a_successor_of_the_same_name_is_never_written_for_its_predecessor() {
+        let (fake, store) = (cluster(idle(), vec![successor]), store(vec![idle()]));
+        let Ok(Written::Stale(shadow)) = write(&fake, &store, &idle_etag(), &staged()).await else { panic!() };
+        assert_eq!(shadow.uid(), "successor");
+    }
+
+    #[tokio::test]
+    async fn a_successor_of_another_node_refuses_the_agent() {
+        let fake = cluster(
+            idle(),
+            vec![|object| {
+                successor(object);
+                object["metadata"]["ownerReferences"][0]["uid"] = json!("node-2");
+            }],
+        );
+        let result = write(&fake, &store(vec![idle()]), &idle_etag(), &staged()).await;
+        assert!(matches!(result, Err(WriteError::Access(AccessError::Refused(Refusal::AgentTokenForOldNode)))));
+    }
+
+    #[tokio::test]
+    async fn an_object_that_changes_at_every_turn_ends_the_loop() {
+        let fake = cluster(idle(), vec![controller_writes; 100]);
+        let result = write(&fake, &store(vec![idle()]), &idle_etag(), &staged()).await;
+        assert!(matches!(result, Err(WriteError::Contended)));
+        assert_eq!(fake.requests().iter().filter(|r| r.method == "PATCH").count(), TURNS);
+    }
+
+    #[tokio::test]
+    async fn what_the_schema_refuses_is_the_agents_fault_and_an_outage_is_not() {
+        let store = store(vec![idle()]);
+        let refusing = fake(|_| failure(422, "Invalid"));
+        assert!(matches!(write(&refusing, &store, &idle_etag(), &staged()).await, Err(WriteError::Invalid(_))));
+        let broken = fake(|_| failure(503, "ServiceUnavailable"));
+        assert!(matches!(write(&broken, &store, &idle_etag(), &staged()).await, Err(WriteError::Call(_))));
+        assert_eq!(broken.requests().len(), 1, "the agent tries again, not this server");
+    }
+}
