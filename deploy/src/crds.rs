@@ -34,20 +34,30 @@ fn definition(mut crd: CustomResourceDefinition) -> anyhow::Result<Value> {
     let mut crd = serde_json::to_value(crd)?;
     let versions = crd["spec"]["versions"].as_array_mut().context("a definition without versions")?;
     for version in versions {
-        tidy(&mut version["schema"]["openAPIV3Schema"]);
+        let schema = &mut version["schema"]["openAPIV3Schema"];
+        tidy(schema);
+        if let Some(spec) = schema["properties"]["spec"].as_object_mut()
+            && may_be_empty(spec)
+        {
+            // A spec is not optional to its readers, so an emptied one becomes `{}` again and not null.
+            spec.insert("default".to_owned(), Value::Object(Map::new()));
+        }
     }
     Ok(crd)
 }
 
 /// Rewrites what schemars and kube produce into what the API server is to have:
 ///
-/// * Nothing is `nullable`. An optional field is absent; a null in it would count as present for `has()` in a rule, and so
-///   let an order without a version pass. Without the word the server drops nulls before it looks.
+/// * An optional field is absent, never null: a null would count as present for `has()` in a rule. The one exception are
+///   optional objects that may be empty, since the server itself makes null of them: server-side apply of `{}` over fields
+///   that the same manager had applied leaves null behind, and would otherwise be refused.
 /// * Bounds of integers are integers.
 /// * A description is a line of text, not a piece of source wrapped at its margin.
 fn tidy(schema: &mut Value) {
     let Some(schema) = schema.as_object_mut() else { return };
-    schema.remove("nullable");
+    if !may_be_empty(schema) {
+        schema.remove("nullable");
+    }
     schema.remove("title");
     for bound in ["minimum", "maximum"] {
         if let Some(bound) = schema.get_mut(bound) {
@@ -58,6 +68,11 @@ fn tidy(schema: &mut Value) {
         *text = text.split("\n\n").map(|part| part.replace('\n', " ")).collect::<Vec<_>>().join("\n\n");
     }
     for_each_child(schema, tidy);
+}
+
+/// Whether `{}` is a value of this schema.
+fn may_be_empty(schema: &Map<String, Value>) -> bool {
+    schema.get("type").is_some_and(|type_| type_ == "object") && !schema.contains_key("required")
 }
 
 /// Writes `1.0` as `1`.
@@ -110,7 +125,7 @@ mod tests {
         let mut complain = |what: &str| found.push(format!("{path}: {what}"));
         let Some(object) = schema.as_object() else { return complain("is no object") };
         for key in object.keys() {
-            if !KEYS.contains(&key.as_str()) {
+            if !KEYS.contains(&key.as_str()) && !(key == "nullable" && may_be_empty(object)) {
                 complain(&format!("has {key}"));
             }
         }
@@ -210,6 +225,20 @@ mod tests {
         assert!(budget["x-kubernetes-validations"][0]["rule"].as_str().unwrap().contains("self >= 1"));
         let failures = &operator["properties"]["spec"]["properties"]["failurePolicy"]["properties"]["maxFailures"];
         assert_eq!((failures["minimum"].as_i64(), failures["maximum"].as_i64()), (Some(1), Some(10_000)));
+    }
+
+    #[test]
+    fn what_server_side_apply_can_empty_may_be_null_and_nothing_else() {
+        let shadow = schema("BottlerocketShadow");
+        let status = &shadow["properties"]["status"];
+        for object in [status, &status["properties"]["updates"], &shadow["properties"]["spec"]["properties"]["host"]] {
+            assert_eq!(object["nullable"], true, "{object}");
+        }
+        for field in ["version", "bootId", "go"] {
+            assert!(shadow["properties"]["spec"]["properties"][field]["nullable"].is_null(), "{field}");
+        }
+        assert!(shadow["properties"]["spec"]["default"].is_null());
+        assert_eq!(schema("BottlerocketUpdateOperator")["properties"]["spec"]["default"], serde_json::json!({}));
     }
 
     #[test]

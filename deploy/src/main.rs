@@ -1,9 +1,10 @@
 //! `brupop-deploy`: writes and checks the generated files, and prints what is installed.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use deploy::{Options, crds, files, reference, yaml};
+use deploy::{Options, files, reference};
 
 /// Generates what is installed: custom resource definitions, rights, workloads, the default policy.
 #[derive(Debug, Parser)]
@@ -40,8 +41,17 @@ enum Print {
     Docs,
 }
 
-fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+fn main() -> ExitCode {
+    match run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
     if arguments.write {
         for path in files::write(&arguments.root)? {
             println!("wrote {path}");
@@ -52,7 +62,7 @@ fn main() -> anyhow::Result<()> {
     }
     match arguments.print {
         None => {}
-        Some(Print::Crds) => print!("{}", yaml::documents(&crds::all()?)?),
+        Some(Print::Crds) => print!("{}", files::definitions()?),
         Some(Print::Manifest { registry, tag }) => {
             let mut options = Options { registry, ..Options::default() };
             if let Some(tag) = tag {
