@@ -1,0 +1,92 @@
+//! No PodDisruptionBudget is violated by us: whenever we make a healthy pod go, every budget that covers it allows one more
+//! disruption, or has already counted this one. (The API server counts an eviction before it deletes the pod.)
+
+use super::{Evidence, Moment, Object, Property, Verdict};
+
+#[derive(Default)]
+pub(super) struct Check;
+
+impl super::Check for Check {
+    fn at(&mut self, moment: &Moment, evidence: &Evidence, verdict: &mut Verdict) {
+        let Object::Pod(pod) = &moment.change.object else { return };
+        let Some(Object::Pod(was)) = moment.before else { return };
+        let told = (pod.terminating || moment.change.gone) && !was.terminating;
+        // Budgets do not protect what is not healthy from going.
+        let healthy = was.ready && !was.finished && !was.pending;
+        if !told || !healthy || !evidence.removed_by_us.contains(&pod.uid) {
+            return;
+        }
+        for budget in moment.world.budgets.values().filter(|budget| budget.covers(pod)) {
+            if budget.disruptions_allowed <= 0 && !budget.disrupted.contains(&pod.name) {
+                let text = format!(
+                    "{} was made to go while {} allowed no disruption ({} healthy, {} wanted)",
+                    pod.title(),
+                    budget.name,
+                    budget.current_healthy,
+                    budget.desired_healthy
+                );
+                verdict.report(Property::BudgetRespected, Some(moment.revision()), pod.node.as_deref(), text);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::story::{CONTROLLER, Story};
+    use super::Property;
+
+    fn two_carts(allowed: i32) -> Story {
+        let mut story = Story::new(&["a", "b"]);
+        story.pod("shop/cart-1", "a", "cart");
+        story.pod("shop/cart-2", "b", "cart");
+        story.budget("shop/cart", "cart", allowed, 2, 2 - allowed);
+        story.until_claimed("a");
+        story
+    }
+
+    #[test]
+    fn an_eviction_that_the_budget_allows_is_right() {
+        let mut story = two_carts(1);
+        story.evict("shop/cart-1");
+        assert_eq!(story.judge().violations, []);
+    }
+
+    #[test]
+    fn an_eviction_that_the_budget_has_counted_already_is_right() {
+        let mut story = two_carts(1);
+        story.change_budget("shop/cart", |budget| {
+            budget.disruptions_allowed = 0;
+            budget.disrupted.insert("cart-1".into());
+        });
+        story.evict("shop/cart-1");
+        assert_eq!(story.judge().violations, []);
+        assert_eq!(story.history().shortfalls(), []);
+    }
+
+    #[test]
+    fn a_pod_that_goes_against_its_budget_is_caught() {
+        let mut story = two_carts(0);
+        story.delete_pod(CONTROLLER, "shop/cart-1");
+        story.change_budget("shop/cart", |budget| budget.current_healthy = 1);
+        story.assert_only(Property::BudgetRespected);
+        let shortfalls = story.history().shortfalls();
+        assert_eq!(shortfalls.len(), 1);
+        assert_eq!((shortfalls[0].healthy, shortfalls[0].desired), (1, 2));
+    }
+
+    #[test]
+    fn a_pod_that_was_not_healthy_may_go() {
+        let mut story = two_carts(0);
+        story.change_pod("shop/cart-1", |pod| pod.ready = false);
+        story.delete_pod(CONTROLLER, "shop/cart-1");
+        assert_eq!(story.judge().violations, []);
+    }
+
+    #[test]
+    fn what_others_do_to_a_budget_is_not_ours() {
+        let mut story = two_carts(0);
+        story.delete_pod("admin", "shop/cart-1");
+        assert_eq!(story.judge().violations, []);
+    }
+}

@@ -1,0 +1,67 @@
+//! At the end no node carries a claim of ours and no slot is taken, where the scenario says that all is over. A node that a
+//! person holds may keep our cordon.
+
+use super::{Evidence, Moment, Property, Verdict, World};
+
+#[derive(Default)]
+pub(super) struct Check;
+
+impl super::Check for Check {
+    fn at(&mut self, _: &Moment, _: &Evidence, _: &mut Verdict) {}
+
+    fn end(&mut self, end: &World, evidence: &Evidence, verdict: &mut Verdict) {
+        if !evidence.expectations.nothing_left {
+            return;
+        }
+        for node in end.nodes.values() {
+            let claims: Vec<String> = node.claims().map(|field| format!("{field:?}")).collect();
+            if !claims.is_empty() && !node.held() {
+                let text = format!("it still has our {}", claims.join(" and "));
+                verdict.report(Property::NoClaimLeft, Some(end.revision), Some(&node.name), text);
+            }
+            if let Some(step) =
+                end.shadow_of(node).filter(|shadow| shadow.disruptive()).and_then(|shadow| shadow.step())
+            {
+                let text = format!("it is still {}", step.as_str());
+                verdict.report(Property::NoClaimLeft, Some(end.revision), Some(&node.name), text);
+            }
+        }
+        for slot in end.operator.iter().flat_map(|operator| &operator.status.slots) {
+            let text = "it still has a slot".to_owned();
+            verdict.report(Property::NoClaimLeft, Some(end.revision), Some(&slot.node), text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::story::Story;
+    use super::Property;
+
+    #[test]
+    fn after_an_update_nothing_is_left() {
+        let mut story = Story::new(&["a"]);
+        story.update("a");
+        story.expectations.nothing_left = true;
+        assert_eq!(story.judge().violations, []);
+    }
+
+    #[test]
+    fn a_claim_that_is_left_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_claimed("a");
+        story.free_slot("a");
+        story.done("a");
+        assert_eq!(story.judge().violations, []);
+        story.expectations.nothing_left = true;
+        story.assert_only(Property::NoClaimLeft);
+    }
+
+    #[test]
+    fn a_slot_that_is_left_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.take_slot("a");
+        story.expectations.nothing_left = true;
+        story.assert_only(Property::NoClaimLeft);
+    }
+}

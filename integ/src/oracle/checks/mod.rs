@@ -1,0 +1,196 @@
+//! The properties, one file each. Every check sees each revision in order, and then the hosts' logs.
+
+mod budgets;
+mod leftovers;
+mod s1_budget;
+mod s2_reboots;
+mod s3_drained;
+mod s4_foreign;
+mod s5_halves;
+mod s6_evictions;
+mod s7_versions;
+mod s8_freeze;
+mod s9_released;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use models::go::GO_LIFETIME;
+
+use crate::control_plane::audit::Record;
+
+use super::facts::{Node, Object, Shadow};
+use super::history::{Change, History};
+use super::hosts::HostLog;
+use super::report::{Property, Verdict};
+use super::world::World;
+use super::writers::{Part, Removal, Writer, Writers, removals};
+
+/// Between an agent's last look at its clock and the host's log of what it then asked for.
+const REACTION: SignedDuration = SignedDuration::from_secs(1);
+
+/// What a run is expected to look like, besides being safe.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expectations {
+    /// A ceiling for the nodes out of service, below whatever policy says.
+    pub max_unavailable: Option<usize>,
+    /// Whether at the end every node has to be given back.
+    pub nothing_left: bool,
+}
+
+/// Judges a run.
+pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectations: &Expectations) -> Verdict {
+    let evidence = Evidence::gather(history, hosts, audit, expectations);
+    let mut verdict = Verdict::default();
+    let mut checks: [Box<dyn Check>; 11] = [
+        Box::<s1_budget::Check>::default(),
+        Box::<s2_reboots::Check>::default(),
+        Box::<s3_drained::Check>::default(),
+        Box::<s4_foreign::Check>::default(),
+        Box::<s5_halves::Check>::default(),
+        Box::<s6_evictions::Check>::default(),
+        Box::<s7_versions::Check>::default(),
+        Box::<s8_freeze::Check>::default(),
+        Box::<s9_released::Check>::default(),
+        Box::<budgets::Check>::default(),
+        Box::<leftovers::Check>::default(),
+    ];
+    let end = history.replay(|change, before, world| {
+        let writer = evidence.writers.of(change.revision);
+        let moment = Moment { change, before, world, writer };
+        verdict.stats.changes += 1;
+        if !change.gone && writer.is_none() && matches!(change.object, Object::Node(_) | Object::Shadow(_)) {
+            verdict.stats.unattributed += 1;
+        }
+        for check in &mut checks {
+            check.at(&moment, &evidence, &mut verdict);
+        }
+    });
+    for check in &mut checks {
+        check.end(&end, &evidence, &mut verdict);
+    }
+    verdict.violations.sort_by_key(|violation| (violation.revision.unwrap_or(u64::MAX), violation.property));
+    verdict
+}
+
+/// One revision: what changed, and the world with it.
+struct Moment<'a> {
+    change: &'a Change,
+    before: Option<&'a Object>,
+    world: &'a World,
+    writer: Option<&'a Writer>,
+}
+
+impl<'a> Moment<'a> {
+    fn revision(&self) -> u64 {
+        self.change.revision
+    }
+
+    /// Which part of the operator wrote it.
+    fn part(&self) -> Option<Part> {
+        Part::of(&self.writer?.user)
+    }
+
+    /// A shadow that counts and is still there, and how it was before.
+    fn shadow(&self) -> Option<(&'a Shadow, Option<&'a Shadow>)> {
+        let new = match &self.change.object {
+            Object::Shadow(new) if !self.change.gone && self.world.shadows.contains_key(&new.name) => new,
+            _ => return None,
+        };
+        let old = match self.before {
+            Some(Object::Shadow(old)) if old.uid == new.uid => Some(&**old),
+            _ => None,
+        };
+        Some((new, old))
+    }
+
+    /// A Node that was there and still is, before and after.
+    fn node(&self) -> Option<(&'a Node, &'a Node)> {
+        match (self.before, &self.change.object) {
+            (Some(Object::Node(old)), Object::Node(new)) if !self.change.gone && old.uid == new.uid => Some((old, new)),
+            _ => None,
+        }
+    }
+}
+
+/// All that was said besides the history itself.
+struct Evidence<'a> {
+    hosts: BTreeMap<&'a str, Vec<&'a HostLog>>,
+    writers: Writers,
+    removals: Vec<Removal>,
+    /// Pods, by uid, that the operator had removed.
+    removed_by_us: BTreeSet<String>,
+    /// When a revision was seen.
+    seen: BTreeMap<u64, Timestamp>,
+    /// Up to which time the go for a nonce was good: counted from when the agent's report of the nonce was certainly out.
+    nonce_ends: BTreeMap<String, Timestamp>,
+    expectations: &'a Expectations,
+}
+
+impl<'a> Evidence<'a> {
+    fn gather(history: &History, logs: &'a [HostLog], audit: &[Record], expectations: &'a Expectations) -> Self {
+        let mut hosts: BTreeMap<&str, Vec<&HostLog>> = BTreeMap::new();
+        for log in logs {
+            hosts.entry(&log.node).or_default().push(log);
+        }
+        let removals = removals(audit);
+        let ours = removals.iter().filter(|removal| removal.part.is_some() && removal.succeeded);
+        let removed_by_us = ours.filter_map(|removal| removal.uid.clone()).collect();
+        let seen = history.changes().iter().map(|change| (change.revision, change.at)).collect();
+        let mut evidence = Self {
+            hosts,
+            writers: Writers::read(audit),
+            removals,
+            removed_by_us,
+            seen,
+            nonce_ends: BTreeMap::new(),
+            expectations,
+        };
+        for change in history.changes() {
+            if let Object::Shadow(shadow) = &change.object
+                && let Some(armed) = &shadow.status.agent.armed
+                && !evidence.nonce_ends.contains_key(&armed.nonce)
+                && let Some(sent) = evidence.at_latest(change.revision)
+            {
+                let lifetime = SignedDuration::try_from(GO_LIFETIME).unwrap_or(SignedDuration::MAX);
+                evidence.nonce_ends.insert(armed.nonce.clone(), sent + lifetime + REACTION);
+            }
+        }
+        evidence
+    }
+
+    /// The time before which a revision cannot have been made, if the audit log tells.
+    fn at_earliest(&self, revision: u64) -> Option<Timestamp> {
+        self.writers.of(revision).map(|writer| writer.received)
+    }
+
+    /// The time by which a revision had been made.
+    fn at_latest(&self, revision: u64) -> Option<Timestamp> {
+        let answered = self.writers.of(revision).map(|writer| writer.reached);
+        let seen = self.seen.get(&revision).copied();
+        match (answered, seen) {
+            (Some(answered), Some(seen)) => Some(answered.min(seen)),
+            (answered, seen) => answered.or(seen),
+        }
+    }
+
+    /// Whether a revision can have been made before this time.
+    fn may_precede(&self, revision: u64, time: Timestamp) -> bool {
+        self.at_earliest(revision).is_none_or(|earliest| earliest <= time)
+    }
+
+    /// Whether a boot was one of the node's own hosts; `None` where no host of that node gave a log.
+    fn is_boot_of(&self, node: &str, boot: &str) -> Option<bool> {
+        let logs = self.hosts.get(node)?;
+        Some(logs.iter().any(|log| log.boots().contains(boot)))
+    }
+}
+
+/// A property.
+trait Check {
+    /// Looks at one revision.
+    fn at(&mut self, moment: &Moment, evidence: &Evidence, verdict: &mut Verdict);
+
+    /// Looks at all the rest.
+    fn end(&mut self, _end: &World, _evidence: &Evidence, _verdict: &mut Verdict) {}
+}

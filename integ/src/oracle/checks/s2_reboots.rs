@@ -1,0 +1,210 @@
+//! S2: a host reboots only for its own node uid, boot id and current attempt.
+//!
+//! Each reboot that a host was asked for has to have been covered: at some revision of that boot, the shadow that this very
+//! Node owns ordered it for this boot, carried a go for the agent's nonce, and held the agent's word that the image of this
+//! attempt is armed.
+
+use std::collections::BTreeMap;
+
+use models::shadow::{ArmedPhase, HostState};
+
+use super::{Evidence, Moment, Object, Property, Verdict, World};
+use crate::oracle::facts::{Node, Shadow};
+
+/// A time during which a reboot was in order.
+struct Cover {
+    from: u64,
+    attempt: i64,
+    nonce: String,
+}
+
+#[derive(Default)]
+pub(super) struct Check {
+    /// By node and boot.
+    covers: BTreeMap<(String, String), Vec<Cover>>,
+    /// The revision at which each attempt of a node began.
+    attempts: BTreeMap<String, Vec<(u64, i64)>>,
+}
+
+fn covered(node: &Node, shadow: &Shadow) -> Option<(i64, String)> {
+    let (spec, agent) = (&shadow.spec, &shadow.status.agent);
+    let (armed, go) = (agent.armed.as_ref()?, shadow.go()?);
+    let boot = node.boot_id.as_str();
+    let holds = spec.state == HostState::RebootedIntoUpdate
+        && spec.boot_id.as_deref() == Some(boot)
+        && agent.boot_id.as_deref() == Some(boot)
+        && armed.boot_id == boot
+        && armed.attempt == spec.attempt
+        && armed.phase == ArmedPhase::Activated
+        && armed.nonce == go;
+    holds.then(|| (spec.attempt, armed.nonce.clone()))
+}
+
+impl super::Check for Check {
+    fn at(&mut self, moment: &Moment, _: &Evidence, verdict: &mut Verdict) {
+        if let Some((new, old)) = moment.shadow() {
+            if old.is_none_or(|old| old.spec.attempt != new.spec.attempt) {
+                let all = self.attempts.entry(new.node().to_owned()).or_default();
+                all.push((moment.revision(), new.spec.attempt));
+            }
+            if new.go().is_some() && old.and_then(Shadow::go) != new.go() {
+                verdict.stats.gos += 1;
+            }
+        }
+        let name = match &moment.change.object {
+            Object::Node(node) => node.name.as_str(),
+            Object::Shadow(shadow) => shadow.node(),
+            _ => return,
+        };
+        let Some(node) = moment.world.nodes.get(name) else { return };
+        if let Some(shadow) = moment.world.shadow_of(node)
+            && let Some((attempt, nonce)) = covered(node, shadow)
+        {
+            let covers = self.covers.entry((node.name.clone(), node.boot_id.clone())).or_default();
+            if covers.last().is_none_or(|last| last.nonce != nonce || last.attempt != attempt) {
+                covers.push(Cover { from: moment.revision(), attempt, nonce });
+            }
+        }
+    }
+
+    fn end(&mut self, _: &World, evidence: &Evidence, verdict: &mut Verdict) {
+        for (node, logs) in &evidence.hosts {
+            for (at, boot) in logs.iter().flat_map(|log| log.reboots_by_api()) {
+                verdict.stats.reboots += 1;
+                let covers = self.covers.get(&((*node).to_owned(), boot.to_owned()));
+                let cover = covers.into_iter().flatten().rfind(|cover| evidence.may_precede(cover.from, at));
+                let Some(cover) = cover else {
+                    let text = match covers {
+                        None => format!("rebooted in boot {boot} without a go and an acknowledged Activated for it"),
+                        Some(_) => format!("rebooted in boot {boot} before Activated can have been acknowledged"),
+                    };
+                    verdict.report(Property::S2, None, Some(node), text);
+                    continue;
+                };
+                let later = self.attempts.get(*node).into_iter().flatten().find(|(revision, attempt)| {
+                    *attempt > cover.attempt && evidence.at_latest(*revision).is_some_and(|latest| latest < at)
+                });
+                if let Some((revision, later)) = later {
+                    let text = format!("rebooted in boot {boot} for attempt {}, when it was at {later}", cover.attempt);
+                    verdict.report(Property::S2, Some(*revision), Some(node), text);
+                }
+                if evidence.nonce_ends.get(&cover.nonce).is_some_and(|end| at > *end) {
+                    let text = format!("rebooted in boot {boot} on a go that had run out");
+                    verdict.report(Property::S2, Some(cover.from), Some(node), text);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::story::Story;
+    use super::Property;
+
+    #[test]
+    fn a_reboot_after_the_acknowledged_activated_is_right() {
+        let mut story = Story::new(&["a"]);
+        story.update("a");
+        let verdict = story.judge();
+        assert_eq!(verdict.violations, []);
+        assert_eq!((verdict.stats.reboots, verdict.stats.gos, verdict.stats.arms), (1, 1, 1));
+    }
+
+    #[test]
+    fn a_reboot_by_somebody_else_is_not_ours() {
+        let mut story = Story::new(&["a"]);
+        story.host_reboots_by_hand("a");
+        assert_eq!(story.judge().violations, []);
+    }
+
+    #[test]
+    fn a_reboot_without_any_order_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.host_reboots("a");
+        story.assert_only(Property::S2);
+    }
+
+    #[test]
+    fn a_reboot_that_was_not_acknowledged_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.host_arms("a");
+        story.host_reboots("a");
+        story.assert_only(Property::S2);
+    }
+
+    #[test]
+    fn an_acknowledgement_that_comes_after_the_reboot_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.host_arms("a");
+        story.host_asked_to_reboot("a");
+        story.activated("a");
+        story.assert_only(Property::S2);
+    }
+
+    #[test]
+    fn a_go_for_another_nonce_covers_nothing() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.host_arms("a");
+        story.activated("a");
+        story.agent("a", |agent| agent.armed.as_mut().unwrap().nonce = "other".into());
+        // The only revision at which all agreed is taken out of the history.
+        story.forget_revision_before_last();
+        story.host_reboots("a");
+        story.assert_only(Property::S2);
+    }
+
+    #[test]
+    fn an_order_for_another_boot_covers_nothing() {
+        let mut story = Story::new(&["a"]);
+        story.until_order("a");
+        story.controller("a", |shadow| shadow.spec.boot_id = Some("a-boot-0".into()));
+        story.arming("a");
+        story.go("a");
+        story.host_arms("a");
+        story.activated("a");
+        story.host_reboots("a");
+        assert!(story.judge().violates(Property::S2));
+    }
+
+    #[test]
+    fn the_shadow_of_a_node_that_was_replaced_covers_nothing() {
+        let mut story = Story::new(&["a"]);
+        story.until_order("a");
+        story.node("a", "admin", |node| node.uid = "another".into());
+        story.arming("a");
+        story.go("a");
+        story.host_arms("a");
+        story.activated("a");
+        story.host_reboots("a");
+        assert!(story.judge().violates(Property::S2));
+    }
+
+    #[test]
+    fn a_reboot_for_an_attempt_that_is_over_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.host_arms("a");
+        story.activated("a");
+        story.controller("a", |shadow| {
+            shadow.spec.attempt += 1;
+            shadow.spec.go = None;
+        });
+        story.host_reboots("a");
+        story.assert_only(Property::S2);
+    }
+
+    #[test]
+    fn a_reboot_on_a_go_that_had_run_out_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.host_arms("a");
+        story.activated("a");
+        story.wait(40);
+        story.host_reboots("a");
+        story.assert_only(Property::S2);
+    }
+}

@@ -1,0 +1,172 @@
+//! S3: a host never reboots with an evictable pod still on it: there is none at the revision that gives the go, and none at
+//! the one that acknowledges `Activated`, but those that were created after the go. The operator's own pods are evicted once;
+//! those that come back are left to the reboot.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use models::names;
+use models::shadow::ArmedPhase;
+
+use super::{Evidence, Moment, Object, Property, Verdict, World};
+use crate::oracle::facts::{Pod, Shadow};
+
+#[derive(Default)]
+pub(super) struct Check {
+    /// The revision at which a pod (uid) was created.
+    created: BTreeMap<String, u64>,
+    /// Owners of the operator's own pods that were evicted from a node.
+    evicted: BTreeSet<(String, String)>,
+    /// The revision of the go for a nonce.
+    gos: BTreeMap<String, u64>,
+}
+
+impl Check {
+    fn left(&self, world: &World, node: &str, created_by: u64) -> Vec<String> {
+        let stays = |pod: &Pod| {
+            let back = pod
+                .controller
+                .as_ref()
+                .is_some_and(|(_, owner)| self.evicted.contains(&(node.to_owned(), owner.clone())));
+            pod.namespace == names::SYSTEM_NAMESPACE && back
+        };
+        let late = |pod: &Pod| self.created.get(&pod.uid).is_some_and(|created| *created > created_by);
+        world.evictable_on(node).filter(|pod| !stays(pod) && !late(pod)).map(|pod| pod.title()).collect()
+    }
+}
+
+impl super::Check for Check {
+    fn at(&mut self, moment: &Moment, evidence: &Evidence, verdict: &mut Verdict) {
+        if let Object::Pod(pod) = &moment.change.object {
+            self.created.entry(pod.uid.clone()).or_insert(moment.revision());
+            let leaves = pod.terminating || moment.change.gone;
+            if let (true, Some(node), Some((_, owner))) = (leaves, &pod.node, &pod.controller)
+                && evidence.removed_by_us.contains(&pod.uid)
+            {
+                self.evicted.insert((node.clone(), owner.clone()));
+            }
+        }
+        let Some((new, old)) = moment.shadow() else { return };
+        if let Some(nonce) = new.go()
+            && old.and_then(Shadow::go) != Some(nonce)
+        {
+            self.gos.insert(nonce.to_owned(), moment.revision());
+            let left = self.left(moment.world, new.node(), moment.revision());
+            if !left.is_empty() {
+                let text = format!("a go was given with {} still on the node", left.join(", "));
+                verdict.report(Property::S3, Some(moment.revision()), Some(new.node()), text);
+            }
+        }
+        let activated = |shadow: &Shadow| {
+            let armed = shadow.status.agent.armed.as_ref().filter(|armed| armed.phase == ArmedPhase::Activated);
+            armed.map(|armed| armed.nonce.clone())
+        };
+        if let Some(nonce) = activated(new)
+            && old.and_then(activated).as_ref() != Some(&nonce)
+            && let Some(go) = self.gos.get(&nonce)
+        {
+            let left = self.left(moment.world, new.node(), *go);
+            if !left.is_empty() {
+                let text = format!("armed with {} still on the node, there since before the go", left.join(", "));
+                verdict.report(Property::S3, Some(moment.revision()), Some(new.node()), text);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::story::Story;
+    use super::Property;
+    use models::names;
+
+    #[test]
+    fn a_node_whose_pods_have_left_may_reboot() {
+        let mut story = Story::new(&["a", "b"]);
+        story.pod("shop/cart-1", "a", "cart");
+        story.daemon_pod("kube-system/proxy", "a");
+        story.until_drained("a");
+        story.order("a");
+        story.arming("a");
+        story.go("a");
+        story.host_arms("a");
+        story.activated("a");
+        story.host_reboots("a");
+        let verdict = story.judge();
+        assert_eq!(verdict.violations, []);
+        assert_eq!(verdict.stats.evictions, 1);
+    }
+
+    #[test]
+    fn a_go_with_a_pod_left_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_order("a");
+        story.pod("shop/cart-1", "a", "cart");
+        story.arming("a");
+        story.go("a");
+        story.assert_only(Property::S3);
+    }
+
+    #[test]
+    fn a_pod_that_is_still_ending_is_still_there() {
+        let mut story = Story::new(&["a"]);
+        story.pod("shop/cart-1", "a", "cart");
+        story.until_claimed("a");
+        story.evict("shop/cart-1");
+        story.order("a");
+        story.arming("a");
+        story.go("a");
+        story.assert_only(Property::S3);
+    }
+
+    #[test]
+    fn a_finished_pod_may_stay() {
+        let mut story = Story::new(&["a"]);
+        story.until_order("a");
+        story.pod("shop/job-1", "a", "job");
+        story.change_pod("shop/job-1", |pod| pod.finished = true);
+        story.arming("a");
+        story.go("a");
+        assert_eq!(story.judge().violations, []);
+    }
+
+    #[test]
+    fn our_own_pods_may_stay_when_they_come_back_and_not_before() {
+        for evicted in [true, false] {
+            let mut story = Story::new(&["a"]);
+            let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
+            story.pod(&pod(1), "a", "controller");
+            story.until_claimed("a");
+            if evicted {
+                story.evict(&pod(1));
+                story.pod_gone(&pod(1));
+                story.pod(&pod(2), "a", "controller");
+            }
+            story.order("a");
+            story.arming("a");
+            story.go("a");
+            assert_eq!(story.judge().violates(Property::S3), !evicted);
+        }
+    }
+
+    #[test]
+    fn a_pod_that_comes_after_the_go_is_nobodys_fault() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.pod("shop/cart-1", "a", "cart");
+        story.host_arms("a");
+        story.activated("a");
+        story.host_reboots("a");
+        assert_eq!(story.judge().violations, []);
+    }
+
+    #[test]
+    fn a_pod_that_was_created_before_the_go_and_bound_after_it_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.unbound_pod("shop/cart-1", "cart");
+        story.until_go("a");
+        story.change_pod("shop/cart-1", |pod| pod.node = Some("a".into()));
+        story.host_arms("a");
+        story.activated("a");
+        story.assert_only(Property::S3);
+    }
+}

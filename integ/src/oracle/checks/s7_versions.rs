@@ -1,0 +1,123 @@
+//! S7: what is armed through the host API is the version of the order that stood, armed on a go for this boot while that go
+//! was good. Nothing is armed without one.
+
+use semver::Version;
+
+use super::{Evidence, Moment, Property, Verdict, World};
+use crate::oracle::facts::Shadow;
+
+struct Go {
+    revision: u64,
+    node: String,
+    boot: Option<String>,
+    version: Option<Version>,
+    nonce: String,
+}
+
+#[derive(Default)]
+pub(super) struct Check {
+    gos: Vec<Go>,
+}
+
+impl super::Check for Check {
+    fn at(&mut self, moment: &Moment, _: &Evidence, _: &mut Verdict) {
+        let Some((new, old)) = moment.shadow() else { return };
+        if let Some(nonce) = new.go()
+            && old.and_then(Shadow::go) != Some(nonce)
+        {
+            self.gos.push(Go {
+                revision: moment.revision(),
+                node: new.node().to_owned(),
+                boot: new.spec.boot_id.clone(),
+                version: new.spec.version.clone(),
+                nonce: nonce.to_owned(),
+            });
+        }
+    }
+
+    fn end(&mut self, _: &World, evidence: &Evidence, verdict: &mut Verdict) {
+        for (node, logs) in &evidence.hosts {
+            for (at, boot, version) in logs.iter().flat_map(|log| log.arms_by_api()) {
+                verdict.stats.arms += 1;
+                let go = self.gos.iter().rfind(|go| {
+                    go.node == *node && go.boot.as_deref() == Some(boot) && evidence.may_precede(go.revision, at)
+                });
+                let Some(go) = go else {
+                    let text = format!("{version} was armed in boot {boot} without a go");
+                    verdict.report(Property::S7, None, Some(node), text);
+                    continue;
+                };
+                if go.version.as_ref() != Some(version) {
+                    let asked = go.version.as_ref().map_or_else(|| "nothing".to_owned(), ToString::to_string);
+                    let text = format!("{version} was armed in boot {boot}, {asked} was asked for");
+                    verdict.report(Property::S7, Some(go.revision), Some(node), text);
+                }
+                if evidence.nonce_ends.get(&go.nonce).is_some_and(|end| at > *end) {
+                    let text = format!("{version} was armed in boot {boot} on a go that had run out");
+                    verdict.report(Property::S7, Some(go.revision), Some(node), text);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::story::Story;
+    use super::Property;
+
+    #[test]
+    fn arming_what_was_asked_for_is_right() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.host_arms("a");
+        let verdict = story.judge();
+        assert_eq!(verdict.violations, []);
+        assert_eq!(verdict.stats.arms, 1);
+    }
+
+    #[test]
+    fn arming_another_version_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.host_arms_version("a", "1.20.6");
+        story.assert_only(Property::S7);
+    }
+
+    #[test]
+    fn arming_before_the_go_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_order("a");
+        story.arming("a");
+        story.host_arms("a");
+        story.go("a");
+        story.assert_only(Property::S7);
+    }
+
+    #[test]
+    fn arming_on_a_go_that_has_run_out_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.wait(40);
+        story.host_arms("a");
+        story.assert_only(Property::S7);
+    }
+
+    #[test]
+    fn arming_in_a_later_boot_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.host_reboots_by_hand("a");
+        story.host_arms("a");
+        story.assert_only(Property::S7);
+    }
+
+    #[test]
+    fn what_somebody_else_on_the_machine_arms_is_not_ours() {
+        let mut story = Story::new(&["a"]);
+        story.host_armed_by_hand("a", "1.20.6");
+        let verdict = story.judge();
+        assert_eq!(verdict.violations, []);
+        assert_eq!(verdict.stats.arms, 0);
+    }
+}

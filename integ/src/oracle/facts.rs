@@ -1,0 +1,493 @@
+//! What the oracle keeps of an object: the few facts that the safety properties speak of.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use anyhow::Context;
+use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ManagedFieldsEntry, ObjectMeta};
+use kube::core::{Selector, SelectorExt};
+use models::names;
+use models::operator::{
+    BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CountOrPercent,
+};
+use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, BottlerocketShadowStatus, Step};
+use serde_json::Value;
+
+/// Label that takes a node out of external load balancers.
+pub const BALANCER_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+
+/// The name that the API server gives to the owner of fields that were there before the first apply.
+pub(super) const BEFORE_FIRST_APPLY: &str = "before-first-apply";
+
+/// The kinds of objects that the oracle watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Nodes.
+    Node,
+    /// Pods of all namespaces.
+    Pod,
+    /// PodDisruptionBudgets of all namespaces.
+    Budget,
+    /// BottlerocketShadows.
+    Shadow,
+    /// BottlerocketUpdateOperators.
+    Operator,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [Self::Node, Self::Pod, Self::Budget, Self::Shadow, Self::Operator];
+}
+
+/// An object as it was at some revision.
+#[derive(Clone, Debug)]
+pub enum Object {
+    /// A Node.
+    Node(Arc<Node>),
+    /// A Pod.
+    Pod(Arc<Pod>),
+    /// A PodDisruptionBudget.
+    Budget(Arc<Budget>),
+    /// A BottlerocketShadow.
+    Shadow(Arc<Shadow>),
+    /// A BottlerocketUpdateOperator.
+    Operator(Arc<Operator>),
+}
+
+/// Which object: kind, namespace (empty for a Node) and name.
+pub type Key = (Kind, String, String);
+
+impl Object {
+    /// Reads an object of the kind as the API server writes it.
+    ///
+    /// # Errors
+    /// When it is no such object.
+    pub fn parse(kind: Kind, value: Value) -> anyhow::Result<Self> {
+        let what = || format!("an object of kind {kind:?} cannot be read");
+        Ok(match kind {
+            Kind::Node => {
+                let status = hash(&value["status"]);
+                let node: core::Node = serde_json::from_value(value).with_context(what)?;
+                Self::Node(Arc::new(Node::read(&node, status)))
+            }
+            Kind::Pod => Self::Pod(Arc::new(Pod::read(&serde_json::from_value(value).with_context(what)?))),
+            Kind::Budget => Self::Budget(Arc::new(Budget::read(serde_json::from_value(value).with_context(what)?))),
+            Kind::Shadow => Self::Shadow(Arc::new(Shadow::read(serde_json::from_value(value).with_context(what)?))),
+            Kind::Operator => {
+                Self::Operator(Arc::new(Operator::read(serde_json::from_value(value).with_context(what)?)))
+            }
+        })
+    }
+
+    /// Which object it is.
+    pub fn key(&self) -> Key {
+        match self {
+            Self::Node(node) => (Kind::Node, String::new(), node.name.clone()),
+            Self::Pod(pod) => (Kind::Pod, pod.namespace.clone(), pod.name.clone()),
+            Self::Budget(budget) => (Kind::Budget, budget.namespace.clone(), budget.name.clone()),
+            Self::Shadow(shadow) => (Kind::Shadow, shadow.namespace.clone(), shadow.name.clone()),
+            Self::Operator(operator) => (Kind::Operator, operator.namespace.clone(), operator.name.clone()),
+        }
+    }
+}
+
+fn hash(value: &Value) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.to_string().hash(&mut hasher);
+    hasher.finish()
+}
+
+fn text(field: Option<&String>) -> String {
+    field.cloned().unwrap_or_default()
+}
+
+/// A part of a Node that people, the operator and others share.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Field {
+    /// A label.
+    Label(String),
+    /// An annotation.
+    Annotation(String),
+    /// The cordon.
+    Unschedulable,
+    /// The taints, which Kubernetes treats as one.
+    Taints,
+}
+
+/// What is kept of a Node.
+#[derive(Clone, Debug, Default)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The boot that its kubelet reports.
+    pub boot_id: String,
+    /// Whether its kubelet says that it is Ready.
+    pub ready: bool,
+    /// The shared parts, with their values.
+    pub fields: BTreeMap<Field, String>,
+    /// Who owns them, by the managers' names.
+    pub owners: BTreeMap<Field, BTreeSet<String>>,
+    /// A digest of its status, which no part of the operator ever writes.
+    pub status: u64,
+}
+
+impl Node {
+    fn read(node: &core::Node, status: u64) -> Self {
+        let meta = &node.metadata;
+        let mut fields = BTreeMap::new();
+        for (key, value) in meta.labels.iter().flatten() {
+            fields.insert(Field::Label(key.clone()), value.clone());
+        }
+        for (key, value) in meta.annotations.iter().flatten() {
+            fields.insert(Field::Annotation(key.clone()), value.clone());
+        }
+        if let Some(spec) = &node.spec {
+            if spec.unschedulable == Some(true) {
+                fields.insert(Field::Unschedulable, "true".to_owned());
+            }
+            if let Some(taints) = spec.taints.as_ref().filter(|taints| !taints.is_empty()) {
+                fields.insert(Field::Taints, serde_json::to_string(taints).unwrap_or_default());
+            }
+        }
+        let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+        let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        Self {
+            name: text(meta.name.as_ref()),
+            uid: text(meta.uid.as_ref()),
+            boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
+            ready: conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
+            owners: owners(meta.managed_fields.as_deref().unwrap_or_default()),
+            fields,
+            status,
+        }
+    }
+
+    /// Whether the operator has a claim on it: whether it owns the cordon or the balancer label.
+    pub fn claimed(&self) -> bool {
+        self.claims().next().is_some()
+    }
+
+    /// The parts that the operator owns and that take the node out of service.
+    pub fn claims(&self) -> impl Iterator<Item = &Field> {
+        let label = Field::Label(BALANCER_LABEL.to_owned());
+        self.owners
+            .iter()
+            .filter(move |(field, _)| **field == Field::Unschedulable || **field == label)
+            .filter(|(_, owners)| owners.iter().any(|owner| is_ours(owner)))
+            .map(|(field, _)| field)
+    }
+
+    /// Whether a person holds it.
+    pub fn held(&self) -> bool {
+        self.fields.contains_key(&Field::Annotation(names::HOLD_ANNOTATION.to_owned()))
+    }
+
+    /// Whether it is under the operator.
+    pub fn labelled(&self) -> bool {
+        self.fields.contains_key(&Field::Label(names::INTERFACE_LABEL.to_owned()))
+    }
+}
+
+/// Whether a field manager is a part of the operator.
+pub(super) fn is_ours(manager: &str) -> bool {
+    manager.starts_with("brupop-")
+}
+
+fn owners(entries: &[ManagedFieldsEntry]) -> BTreeMap<Field, BTreeSet<String>> {
+    let mut owners: BTreeMap<Field, BTreeSet<String>> = BTreeMap::new();
+    for entry in entries {
+        let (Some(manager), Some(fields)) = (&entry.manager, &entry.fields_v1) else { continue };
+        let mut own = |field: Field| owners.entry(field).or_default().insert(manager.clone());
+        let keys = |of: &str| -> Vec<String> {
+            let of = fields.0.get("f:metadata").and_then(|meta| meta.get(of)).and_then(Value::as_object);
+            of.into_iter()
+                .flat_map(|map| map.keys().filter_map(|key| key.strip_prefix("f:").map(str::to_owned)))
+                .collect()
+        };
+        for key in keys("f:labels") {
+            own(Field::Label(key));
+        }
+        for key in keys("f:annotations") {
+            own(Field::Annotation(key));
+        }
+        if let Some(spec) = fields.0.get("f:spec") {
+            if spec.get("f:unschedulable").is_some() {
+                own(Field::Unschedulable);
+            }
+            if spec.get("f:taints").is_some() {
+                own(Field::Taints);
+            }
+        }
+    }
+    owners
+}
+
+/// What is kept of a Pod.
+#[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about a pod, as the API server tells them")]
+pub struct Pod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The node that it is bound to.
+    pub node: Option<String>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// The kind and the uid of its controller.
+    pub controller: Option<(String, String)>,
+    /// Whether it is a static pod's image in the API.
+    pub mirror: bool,
+    /// Whether it has ended.
+    pub finished: bool,
+    /// Whether it is still pending.
+    pub pending: bool,
+    /// Whether it is Ready.
+    pub ready: bool,
+    /// Whether it has been told to end.
+    pub terminating: bool,
+}
+
+impl Pod {
+    fn read(pod: &core::Pod) -> Self {
+        let meta = &pod.metadata;
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+        let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        Self {
+            namespace: text(meta.namespace.as_ref()),
+            name: text(meta.name.as_ref()),
+            uid: text(meta.uid.as_ref()),
+            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).filter(|node| !node.is_empty()),
+            labels: meta.labels.clone().unwrap_or_default(),
+            controller: controller(meta),
+            mirror: meta.annotations.iter().flatten().any(|(key, _)| key == "kubernetes.io/config.mirror"),
+            finished: matches!(phase, "Succeeded" | "Failed"),
+            pending: phase == "Pending",
+            ready: conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+            terminating: meta.deletion_timestamp.is_some(),
+        }
+    }
+
+    /// Whether a drain has to move it: bound, not finished, not a DaemonSet's and not a static pod's image.
+    pub fn evictable(&self) -> bool {
+        let of_a_daemon_set = self.controller.as_ref().is_some_and(|(kind, _)| kind == "DaemonSet");
+        self.node.is_some() && !self.finished && !self.mirror && !of_a_daemon_set
+    }
+
+    /// Namespace and name, for people.
+    pub fn title(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+fn controller(meta: &ObjectMeta) -> Option<(String, String)> {
+    let owner = meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
+    Some((owner.kind.clone(), owner.uid.clone()))
+}
+
+/// What is kept of a PodDisruptionBudget.
+#[derive(Clone, Debug, Default)]
+pub struct Budget {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Which pods it is for; `None` matches nothing.
+    pub selector: Option<LabelSelector>,
+    /// How many more evictions it allows.
+    pub disruptions_allowed: i32,
+    /// How many of its pods are healthy.
+    pub current_healthy: i32,
+    /// How many have to be.
+    pub desired_healthy: i32,
+    /// Names of pods whose eviction has been counted and not yet seen.
+    pub disrupted: BTreeSet<String>,
+}
+
+impl Budget {
+    fn read(budget: PodDisruptionBudget) -> Self {
+        let status = budget.status.unwrap_or_default();
+        Self {
+            namespace: text(budget.metadata.namespace.as_ref()),
+            name: text(budget.metadata.name.as_ref()),
+            selector: budget.spec.and_then(|spec| spec.selector),
+            disruptions_allowed: status.disruptions_allowed.unwrap_or_default(),
+            current_healthy: status.current_healthy.unwrap_or_default(),
+            desired_healthy: status.desired_healthy.unwrap_or_default(),
+            disrupted: status.disrupted_pods.into_iter().flatten().map(|(pod, _)| pod).collect(),
+        }
+    }
+
+    /// Whether it is for this pod. A selector that cannot be read matches nothing, as with the API server.
+    pub fn covers(&self, pod: &Pod) -> bool {
+        let selector = self.selector.clone().and_then(|selector| Selector::try_from(selector).ok());
+        self.namespace == pod.namespace && selector.is_some_and(|selector| selector.matches(&pod.labels))
+    }
+}
+
+/// What is kept of a BottlerocketShadow.
+#[derive(Clone, Debug, Default)]
+pub struct Shadow {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The name and the uid of the Node that owns it.
+    pub owner: Option<(String, String)>,
+    /// What the controller asks.
+    pub spec: BottlerocketShadowSpec,
+    /// Both halves of the status.
+    pub status: BottlerocketShadowStatus,
+}
+
+impl Shadow {
+    fn read(shadow: BottlerocketShadow) -> Self {
+        let owners = shadow.metadata.owner_references.into_iter().flatten();
+        Self {
+            namespace: text(shadow.metadata.namespace.as_ref()),
+            name: text(shadow.metadata.name.as_ref()),
+            uid: text(shadow.metadata.uid.as_ref()),
+            owner: owners.into_iter().find(|owner| owner.kind == "Node").map(|owner| (owner.name, owner.uid)),
+            spec: shadow.spec,
+            status: shadow.status.unwrap_or_default(),
+        }
+    }
+
+    /// The node that it stands for.
+    pub fn node(&self) -> &str {
+        match &self.owner {
+            Some((node, _)) => node,
+            None => self.name.strip_prefix("brs-").unwrap_or(&self.name),
+        }
+    }
+
+    /// The step that its node is in.
+    pub fn step(&self) -> Option<Step> {
+        self.status.controller.progress.as_ref().map(|progress| progress.step)
+    }
+
+    /// Whether its node is out of service by what its progress says.
+    pub fn disruptive(&self) -> bool {
+        self.status.controller.progress.as_ref().is_some_and(|progress| {
+            progress.disruptive
+                || matches!(
+                    progress.step,
+                    Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Monitoring
+                )
+        })
+    }
+
+    /// The nonce of the go that stands.
+    pub fn go(&self) -> Option<&str> {
+        self.spec.go.as_ref().map(|go| go.nonce.as_str())
+    }
+}
+
+/// What is kept of a BottlerocketUpdateOperator.
+#[derive(Clone, Debug, Default)]
+pub struct Operator {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The policy.
+    pub spec: BottlerocketUpdateOperatorSpec,
+    /// What the operator is doing.
+    pub status: BottlerocketUpdateOperatorStatus,
+}
+
+impl Operator {
+    fn read(operator: BottlerocketUpdateOperator) -> Self {
+        Self {
+            namespace: text(operator.metadata.namespace.as_ref()),
+            name: text(operator.metadata.name.as_ref()),
+            spec: operator.spec,
+            status: operator.status.unwrap_or_default(),
+        }
+    }
+
+    /// How many of `nodes` may be out of service.
+    pub fn max_unavailable(&self, nodes: usize) -> usize {
+        self.spec.max_unavailable.as_ref().unwrap_or(&CountOrPercent::Count(1)).of(nodes).unwrap_or(1)
+    }
+
+    /// How many failures of a version freeze the rollout.
+    pub fn max_failures(&self) -> usize {
+        let policy = self.spec.failure_policy.as_ref();
+        policy.and_then(|policy| policy.max_failures).unwrap_or(1).max(1) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_nodes_fields_and_their_owners_are_read() {
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {
+                "name": "a", "uid": "u", "resourceVersion": "7", "labels": {"zone": "1", "bottlerocket.aws/updater-interface-version": "2.0.0"},
+                "managedFields": [
+                    {"manager": "kubectl-label", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                     "fieldsV1": {"f:metadata": {"f:labels": {".": {}, "f:zone": {}}}}},
+                    {"manager": "brupop-controller", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                     "fieldsV1": {"f:spec": {"f:unschedulable": {}}}},
+                ]},
+            "spec": {"unschedulable": true},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}], "nodeInfo": {
+                "bootID": "b1", "architecture": "", "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
+                "kubeletVersion": "", "machineID": "", "operatingSystem": "", "osImage": "", "systemUUID": ""}},
+        });
+        let Object::Node(node) = Object::parse(Kind::Node, node).unwrap() else { panic!("a node") };
+        assert!(node.ready && node.claimed() && node.labelled() && !node.held());
+        assert_eq!((node.boot_id.as_str(), node.uid.as_str()), ("b1", "u"));
+        assert_eq!(node.owners[&Field::Label("zone".into())], BTreeSet::from(["kubectl-label".to_owned()]));
+        assert!(!node.owners.contains_key(&Field::Label(names::INTERFACE_LABEL.into())));
+    }
+
+    #[test]
+    fn finished_pods_daemon_pods_and_static_pods_need_not_leave() {
+        let pod = Pod { node: Some("a".into()), ..Pod::default() };
+        assert!(pod.evictable());
+        assert!(Pod { terminating: true, ..pod.clone() }.evictable());
+        assert!(!Pod { node: None, ..pod.clone() }.evictable());
+        assert!(!Pod { finished: true, ..pod.clone() }.evictable());
+        assert!(!Pod { mirror: true, ..pod.clone() }.evictable());
+        assert!(!Pod { controller: Some(("DaemonSet".into(), "d".into())), ..pod.clone() }.evictable());
+        assert!(Pod { controller: Some(("ReplicaSet".into(), "r".into())), ..pod }.evictable());
+    }
+
+    #[test]
+    fn a_budget_without_a_selector_covers_nothing_and_one_with_an_empty_selector_all_of_its_namespace() {
+        let pod =
+            Pod { namespace: "shop".into(), labels: BTreeMap::from([("app".into(), "cart".into())]), ..Pod::default() };
+        let budget = Budget { namespace: "shop".into(), ..Budget::default() };
+        assert!(!budget.covers(&pod));
+        let all = Budget { selector: Some(LabelSelector::default()), ..budget.clone() };
+        assert!(all.covers(&pod));
+        assert!(!Budget { namespace: "bank".into(), ..all }.covers(&pod));
+        let other = LabelSelector {
+            match_labels: Some(BTreeMap::from([("app".into(), "till".into())])),
+            ..LabelSelector::default()
+        };
+        assert!(!Budget { selector: Some(other), ..budget }.covers(&pod));
+    }
+
+    #[test]
+    fn an_object_of_another_shape_is_an_error_and_not_skipped() {
+        assert!(
+            Object::parse(Kind::Shadow, json!({"metadata": {"name": "brs-a"}, "spec": {"attempt": "one"}})).is_err()
+        );
+    }
+}

@@ -1,0 +1,280 @@
+//! The server's history: every change of every object that matters, in the one order that etcd gave them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use models::shadow::{HostState, Step, UPDATED};
+use semver::Version;
+
+use super::facts::Object;
+use super::world::World;
+
+/// One write to one object.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// The revision that it made.
+    pub revision: u64,
+    /// When the oracle saw it, which is a little after it was made.
+    pub at: Timestamp,
+    /// Whether it deleted the object.
+    pub gone: bool,
+    /// The object after it, or, where it was deleted, as it was last.
+    pub object: Object,
+}
+
+/// Changes in the order of their revisions.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    changes: Vec<Change>,
+}
+
+/// A line of the story that a summary tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The revision.
+    pub revision: u64,
+    /// When it was seen.
+    pub at: Timestamp,
+    /// The node.
+    pub node: String,
+    /// What happened.
+    pub text: String,
+}
+
+/// One attempt of one node, as the history tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The node.
+    pub node: String,
+    /// Its number.
+    pub attempt: i64,
+    /// The version that ran before, if it was known.
+    pub from: Option<Version>,
+    /// The version that was wanted.
+    pub to: Version,
+    /// When its first step was seen.
+    pub started: Timestamp,
+    /// When it had ended and left its slot; `None` while it goes on.
+    pub ended: Option<Timestamp>,
+    /// From the start of the drain until the order to reboot, or until the attempt was given up.
+    pub drained: SignedDuration,
+    /// How many pods had to leave.
+    pub pods_moved: usize,
+    /// `Updated`, or why it failed; `None` while it goes on.
+    pub result: Option<String>,
+}
+
+impl Attempt {
+    /// Whether it ended well.
+    pub fn updated(&self) -> bool {
+        self.result.as_deref() == Some(UPDATED)
+    }
+}
+
+/// A PodDisruptionBudget below what it asks for, after it had been satisfied once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    /// Namespace and name.
+    pub budget: String,
+    /// The revision at which it fell below.
+    pub revision: u64,
+    /// How many pods were healthy.
+    pub healthy: i32,
+    /// How many should have been.
+    pub desired: i32,
+}
+
+impl History {
+    /// A history of these changes, which may come in any order.
+    pub fn new(mut changes: Vec<Change>) -> Self {
+        changes.sort_by_key(|change| change.revision);
+        Self { changes }
+    }
+
+    /// All changes in order.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
+    /// Walks through all revisions: calls `visit` with each change, the object before it, and the world after it.
+    /// Returns the world at the end.
+    pub fn replay<'a>(&'a self, mut visit: impl FnMut(&'a Change, Option<&Object>, &World)) -> World {
+        let mut world = World::default();
+        for change in &self.changes {
+            let before = world.apply(change);
+            visit(change, before.as_ref(), &world);
+        }
+        world
+    }
+
+    /// The world at the end.
+    pub fn end(&self) -> World {
+        self.replay(|_, _, _| {})
+    }
+
+    /// The steps that a node went through, each with the revision at which it began.
+    pub fn transitions(&self, node: &str) -> Vec<(u64, Option<Step>)> {
+        let mut all: Vec<(u64, Option<Step>)> = Vec::new();
+        self.replay(|change, _, _| {
+            if let Object::Shadow(shadow) = &change.object
+                && shadow.node() == node
+            {
+                let step = if change.gone { None } else { shadow.step() };
+                if all.last().map_or(step.is_some(), |(_, last)| *last != step) {
+                    all.push((change.revision, step));
+                }
+            }
+        });
+        all
+    }
+
+    /// The most nodes that were out of service because of us at one time.
+    pub fn max_out_of_service(&self) -> usize {
+        let mut most = 0;
+        self.replay(|change, _, world| {
+            if !matches!(change.object, Object::Pod(_) | Object::Budget(_)) {
+                most = most.max(world.out_of_service().len());
+            }
+        });
+        most
+    }
+
+    /// Each time that a PodDisruptionBudget fell below what it asks for, whatever the cause, after it had been satisfied
+    /// once.
+    pub fn shortfalls(&self) -> Vec<Shortfall> {
+        let mut satisfied: BTreeSet<String> = BTreeSet::new();
+        let mut all = Vec::new();
+        for change in &self.changes {
+            let Object::Budget(budget) = &change.object else { continue };
+            let name = format!("{}/{}", budget.namespace, budget.name);
+            if change.gone {
+                satisfied.remove(&name);
+            } else if budget.current_healthy >= budget.desired_healthy {
+                // A budget whose status nobody has computed yet asks for nothing and has nothing.
+                if budget.desired_healthy > 0 {
+                    satisfied.insert(name);
+                }
+            } else if satisfied.remove(&name) {
+                all.push(Shortfall {
+                    budget: name,
+                    revision: change.revision,
+                    healthy: budget.current_healthy,
+                    desired: budget.desired_healthy,
+                });
+            }
+        }
+        all
+    }
+
+    /// The attempts of all nodes, in the order in which they began.
+    pub fn attempts(&self) -> Vec<Attempt> {
+        let mut all: Vec<Attempt> = Vec::new();
+        let mut open: BTreeMap<String, (usize, Option<Timestamp>)> = BTreeMap::new();
+        for change in &self.changes {
+            let Object::Shadow(shadow) = &change.object else { continue };
+            let progress = if change.gone { None } else { shadow.status.controller.progress.as_ref() };
+            let stale = |index: usize| progress.is_none_or(|progress| progress.attempt != all[index].attempt);
+            let ended = open.get(&shadow.name).copied().filter(|(index, _)| stale(*index));
+            if let Some((index, draining)) = ended {
+                open.remove(&shadow.name);
+                let attempt = &mut all[index];
+                attempt.ended = Some(change.at);
+                if let Some(since) = draining {
+                    attempt.drained += change.at.duration_since(since);
+                }
+                let record = shadow.status.controller.record.as_ref();
+                let last =
+                    record.and_then(|record| record.last.as_ref()).filter(|last| last.attempt == attempt.attempt);
+                attempt.result = last.map(|last| last.reason.clone());
+            }
+            let Some(progress) = progress else { continue };
+            let (index, draining) = open.entry(shadow.name.clone()).or_insert_with(|| {
+                all.push(Attempt {
+                    node: shadow.node().to_owned(),
+                    attempt: progress.attempt,
+                    from: progress.from.clone(),
+                    to: progress.version.clone(),
+                    started: change.at,
+                    ended: None,
+                    drained: SignedDuration::ZERO,
+                    pods_moved: 0,
+                    result: None,
+                });
+                (all.len() - 1, None)
+            });
+            let attempt = &mut all[*index];
+            match (*draining, progress.step == Step::Draining) {
+                (None, true) => *draining = Some(change.at),
+                (Some(since), false) => {
+                    attempt.drained += change.at.duration_since(since);
+                    *draining = None;
+                }
+                _ => {}
+            }
+            if let Some(drain) = &shadow.status.controller.drain {
+                attempt.pods_moved = attempt.pods_moved.max(drain.pods.len());
+            }
+        }
+        all
+    }
+
+    /// The story of the nodes, as a person would tell it.
+    pub fn timeline(&self) -> Vec<Moment> {
+        let mut all = Vec::new();
+        let mut tell = |change: &Change, node: &str, text: String| {
+            all.push(Moment { revision: change.revision, at: change.at, node: node.to_owned(), text });
+        };
+        self.replay(|change, before, _| match (&change.object, before) {
+            (Object::Shadow(new), old) => {
+                let old = match old {
+                    Some(Object::Shadow(old)) if old.uid == new.uid => Some(old),
+                    _ => None,
+                };
+                if change.gone {
+                    return tell(change, new.node(), "shadow deleted".to_owned());
+                }
+                let order = |shadow: &super::facts::Shadow| (shadow.spec.state, shadow.spec.attempt);
+                if old.map(|old| order(old)).unwrap_or_default() != order(new) {
+                    let text = match (&new.spec.state, &new.spec.version) {
+                        (HostState::Idle, _) => "order withdrawn".to_owned(),
+                        (state, Some(version)) => format!("ordered {state:?} {version}, attempt {}", new.spec.attempt),
+                        (state, None) => format!("ordered {state:?}, attempt {}", new.spec.attempt),
+                    };
+                    tell(change, new.node(), text);
+                }
+                if old.and_then(|old| old.step()) != new.step() {
+                    tell(change, new.node(), new.step().map_or("done", Step::as_str).to_owned());
+                }
+                let armed = |shadow: &super::facts::Shadow| shadow.status.agent.armed.as_ref().map(|armed| armed.phase);
+                if let (was, Some(phase)) = (old.and_then(|old| armed(old)), armed(new))
+                    && was != Some(phase)
+                {
+                    tell(change, new.node(), format!("agent: {phase:?}"));
+                }
+                if new.go().is_some() && old.and_then(|old| old.go()) != new.go() {
+                    tell(change, new.node(), "go".to_owned());
+                }
+                if let Some(failure) = &new.status.agent.failure
+                    && old.is_none_or(|old| old.status.agent.failure.as_ref() != Some(failure))
+                {
+                    tell(change, new.node(), format!("failed: {}", failure.reason));
+                }
+            }
+            (Object::Node(new), Some(Object::Node(old))) if !change.gone => {
+                match (old.claimed(), new.claimed()) {
+                    (false, true) => tell(change, &new.name, "claimed".to_owned()),
+                    (true, false) => tell(change, &new.name, "released".to_owned()),
+                    _ => {}
+                }
+                if old.boot_id != new.boot_id {
+                    tell(change, &new.name, format!("boot {}", new.boot_id));
+                }
+                if old.ready != new.ready {
+                    tell(change, &new.name, if new.ready { "Ready" } else { "not Ready" }.to_owned());
+                }
+            }
+            _ => {}
+        });
+        all
+    }
+}

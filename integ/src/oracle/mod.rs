@@ -1,0 +1,34 @@
+//! The oracle: it reads the server's whole history, the audit log and the hosts' logs of a run, and checks the safety
+//! properties at every revision.
+//!
+//! ```text
+//! Recorder ──► History ─┐
+//! hosts' logs ──────────┼──► judge ──► Verdict
+//! audit log ────────────┘   (pure)
+//! ```
+//!
+//! All changes of all objects come from one etcd, so their revisions put them in one total order, and *at every revision* is
+//! meant literally. What hosts saw has only times; it is tied to the history by boot ids and, where an order in time matters,
+//! by the audit log: a write was made after its request came in, and before its answer went out.
+//!
+//! Each property has a file in `checks`, and tests that break it on purpose.
+
+pub mod checks;
+mod facts;
+mod history;
+mod hosts;
+mod recorder;
+mod report;
+#[cfg(test)]
+mod story;
+mod world;
+mod writers;
+
+pub use checks::{Expectations, judge};
+pub use facts::{BALANCER_LABEL, Budget, Field, Key, Kind, Node, Object, Operator, Pod, Shadow};
+pub use history::{Attempt, Change, History, Moment, Shortfall};
+pub use hosts::{HostEvent, HostFact, HostLog};
+pub use recorder::Recorder;
+pub use report::{Property, Stats, Verdict, Violation};
+pub use world::World;
+pub use writers::{requests_by_user, service_account};

@@ -1,0 +1,347 @@
+//! Watches the API server from the start of a run, so that no revision is missed.
+//!
+//! A watch gives every change, as long as it never breaks for longer than the server's cache reaches back. When it does
+//! (the server was restarted, a custom resource appeared only now), what lies between is read from etcd's own history: the
+//! list at each revision in between, compared with the one before. The control plane of the test bed never compacts it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
+use jiff::Timestamp;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ApiResource, DynamicObject, ListParams, VersionMatch, WatchEvent, WatchParams};
+use kube::{Api, Client, ResourceExt};
+use models::names;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::facts::{Kind, Object};
+use super::history::{Change, History};
+
+/// How long [`Recorder::finish`] waits for the watches to catch up.
+const CATCH_UP: Duration = Duration::from_secs(20);
+/// The pause before the next try while the server, or the resource, is away.
+const RETRY: Duration = Duration::from_millis(25);
+/// How long the API server may be away.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The widest gap that is read back revision by revision.
+const WIDEST_GAP: u64 = 20_000;
+/// How many old lists are read at once.
+const LISTS_AT_ONCE: usize = 8;
+
+/// Records the server's history, until it is finished or dropped.
+pub struct Recorder {
+    client: Client,
+    shared: Arc<Shared>,
+    watches: JoinSet<()>,
+}
+
+struct Shared {
+    changes: Mutex<Vec<Change>>,
+    failure: Mutex<Option<String>>,
+    /// Rises with each change.
+    progress: watch::Sender<usize>,
+}
+
+impl Shared {
+    fn add(&self, changes: impl IntoIterator<Item = Change>) {
+        let mut all = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(changes);
+        self.progress.send_replace(all.len());
+    }
+
+    fn fail(&self, error: &anyhow::Error) {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| format!("{error:#}"));
+        self.progress.send_modify(|_| {});
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        match &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(failure) => Err(anyhow!("the history is incomplete: {failure}")),
+            None => Ok(()),
+        }
+    }
+
+    fn history(&self) -> History {
+        History::new(self.changes.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+impl Recorder {
+    /// Starts to record all that happens from now on. To see everything, start it before anything is installed. `client`
+    /// may read all, and belongs to nobody whose requests are counted.
+    ///
+    /// # Errors
+    /// When the API server cannot be read.
+    pub async fn start(client: Client) -> anyhow::Result<Self> {
+        let progress = watch::Sender::new(0);
+        let shared = Arc::new(Shared { changes: Mutex::default(), failure: Mutex::default(), progress });
+        let mut watches = JoinSet::new();
+        let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+        let start = definitions.list_metadata(&ListParams::default()).await.context("cannot list what is installed")?;
+        let start = revision(start.metadata.resource_version.as_deref())?;
+        for kind in Kind::ALL {
+            let mut source = Source {
+                kind,
+                api: Api::all_with(client.clone(), &resource(kind)),
+                definitions: definitions.clone(),
+                shared: Arc::clone(&shared),
+                known: HashMap::new(),
+                seen: start,
+            };
+            let shared = Arc::clone(&shared);
+            // What is there already has to be there before anybody goes on.
+            let first = source.list_if_there().await?;
+            watches.spawn(async move {
+                if let Err(error) = source.run(first).await {
+                    shared.fail(&error.context(format!("watch of {kind:?}")));
+                }
+            });
+        }
+        Ok(Self { client, shared, watches })
+    }
+
+    /// What has been recorded so far; the end of it may be missing.
+    ///
+    /// # Errors
+    /// When something was missed.
+    pub fn so_far(&self) -> anyhow::Result<History> {
+        self.shared.check()?;
+        Ok(self.shared.history())
+    }
+
+    /// Waits until a history fulfils a condition.
+    ///
+    /// # Errors
+    /// When something was missed, or at the deadline.
+    pub async fn wait_until(
+        &self,
+        what: &str,
+        limit: Duration,
+        mut holds: impl FnMut(&History) -> bool,
+    ) -> anyhow::Result<History> {
+        let mut progress = self.shared.progress.subscribe();
+        let deadline = Instant::now() + limit;
+        loop {
+            progress.borrow_and_update();
+            let history = self.so_far()?;
+            if holds(&history) {
+                return Ok(history);
+            }
+            match tokio::time::timeout_at(deadline, progress.changed()).await {
+                Ok(changed) => changed.context("the recorder has ended")?,
+                Err(_) => bail!("not within {limit:?}: {what}"),
+            }
+        }
+    }
+
+    /// Waits until all that the server has done by now is recorded, and stops. The recorded revisions end where a quorum
+    /// read of each kind, made now, says that it stands.
+    ///
+    /// # Errors
+    /// When something was missed.
+    pub async fn finish(mut self) -> anyhow::Result<History> {
+        for kind in Kind::ALL {
+            let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource(kind));
+            let Some((to, items)) = list(&api, &ListParams::default()).await? else { continue };
+            let mut listed = HashMap::new();
+            for item in &items {
+                listed.insert(identity(item), revision(item.metadata.resource_version.as_deref())?);
+            }
+            let caught_up = |history: &History| covers(history, kind, to, &listed);
+            self.wait_until(&format!("the watch of {kind:?} reaches revision {to}"), CATCH_UP, caught_up).await?;
+        }
+        self.watches.shutdown().await;
+        self.so_far()
+    }
+}
+
+/// Whether a history has all that a list at `to` shows, and shows nothing that the list has no more.
+fn covers(history: &History, kind: Kind, to: u64, listed: &HashMap<(String, String), u64>) -> bool {
+    let mut known: HashMap<(String, String), (u64, bool)> = HashMap::new();
+    for change in history.changes() {
+        let (of, namespace, name) = change.object.key();
+        if of == kind && (change.revision <= to || listed.contains_key(&(namespace.clone(), name.clone()))) {
+            known.insert((namespace, name), (change.revision, change.gone));
+        }
+    }
+    listed.iter().all(|(key, at)| known.get(key).is_some_and(|(seen, _)| seen >= at))
+        && known.iter().all(|(key, (_, gone))| *gone || listed.contains_key(key))
+}
+
+fn resource(kind: Kind) -> ApiResource {
+    use k8s_openapi::api::core::v1::{Node, Pod};
+    use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+    match kind {
+        Kind::Node => ApiResource::erase::<Node>(&()),
+        Kind::Pod => ApiResource::erase::<Pod>(&()),
+        Kind::Budget => ApiResource::erase::<PodDisruptionBudget>(&()),
+        Kind::Shadow => ApiResource::erase::<models::shadow::BottlerocketShadow>(&()),
+        Kind::Operator => ApiResource::erase::<models::operator::BottlerocketUpdateOperator>(&()),
+    }
+}
+
+fn revision(text: Option<&str>) -> anyhow::Result<u64> {
+    let text = text.context("no resourceVersion")?;
+    text.parse().with_context(|| format!("resourceVersion '{text}' is no number"))
+}
+
+fn identity(object: &DynamicObject) -> (String, String) {
+    (object.namespace().unwrap_or_default(), object.name_any())
+}
+
+/// Lists all objects; `None` when the resource does not exist (yet).
+async fn list(api: &Api<DynamicObject>, params: &ListParams) -> anyhow::Result<Option<(u64, Vec<DynamicObject>)>> {
+    match api.list(params).await {
+        Ok(list) => Ok(Some((revision(list.metadata.resource_version.as_deref())?, list.items))),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        Err(error) => Err(error).context("cannot list"),
+    }
+}
+
+/// One kind's changes.
+struct Source {
+    kind: Kind,
+    api: Api<DynamicObject>,
+    definitions: Api<CustomResourceDefinition>,
+    shared: Arc<Shared>,
+    /// The objects at `seen`.
+    known: HashMap<(String, String), DynamicObject>,
+    /// All changes up to this revision are recorded.
+    seen: u64,
+}
+
+impl Source {
+    /// The state at the start, taken as it is: what came before the recorder is nobody's concern.
+    async fn list_if_there(&mut self) -> anyhow::Result<bool> {
+        let Some((at, items)) = list(&self.api, &ListParams::default()).await? else { return Ok(false) };
+        for item in items {
+            self.record(revision(item.metadata.resource_version.as_deref())?, false, item)?;
+        }
+        self.seen = at;
+        Ok(true)
+    }
+
+    async fn run(&mut self, mut there: bool) -> anyhow::Result<()> {
+        loop {
+            if !there {
+                tokio::time::sleep(RETRY).await;
+                self.catch_up().await?;
+            }
+            there = self.watch().await?;
+        }
+    }
+
+    /// Records all that lies between the last change seen and now.
+    async fn catch_up(&mut self) -> anyhow::Result<()> {
+        let mut since = Instant::now();
+        let to = loop {
+            match list(&self.api, &ListParams::default().limit(1)).await {
+                Ok(Some((to, _))) => break to,
+                Ok(None) => {
+                    // Until its definition is there, no object of it can be: no gap opens.
+                    let defined = self.definitions.list_metadata(&ListParams::default()).await;
+                    if let Ok(defined) = defined
+                        && !defined.items.iter().any(|definition| definition.name_any() == self.definition())
+                    {
+                        self.seen = self.seen.max(revision(defined.metadata.resource_version.as_deref())?);
+                    }
+                    since = Instant::now();
+                }
+                Err(error) if since.elapsed() > PATIENCE => return Err(error),
+                Err(_) => {}
+            }
+            tokio::time::sleep(RETRY).await;
+        };
+        ensure!(to.saturating_sub(self.seen) <= WIDEST_GAP, "a gap from revision {} to {to}", self.seen);
+        let api = self.api.clone();
+        let lists = stream::iter(self.seen + 1..=to).map(move |at| {
+            let api = api.clone();
+            async move { anyhow::Ok((at, list_at(&api, at).await?)) }
+        });
+        let mut lists = std::pin::pin!(lists.buffered(LISTS_AT_ONCE));
+        while let Some((at, items)) = lists.try_next().await? {
+            let mut gone = std::mem::take(&mut self.known);
+            for item in items {
+                let made = revision(item.metadata.resource_version.as_deref())?;
+                match gone.remove(&identity(&item)) {
+                    Some(old) if old.metadata.resource_version == item.metadata.resource_version => {
+                        self.known.insert(identity(&item), old);
+                    }
+                    _ => self.record(made, false, item)?,
+                }
+            }
+            for (_, object) in gone {
+                self.record(at, true, object)?;
+            }
+            self.seen = at;
+        }
+        Ok(())
+    }
+
+    fn definition(&self) -> String {
+        format!("{}.{}", resource(self.kind).plural, names::GROUP)
+    }
+
+    /// Watches from the last revision seen. Returns whether the next watch can go on from where this one ended.
+    async fn watch(&mut self) -> anyhow::Result<bool> {
+        let params = WatchParams::default();
+        let Ok(events) = self.api.watch(&params, &self.seen.to_string()).await else {
+            // Refused, gone, or nobody there: the list decides.
+            return Ok(false);
+        };
+        let mut events = std::pin::pin!(events);
+        while let Some(event) = events.next().await {
+            let (gone, object) = match event {
+                Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => (false, object),
+                Ok(WatchEvent::Deleted(object)) => (true, object),
+                Ok(WatchEvent::Bookmark(mark)) => {
+                    self.seen = self.seen.max(revision(Some(&mark.metadata.resource_version))?);
+                    continue;
+                }
+                Ok(WatchEvent::Error(_)) | Err(_) => return Ok(false),
+            };
+            let at = revision(object.metadata.resource_version.as_deref())?;
+            self.record(at, gone, object)?;
+            self.seen = self.seen.max(at);
+        }
+        Ok(true)
+    }
+
+    fn record(&mut self, revision: u64, gone: bool, object: DynamicObject) -> anyhow::Result<()> {
+        let value = serde_json::to_value(&object).context("an object that is no JSON")?;
+        if gone {
+            self.known.remove(&identity(&object));
+        } else {
+            self.known.insert(identity(&object), object);
+        }
+        let object = Object::parse(self.kind, value)?;
+        self.shared.add([Change { revision, at: Timestamp::now(), gone, object }]);
+        Ok(())
+    }
+}
+
+/// The list as it stood at a revision, straight from etcd. The server may still be starting.
+async fn list_at(api: &Api<DynamicObject>, at: u64) -> anyhow::Result<Vec<DynamicObject>> {
+    let params = ListParams::default().at(&at.to_string()).matching(VersionMatch::Exact);
+    let since = Instant::now();
+    loop {
+        match list(api, &params).await {
+            Ok(Some((_, items))) => return Ok(items),
+            // The resource is gone again; so are its objects.
+            Ok(None) => return Ok(Vec::new()),
+            Err(error) => {
+                let lost =
+                    matches!(error.downcast_ref::<kube::Error>(), Some(kube::Error::Api(status)) if status.code == 410);
+                if lost || since.elapsed() > PATIENCE {
+                    return Err(error.context(format!("revision {at}")));
+                }
+            }
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}

@@ -1,0 +1,144 @@
+//! What the oracle says.
+
+use std::fmt;
+
+/// The properties that are checked: those of the safety section of the design, and two that users see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Property {
+    /// Never more nodes out of service because of us than the budget allows.
+    S1,
+    /// A host reboots only for its own node uid, boot id and current attempt.
+    S2,
+    /// Never with an evictable pod still on it.
+    S3,
+    /// No cordon, label or annotation that somebody else recorded is removed or changed.
+    S4,
+    /// No agent writes another node's shadow, and nobody the half that is not theirs.
+    S5,
+    /// A pod is evicted only under the uid that was seen on that node.
+    S6,
+    /// Never activate what is not the version asked for.
+    S7,
+    /// After the failure budget no new node starts.
+    S8,
+    /// A released node is not rebooted by us.
+    S9,
+    /// No PodDisruptionBudget is violated by us.
+    BudgetRespected,
+    /// At the end no node carries a claim of ours, and no slot is taken.
+    NoClaimLeft,
+}
+
+impl Property {
+    /// What it demands.
+    pub const fn sentence(self) -> &'static str {
+        match self {
+            Self::S1 => "never more nodes out of service because of us than the budget allows",
+            Self::S2 => "a host reboots only for its own node uid, boot id and current attempt",
+            Self::S3 => "never with an evictable pod still on it",
+            Self::S4 => "nothing that somebody else recorded on a node is removed or changed",
+            Self::S5 => "no agent writes another node's shadow, and nobody the half that is not theirs",
+            Self::S6 => "a pod is evicted only under the uid that was seen on that node",
+            Self::S7 => "never activate what is not the version asked for",
+            Self::S8 => "after the failure budget no new node starts",
+            Self::S9 => "a released node is not rebooted by us",
+            Self::BudgetRespected => "no PodDisruptionBudget is violated by us",
+            Self::NoClaimLeft => "at the end no node carries a claim of ours",
+        }
+    }
+}
+
+/// A property that did not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub property: Property,
+    /// Where in the server's history, if it can be told.
+    pub revision: Option<u64>,
+    /// On which node, if on one.
+    pub node: Option<String>,
+    /// What happened.
+    pub text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} ({})", self.property, self.property.sentence())?;
+        if let Some(revision) = self.revision {
+            write!(f, " at revision {revision}")?;
+        }
+        if let Some(node) = &self.node {
+            write!(f, ", node {node}")?;
+        }
+        write!(f, ": {}", self.text)
+    }
+}
+
+/// How much there was to judge. A verdict over nothing is worth nothing, so scenarios look at these, too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Changes in the history.
+    pub changes: usize,
+    /// Changes of Nodes and shadows whose writer the audit log does not name. Kubelets' reports of their nodes are among
+    /// them.
+    pub unattributed: usize,
+    /// The most nodes out of service because of us at one time.
+    pub out_of_service: usize,
+    /// Gos that were given.
+    pub gos: usize,
+    /// Reboots that hosts were asked for through their API.
+    pub reboots: usize,
+    /// Images that were armed through the host API.
+    pub arms: usize,
+    /// Evictions by the operator that the API server carried out.
+    pub evictions: usize,
+    /// Changes of Nodes by the operator.
+    pub node_writes: usize,
+}
+
+/// What the oracle says of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// All that did not hold.
+    pub violations: Vec<Violation>,
+    /// How much there was to judge.
+    pub stats: Stats,
+}
+
+impl Verdict {
+    /// An error that lists the violations, if there are any.
+    ///
+    /// # Errors
+    /// That one.
+    pub fn ensure_safe(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(self.violations.is_empty(), "{self}");
+        Ok(())
+    }
+
+    /// Whether a property was violated.
+    pub fn violates(&self, property: Property) -> bool {
+        self.violations.iter().any(|violation| violation.property == property)
+    }
+
+    pub(super) fn report(&mut self, property: Property, revision: Option<u64>, node: Option<&str>, text: String) {
+        self.violations.push(Violation { property, revision, node: node.map(str::to_owned), text });
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Stats { changes, unattributed: _, out_of_service, gos, reboots, arms, evictions, node_writes: _ } =
+            &self.stats;
+        match self.violations.len() {
+            0 => write!(f, "no safety property was violated")?,
+            1 => write!(f, "1 violation")?,
+            many => write!(f, "{many} violations")?,
+        }
+        write!(
+            f,
+            " ({changes} changes; {gos} gos, {arms} images armed, {reboots} reboots, {evictions} evictions; \
+             at most {out_of_service} out of service at a time)"
+        )?;
+        self.violations.iter().try_for_each(|violation| write!(f, "\n  {violation}"))
+    }
+}

@@ -1,0 +1,631 @@
+//! Hand-made histories: a small cluster whose parts do what a test tells them, each write with its revision and its record
+//! in the audit log.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use models::names;
+use models::operator::Slot;
+use models::reason::FailureReason;
+use models::shadow::{
+    AgentReport, Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Go, HostState, Progress, Step, UPDATED,
+    VersionFailure,
+};
+use semver::Version;
+use serde_json::{Value, json};
+
+use super::checks::{Expectations, judge};
+use super::facts::{Budget, Field, Node, Object, Operator, Pod, Shadow};
+use super::history::{Change, History};
+use super::hosts::{HostEvent, HostFact, HostLog};
+use super::report::{Property, Verdict};
+use super::world::World;
+use crate::control_plane::audit::{Record, Stage};
+
+pub(super) const CONTROLLER: &str = "system:serviceaccount:brupop-system:brupop-controller";
+pub(super) const APISERVER: &str = "system:serviceaccount:brupop-system:brupop-apiserver";
+pub(super) const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent";
+/// Whose writes the audit log tells only by their outline.
+const KUBELET: &str = "";
+
+const OLD: &str = "1.20.0";
+const WANTED: &str = "1.20.5";
+
+pub(super) struct Story {
+    pub(super) expectations: Expectations,
+    clock: Timestamp,
+    world: World,
+    changes: Vec<Change>,
+    audit: Vec<Record>,
+    hosts: BTreeMap<String, (u32, HostLog)>,
+    names: u32,
+}
+
+fn version(text: &str) -> Version {
+    text.parse().unwrap()
+}
+
+fn parts(title: &str) -> (String, String) {
+    let (namespace, name) = title.split_once('/').unwrap();
+    (namespace.to_owned(), name.to_owned())
+}
+
+/// The cluster and its time.
+impl Story {
+    /// Nodes under the operator, idle on the old version, with their hosts, shadows and agents' first reports.
+    pub(super) fn new(nodes: &[&str]) -> Self {
+        let mut story = Self {
+            expectations: Expectations::default(),
+            clock: "2026-01-01T00:00:00Z".parse().unwrap(),
+            world: World::default(),
+            changes: Vec::new(),
+            audit: Vec::new(),
+            hosts: BTreeMap::new(),
+            names: 0,
+        };
+        let operator = Operator {
+            namespace: names::SYSTEM_NAMESPACE.into(),
+            name: names::OPERATOR_NAME.into(),
+            ..Operator::default()
+        };
+        story.write("admin", Object::Operator(Arc::new(operator)), false);
+        for name in nodes {
+            story.hosts.insert((*name).into(), (0, HostLog { node: (*name).into(), events: Vec::new() }));
+            let boot_id = story.boot(name);
+            let label = Field::Label(names::INTERFACE_LABEL.into());
+            let uid = format!("{name}-uid");
+            let node = Node {
+                name: (*name).into(),
+                uid: uid.clone(),
+                boot_id: boot_id.clone(),
+                ready: true,
+                fields: BTreeMap::from([(label, names::INTERFACE_VERSION.into())]),
+                ..Node::default()
+            };
+            story.write(KUBELET, Object::Node(Arc::new(node)), false);
+            let shadow = Shadow {
+                namespace: names::SYSTEM_NAMESPACE.into(),
+                name: names::shadow_name(name),
+                uid: format!("{name}-shadow"),
+                owner: Some(((*name).into(), uid)),
+                ..Shadow::default()
+            };
+            story.write(CONTROLLER, Object::Shadow(Arc::new(shadow)), false);
+            story.agent(name, |agent| {
+                agent.state = Some(HostState::Idle);
+                agent.boot_id = Some(boot_id);
+                agent.current_version = Some(version(OLD));
+            });
+        }
+        story
+    }
+
+    pub(super) fn history(&self) -> History {
+        History::new(self.changes.clone())
+    }
+
+    pub(super) fn judge(&self) -> Verdict {
+        let hosts: Vec<HostLog> = self.hosts.values().map(|(_, log)| log.clone()).collect();
+        judge(&self.history(), &hosts, &self.audit, &self.expectations)
+    }
+
+    /// The property, and no other, is violated.
+    #[track_caller]
+    pub(super) fn assert_only(&self, property: Property) {
+        let verdict = self.judge();
+        let others = verdict.violations.iter().any(|violation| violation.property != property);
+        assert!(verdict.violates(property) && !others, "expected {property:?} alone: {verdict}");
+    }
+
+    pub(super) fn wait(&mut self, seconds: i64) {
+        self.clock += SignedDuration::from_secs(seconds);
+    }
+
+    fn tick(&mut self) -> Timestamp {
+        self.clock += SignedDuration::from_millis(10);
+        self.clock
+    }
+
+    fn write(&mut self, user: &str, object: Object, gone: bool) {
+        let received = self.tick();
+        let revision = self.world.revision + 1;
+        let (resource, group) = match &object {
+            Object::Node(_) => ("nodes", ""),
+            Object::Shadow(_) => ("bottlerocketshadows", names::GROUP),
+            Object::Operator(_) => ("bottlerocketupdateoperators", names::GROUP),
+            Object::Pod(_) | Object::Budget(_) => ("", ""),
+        };
+        let at = received + SignedDuration::from_millis(2);
+        let change = Change { revision, at, gone, object };
+        let (_, namespace, name) = change.object.key();
+        if !resource.is_empty() && user != KUBELET {
+            let answer = (!gone).then(|| json!({"metadata": {"resourceVersion": revision.to_string()}}));
+            let mut record = self.record(user, "patch", group, resource, &namespace, &name);
+            record.response = answer;
+            self.audit.push(record);
+        }
+        self.world.apply(&change);
+        self.changes.push(change);
+    }
+
+    fn record(&mut self, user: &str, verb: &str, group: &str, resource: &str, namespace: &str, name: &str) -> Record {
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        Record {
+            audit_id: self.fresh("request"),
+            stage: Stage::ResponseComplete,
+            verb: verb.into(),
+            uri: String::new(),
+            user: user.into(),
+            groups: Vec::new(),
+            impersonated: None,
+            user_agent: String::new(),
+            group: group.into(),
+            version: "v1".into(),
+            resource: resource.into(),
+            subresource: subresource.into(),
+            namespace: namespace.into(),
+            name: name.into(),
+            code: 200,
+            received: self.clock,
+            reached: self.clock + SignedDuration::from_millis(1),
+            request: None,
+            response: None,
+        }
+    }
+
+    fn fresh(&mut self, what: &str) -> String {
+        self.names += 1;
+        format!("{what}-{}", self.names)
+    }
+
+    /// As if the recorder had missed it.
+    pub(super) fn forget_revision_before_last(&mut self) {
+        self.changes.remove(self.changes.len() - 2);
+    }
+}
+
+/// Writes of one object.
+impl Story {
+    pub(super) fn shadow(&mut self, node: &str, user: &str, change: impl FnOnce(&mut Shadow)) {
+        let mut shadow = Shadow::clone(&self.world.shadows[&names::shadow_name(node)]);
+        change(&mut shadow);
+        self.write(user, Object::Shadow(Arc::new(shadow)), false);
+    }
+
+    pub(super) fn controller(&mut self, node: &str, change: impl FnOnce(&mut Shadow)) {
+        self.shadow(node, CONTROLLER, change);
+    }
+
+    pub(super) fn agent(&mut self, node: &str, change: impl FnOnce(&mut AgentReport)) {
+        self.shadow(node, APISERVER, |shadow| change(&mut shadow.status.agent));
+    }
+
+    pub(super) fn node(&mut self, name: &str, user: &str, change: impl FnOnce(&mut Node)) {
+        let mut node = Node::clone(&self.world.nodes[name]);
+        change(&mut node);
+        self.write(user, Object::Node(Arc::new(node)), false);
+    }
+
+    pub(super) fn set_field(&mut self, node: &str, user: &str, manager: &str, field: Field, value: Option<&str>) {
+        self.node(node, user, |node| {
+            match value {
+                Some(value) => {
+                    node.fields.insert(field.clone(), value.into());
+                    node.owners.insert(field, BTreeSet::from([manager.into()]));
+                }
+                None => {
+                    node.fields.remove(&field);
+                    node.owners.remove(&field);
+                }
+            };
+        });
+    }
+
+    pub(super) fn hold(&mut self, node: &str) {
+        let hold = Field::Annotation(names::HOLD_ANNOTATION.into());
+        self.set_field(node, "admin", "kubectl", hold, Some("true"));
+    }
+
+    pub(super) fn uncordon_by_hand(&mut self, node: &str) {
+        self.set_field(node, "admin", "kubectl", Field::Unschedulable, None);
+    }
+
+    pub(super) fn operator(&mut self, change: impl FnOnce(&mut Operator)) {
+        let mut operator = Operator::clone(self.world.operator.as_ref().unwrap());
+        change(&mut operator);
+        self.write(CONTROLLER, Object::Operator(Arc::new(operator)), false);
+    }
+
+    pub(super) fn delete_operator(&mut self) {
+        let operator = Arc::clone(self.world.operator.as_ref().unwrap());
+        self.write("admin", Object::Operator(operator), true);
+    }
+
+    fn new_pod(&mut self, title: &str, node: Option<&str>, app: &str, kind: &str) {
+        let (namespace, name) = parts(title);
+        let pod = Pod {
+            namespace,
+            name,
+            uid: self.fresh("pod"),
+            node: node.map(str::to_owned),
+            labels: BTreeMap::from([("app".into(), app.into())]),
+            controller: Some((kind.into(), format!("{app}-{kind}"))),
+            ready: node.is_some(),
+            pending: node.is_none(),
+            ..Pod::default()
+        };
+        self.write(KUBELET, Object::Pod(Arc::new(pod)), false);
+    }
+
+    pub(super) fn pod(&mut self, title: &str, node: &str, app: &str) {
+        self.new_pod(title, Some(node), app, "ReplicaSet");
+    }
+
+    pub(super) fn unbound_pod(&mut self, title: &str, app: &str) {
+        self.new_pod(title, None, app, "ReplicaSet");
+    }
+
+    pub(super) fn daemon_pod(&mut self, title: &str, node: &str) {
+        self.new_pod(title, Some(node), "daemon", "DaemonSet");
+    }
+
+    pub(super) fn change_pod(&mut self, title: &str, change: impl FnOnce(&mut Pod)) {
+        let mut pod = Pod::clone(&self.world.pods[&parts(title)]);
+        change(&mut pod);
+        self.write(KUBELET, Object::Pod(Arc::new(pod)), false);
+    }
+
+    pub(super) fn pod_gone(&mut self, title: &str) {
+        let pod = Arc::clone(&self.world.pods[&parts(title)]);
+        self.write(KUBELET, Object::Pod(pod), true);
+    }
+
+    pub(super) fn uid_of(&self, pod: &str) -> String {
+        self.world.pods[&parts(pod)].uid.clone()
+    }
+
+    pub(super) fn evict(&mut self, pod: &str) {
+        let uid = self.uid_of(pod);
+        self.evict_as(CONTROLLER, pod, Some(&uid), 201);
+    }
+
+    pub(super) fn evict_as(&mut self, user: &str, pod: &str, uid: Option<&str>, code: u16) {
+        let options = uid.map_or(json!({}), |uid| json!({"deleteOptions": {"preconditions": {"uid": uid}}}));
+        self.remove(user, "create", "pods/eviction", pod, options, code);
+    }
+
+    pub(super) fn delete_pod(&mut self, user: &str, pod: &str) {
+        let options = json!({"preconditions": {"uid": self.uid_of(pod)}});
+        self.remove(user, "delete", "pods", pod, options, 200);
+    }
+
+    fn remove(&mut self, user: &str, verb: &str, resource: &str, pod: &str, options: Value, code: u16) {
+        self.tick();
+        let (namespace, name) = parts(pod);
+        let mut record = self.record(user, verb, "", resource, &namespace, &name);
+        (record.code, record.request) = (code, Some(options));
+        self.audit.push(record);
+        if code < 300 {
+            self.change_pod(pod, |pod| pod.terminating = true);
+        }
+    }
+
+    pub(super) fn budget(&mut self, title: &str, app: &str, allowed: i32, healthy: i32, desired: i32) {
+        let (namespace, name) = parts(title);
+        let labels = BTreeMap::from([("app".into(), app.into())]);
+        let budget = Budget {
+            namespace,
+            name,
+            selector: Some(LabelSelector { match_labels: Some(labels), ..LabelSelector::default() }),
+            disruptions_allowed: allowed,
+            current_healthy: healthy,
+            desired_healthy: if allowed == 0 { healthy } else { desired },
+            disrupted: BTreeSet::new(),
+        };
+        self.write(KUBELET, Object::Budget(Arc::new(budget)), false);
+    }
+
+    pub(super) fn change_budget(&mut self, title: &str, change: impl FnOnce(&mut Budget)) {
+        let mut budget = Budget::clone(&self.world.budgets[&parts(title)]);
+        change(&mut budget);
+        self.write(KUBELET, Object::Budget(Arc::new(budget)), false);
+    }
+}
+
+/// What hosts do.
+impl Story {
+    fn current_boot(&self, node: &str) -> String {
+        format!("{node}-boot-{}", self.hosts[node].0)
+    }
+
+    fn host(&mut self, node: &str, fact: HostFact) {
+        let (at, boot_id) = (self.tick(), self.current_boot(node));
+        self.hosts.get_mut(node).unwrap().1.events.push(HostEvent { at, boot_id, fact });
+    }
+
+    fn boot(&mut self, node: &str) -> String {
+        self.hosts.get_mut(node).unwrap().0 += 1;
+        let boot_id = self.current_boot(node);
+        self.host(node, HostFact::Booted { boot_id: boot_id.clone() });
+        boot_id
+    }
+
+    fn come_back(&mut self, node: &str) {
+        let boot_id = self.boot(node);
+        self.node(node, KUBELET, |node| {
+            node.boot_id = boot_id;
+            node.status += 1;
+        });
+    }
+
+    pub(super) fn host_arms(&mut self, node: &str) {
+        self.host_arms_version(node, WANTED);
+    }
+
+    pub(super) fn host_arms_version(&mut self, node: &str, armed: &str) {
+        self.host(node, HostFact::ActivateAsked);
+        self.host_armed_by_hand(node, armed);
+    }
+
+    pub(super) fn host_armed_by_hand(&mut self, node: &str, armed: &str) {
+        self.host(node, HostFact::Armed { version: version(armed) });
+        self.host(node, HostFact::ActivateEnded);
+    }
+
+    pub(super) fn host_asked_to_reboot(&mut self, node: &str) {
+        self.host(node, HostFact::Shutdown { by_api: true });
+    }
+
+    pub(super) fn host_reboots(&mut self, node: &str) {
+        self.host_asked_to_reboot(node);
+        self.come_back(node);
+    }
+
+    pub(super) fn host_reboots_by_hand(&mut self, node: &str) {
+        self.host(node, HostFact::Shutdown { by_api: false });
+        self.come_back(node);
+    }
+}
+
+/// The path of an update.
+impl Story {
+    pub(super) fn step(&mut self, node: &str, step: Step) {
+        let (since, boot_id) = (self.clock, self.current_boot(node));
+        self.controller(node, |shadow| {
+            let old = shadow.status.controller.progress.take();
+            shadow.status.controller.progress = Some(Progress {
+                step,
+                since,
+                attempt: shadow.spec.attempt,
+                boot_id,
+                version: version(WANTED),
+                from: Some(version(OLD)),
+                started: old.map_or(since, |old| old.started),
+                go_given: false,
+                disruptive: !matches!(step, Step::Staging | Step::Staged),
+            });
+        });
+    }
+
+    pub(super) fn stage(&mut self, node: &str) {
+        let boot = self.current_boot(node);
+        self.controller(node, |shadow| {
+            shadow.spec.state = HostState::StagedUpdate;
+            shadow.spec.version = Some(version(WANTED));
+            shadow.spec.boot_id = Some(boot);
+            shadow.spec.attempt += 1;
+        });
+        self.step(node, Step::Staging);
+        self.agent(node, |agent| agent.state = Some(HostState::StagedUpdate));
+    }
+
+    pub(super) fn take_slot(&mut self, node: &str) {
+        let (uid, since) = (self.world.nodes[node].uid.clone(), self.clock);
+        self.operator(|operator| operator.status.slots.push(Slot { uid, node: node.into(), since }));
+    }
+
+    pub(super) fn free_slot(&mut self, node: &str) {
+        self.operator(|operator| operator.status.slots.retain(|slot| slot.node != node));
+    }
+
+    pub(super) fn claim(&mut self, node: &str) {
+        self.node(node, CONTROLLER, |node| {
+            node.fields.insert(Field::Unschedulable, "true".into());
+            node.owners.entry(Field::Unschedulable).or_default().insert(names::CONTROLLER_MANAGER.into());
+        });
+    }
+
+    pub(super) fn release(&mut self, node: &str) {
+        self.set_field(node, CONTROLLER, "", Field::Unschedulable, None);
+    }
+
+    pub(super) fn until_claimed(&mut self, node: &str) {
+        self.stage(node);
+        self.take_slot(node);
+        self.step(node, Step::LeavingBalancer);
+        self.claim(node);
+        self.step(node, Step::Draining);
+    }
+
+    pub(super) fn until_drained(&mut self, node: &str) {
+        self.until_claimed(node);
+        let pods: Vec<Arc<Pod>> = self.world.evictable_on(node).cloned().collect();
+        let listed = pods
+            .iter()
+            .map(|pod| DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() })
+            .collect();
+        let drain = DrainStatus { pods: listed, ..DrainStatus::default() };
+        self.controller(node, |shadow| shadow.status.controller.drain = Some(drain));
+        for pod in pods {
+            self.evict(&pod.title());
+            self.pod_gone(&pod.title());
+        }
+    }
+
+    pub(super) fn order(&mut self, node: &str) {
+        self.step(node, Step::Rebooting);
+        self.controller(node, |shadow| shadow.spec.state = HostState::RebootedIntoUpdate);
+    }
+
+    pub(super) fn until_order(&mut self, node: &str) {
+        self.until_drained(node);
+        self.order(node);
+    }
+
+    pub(super) fn arming(&mut self, node: &str) {
+        let (boot_id, nonce) = (self.current_boot(node), self.fresh("nonce"));
+        let attempt = self.world.shadows[&names::shadow_name(node)].spec.attempt;
+        let armed = Armed { attempt, boot_id, version: version(WANTED), phase: ArmedPhase::Arming, nonce };
+        self.agent(node, |agent| agent.armed = Some(armed));
+    }
+
+    pub(super) fn go(&mut self, node: &str) {
+        self.controller(node, |shadow| {
+            let nonce = shadow.status.agent.armed.as_ref().unwrap().nonce.clone();
+            shadow.spec.go = Some(Go { nonce, jws: String::new() });
+        });
+    }
+
+    pub(super) fn until_go(&mut self, node: &str) {
+        self.until_order(node);
+        self.arming(node);
+        self.go(node);
+    }
+
+    pub(super) fn activated(&mut self, node: &str) {
+        self.agent(node, |agent| agent.armed.as_mut().unwrap().phase = ArmedPhase::Activated);
+    }
+
+    pub(super) fn withdraw(&mut self, node: &str) {
+        self.controller(node, |shadow| {
+            shadow.spec.state = HostState::Idle;
+            shadow.spec.version = None;
+            shadow.spec.boot_id = None;
+            shadow.spec.go = None;
+        });
+    }
+
+    pub(super) fn done(&mut self, node: &str) {
+        self.controller(node, |shadow| {
+            let progress = shadow.status.controller.progress.take().unwrap();
+            shadow.status.controller.record.get_or_insert_default().last = Some(AttemptResult {
+                attempt: progress.attempt,
+                from: progress.from,
+                version: progress.version,
+                reason: UPDATED.into(),
+                message: String::new(),
+                started: progress.started,
+                ended: progress.since,
+            });
+        });
+    }
+
+    /// All of it.
+    pub(super) fn update(&mut self, node: &str) {
+        self.until_go(node);
+        self.host_arms(node);
+        self.activated(node);
+        self.host_reboots(node);
+        let boot_id = self.current_boot(node);
+        self.agent(node, |agent| {
+            agent.state = Some(HostState::RebootedIntoUpdate);
+            agent.boot_id = Some(boot_id);
+            agent.current_version = Some(version(WANTED));
+        });
+        self.step(node, Step::Monitoring);
+        self.release(node);
+        self.withdraw(node);
+        self.done(node);
+        self.free_slot(node);
+        self.agent(node, |agent| agent.armed = None);
+    }
+
+    pub(super) fn version_failed(&mut self, node: &str) {
+        let time = self.clock;
+        self.controller(node, |shadow| {
+            shadow.status.controller.record.get_or_insert_default().version_failures.push(VersionFailure {
+                version: version(WANTED),
+                variant: "aws-k8s-1.37".into(),
+                arch: "x86_64".into(),
+                reason: FailureReason::BootFellBack,
+                time,
+                resolved_by: None,
+            });
+        });
+    }
+
+    pub(super) fn resolve_failures(&mut self, node: &str) {
+        self.controller(node, |shadow| {
+            for failure in &mut shadow.status.controller.record.as_mut().unwrap().version_failures {
+                failure.resolved_by = Some("resume-1".into());
+            }
+        });
+    }
+}
+
+#[test]
+fn an_update_can_be_told_from_its_history() {
+    let mut story = Story::new(&["a", "b"]);
+    story.pod("shop/cart-1", "a", "cart");
+    story.update("a");
+    let history = story.history();
+    let steps: Vec<Option<Step>> = history.transitions("a").into_iter().map(|(_, step)| step).collect();
+    assert_eq!(
+        steps,
+        [
+            Some(Step::Staging),
+            Some(Step::LeavingBalancer),
+            Some(Step::Draining),
+            Some(Step::Rebooting),
+            Some(Step::Monitoring),
+            None
+        ]
+    );
+    assert_eq!(history.transitions("b"), []);
+    assert_eq!(history.max_out_of_service(), 1);
+    let attempts = history.attempts();
+    assert_eq!(attempts.len(), 1);
+    let attempt = &attempts[0];
+    assert!(attempt.updated() && attempt.ended.unwrap() > attempt.started && attempt.drained.is_positive());
+    assert_eq!((attempt.node.as_str(), attempt.attempt, attempt.pods_moved), ("a", 1, 1));
+    assert_eq!((attempt.from.clone(), attempt.to.clone()), (Some(version(OLD)), version(WANTED)));
+    let told: Vec<String> = history.timeline().into_iter().map(|moment| moment.text).collect();
+    assert_eq!(
+        told,
+        [
+            "ordered StagedUpdate 1.20.5, attempt 1",
+            "Staging",
+            "LeavingBalancer",
+            "claimed",
+            "Draining",
+            "Rebooting",
+            "ordered RebootedIntoUpdate 1.20.5, attempt 1",
+            "agent: Arming",
+            "go",
+            "agent: Activated",
+            "boot a-boot-2",
+            "Monitoring",
+            "released",
+            "order withdrawn",
+            "done"
+        ]
+    );
+}
+
+#[test]
+fn the_writer_of_a_revision_is_never_one_that_only_found_it() {
+    let mut story = Story::new(&["a"]);
+    let zone = || Field::Label("zone".into());
+    story.set_field("a", "admin", "kubectl", zone(), Some("1"));
+    story.set_field("a", "admin", "kubectl", zone(), None);
+    let revision = story.world.revision.to_string();
+    // An apply of ours that came in at the same time and changed nothing.
+    let mut empty = story.record(CONTROLLER, "patch", "", "nodes", "", "a");
+    empty.received -= SignedDuration::from_secs(1);
+    empty.request = Some(json!({"metadata": {"resourceVersion": revision.clone()}}));
+    empty.response = Some(json!({"metadata": {"resourceVersion": revision}}));
+    story.audit.push(empty);
+    assert_eq!(story.judge().violations, []);
+}

@@ -1,0 +1,125 @@
+//! The cluster as it stood at one revision.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use models::names;
+use semver::Version;
+
+use super::facts::{Budget, Node, Object, Operator, Pod, Shadow};
+use super::history::Change;
+
+/// All objects that the oracle watches, as they stood after [`World::revision`].
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// The revision.
+    pub revision: u64,
+    /// Nodes by name.
+    pub nodes: BTreeMap<String, Arc<Node>>,
+    /// Pods by namespace and name.
+    pub pods: BTreeMap<(String, String), Arc<Pod>>,
+    /// PodDisruptionBudgets by namespace and name.
+    pub budgets: BTreeMap<(String, String), Arc<Budget>>,
+    /// Shadows of the operator's namespace, by name.
+    pub shadows: BTreeMap<String, Arc<Shadow>>,
+    /// The one operator's resource that counts.
+    pub operator: Option<Arc<Operator>>,
+}
+
+impl World {
+    /// Goes on to the next revision. Returns the object as it was before; objects that do not count (shadows and
+    /// operator's resources elsewhere) leave no trace.
+    pub fn apply(&mut self, change: &Change) -> Option<Object> {
+        fn put<K: Ord, V>(map: &mut BTreeMap<K, Arc<V>>, key: K, value: &Arc<V>, gone: bool) -> Option<Arc<V>> {
+            if gone { map.remove(&key) } else { map.insert(key, Arc::clone(value)) }
+        }
+        self.revision = change.revision;
+        let gone = change.gone;
+        match &change.object {
+            Object::Node(node) => put(&mut self.nodes, node.name.clone(), node, gone).map(Object::Node),
+            Object::Pod(pod) => {
+                put(&mut self.pods, (pod.namespace.clone(), pod.name.clone()), pod, gone).map(Object::Pod)
+            }
+            Object::Budget(budget) => {
+                put(&mut self.budgets, (budget.namespace.clone(), budget.name.clone()), budget, gone)
+                    .map(Object::Budget)
+            }
+            Object::Shadow(shadow) => {
+                let counts = shadow.namespace == names::SYSTEM_NAMESPACE;
+                let old = counts.then(|| put(&mut self.shadows, shadow.name.clone(), shadow, gone));
+                old.flatten().map(Object::Shadow)
+            }
+            Object::Operator(operator) => {
+                if operator.namespace != names::SYSTEM_NAMESPACE || operator.name != names::OPERATOR_NAME {
+                    return None;
+                }
+                let old = self.operator.take();
+                self.operator = (!gone).then(|| Arc::clone(operator));
+                old.map(Object::Operator)
+            }
+        }
+    }
+
+    /// The shadow of a node: the one that this very Node owns.
+    pub fn shadow_of(&self, node: &Node) -> Option<&Arc<Shadow>> {
+        let shadow = self.shadows.get(&names::shadow_name(&node.name))?;
+        shadow.owner.as_ref().is_some_and(|(_, uid)| *uid == node.uid).then_some(shadow)
+    }
+
+    /// The Node that owns a shadow, if it still is.
+    pub fn node_of(&self, shadow: &Shadow) -> Option<&Arc<Node>> {
+        let (name, uid) = shadow.owner.as_ref()?;
+        self.nodes.get(name).filter(|node| node.uid == *uid)
+    }
+
+    /// Nodes that are out of service because of us, by uid, with their names: whatever slots, progress or claim says so.
+    /// A node that a person holds, and of which we have nothing but the cordon left, is the person's.
+    pub fn out_of_service(&self) -> BTreeMap<String, String> {
+        self.touched(|node, busy| busy || (node.claimed() && !node.held()))
+    }
+
+    /// The same with nodes that a person holds.
+    pub fn out_of_service_or_held(&self) -> BTreeMap<String, String> {
+        self.touched(|node, busy| busy || node.claimed())
+    }
+
+    fn touched(&self, counts: impl Fn(&Node, bool) -> bool) -> BTreeMap<String, String> {
+        let slots = self.operator.iter().flat_map(|operator| &operator.status.slots);
+        let slots: BTreeSet<&str> = slots.map(|slot| slot.uid.as_str()).collect();
+        let mut all = BTreeMap::new();
+        for node in self.nodes.values() {
+            let busy =
+                slots.contains(node.uid.as_str()) || self.shadow_of(node).is_some_and(|shadow| shadow.disruptive());
+            if counts(node, busy) {
+                all.insert(node.uid.clone(), node.name.clone());
+            }
+        }
+        all
+    }
+
+    /// How many nodes may be taken out of service: none without the operator's resource.
+    pub fn max_unavailable(&self) -> usize {
+        let nodes = self.nodes.values().filter(|node| node.labelled()).count();
+        self.operator.as_ref().map_or(0, |operator| operator.max_unavailable(nodes))
+    }
+
+    /// Pods on a node that a drain has to move.
+    pub fn evictable_on(&self, node: &str) -> impl Iterator<Item = &Arc<Pod>> {
+        self.pods.values().filter(move |pod| pod.node.as_deref() == Some(node) && pod.evictable())
+    }
+
+    /// The versions whose failures, not yet resolved by a person, have spent the failure budget. A node counts once for each
+    /// variant, architecture and version.
+    pub fn frozen_by(&self) -> Vec<Version> {
+        let mut failed: BTreeMap<(String, String, Version), BTreeSet<&str>> = BTreeMap::new();
+        for shadow in self.shadows.values() {
+            let failures = shadow.status.controller.record.iter().flat_map(|record| &record.version_failures);
+            for failure in failures.filter(|failure| failure.resolved_by.is_none()) {
+                let key = (failure.variant.clone(), failure.arch.clone(), failure.version.clone());
+                failed.entry(key).or_default().insert(&shadow.name);
+            }
+        }
+        let limit = self.operator.as_ref().map_or(1, |operator| operator.max_failures());
+        failed.into_iter().filter(|(_, nodes)| nodes.len() >= limit).map(|((.., version), _)| version).collect()
+    }
+}

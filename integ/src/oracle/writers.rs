@@ -1,0 +1,126 @@
+//! Who wrote what, by the API server's audit log.
+
+use std::collections::{BTreeMap, HashMap};
+
+use jiff::Timestamp;
+use models::names;
+use serde_json::Value;
+
+use crate::control_plane::audit::{Record, requests};
+
+/// A part of the operator, by its service account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Controller,
+    WebApi,
+    Agent,
+}
+
+impl Part {
+    /// The part that a user is.
+    pub(super) fn of(user: &str) -> Option<Self> {
+        let (namespace, account) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+        match (namespace, account) {
+            (names::SYSTEM_NAMESPACE, names::CONTROLLER) => Some(Self::Controller),
+            (names::SYSTEM_NAMESPACE, names::APISERVER) => Some(Self::WebApi),
+            (names::AGENT_NAMESPACE, names::AGENT) => Some(Self::Agent),
+            _ => None,
+        }
+    }
+}
+
+/// The name by which the API server knows a service account.
+pub fn service_account(namespace: &str, name: &str) -> String {
+    format!("system:serviceaccount:{namespace}:{name}")
+}
+
+/// Who made a revision, and when at the earliest and at the latest.
+#[derive(Clone, Debug)]
+pub(super) struct Writer {
+    pub(super) user: String,
+    pub(super) received: Timestamp,
+    pub(super) reached: Timestamp,
+}
+
+/// The writers of revisions.
+#[derive(Debug, Default)]
+pub(super) struct Writers(HashMap<u64, Writer>);
+
+impl Writers {
+    pub(super) fn read(audit: &[Record]) -> Self {
+        let mut all: HashMap<u64, Writer> = HashMap::new();
+        for record in audit.iter().filter(|record| record.is_write() && record.succeeded()) {
+            let Some(revision) = record.response.as_ref().and_then(revision) else { continue };
+            // A write that changes nothing answers with the revision that it found. Where it named that revision itself, it
+            // is certain to be one; else the first one to have come in is the writer.
+            if record.request.as_ref().and_then(self::revision) == Some(revision) {
+                continue;
+            }
+            let writer = Writer { user: record.user.clone(), received: record.received, reached: record.reached };
+            let first = all.entry(revision).or_insert_with(|| writer.clone());
+            if writer.received < first.received {
+                *first = writer;
+            }
+        }
+        Self(all)
+    }
+
+    pub(super) fn of(&self, revision: u64) -> Option<&Writer> {
+        self.0.get(&revision)
+    }
+}
+
+fn revision(object: &Value) -> Option<u64> {
+    object.pointer("/metadata/resourceVersion")?.as_str()?.parse().ok()
+}
+
+/// A request to make a pod go: an eviction or a deletion.
+#[derive(Clone, Debug)]
+pub(super) struct Removal {
+    pub(super) part: Option<Part>,
+    pub(super) user: String,
+    pub(super) eviction: bool,
+    pub(super) namespace: String,
+    pub(super) name: String,
+    /// The uid that it insists on.
+    pub(super) uid: Option<String>,
+    pub(super) succeeded: bool,
+}
+
+/// All requests of the log to make pods go.
+pub(super) fn removals(audit: &[Record]) -> Vec<Removal> {
+    let mut all = Vec::new();
+    for record in audit.iter().filter(|record| record.resource == "pods" && record.group.is_empty()) {
+        let eviction = record.subresource == "eviction" && record.verb == "create";
+        let deletion = record.subresource.is_empty() && matches!(record.verb.as_str(), "delete" | "deletecollection");
+        if !eviction && !deletion {
+            continue;
+        }
+        let options = if eviction { "/deleteOptions/preconditions/uid" } else { "/preconditions/uid" };
+        let uid = record.request.as_ref().and_then(|request| request.pointer(options)).and_then(Value::as_str);
+        all.push(Removal {
+            part: Part::of(&record.user),
+            user: record.user.clone(),
+            eviction,
+            namespace: record.namespace.clone(),
+            name: record.name.clone(),
+            uid: uid.map(str::to_owned),
+            succeeded: record.succeeded(),
+        });
+    }
+    all
+}
+
+/// How many requests each user made in a span of time, by verb and resource.
+pub fn requests_by_user(
+    audit: &[Record],
+    since: Timestamp,
+    until: Timestamp,
+) -> BTreeMap<String, BTreeMap<(String, String), usize>> {
+    let mut all: BTreeMap<String, BTreeMap<(String, String), usize>> = BTreeMap::new();
+    for record in requests(audit).filter(|record| (since..=until).contains(&record.received)) {
+        let what = if record.resource.is_empty() { record.uri.clone() } else { record.what() };
+        *all.entry(record.user.clone()).or_default().entry((record.verb.clone(), what)).or_default() += 1;
+    }
+    all
+}
