@@ -1,1 +1,58 @@
-//! Placeholder until the crate's first module lands.
+//! The agent: drives one host's update API as the node's shadow asks, and reports how far the host is.
+//!
+//! ```text
+//!  web API ──stream──► views ──► drive: situation ──► step ──► host commands ──► report ──► web API
+//!                                  (pure)             (pure)                     (pure)
+//! ```
+//!
+//! Nothing is kept on disk: the shadow's status, the host and the boot id are all that a new process needs.
+
+pub mod backoff;
+pub mod boot;
+pub mod config;
+pub mod drive;
+pub mod go;
+pub mod host;
+pub mod memory;
+pub mod report;
+pub mod server;
+pub mod situation;
+pub mod staging;
+pub mod stream;
+pub mod views;
+
+use std::future::Future;
+
+use config::Config;
+use drive::{AgentError, Driver};
+use host::client::HostClient;
+use server::Server;
+use views::Views;
+
+/// Runs the agent until `shutdown` resolves or the host's socket is lost.
+///
+/// Shutting down drops whatever is under way and calls the host no more: every reboot begins with a SIGTERM to this very
+/// process, and nothing would be harder to judge than a host that was called in the middle of it.
+///
+/// # Errors
+///
+/// When a client cannot be built from the configuration, or when the host's socket has been dead for so long that only a
+/// restart can help.
+pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
+    let host = HostClient::new(&config.host_socket).map_err(AgentError::Client)?;
+    let server = Server::new(&config);
+    let views = Views::new();
+    tracing::info!(node = config.node_name, server = config.server_url, "agent started");
+    let driver = Driver::new(&config, host, &server, &views);
+    tokio::select! {
+        () = shutdown => {
+            tracing::info!("asked to end");
+            Ok(())
+        }
+        never = stream::follow(&server, &views) => match never {},
+        ended = driver.run() => match ended {
+            Ok(never) => match never {},
+            Err(error) => Err(error),
+        },
+    }
+}

@@ -1,2 +1,36 @@
-//! Entry point.
-fn main() {}
+//! Entry point: arguments, telemetry, and [`agent::run`].
+
+use agent::config::Config;
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+fn main() -> anyhow::Result<()> {
+    let config = Config::parse();
+    let filter: Targets = config.log_filter.parse()?;
+    tracing_subscriber::registry()
+        .with(tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr))
+        .with(filter)
+        .init();
+    // One thread does all the work; the only other one resolves names, and needs little.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .thread_stack_size(256 * 1024)
+        .thread_keep_alive(std::time::Duration::from_secs(1))
+        .build()?;
+    let ended = runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let shutdown = async move {
+            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        };
+        agent::run(config, shutdown).await?;
+        anyhow::Ok(())
+    });
+    // A name look-up under way must not hold up the end.
+    runtime.shutdown_background();
+    ended
+}

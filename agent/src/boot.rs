@@ -1,0 +1,31 @@
+//! Which boot runs.
+
+use std::path::Path;
+
+/// Why the boot id is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum BootIdError {
+    /// The file cannot be read.
+    #[error("cannot read the boot id")]
+    Read(#[source] std::io::Error),
+    /// The file holds no boot id.
+    #[error("the boot id file holds no boot id")]
+    Malformed,
+}
+
+/// The longest boot id that the shadow can hold.
+const LONGEST: usize = 64;
+
+/// Reads the boot id, as the kernel names the running boot.
+///
+/// # Errors
+///
+/// When the file cannot be read, is empty, or holds something else.
+pub fn read(file: &Path) -> Result<String, BootIdError> {
+    let text = std::fs::read_to_string(file).map_err(BootIdError::Read)?;
+    let id = text.trim();
+    if id.is_empty() || id.len() > LONGEST || id.contains(char::is_whitespace) {
+        return Err(BootIdError::Malformed);
+    }
+    Ok(id.to_owned())
+}

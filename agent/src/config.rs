@@ -1,0 +1,40 @@
+//! Every path and address that the agent uses, as a flag or an environment variable.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+
+/// Drives the update API of one Bottlerocket host as its BottlerocketShadow asks.
+///
+/// HTTPS_PROXY, NO_PROXY and their lower-case forms are honoured for the web API, never for the host's socket.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "brupop-agent", version)]
+pub struct Config {
+    /// Name of the Node that this agent runs on.
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: String,
+
+    /// The host API's Unix socket.
+    #[arg(long, env = "BRUPOP_HOST_SOCKET", default_value = "/run/api.sock")]
+    pub host_socket: PathBuf,
+
+    /// File that holds the id of the running boot.
+    #[arg(long, env = "BRUPOP_BOOT_ID_FILE", default_value = "/proc/sys/kernel/random/boot_id")]
+    pub boot_id_file: PathBuf,
+
+    /// Base address of the operator's web API.
+    #[arg(long, env = "BRUPOP_SERVER_URL", default_value = "https://brupop-apiserver.brupop-system.svc")]
+    pub server_url: String,
+
+    /// File with this pod's token for the web API, read at each request.
+    #[arg(long, env = "BRUPOP_TOKEN_FILE", default_value = "/var/run/secrets/brupop/token")]
+    pub token_file: PathBuf,
+
+    /// Directory with what is trusted: ca.crt (PEM bundle) and go-keys.json (JWKS). It may be empty at first.
+    #[arg(long, env = "BRUPOP_TRUST_DIR", default_value = "/etc/brupop/trust")]
+    pub trust_dir: PathBuf,
+
+    /// What is logged: a level, or a list such as `info,agent=debug`.
+    #[arg(long, env = "RUST_LOG", default_value = "info")]
+    pub log_filter: String,
+}

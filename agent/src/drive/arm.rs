@@ -1,0 +1,233 @@
+//! The steps that take the host down: ask for a go, arm, tell, reboot.
+//!
+//! ```text
+//!  report Arming + nonce ──► go for the nonce ──► activate ──► report Activated ──► reboot
+//!        ▲                                                          │
+//!        └──────────── 30 s over: another nonce ◄───────────────────┘
+//! ```
+//!
+//! Each arrow is a turn of the loop of its own, and each turn checks everything again: the order, the boot, the go and its
+//! age. So whatever happens in between, the last check before an act is never older than the act's own turn.
+
+use std::time::{Duration, Instant};
+
+use models::agent_step::Situation;
+use models::go::{GO_LIFETIME, GoClaims};
+use models::reason::FailureReason;
+use models::shadow::{Armed, ArmedPhase};
+use models::wire::ShadowView;
+
+use super::put::Put;
+use super::{AgentError, Driver, Turn, reach};
+use crate::backoff::{exponential, random};
+use crate::boot;
+use crate::go::{GoError, is_fresh, new_nonce, node_uid, verify};
+use crate::host::client::{HostError, Posted};
+use crate::host::command::Outcome;
+use crate::host::types::{Command, UpdateState, UpdateStatus};
+use crate::memory::OrderKey;
+use crate::report::Word;
+use crate::situation::Facts;
+use crate::staging::TRIES;
+
+/// Extra waits before a nonce that was not answered is followed by another one, after the second: the first and the
+/// longest. The first time, the nonce's own lifetime is wait enough.
+const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+
+/// How often a go that is signed with a key we do not have is looked at again: the keys arrive as a file.
+const KEYS_POLL: Duration = Duration::from_secs(2);
+
+/// Waits after a refusal to reboot: the first and the longest. Short, because a go is short.
+const REBOOT_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+
+/// A nonce that was sent.
+#[derive(Clone, Debug)]
+pub(super) struct Ask {
+    key: OrderKey,
+    nonce: String,
+    /// From before it was first sent.
+    sent: Instant,
+    /// How many were sent before it.
+    before: u32,
+    /// When the next one may be sent.
+    again: Instant,
+    /// Whether a refusal of its go has been logged.
+    refused: bool,
+}
+
+impl Ask {
+    fn new(key: &OrderKey, before: u32) -> Self {
+        let sent = Instant::now();
+        let extra = match before {
+            0 => Duration::ZERO,
+            n => exponential(ASK_AGAIN.0, ASK_AGAIN.1, n - 1).mul_f64(0.5 + random() / 2.0),
+        };
+        let again = sent + GO_LIFETIME + extra;
+        Self { key: key.clone(), nonce: new_nonce(), sent, before, again, refused: false }
+    }
+
+    fn is_fresh(&self) -> bool {
+        is_fresh(self.sent, Instant::now())
+    }
+
+    fn expires(&self) -> Turn {
+        Turn::At((self.sent + GO_LIFETIME).into())
+    }
+}
+
+impl Driver<'_> {
+    /// Arms the staged image, or reboots into the one that we armed (`ready`), at the controller's go.
+    pub(super) async fn arm(
+        &mut self,
+        key: &OrderKey,
+        facts: &Facts,
+        found: &Situation,
+        ready: bool,
+    ) -> Result<Turn, AgentError> {
+        let Some(version) = key.version.clone() else { return Ok(Turn::Wait) };
+        // The table knows that the armed image is ours; that it is the wanted one is for us to see.
+        let armed_rightly = |status: &UpdateStatus| {
+            status.staging.as_ref().is_some_and(|s| s.next_to_boot && s.version.as_ref() == Some(&version))
+        };
+        if ready && !facts.status.as_ref().is_some_and(armed_rightly) {
+            let message = "the host is armed with another version than the order names".to_owned();
+            return Ok(self.fail(key, facts, found, FailureReason::WrongImageStaged, message).await);
+        }
+        if self.tries.activate >= TRIES && !ready {
+            let message = self.tries.message.clone();
+            return Ok(self.fail(key, facts, found, FailureReason::ActivateFailed, message).await);
+        }
+        if self.tries.reboot >= TRIES && ready {
+            let message = self.tries.message.clone();
+            return Ok(self.fail(key, facts, found, FailureReason::RebootRefused, message).await);
+        }
+        let ask = match self.ask.take() {
+            Some(ask) if ask.key == *key && ask.is_fresh() => ask,
+            Some(ask) if ask.key == *key && Instant::now() < ask.again => {
+                let again = ask.again.into();
+                self.ask = Some(ask);
+                return Ok(Turn::At(again));
+            }
+            Some(ask) if ask.key == *key => Ask::new(key, ask.before.saturating_add(1)),
+            _ => Ask::new(key, 0),
+        };
+        self.ask = Some(ask.clone());
+        let phase = if ready { ArmedPhase::Activated } else { ArmedPhase::Arming };
+        let armed = Armed {
+            attempt: key.attempt.attempt,
+            boot_id: facts.boot_id.clone(),
+            version: version.clone(),
+            phase,
+            nonce: ask.nonce.clone(),
+        };
+        let acknowledged = match self.report(key, facts, &Word::Armed(armed), &reach(found)).await {
+            Put::Acknowledged(view) => view,
+            Put::Moved => return Ok(Turn::Again),
+            Put::Later(turn) => return Ok(turn),
+        };
+        let Some(newest) = self.views.newest() else { return Ok(Turn::Again) };
+        // The answer to the report and the newest view have to agree that the order stands and the go is for us.
+        if OrderKey::of(&acknowledged) != *key || OrderKey::of(&newest) != *key {
+            return Ok(Turn::Again);
+        }
+        if !answers(&newest, &ask) {
+            return Ok(ask.expires());
+        }
+        if ready && !answers(&acknowledged, &ask) {
+            return Ok(Turn::Again);
+        }
+        if let Some(turn) = self.refuse(&newest, facts, &ask) {
+            return Ok(turn);
+        }
+        // The last look before the act: a process that was stopped meanwhile finds its go too old, or another boot.
+        let same_boot = boot::read(&self.config.boot_id_file).is_ok_and(|boot_id| boot_id == facts.boot_id);
+        if !same_boot || !ask.is_fresh() {
+            return Ok(Turn::Again);
+        }
+        if ready { self.reboot(key).await } else { self.activate(key, &version).await }
+    }
+
+    /// Whether the go that answers our nonce is refused, and what to wait for then.
+    fn refuse(&mut self, view: &ShadowView, facts: &Facts, ask: &Ask) -> Option<Turn> {
+        let why = match self.judge(view, facts, ask) {
+            Ok(()) => return None,
+            Err(why) => why,
+        };
+        if !ask.refused {
+            tracing::warn!(error = why.to_string(), "the go is refused");
+        }
+        if let Some(ask) = &mut self.ask {
+            ask.refused = true;
+        }
+        let expiry: tokio::time::Instant = (ask.sent + GO_LIFETIME).into();
+        Some(if why.may_pass() {
+            Turn::At(expiry.min(tokio::time::Instant::now() + KEYS_POLL))
+        } else {
+            Turn::At(expiry)
+        })
+    }
+
+    fn judge(&self, view: &ShadowView, facts: &Facts, ask: &Ask) -> Result<(), GoError> {
+        let go = view.spec.go.as_ref().ok_or(GoError::Malformed)?;
+        // Without a node in our own token there is nothing that a go could be compared with.
+        let node_uid = self.server.token().ok().and_then(|token| node_uid(&token)).ok_or(GoError::Other("node"))?;
+        let expected = GoClaims {
+            node_uid,
+            boot_id: facts.boot_id.clone(),
+            attempt: view.spec.attempt,
+            version: view.spec.version.clone().ok_or(GoError::Other("version"))?,
+            nonce: ask.nonce.clone(),
+            host: view.spec.host.clone(),
+        };
+        verify(&go.jws, &self.server.go_keys(), &expected)
+    }
+
+    async fn activate(&mut self, key: &OrderKey, version: &semver::Version) -> Result<Turn, AgentError> {
+        // From here on, what is found armed is ours, whatever becomes of the answer.
+        let earlier = self.memory.armed.replace(key.attempt.clone());
+        let outcome = self.command(Command::Activate, key).await;
+        match &outcome {
+            Outcome::Done(status) => {
+                let right = status.state == UpdateState::Ready
+                    && status.staging.as_ref().is_some_and(|s| s.next_to_boot && s.version.as_ref() == Some(version));
+                if right {
+                    return Ok(Turn::Again);
+                }
+            }
+            Outcome::Refused(_) | Outcome::Busy => self.memory.armed = earlier,
+            Outcome::Host(error) if !error.may_have_arrived() => self.memory.armed = earlier,
+            _ => {}
+        }
+        self.failed(key, outcome, |tries| &mut tries.activate).await
+    }
+
+    async fn reboot(&mut self, key: &OrderKey) -> Result<Turn, AgentError> {
+        tracing::info!("rebooting the host");
+        let message = match self.host.reboot().await {
+            Ok(Posted::Accepted) => return Ok(self.await_reboot()),
+            // An answer that does not come may well be one that the shutdown cut off.
+            Err(error @ (HostError::Cut(_) | HostError::Timeout(_))) => {
+                tracing::info!(%error, "the host was told to reboot");
+                return Ok(self.await_reboot());
+            }
+            Ok(Posted::Refused(message) | Posted::Failed(message)) => message,
+            Ok(Posted::Busy) => "the host is busy".to_owned(),
+            Err(error @ HostError::BadAnswer { .. }) => error.to_string(),
+            Err(error) => return self.host_failed(key, error).await,
+        };
+        tracing::warn!(message, "the host refuses to reboot");
+        self.tries.message = message;
+        self.tries.reboot += 1;
+        Ok(Turn::after(exponential(REBOOT_RETRY.0, REBOOT_RETRY.1, self.tries.reboot - 1)))
+    }
+
+    fn await_reboot(&mut self) -> Turn {
+        self.rebooting = Some(tokio::time::Instant::now());
+        Turn::Again
+    }
+}
+
+/// Whether the shadow carries a go for this nonce, by what stands outside the signature.
+fn answers(view: &ShadowView, ask: &Ask) -> bool {
+    view.spec.go.as_ref().is_some_and(|go| go.nonce == ask.nonce)
+}

@@ -1,0 +1,155 @@
+//! Gathering facts, with as few host calls as the next decision needs.
+
+use std::time::Duration;
+
+use models::shadow::HostState;
+use models::wire::ShadowView;
+use tokio::time::Instant;
+
+use super::{AgentError, Driver, Trouble, Turn};
+use crate::backoff::exponential;
+use crate::host::client::{HostError, StatusAnswer};
+use crate::host::command::{Outcome, carry_out};
+use crate::host::types::{Command, UpdateStatus};
+use crate::memory::OrderKey;
+use crate::report::Reach;
+use crate::situation::Facts;
+use crate::stream::chain;
+
+/// Waits while another command runs on the host: the first and the longest.
+const BUSY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// Waits after a call that failed: the first and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+
+/// How long a host may fail to answer before it is told. A restart of its API server takes 5 s and concerns nobody.
+const TELL_AFTER: Duration = Duration::from_secs(8);
+
+/// How long the socket may be dead before the agent ends itself. A restart of the host's API server takes 5 s (systemd's
+/// RestartSec); a socket that is dead for longer than several of them does not come back under this mount.
+const SOCKET_DEAD: Duration = Duration::from_secs(30);
+
+impl Driver<'_> {
+    /// What is known of the host, after reading what has to be read; or what to wait for.
+    pub(super) async fn facts(&mut self, view: &ShadowView, key: &OrderKey) -> Result<Result<Facts, Turn>, AgentError> {
+        let os = match &self.os {
+            Some(os) => os.clone(),
+            None => match self.host.os().await {
+                Ok(os) => {
+                    self.trouble = None;
+                    self.os.insert(os).clone()
+                }
+                Err(error) => return self.host_failed(key, error).await.map(Err),
+            },
+        };
+        if !self.status_counts(view, key)
+            && let Some(turn) = self.read_status(key).await?
+        {
+            return Ok(Err(turn));
+        }
+        Ok(Ok(Facts { os, boot_id: self.boot_id.clone(), status: self.status.clone() }))
+    }
+
+    /// Whether the status that was read last is good enough for this order. A new order wants a new look, except for
+    /// `Idle` where nothing of ours is armed: it asks nothing of the host.
+    fn status_counts(&mut self, view: &ShadowView, key: &OrderKey) -> bool {
+        if self.status_of.as_ref() == Some(key) {
+            return true;
+        }
+        let armed = view.status.report.armed.as_ref().is_some_and(|armed| armed.boot_id == self.boot_id);
+        if self.status_of.is_some() && key.state == HostState::Idle && !armed && self.memory.armed.is_none() {
+            self.status_of = Some(key.clone());
+            return true;
+        }
+        false
+    }
+
+    /// Reads the update status; gives what to wait for when there is none now.
+    pub(super) async fn read_status(&mut self, key: &OrderKey) -> Result<Option<Turn>, AgentError> {
+        match self.host.update_status().await {
+            Ok(StatusAnswer::Busy) => Ok(Some(self.busy())),
+            Ok(StatusAnswer::Uninitialized) => {
+                self.saw(None, key);
+                Ok(None)
+            }
+            Ok(StatusAnswer::Known(status)) => {
+                self.saw(Some(status), key);
+                Ok(None)
+            }
+            Err(error) => self.host_failed(key, error).await.map(Some),
+        }
+    }
+
+    fn saw(&mut self, status: Option<UpdateStatus>, key: &OrderKey) {
+        self.trouble = None;
+        self.busy = 0;
+        if let Some(status) = &status {
+            self.memory.learn(status, key);
+        }
+        self.status = status;
+        self.status_of = Some(key.clone());
+    }
+
+    /// The host works, for us or for somebody else.
+    pub(super) fn busy(&mut self) -> Turn {
+        self.trouble = None;
+        self.status_of = None;
+        let wait = exponential(BUSY.0, BUSY.1, self.busy);
+        self.busy = self.busy.saturating_add(1);
+        Turn::after(wait)
+    }
+
+    /// Carries a command out while the order stands, and learns from its end.
+    pub(super) async fn command(&mut self, command: Command, key: &OrderKey) -> Outcome {
+        let before = self.status.as_ref().and_then(UpdateStatus::timestamp).map(str::to_owned);
+        let asked_before = self.memory.asked_to_refresh;
+        self.memory.asked_to_refresh |= command == Command::Refresh;
+        // Whatever stops this future in the middle: what was known before the command is not known any more.
+        self.status_of = None;
+        let views = self.views;
+        let stands = || views.newest().is_some_and(|view| OrderKey::of(&view) == *key);
+        tracing::info!(command = command.name(), "host command");
+        let outcome = carry_out(&self.host, command, before.as_deref(), stands).await;
+        match &outcome {
+            Outcome::Done(status) | Outcome::Failed(status, _) => self.saw(Some(status.clone()), key),
+            Outcome::Vanished(StatusAnswer::Known(status)) => self.saw(Some(status.clone()), key),
+            Outcome::Vanished(_) => self.saw(None, key),
+            Outcome::Refused(_) | Outcome::Busy | Outcome::NotStarted(_) => {
+                self.memory.asked_to_refresh = asked_before;
+                self.trouble = None;
+            }
+            Outcome::Interrupted | Outcome::Host(_) => {}
+        }
+        match &outcome {
+            Outcome::Done(_) => tracing::info!(command = command.name(), "host command succeeded"),
+            Outcome::Host(error) => tracing::warn!(command = command.name(), error = chain(error), "host command"),
+            Outcome::Failed(_, message) | Outcome::NotStarted(message) | Outcome::Refused(message) => {
+                tracing::warn!(command = command.name(), message, "host command failed");
+            }
+            Outcome::Vanished(_) => tracing::warn!(command = command.name(), "host command left no trace"),
+            Outcome::Interrupted | Outcome::Busy => {}
+        }
+        outcome
+    }
+
+    /// The host did not answer: tries again with back-off, tells after a while, and gives up on a dead socket.
+    pub(super) async fn host_failed(&mut self, key: &OrderKey, error: HostError) -> Result<Turn, AgentError> {
+        let now = Instant::now();
+        self.status_of = None;
+        let trouble = self.trouble.get_or_insert(Trouble { since: now, dead_since: None, calls: 0 });
+        trouble.calls = trouble.calls.saturating_add(1);
+        trouble.dead_since = error.socket_is_dead().then(|| trouble.dead_since.unwrap_or(now));
+        let calls = trouble.calls;
+        let lasted = now - trouble.since;
+        let dead_for = trouble.dead_since.map(|since| now - since);
+        tracing::warn!(error = chain(&error), calls, "the host does not answer");
+        if lasted >= TELL_AFTER {
+            let reach = Reach::Unreachable { reason: error.reason(), message: error.to_string() };
+            self.tell_unreachable(key, &reach).await;
+        }
+        match dead_for {
+            Some(dead_for) if dead_for >= SOCKET_DEAD => Err(AgentError::SocketDead(dead_for, error)),
+            _ => Ok(Turn::after(exponential(RETRY.0, RETRY.1, calls - 1))),
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The loop: look at the newest order and the host, take the step that the table names, report, wait for a change.
+//!
+//! Each turn carries out at most one host command and then decides anew, so a withdrawn or newer order is noticed between
+//! any two calls. Nothing here is a decision about what to do: those are pure functions in the modules beside.
+
+mod arm;
+mod facts;
+mod put;
+mod steps;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use models::agent_step::{Situation, Step, step};
+use models::shadow::HostState;
+use models::wire::ShadowView;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use crate::backoff::random;
+use crate::boot;
+use crate::config::Config;
+use crate::host::client::{HostClient, HostError};
+use crate::host::types::{OsInfo, UpdateState, UpdateStatus};
+use crate::memory::{Memory, OrderKey};
+use crate::report::{Reach, Word};
+use crate::server::Server;
+use crate::situation::{Facts, situation, standing};
+use crate::staging::Tries;
+use crate::stream::chain;
+use crate::views::{Known, Views};
+use arm::Ask;
+
+/// A host that took the order to reboot goes down within this time (units are stopped, with systemd's limit of 90 s each
+/// way). After it, the host did not reboot, and everything is looked at anew.
+const REBOOT_PATIENCE: Duration = Duration::from_secs(300);
+
+/// How often the boot id is looked at while a reboot is awaited. No host call.
+const BOOT_POLL: Duration = Duration::from_secs(1);
+
+/// How often a host in an update state that nobody knows, or armed by somebody else, is looked at again: nothing tells us
+/// when a person has put it right.
+const LOOK_AGAIN: Duration = Duration::from_secs(300);
+
+/// Why the agent ends itself.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// A client cannot be built.
+    #[error("cannot make the host's client")]
+    Client(#[source] reqwest::Error),
+    /// The socket is dead. A bind-mounted socket goes stale when the host's API server restarts, and only a new mount of
+    /// its path helps: the pod has to be started again.
+    #[error("the host's socket has been dead for {} s", .0.as_secs())]
+    SocketDead(Duration, #[source] HostError),
+}
+
+/// What the loop does after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Decides anew at once.
+    Again,
+    /// Waits until then, or for a change.
+    At(Instant),
+    /// Waits for a change.
+    Wait,
+}
+
+impl Turn {
+    fn after(wait: Duration) -> Self {
+        Self::At(Instant::now() + wait)
+    }
+}
+
+/// When an idle host looks for updates.
+#[derive(Debug)]
+struct Looks {
+    /// The last look that was tried.
+    last: Option<Instant>,
+    /// How many have failed in a row.
+    failures: u32,
+    /// Since when the order has been `Idle`.
+    idle_since: Option<Instant>,
+    /// Where in its range the first look falls.
+    random: f64,
+}
+
+impl Looks {
+    fn new() -> Self {
+        Self { last: None, failures: 0, idle_since: None, random: random() }
+    }
+}
+
+/// How long the host has not answered.
+#[derive(Debug)]
+struct Trouble {
+    since: Instant,
+    dead_since: Option<Instant>,
+    calls: u32,
+}
+
+/// Drives the host.
+#[derive(Debug)]
+pub struct Driver<'a> {
+    config: &'a Config,
+    host: HostClient,
+    server: &'a Server,
+    views: &'a Views,
+    changed: watch::Receiver<Known>,
+
+    // What is known of the running boot.
+    boot_id: String,
+    os: Option<OsInfo>,
+    status: Option<UpdateStatus>,
+    /// The order under which the status was read; none when it has to be read before it counts.
+    status_of: Option<OrderKey>,
+    memory: Memory,
+    looks: Looks,
+    /// When the host took our order to reboot.
+    rebooting: Option<Instant>,
+
+    // What is known of the order.
+    tries: Tries,
+    tries_of: Option<OrderKey>,
+    ask: Option<Ask>,
+
+    // Who does not answer.
+    trouble: Option<Trouble>,
+    busy: u32,
+    put_failures: u32,
+}
+
+impl<'a> Driver<'a> {
+    /// A driver that knows nothing yet.
+    pub fn new(config: &'a Config, host: HostClient, server: &'a Server, views: &'a Views) -> Self {
+        Self {
+            config,
+            host,
+            server,
+            views,
+            changed: views.subscribe(),
+            boot_id: String::new(),
+            os: None,
+            status: None,
+            status_of: None,
+            memory: Memory::default(),
+            looks: Looks::new(),
+            rebooting: None,
+            tries: Tries::default(),
+            tries_of: None,
+            ask: None,
+            trouble: None,
+            busy: 0,
+            put_failures: 0,
+        }
+    }
+
+    /// Drives the host for ever.
+    ///
+    /// # Errors
+    ///
+    /// When the host's socket has been dead for long, outside a reboot that we ordered.
+    pub async fn run(mut self) -> Result<Infallible, AgentError> {
+        loop {
+            match self.turn().await? {
+                // The stream shares our task's thread and must get its share.
+                Turn::Again => tokio::task::yield_now().await,
+                Turn::At(time) => tokio::select! {
+                    () = sleep_until(time) => {}
+                    _ = self.changed.changed() => {}
+                },
+                Turn::Wait => {
+                    let _ = self.changed.changed().await;
+                }
+            }
+        }
+    }
+
+    async fn turn(&mut self) -> Result<Turn, AgentError> {
+        self.changed.mark_unchanged();
+        match boot::read(&self.config.boot_id_file) {
+            Ok(boot_id) if boot_id == self.boot_id => {}
+            Ok(boot_id) => self.begin_boot(boot_id),
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "the boot is not known");
+                return Ok(Turn::after(BOOT_POLL));
+            }
+        }
+        if let Some(since) = self.rebooting {
+            if since.elapsed() < REBOOT_PATIENCE {
+                return Ok(Turn::after(BOOT_POLL));
+            }
+            tracing::warn!("the host took the order to reboot, but still runs");
+            self.rebooting = None;
+            self.status_of = None;
+        }
+        let Some(view) = self.views.newest() else { return Ok(Turn::Wait) };
+        let key = OrderKey::of(&view);
+        if self.tries_of.as_ref() != Some(&key) {
+            tracing::info!(state = ?key.state, version = ?key.version, attempt = key.attempt.attempt, "order");
+            self.tries = Tries::default();
+            self.tries_of = Some(key.clone());
+        }
+        if key.state != HostState::Idle {
+            self.looks.idle_since = None;
+        }
+        match self.facts(&view, &key).await? {
+            Ok(facts) => self.act(&view, &key, &facts).await,
+            Err(turn) => Ok(turn),
+        }
+    }
+
+    /// Forgets everything of another boot.
+    fn begin_boot(&mut self, boot_id: String) {
+        tracing::info!(boot_id, "boot");
+        self.boot_id = boot_id;
+        self.os = None;
+        self.status = None;
+        self.status_of = None;
+        self.memory = Memory::default();
+        self.looks = Looks::new();
+        self.rebooting = None;
+        self.tries_of = None;
+        self.ask = None;
+        self.trouble = None;
+    }
+
+    async fn act(&mut self, view: &Arc<ShadowView>, key: &OrderKey, facts: &Facts) -> Result<Turn, AgentError> {
+        if let Some(UpdateStatus { state: UpdateState::Unknown(state), .. }) = &facts.status {
+            let reach = Reach::Unsupported(format!("the host's update state '{state}' is not known"));
+            let word = Word::Standing(view.status.report.state.unwrap_or_default());
+            self.status_of = None;
+            return Ok(self.tell(key, facts, &word, &reach, Turn::after(LOOK_AGAIN)).await);
+        }
+        let found = situation(view, facts, &self.memory);
+        let step = step(&found);
+        tracing::debug!(?found, ?step, "step");
+        let reach = reach(&found);
+        match step {
+            Step::Reached(HostState::Idle) => self.idle(view, key, facts).await,
+            Step::Reached(state) => Ok(self.tell(key, facts, &Word::Reached(state), &reach, Turn::Wait).await),
+            Step::Rest => Ok(self.tell(key, facts, &Word::Rest(standing(&found)), &reach, Turn::Wait).await),
+            Step::LeaveArmed => {
+                self.status_of = None;
+                let word = Word::Rest(HostState::Idle);
+                Ok(self.tell(key, facts, &word, &reach, Turn::after(LOOK_AGAIN)).await)
+            }
+            Step::Unsupported => {
+                let reach = Reach::Unsupported("the order is not understood by this version of the agent".to_owned());
+                Ok(self.tell(key, facts, &Word::Standing(standing(&found)), &reach, Turn::Wait).await)
+            }
+            Step::Fail(reason) => {
+                let message = steps::explain(reason, key, facts);
+                Ok(self.fail(key, facts, &found, reason, message).await)
+            }
+            Step::Deactivate => self.deactivate(key, facts, &found).await,
+            Step::Stage => self.stage(key, facts, &found).await,
+            Step::Arm => self.arm(key, facts, &found, false).await,
+            Step::RebootArmed => self.arm(key, facts, &found, true).await,
+        }
+    }
+}
+
+/// What the condition says of a host that answers.
+fn reach(found: &Situation) -> Reach {
+    use models::agent_step::{ArmedBy, Image};
+    if found.image == Image::Ready && found.armed_by == ArmedBy::Other { Reach::ArmedByOther } else { Reach::Answered }
+}

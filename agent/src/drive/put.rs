@@ -1,0 +1,113 @@
+//! Reporting: builds the agent's half and writes it until it is acknowledged.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::agent_step::{Boot, Order, Situation};
+use models::reason::FailureReason;
+use models::shadow::Failure;
+use models::wire::{AgentStatus, ShadowView};
+
+use super::{Driver, Turn, reach};
+use crate::backoff::{full_jitter, random};
+use crate::memory::OrderKey;
+use crate::report::{Reach, Word, build, build_unreachable, differs};
+use crate::server::Written;
+use crate::situation::{Facts, standing};
+use crate::stream::chain;
+
+/// Waits after a write that failed, as upper limits: the first and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+
+/// How often a report is rebuilt at once because the shadow changed under it.
+const REBUILDS: u32 = 4;
+
+/// How a report went.
+pub(super) enum Put {
+    /// It stands in the shadow, which is this one now.
+    Acknowledged(Arc<ShadowView>),
+    /// The order is another one now.
+    Moved,
+    /// It did not arrive, or nobody knows: again then.
+    Later(Turn),
+}
+
+impl Driver<'_> {
+    /// Reports under the order `key`, and writes nothing when nothing has changed.
+    pub(super) async fn report(&mut self, key: &OrderKey, facts: &Facts, word: &Word, reach: &Reach) -> Put {
+        let memory = self.memory.clone();
+        let make = |view: &ShadowView| {
+            build(&view.status, view.metadata.generation, facts, &memory, word, reach, Timestamp::now())
+        };
+        let put = self.put(key, make).await;
+        if let Put::Acknowledged(view) = &put
+            && view.status.report.armed.is_none()
+        {
+            self.memory.disarmed = false;
+        }
+        put
+    }
+
+    async fn put(&mut self, key: &OrderKey, make: impl Fn(&ShadowView) -> AgentStatus) -> Put {
+        for _ in 0..REBUILDS {
+            let Some(view) = self.views.newest().filter(|view| OrderKey::of(view) == *key) else {
+                return Put::Moved;
+            };
+            let new = make(&view);
+            if !differs(&view.status, &new) {
+                return Put::Acknowledged(view);
+            }
+            match self.server.put_status(&view.etag, &new).await {
+                Ok(Written::Stored(answer)) => {
+                    self.put_failures = 0;
+                    tracing::info!(state = ?new.report.state, armed = ?new.report.armed.map(|a| a.phase), "reported");
+                    self.views.answered((*answer).clone(), &view.etag);
+                    return Put::Acknowledged(Arc::new(*answer));
+                }
+                Ok(Written::Stale(answer)) => {
+                    tracing::debug!("the shadow changed under the report");
+                    self.views.answered(*answer, &view.etag);
+                }
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "the report did not arrive");
+                    break;
+                }
+            }
+        }
+        let wait = full_jitter(RETRY.0, RETRY.1, self.put_failures, random());
+        self.put_failures = self.put_failures.saturating_add(1);
+        Put::Later(Turn::after(wait))
+    }
+
+    /// Reports, and then does `then`.
+    pub(super) async fn tell(&mut self, key: &OrderKey, facts: &Facts, word: &Word, reach: &Reach, then: Turn) -> Turn {
+        match self.report(key, facts, word, reach).await {
+            Put::Acknowledged(_) => then,
+            Put::Moved => Turn::Again,
+            Put::Later(turn) => turn,
+        }
+    }
+
+    /// Says once, if it can, that the host does not answer.
+    pub(super) async fn tell_unreachable(&mut self, key: &OrderKey, reach: &Reach) {
+        let _ = self.put(key, |view| build_unreachable(&view.status, reach, Timestamp::now())).await;
+    }
+
+    /// Gives the attempt up.
+    pub(super) async fn fail(
+        &mut self,
+        key: &OrderKey,
+        facts: &Facts,
+        found: &Situation,
+        reason: FailureReason,
+        message: String,
+    ) -> Turn {
+        tracing::warn!(%reason, message, "the attempt failed");
+        let failure =
+            Failure { attempt: key.attempt.attempt, step: key.state, reason, message, time: Timestamp::now() };
+        let judges_a_boot = found.order == Order::Reboot && found.boot == Boot::Other;
+        let word = Word::Failed { failure, state: standing(found), judges_a_boot };
+        self.tell(key, facts, &word, &reach(found), Turn::Again).await
+    }
+}

@@ -1,0 +1,219 @@
+//! The steps that disrupt nothing: staging, disarming, and the look for updates of an idle host.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use models::agent_step::{Order, Situation};
+use models::reason::FailureReason;
+use models::shadow::HostState;
+use models::wire::ShadowView;
+use tokio::time::Instant;
+
+use super::{AgentError, Driver, Turn, reach};
+use crate::backoff::exponential;
+use crate::host::command::Outcome;
+use crate::host::types::{Command, UpdateState, UpdateStatus};
+use crate::memory::OrderKey;
+use crate::report::{Reach, Word};
+use crate::situation::{Facts, standing};
+use crate::staging::{Next, TRIES, next, until_next_look};
+
+/// How often an idle host looks for updates where policy does not say.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Waits after a host command that failed: the first and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Waits before the host looks again because it chose another version: the first and the longest.
+const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
+
+/// Waits after a command that the host's state did not allow, which somebody else must have changed.
+const REFUSED: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+
+const LEFT_NO_TRACE: &str = "the host's command ended without a trace";
+
+impl Driver<'_> {
+    /// Nothing is asked and nothing is armed: reports it, and looks for updates when policy says so.
+    pub(super) async fn idle(
+        &mut self,
+        view: &Arc<ShadowView>,
+        key: &OrderKey,
+        facts: &Facts,
+    ) -> Result<Turn, AgentError> {
+        let told = self.tell(key, facts, &Word::Reached(HostState::Idle), &Reach::Answered, Turn::Wait).await;
+        if told != Turn::Wait {
+            return Ok(told);
+        }
+        self.memory.armed = None;
+        let policy = view.spec.host.as_ref().and_then(|host| host.refresh_interval);
+        let interval = policy.map_or(REFRESH_INTERVAL, |interval| interval.0);
+        let since = *self.looks.idle_since.get_or_insert_with(Instant::now);
+        let looks = &self.looks;
+        let wait = until_next_look(interval, looks.last.is_some(), looks.failures, looks.random);
+        let due = looks.last.unwrap_or(since) + wait;
+        if Instant::now() < due {
+            return Ok(Turn::At(due));
+        }
+        self.look(key).await
+    }
+
+    async fn look(&mut self, key: &OrderKey) -> Result<Turn, AgentError> {
+        if let Some(turn) = self.read_status(key).await? {
+            return Ok(turn);
+        }
+        if self.status.as_ref().is_some_and(|status| {
+            !matches!(status.state, UpdateState::Idle | UpdateState::Available | UpdateState::Staged)
+        }) {
+            self.looks.last = Some(Instant::now());
+            return Ok(Turn::Again);
+        }
+        let failure = match self.command(Command::Refresh, key).await {
+            Outcome::Done(_) => None,
+            // The host's own record says why.
+            Outcome::Failed(..) => Some(None),
+            Outcome::Vanished(_) => Some(Some(LEFT_NO_TRACE.to_owned())),
+            Outcome::NotStarted(message) | Outcome::Refused(message) => Some(Some(message)),
+            Outcome::Busy => return Ok(self.busy()),
+            Outcome::Interrupted => return Ok(Turn::Again),
+            Outcome::Host(error) => return self.host_failed(key, error).await,
+        };
+        self.looks.last = Some(Instant::now());
+        self.looks.failures = if failure.is_some() { self.looks.failures.saturating_add(1) } else { 0 };
+        if let Some(message) = failure {
+            self.memory.refresh_failure = message;
+        }
+        Ok(Turn::Again)
+    }
+
+    /// Brings the wanted version onto the inactive partition set.
+    pub(super) async fn stage(&mut self, key: &OrderKey, facts: &Facts, found: &Situation) -> Result<Turn, AgentError> {
+        let Some(wanted) = &key.version else { return Ok(Turn::Wait) };
+        // A download takes long: what the shadow says of another boot must not stand that long.
+        let told = self.tell(key, facts, &Word::Standing(standing(found)), &reach(found), Turn::Wait).await;
+        if told != Turn::Wait {
+            return Ok(told);
+        }
+        match next(self.status.as_ref(), self.memory.chosen.as_ref(), wanted, &self.tries) {
+            Next::Fail(reason, message) => Ok(self.fail(key, facts, found, reason, message).await),
+            Next::Refresh => {
+                let outcome = self.command(Command::Refresh, key).await;
+                if let Outcome::Done(_) = outcome {
+                    self.looks.last = Some(Instant::now());
+                    self.looks.failures = 0;
+                    self.tries.looked = true;
+                    if self.memory.chosen.as_ref() == Some(wanted) {
+                        return Ok(Turn::Again);
+                    }
+                    self.tries.mismatch += 1;
+                    return Ok(Turn::after(exponential(LOOK.0, LOOK.1, self.tries.mismatch - 1)));
+                }
+                self.failed(key, outcome, |tries| &mut tries.refresh).await
+            }
+            Next::Prepare => {
+                let outcome = self.command(Command::Prepare, key).await;
+                match outcome {
+                    Outcome::Done(status) => {
+                        if self.memory.prepared.as_ref() != Some(&key.attempt) {
+                            self.wrong_image(&status);
+                        }
+                        Ok(Turn::Again)
+                    }
+                    outcome => {
+                        if let Outcome::Refused(_) = outcome {
+                            // What the last look chose is gone.
+                            self.memory.chosen = None;
+                        }
+                        self.failed(key, outcome, |tries| &mut tries.prepare).await
+                    }
+                }
+            }
+        }
+    }
+
+    /// The download succeeded and is not the version that was wanted. After a look of this order that is the host's
+    /// word; otherwise a release has come since the last look, and a new look tells more.
+    fn wrong_image(&mut self, status: &UpdateStatus) {
+        self.memory.chosen = None;
+        let recorded = status.staged_version().map_or("nothing".to_owned(), ToString::to_string);
+        let said = status.last.as_ref().map(|last| last.stderr.trim().to_owned()).unwrap_or_default();
+        self.tries.message = format!("the host recorded {recorded} and said: {said}");
+        tracing::warn!(message = self.tries.message, "the host wrote another image");
+        if self.tries.looked {
+            self.tries.wrong += 1;
+        }
+    }
+
+    /// Disarms what we armed.
+    pub(super) async fn deactivate(
+        &mut self,
+        key: &OrderKey,
+        facts: &Facts,
+        found: &Situation,
+    ) -> Result<Turn, AgentError> {
+        if self.tries.deactivate >= TRIES {
+            let message = self.tries.message.clone();
+            if found.order == Order::Stage {
+                return Ok(self.fail(key, facts, found, FailureReason::DeactivateFailed, message).await);
+            }
+            // A withdrawn order is tried for ever, visibly. What matters is the disarming, so the report may fail.
+            let word = Word::Standing(standing(found));
+            let _ = self.report(key, facts, &word, &Reach::DisarmFails(message)).await;
+        }
+        match self.command(Command::Deactivate, key).await {
+            Outcome::Done(status) if status.state != UpdateState::Ready => {
+                self.memory.armed = None;
+                self.memory.disarmed = true;
+                self.ask = None;
+                Ok(Turn::Again)
+            }
+            outcome => self.failed(key, outcome, |tries| &mut tries.deactivate).await,
+        }
+    }
+
+    /// A command did not do what it is for: counts it where it ran and failed, and says when to go on.
+    pub(super) async fn failed(
+        &mut self,
+        key: &OrderKey,
+        outcome: Outcome,
+        count: impl FnOnce(&mut crate::staging::Tries) -> &mut u32,
+    ) -> Result<Turn, AgentError> {
+        let message = match outcome {
+            Outcome::Done(status) => format!("the host reports success, but its update state is {:?}", status.state),
+            Outcome::Failed(_, message) | Outcome::NotStarted(message) => message,
+            Outcome::Vanished(_) => LEFT_NO_TRACE.to_owned(),
+            Outcome::Refused(_) => {
+                self.tries.refused = self.tries.refused.saturating_add(1);
+                return Ok(Turn::after(exponential(REFUSED.0, REFUSED.1, self.tries.refused - 1)));
+            }
+            Outcome::Busy => return Ok(self.busy()),
+            Outcome::Interrupted => return Ok(Turn::Again),
+            Outcome::Host(error) => return self.host_failed(key, error).await,
+        };
+        self.tries.message = message;
+        let failures = count(&mut self.tries);
+        *failures = failures.saturating_add(1);
+        let failures = *failures;
+        if failures >= TRIES && key.state != HostState::Idle {
+            return Ok(Turn::Again);
+        }
+        Ok(Turn::after(exponential(RETRY.0, RETRY.1, failures - 1)))
+    }
+}
+
+/// A failure that the table names, for a person.
+pub(super) fn explain(reason: FailureReason, key: &OrderKey, facts: &Facts) -> String {
+    let wanted = key.version.as_ref().map(ToString::to_string).unwrap_or_default();
+    let runs = &facts.os.version;
+    match reason {
+        FailureReason::BootFellBack => format!("the host was armed with {wanted}, rebooted, and runs {runs} again"),
+        FailureReason::RebootedByOther => format!("the host was rebooted before it was armed with {wanted}"),
+        FailureReason::BootedOtherVersion => format!("the host was to boot {wanted} and runs {runs}"),
+        FailureReason::HostArmedByOther => "an image that we did not arm is armed".to_owned(),
+        FailureReason::NotStaged => {
+            let staged = facts.status.as_ref().and_then(UpdateStatus::staged_version);
+            let staged = staged.map_or("nothing".to_owned(), ToString::to_string);
+            format!("the host is to boot {wanted}, but has {staged} staged, or not surely whole")
+        }
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,235 @@
+//! The closed list of calls to the host. Each has its own connection: the host closes idle ones after seconds, and a POST
+//! must never be repeated because a kept connection turned out to be dead.
+
+use std::path::Path;
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode};
+use serde_json::Value;
+
+use super::types::{Command, OsInfo, UpdateStatus};
+
+/// The host answers one request at a time and each within milliseconds; a time-out this long means that it hangs.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The longest answer that is read. A status with a verbose stderr has some kilobytes.
+const LONGEST_BODY: usize = 1024 * 1024;
+
+/// Why a call to the host did not get an answer that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// There is no socket.
+    #[error("the host's socket does not exist")]
+    SocketMissing(#[source] reqwest::Error),
+    /// Nobody listens on the socket.
+    #[error("nobody listens on the host's socket")]
+    ConnectionRefused(#[source] reqwest::Error),
+    /// The socket may not be opened: file permission, or SELinux.
+    #[error("the host's socket may not be opened")]
+    PermissionDenied(#[source] reqwest::Error),
+    /// Another failure before the request was sent.
+    #[error("cannot connect to the host's socket")]
+    Connect(#[source] reqwest::Error),
+    /// No answer in time.
+    #[error("the host did not answer in time")]
+    Timeout(#[source] reqwest::Error),
+    /// The connection ended before the answer did.
+    #[error("the host cut the connection")]
+    Cut(#[source] reqwest::Error),
+    /// An answer with a status or a body that cannot be used.
+    #[error("the host answered {status}: {text}")]
+    BadAnswer {
+        /// The HTTP status.
+        status: u16,
+        /// The beginning of the body.
+        text: String,
+    },
+}
+
+impl HostError {
+    /// The reason as one fixed word, for the condition `HostReachable`.
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::SocketMissing(_) => "SocketMissing",
+            Self::ConnectionRefused(_) => "ConnectionRefused",
+            Self::PermissionDenied(_) => "PermissionDenied",
+            Self::Timeout(_) => "Timeout",
+            Self::Connect(_) | Self::Cut(_) | Self::BadAnswer { .. } => "BadAnswer",
+        }
+    }
+
+    /// Whether the socket itself is dead, so that binding its path anew (a restart of the pod) can help.
+    pub const fn socket_is_dead(&self) -> bool {
+        matches!(self, Self::SocketMissing(_) | Self::ConnectionRefused(_))
+    }
+
+    /// Whether the request may have reached the host.
+    pub const fn may_have_arrived(&self) -> bool {
+        matches!(self, Self::Timeout(_) | Self::Cut(_) | Self::BadAnswer { .. })
+    }
+}
+
+/// The answer of `GET /updates/status`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StatusAnswer {
+    /// The host has not run a command in this boot.
+    Uninitialized,
+    /// A command runs, ours or somebody else's.
+    Busy,
+    /// The status.
+    Known(UpdateStatus),
+}
+
+/// The answer to a POST.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// It was taken; the outcome is in the status, later.
+    Accepted,
+    /// Another command runs; nothing was started.
+    Busy,
+    /// The host's update state does not allow it, or it lacks what the command works on; nothing was started.
+    Refused(String),
+    /// The host failed to start it.
+    Failed(String),
+}
+
+/// Speaks to the host.
+#[derive(Clone, Debug)]
+pub struct HostClient {
+    http: reqwest::Client,
+}
+
+impl HostClient {
+    /// A client for the socket at this path. Nothing is opened yet.
+    ///
+    /// # Errors
+    ///
+    /// When the HTTP client cannot be built.
+    pub fn new(socket: &Path) -> Result<Self, reqwest::Error> {
+        let http = reqwest::Client::builder()
+            .unix_socket(socket)
+            .no_proxy()
+            .http1_only()
+            .pool_max_idle_per_host(0)
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .timeout(TIMEOUT)
+            // TLS is never spoken on the socket; naming no root keeps the system's out of memory.
+            .tls_certs_only([])
+            .build()?;
+        Ok(Self { http })
+    }
+
+    /// `GET /os`: what runs.
+    ///
+    /// # Errors
+    ///
+    /// When the host does not answer, or with something else.
+    pub async fn os(&self) -> Result<OsInfo, HostError> {
+        let (status, body) = self.call(Method::GET, "/os").await?;
+        let info = (status == StatusCode::OK).then(|| json(&body)).flatten().and_then(|v| OsInfo::read(&v));
+        info.ok_or_else(|| bad(status, &body))
+    }
+
+    /// `GET /updates/status`: the update state, and how the last command ended.
+    ///
+    /// # Errors
+    ///
+    /// When the host does not answer, or with something else.
+    pub async fn update_status(&self) -> Result<StatusAnswer, HostError> {
+        let (status, body) = self.call(Method::GET, "/updates/status").await?;
+        match status {
+            StatusCode::OK => json(&body)
+                .and_then(|v| UpdateStatus::read(&v))
+                .map(StatusAnswer::Known)
+                .ok_or_else(|| bad(status, &body)),
+            StatusCode::NOT_FOUND => Ok(StatusAnswer::Uninitialized),
+            StatusCode::LOCKED => Ok(StatusAnswer::Busy),
+            _ => Err(bad(status, &body)),
+        }
+    }
+
+    /// Starts a command.
+    ///
+    /// # Errors
+    ///
+    /// When the host does not answer: the command may then have been started or not.
+    pub async fn start(&self, command: Command) -> Result<Posted, HostError> {
+        self.post(command.path()).await
+    }
+
+    /// `POST /actions/reboot`. The host checks nothing: it reboots in any update state.
+    ///
+    /// # Errors
+    ///
+    /// When the host does not answer, which may be because it reboots.
+    pub async fn reboot(&self) -> Result<Posted, HostError> {
+        self.post("/actions/reboot").await
+    }
+
+    async fn post(&self, path: &str) -> Result<Posted, HostError> {
+        let (status, body) = self.call(Method::POST, path).await?;
+        match status {
+            status if status.is_success() => Ok(Posted::Accepted),
+            StatusCode::LOCKED => Ok(Posted::Busy),
+            StatusCode::CONFLICT | StatusCode::NOT_FOUND => Ok(Posted::Refused(text(&body))),
+            StatusCode::INTERNAL_SERVER_ERROR => Ok(Posted::Failed(text(&body))),
+            _ => Err(bad(status, &body)),
+        }
+    }
+
+    async fn call(&self, method: Method, path: &str) -> Result<(StatusCode, Vec<u8>), HostError> {
+        tracing::debug!(%method, path, "calling the host");
+        let mut response =
+            self.http.request(method, format!("http://localhost{path}")).send().await.map_err(classify)?;
+        let status = response.status();
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(classify)? {
+            if body.len() + chunk.len() > LONGEST_BODY {
+                return Err(bad(status, b"an answer of more than 1 MiB"));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok((status, body))
+    }
+}
+
+fn json(body: &[u8]) -> Option<Value> {
+    serde_json::from_slice(body).ok()
+}
+
+fn text(body: &[u8]) -> String {
+    String::from_utf8_lossy(body).trim().chars().take(512).collect()
+}
+
+fn bad(status: StatusCode, body: &[u8]) -> HostError {
+    HostError::BadAnswer { status: status.as_u16(), text: text(body) }
+}
+
+fn classify(error: reqwest::Error) -> HostError {
+    use std::io::ErrorKind;
+    let kind = io_kind(&error);
+    if error.is_timeout() {
+        return HostError::Timeout(error);
+    }
+    if !error.is_connect() {
+        return HostError::Cut(error);
+    }
+    match kind {
+        Some(ErrorKind::NotFound) => HostError::SocketMissing(error),
+        Some(ErrorKind::ConnectionRefused) => HostError::ConnectionRefused(error),
+        Some(ErrorKind::PermissionDenied) => HostError::PermissionDenied(error),
+        _ => HostError::Connect(error),
+    }
+}
+
+fn io_kind(error: &reqwest::Error) -> Option<std::io::ErrorKind> {
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        if let Some(io) = inner.downcast_ref::<std::io::Error>() {
+            return Some(io.kind());
+        }
+        source = inner.source();
+    }
+    None
+}

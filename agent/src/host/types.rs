@@ -1,0 +1,229 @@
+//! What the host answers, read tolerantly: a field that is missing, new or of another type is never an error, so that an
+//! agent and a host of different age understand each other. Decisions then rest only on what was understood.
+
+use semver::Version;
+use serde_json::Value;
+
+/// The running system (`GET /os`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OsInfo {
+    /// The version that runs.
+    pub version: Version,
+    /// The variant, such as `aws-k8s-1.37`.
+    pub variant: String,
+    /// The architecture, such as `x86_64`.
+    pub arch: String,
+}
+
+impl OsInfo {
+    /// Reads the answer of `GET /os`; `None` when it names no version.
+    pub fn read(value: &Value) -> Option<Self> {
+        let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        Some(Self { version: version(value.get("version_id"))?, variant: text("variant_id"), arch: text("arch") })
+    }
+}
+
+/// The host's update state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpdateState {
+    /// Nothing to take, as far as the host knows.
+    Idle,
+    /// An update is chosen.
+    Available,
+    /// An image is on the inactive partition set.
+    Staged,
+    /// That image is armed: any reboot takes it.
+    Ready,
+    /// A state that this agent does not know.
+    Unknown(String),
+}
+
+/// A command that the host runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Command {
+    /// Look for updates.
+    Refresh,
+    /// Download the chosen update to the inactive partition set.
+    Prepare,
+    /// Arm it.
+    Activate,
+    /// Disarm it.
+    Deactivate,
+}
+
+impl Command {
+    /// The name in the host's record of its last command.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Refresh => "refresh",
+            Self::Prepare => "prepare",
+            Self::Activate => "activate",
+            Self::Deactivate => "deactivate",
+        }
+    }
+
+    /// The path that starts it.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Refresh => "/actions/refresh-updates",
+            Self::Prepare => "/actions/prepare-update",
+            Self::Activate => "/actions/activate-update",
+            Self::Deactivate => "/actions/deactivate-update",
+        }
+    }
+}
+
+/// The host's record of the last command that ran to its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommandRecord {
+    /// `refresh`, `prepare`, `activate` or `deactivate`.
+    pub kind: String,
+    /// `Success` or `Failed`.
+    pub status: String,
+    /// When it ended. Compared as it is, not understood: it only has to differ.
+    pub timestamp: String,
+    /// Its exit code, or the signal that ended it.
+    pub exit_status: Option<i64>,
+    /// All that it printed on stderr, also on success.
+    pub stderr: String,
+}
+
+impl CommandRecord {
+    /// Whether it is a record of this command.
+    pub fn is(&self, command: Command) -> bool {
+        self.kind == command.name()
+    }
+
+    /// Whether it says that the command succeeded.
+    pub fn succeeded(&self) -> bool {
+        self.status == "Success"
+    }
+
+    /// Why it failed, for a person.
+    pub fn message(&self) -> String {
+        let stderr = self.stderr.trim();
+        match (self.exit_status, stderr.is_empty()) {
+            (_, false) => stderr.to_owned(),
+            (Some(code), true) => format!("the host's {} ended with status {code} and said nothing", self.kind),
+            (None, true) => format!("the host's {} failed and said nothing", self.kind),
+        }
+    }
+}
+
+/// What the host recorded about the inactive partition set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Staging {
+    /// The version, where it is one.
+    pub version: Option<Version>,
+    /// Whether the next boot takes it.
+    pub next_to_boot: bool,
+}
+
+/// The answer of `GET /updates/status`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpdateStatus {
+    /// The state.
+    pub state: UpdateState,
+    /// All versions that the host may take, newest first, with the running and older ones.
+    pub available: Vec<Version>,
+    /// The version that the last refresh chose. It outlives a failed refresh, so by itself it says nothing.
+    pub chosen: Option<Version>,
+    /// The inactive partition set.
+    pub staging: Option<Staging>,
+    /// The last command.
+    pub last: Option<CommandRecord>,
+}
+
+impl UpdateStatus {
+    /// Reads an answer; `None` when it is not an object with a state.
+    pub fn read(value: &Value) -> Option<Self> {
+        let state = match value.get("update_state")?.as_str()? {
+            "Idle" => UpdateState::Idle,
+            "Available" => UpdateState::Available,
+            "Staged" => UpdateState::Staged,
+            "Ready" => UpdateState::Ready,
+            other => UpdateState::Unknown(other.to_owned()),
+        };
+        let available = value.get("available_updates").and_then(Value::as_array);
+        let last = value.get("most_recent_command").filter(|v| v.is_object()).map(|v| {
+            let text = |key: &str| v.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+            CommandRecord {
+                kind: text("cmd_type"),
+                status: text("cmd_status"),
+                timestamp: text("timestamp"),
+                exit_status: v.get("exit_status").and_then(Value::as_i64),
+                stderr: text("stderr"),
+            }
+        });
+        Some(Self {
+            state,
+            available: available.into_iter().flatten().filter_map(|v| version(Some(v))).collect(),
+            chosen: value.get("chosen_update").and_then(|v| version(v.get("version"))),
+            staging: value.get("staging_partition").filter(|v| v.is_object()).map(|v| Staging {
+                version: v.get("image").and_then(|image| version(image.get("version"))),
+                next_to_boot: v.get("next_to_boot").and_then(Value::as_bool).unwrap_or(false),
+            }),
+            last,
+        })
+    }
+
+    /// When the last command ended, as the host writes it.
+    pub fn timestamp(&self) -> Option<&str> {
+        self.last.as_ref().map(|last| last.timestamp.as_str())
+    }
+
+    /// The version recorded for the inactive partition set.
+    pub fn staged_version(&self) -> Option<&Version> {
+        self.staging.as_ref().and_then(|staging| staging.version.as_ref())
+    }
+}
+
+fn version(value: Option<&Value>) -> Option<Version> {
+    let text = value?.as_str()?;
+    Version::parse(text.strip_prefix('v').unwrap_or(text)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_real_answer_is_understood() {
+        let status = UpdateStatus::read(&json!({
+            "update_state": "Ready", "available_updates": ["1.20.5", "1.20.0"],
+            "chosen_update": {"arch": "x86_64", "version": "1.20.5", "variant": "aws-k8s-1.30"},
+            "active_partition": {"image": {"arch": "x86_64", "version": "1.20.0", "variant": "aws-k8s-1.30"}, "next_to_boot": false},
+            "staging_partition": {"image": {"arch": "x86_64", "version": "1.20.5", "variant": "aws-k8s-1.30"}, "next_to_boot": true},
+            "most_recent_command": {"cmd_type": "activate", "cmd_status": "Success", "timestamp": "2026-11-21T01:51:32.437592839Z", "exit_status": 0, "stderr": ""}
+        })).unwrap();
+        assert_eq!(status.state, UpdateState::Ready);
+        assert_eq!(status.available.len(), 2);
+        assert_eq!(status.staged_version(), Some(&Version::new(1, 20, 5)));
+        assert!(status.staging.as_ref().unwrap().next_to_boot);
+        assert!(status.last.as_ref().unwrap().is(Command::Activate));
+        let os =
+            OsInfo::read(&json!({"arch": "x86_64", "version_id": "1.20.0", "variant_id": "aws-k8s-1.30"})).unwrap();
+        assert_eq!((os.version, os.arch.as_str()), (Version::new(1, 20, 0), "x86_64"));
+    }
+
+    #[test]
+    fn nothing_that_a_host_says_is_more_than_not_understood() {
+        for value in
+            [json!(null), json!(7), json!([]), json!({}), json!({"update_state": 3}), json!({"update_state": null})]
+        {
+            assert_eq!(UpdateStatus::read(&value), None, "{value}");
+            assert_eq!(OsInfo::read(&value), None, "{value}");
+        }
+        let strange = json!({
+            "update_state": "Melting", "available_updates": [1, null, "x", "1.0.0", {}], "chosen_update": [],
+            "staging_partition": {"image": 5, "next_to_boot": "perhaps"}, "most_recent_command": {"cmd_type": 9, "exit_status": "no"}
+        });
+        let status = UpdateStatus::read(&strange).unwrap();
+        assert_eq!(status.state, UpdateState::Unknown("Melting".into()));
+        assert_eq!(status.available, [Version::new(1, 0, 0)]);
+        assert_eq!(status.staging, Some(Staging { version: None, next_to_boot: false }));
+        assert!(!status.last.unwrap().succeeded());
+    }
+}

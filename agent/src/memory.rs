@@ -1,0 +1,186 @@
+//! What this process saw and did itself, in the running boot. None of it is needed to go on after a restart; with it, less
+//! is doubted.
+
+use models::shadow::{BottlerocketShadowSpec, HostState};
+use models::wire::ShadowView;
+use semver::Version;
+
+use crate::host::types::{Command, UpdateState, UpdateStatus};
+
+/// One attempt on one shadow. A shadow that was made anew counts its attempts from the start again, hence the uid.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AttemptKey {
+    /// The shadow's uid.
+    pub uid: String,
+    /// The attempt.
+    pub attempt: i64,
+}
+
+/// An order, as far as it decides what is done to the host. A go or a policy that changes is not another order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OrderKey {
+    /// Which attempt.
+    pub attempt: AttemptKey,
+    /// What is to be reached.
+    pub state: HostState,
+    /// With which version.
+    pub version: Option<Version>,
+    /// In which boot.
+    pub boot_id: Option<String>,
+}
+
+impl OrderKey {
+    /// The order in a shadow.
+    pub fn of(view: &ShadowView) -> Self {
+        let BottlerocketShadowSpec { state, version, attempt, boot_id, host: _, go: _ } = &view.spec;
+        Self {
+            attempt: AttemptKey { uid: view.metadata.uid.clone(), attempt: *attempt },
+            state: *state,
+            version: version.clone(),
+            boot_id: boot_id.clone(),
+        }
+    }
+}
+
+/// What this process saw and did in the running boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// The attempt whose image this process saw written whole, with no prepare failed since.
+    pub prepared: Option<AttemptKey>,
+    /// The attempt for which this process told the host to arm.
+    pub armed: Option<AttemptKey>,
+    /// Whether this process disarmed the host and has not reported it yet.
+    pub disarmed: bool,
+    /// Whether this process told the host to look for updates.
+    pub asked_to_refresh: bool,
+    /// What the host chose at that look; absent when looking failed or nothing was chosen.
+    pub chosen: Option<Version>,
+    /// Why looking failed where the host has no record of it.
+    pub refresh_failure: Option<String>,
+}
+
+impl Memory {
+    /// Learns from a status that was just read, under this order.
+    pub fn learn(&mut self, status: &UpdateStatus, order: &OrderKey) {
+        let Some(last) = &status.last else { return };
+        if last.is(Command::Refresh) {
+            let found = last.succeeded() && status.state != UpdateState::Idle;
+            self.chosen = status.chosen.clone().filter(|_| found && self.asked_to_refresh);
+            self.refresh_failure = None;
+        }
+        if last.is(Command::Prepare) {
+            let whole = last.succeeded()
+                && order.version.as_ref().is_some_and(|wanted| {
+                    status.staged_version() == Some(wanted) && !wrote_another(&last.stderr, wanted)
+                });
+            if whole && matches!(status.state, UpdateState::Staged) {
+                self.prepared = Some(order.attempt.clone());
+            } else if !whole {
+                self.prepared = None;
+            }
+        }
+    }
+}
+
+/// Whether a prepare's own output says that it wrote another version than `wanted`, or nothing. The host records the
+/// version that it chose at its last look, but the downloader chooses anew; its output tells, where it says anything.
+pub fn wrote_another(stderr: &str, wanted: &Version) -> bool {
+    const STARTING: &str = "Starting update to ";
+    stderr.lines().any(|line| {
+        line.contains("No update required")
+            || line.split_once(STARTING).is_some_and(|(_, rest)| {
+                let word = rest.split_whitespace().next().unwrap_or_default().trim_start_matches('v');
+                let named =
+                    Version::parse(word).or_else(|_| Version::parse(word.trim_end_matches(['.', ',', ';', '"'])));
+                named.is_ok_and(|named| named != *wanted)
+            })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn order(attempt: i64) -> OrderKey {
+        OrderKey {
+            attempt: AttemptKey { uid: "s".into(), attempt },
+            state: HostState::StagedUpdate,
+            version: Some(Version::new(1, 20, 5)),
+            boot_id: Some("b".into()),
+        }
+    }
+
+    fn status(state: &str, staged: &str, kind: &str, outcome: &str, stderr: &str) -> UpdateStatus {
+        UpdateStatus::read(&json!({
+            "update_state": state, "chosen_update": {"version": "1.20.5"},
+            "staging_partition": {"image": {"version": staged}, "next_to_boot": false},
+            "most_recent_command": {"cmd_type": kind, "cmd_status": outcome, "timestamp": "t", "exit_status": 0, "stderr": stderr}
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_prepare_is_judged_by_its_own_words_where_it_has_any() {
+        let wanted = Version::new(1, 20, 5);
+        for good in [
+            "",
+            "Starting update to 1.20.5",
+            "x\nStarting update to 1.20.5\ndone",
+            "Starting update to v1.20.5.",
+            "Starting update to it",
+        ] {
+            assert!(!wrote_another(good, &wanted), "{good}");
+        }
+        for bad in [
+            "Starting update to 1.21.0",
+            "12:00 Starting update to 1.20.50 now",
+            "No update required",
+            "a\nNo update required\n",
+        ] {
+            assert!(wrote_another(bad, &wanted), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_image_is_trusted_until_a_prepare_fails() {
+        let mut memory = Memory::default();
+        memory.learn(&status("Staged", "1.20.5", "prepare", "Success", ""), &order(1));
+        assert_eq!(memory.prepared, Some(order(1).attempt));
+        memory.learn(&status("Staged", "1.20.5", "refresh", "Failed", ""), &order(1));
+        assert_eq!(memory.prepared, Some(order(1).attempt));
+        memory.learn(&status("Staged", "1.20.5", "prepare", "Failed", "out of space"), &order(1));
+        assert_eq!(memory.prepared, None);
+    }
+
+    #[test]
+    fn an_image_of_another_version_is_not_trusted() {
+        for status in [
+            status("Staged", "1.20.6", "prepare", "Success", ""),
+            status("Staged", "1.20.5", "prepare", "Success", "Starting update to 1.20.6"),
+            status("Staged", "1.20.5", "prepare", "Success", "No update required"),
+            status("Staged", "1.20.5", "activate", "Failed", ""),
+        ] {
+            let mut memory = Memory::default();
+            memory.learn(&status, &order(1));
+            assert_eq!(memory.prepared, None, "{status:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_look_that_succeeded_and_was_ours_chooses() {
+        let mut memory = Memory::default();
+        let good = status("Available", "1.20.5", "refresh", "Success", "");
+        memory.learn(&good, &order(1));
+        assert_eq!(memory.chosen, None, "somebody else's look may be old");
+        memory.asked_to_refresh = true;
+        memory.learn(&good, &order(1));
+        assert_eq!(memory.chosen, Some(Version::new(1, 20, 5)));
+        // A failed look leaves the old choice in the host's answer.
+        memory.learn(&status("Idle", "1.20.5", "refresh", "Failed", "no network"), &order(1));
+        assert_eq!(memory.chosen, None);
+        memory.learn(&status("Idle", "1.20.5", "refresh", "Success", ""), &order(1));
+        assert_eq!(memory.chosen, None);
+    }
+}

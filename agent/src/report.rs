@@ -1,0 +1,341 @@
+//! The agent's half of the status, built whole from what is stored and what is known now. One function, so that no two
+//! writes can take each other's fields away, and a restarted agent drops neither `failure` nor `armed`.
+
+use jiff::Timestamp;
+use models::condition::{Condition, set_condition};
+use models::shadow::{Armed, Failure, HOST_REACHABLE, HostState, OfferedUpdates};
+use models::wire::AgentStatus;
+
+use crate::host::types::{Command, UpdateState, UpdateStatus};
+use crate::memory::Memory;
+use crate::situation::Facts;
+
+/// Length limits of the shadow's schema, in characters.
+const LONGEST_MESSAGE: usize = 1024;
+const LONGEST_VARIANT: usize = 64;
+const LONGEST_ARCH: usize = 32;
+const MOST_VERSIONS: usize = 64;
+
+/// What a report says beside the facts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Word {
+    /// The order was carried out, and this state reached.
+    Reached(HostState),
+    /// Nothing is to be done for the order; the host is in this state.
+    Rest(HostState),
+    /// The order is being carried out, or cannot be; the host is in this state.
+    Standing(HostState),
+    /// What is about to be armed, or is armed.
+    Armed(Armed),
+    /// The attempt is given up.
+    Failed {
+        /// Why.
+        failure: Failure,
+        /// The host's state.
+        state: HostState,
+        /// Whether the failure judges how a new boot ended, so that nothing of ours is armed any more.
+        judges_a_boot: bool,
+    },
+}
+
+/// What the condition `HostReachable` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The host answers.
+    Answered,
+    /// It answers, but somebody else armed an image.
+    ArmedByOther,
+    /// It answers, but the order or its update state is not understood.
+    Unsupported(String),
+    /// It answers, but does not disarm what we armed.
+    DisarmFails(String),
+    /// It does not answer.
+    Unreachable {
+        /// One fixed word.
+        reason: &'static str,
+        /// For a person.
+        message: String,
+    },
+}
+
+/// Builds the report that answers `generation`.
+pub fn build(
+    stored: &AgentStatus,
+    generation: i64,
+    facts: &Facts,
+    memory: &Memory,
+    word: &Word,
+    reach: &Reach,
+    now: Timestamp,
+) -> AgentStatus {
+    let mut new = stored.clone();
+    let report = &mut new.report;
+    report.updates = offer(stored, facts, memory);
+    report.current_version = Some(facts.os.version.clone());
+    report.variant = Some(cut(&facts.os.variant, LONGEST_VARIANT));
+    report.arch = Some(cut(&facts.os.arch, LONGEST_ARCH));
+    report.boot_id = Some(facts.boot_id.clone());
+    let ready = facts.status.as_ref().is_some_and(|status| status.state == UpdateState::Ready);
+    if memory.disarmed && !ready {
+        report.armed = None;
+    }
+    match word {
+        Word::Reached(state) => {
+            report.state = Some(*state);
+            report.observed_generation = Some(generation);
+            match state {
+                HostState::Idle => report.armed = None,
+                HostState::RebootedIntoUpdate => {
+                    report.armed = None;
+                    report.failure = None;
+                }
+                HostState::StagedUpdate | HostState::Unknown => {}
+            }
+        }
+        Word::Rest(state) => {
+            report.state = Some(*state);
+            report.observed_generation = Some(generation);
+        }
+        Word::Standing(state) => report.state = Some(*state),
+        Word::Armed(armed) => {
+            report.state = Some(HostState::StagedUpdate);
+            report.armed = Some(armed.clone());
+        }
+        Word::Failed { failure, state, judges_a_boot } => {
+            report.state = Some(*state);
+            report.observed_generation = Some(generation);
+            report.failure = Some(Failure { message: cut(&failure.message, LONGEST_MESSAGE), ..failure.clone() });
+            if *judges_a_boot {
+                report.armed = None;
+            }
+        }
+    }
+    set_condition(&mut new.conditions, condition(reach, now));
+    new
+}
+
+/// Builds the report of a host that does not answer: all that is stored stays, and the condition says so.
+pub fn build_unreachable(stored: &AgentStatus, reach: &Reach, now: Timestamp) -> AgentStatus {
+    let mut new = stored.clone();
+    set_condition(&mut new.conditions, condition(reach, now));
+    new
+}
+
+/// Whether a report is worth a write. When the host looked for updates is not, by itself.
+pub fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
+    fn without_times(status: &AgentStatus) -> AgentStatus {
+        let mut status = status.clone();
+        if let Some(updates) = &mut status.report.updates {
+            updates.last_refresh = None;
+        }
+        status
+    }
+    stored != new && without_times(stored) != without_times(new)
+}
+
+/// What the host offers, as far as it can be believed.
+fn offer(stored: &AgentStatus, facts: &Facts, memory: &Memory) -> Option<OfferedUpdates> {
+    // What was offered in another boot is no offer of this one.
+    let same_boot = stored.report.boot_id.as_deref() == Some(facts.boot_id.as_str());
+    let reported = stored.report.updates.clone().filter(|_| same_boot);
+    let last = facts.status.as_ref().and_then(|status| Some((status, status.last.as_ref()?)));
+    let Some((status, last)) = last else {
+        // The host has not looked in this boot. Where it cannot even begin to, that is worth telling.
+        let failure = memory.refresh_failure.as_ref()?;
+        return Some(failing(reported.filter(|r| r.refresh_failure.is_some()).unwrap_or_default(), failure));
+    };
+    if last.is(Command::Refresh) && !last.succeeded() {
+        return Some(failing(reported.unwrap_or_default(), &last.message()));
+    }
+    if let Some(failure) = &memory.refresh_failure {
+        return Some(failing(reported.unwrap_or_default(), failure));
+    }
+    let looked = last.is(Command::Refresh);
+    let known = reported.unwrap_or_default();
+    Some(OfferedUpdates {
+        chosen_version: chosen(status),
+        available_versions: status.available.iter().take(MOST_VERSIONS).cloned().collect(),
+        last_refresh: if looked { last.timestamp.parse().ok() } else { known.last_refresh },
+        refresh_failure: if looked { None } else { known.refresh_failure },
+    })
+}
+
+/// The choice of a look that succeeded. In the state Idle it is a left-over of an earlier one.
+fn chosen(status: &UpdateStatus) -> Option<semver::Version> {
+    match status.state {
+        UpdateState::Available | UpdateState::Staged | UpdateState::Ready => status.chosen.clone(),
+        UpdateState::Idle | UpdateState::Unknown(_) => None,
+    }
+}
+
+/// An offer that cannot be confirmed stays as it was reported. The first message stays too: another wording of the next
+/// failure is no news.
+fn failing(mut reported: OfferedUpdates, failure: &str) -> OfferedUpdates {
+    reported.refresh_failure.get_or_insert_with(|| cut(failure, LONGEST_MESSAGE));
+    reported
+}
+
+fn condition(reach: &Reach, now: Timestamp) -> Condition {
+    let (holds, reason, message) = match reach {
+        Reach::Answered => (true, "Answered", String::new()),
+        Reach::ArmedByOther => (true, "HostArmedByOther", "an image that we did not arm is armed".to_owned()),
+        Reach::Unsupported(what) => (true, "UnsupportedState", what.clone()),
+        Reach::DisarmFails(message) => (true, "DeactivateFailed", message.clone()),
+        Reach::Unreachable { reason, message } => (false, *reason, message.clone()),
+    };
+    Condition {
+        type_: HOST_REACHABLE.to_owned(),
+        status: holds.into(),
+        reason: reason.to_owned(),
+        message: cut(&message, LONGEST_MESSAGE),
+        last_transition_time: now,
+        observed_generation: None,
+    }
+}
+
+fn cut(text: &str, longest: usize) -> String {
+    text.chars().take(longest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use models::condition::{ConditionStatus, find_condition};
+    use models::reason::FailureReason;
+    use models::shadow::ArmedPhase;
+
+    use super::*;
+    use crate::situation::tests::{NEW, OLD, armed, facts, view};
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    fn stored() -> AgentStatus {
+        view(HostState::Idle).status
+    }
+
+    fn built(stored: &AgentStatus, facts: &Facts, word: &Word) -> AgentStatus {
+        build(stored, 7, facts, &Memory::default(), word, &Reach::Answered, NOW)
+    }
+
+    fn failure() -> Failure {
+        Failure {
+            attempt: 3,
+            step: HostState::RebootedIntoUpdate,
+            reason: FailureReason::BootFellBack,
+            message: "x".repeat(5000),
+            time: NOW,
+        }
+    }
+
+    #[test]
+    fn a_report_keeps_what_it_does_not_speak_of() {
+        let mut stored = stored();
+        stored.report.armed = Some(armed(3, "b1", ArmedPhase::Activated));
+        stored.report.failure = Some(failure());
+        let found = facts("b1", OLD, None, ("", ""));
+        let new = built(&stored, &found, &Word::Standing(HostState::Idle));
+        assert_eq!(new.report.armed, stored.report.armed);
+        assert_eq!(new.report.failure, stored.report.failure);
+        assert_eq!(new.report.observed_generation, None);
+        let unreachable = Reach::Unreachable { reason: "Timeout", message: String::new() };
+        let new = build_unreachable(&stored, &unreachable, NOW);
+        assert_eq!(new.report, stored.report);
+        let condition = find_condition(&new.conditions, HOST_REACHABLE).unwrap();
+        assert_eq!((condition.status, condition.reason.as_str()), (ConditionStatus::False, "Timeout"));
+    }
+
+    #[test]
+    fn armed_goes_only_when_the_host_is_disarmed_or_a_new_boot_is_judged() {
+        let mut stored = stored();
+        stored.report.armed = Some(armed(3, "b1", ArmedPhase::Activated));
+        let ready = facts("b1", OLD, Some("Ready"), ("activate", "Success"));
+        let back = facts("b2", OLD, None, ("", ""));
+        let staged = facts("b1", OLD, Some("Staged"), ("deactivate", "Success"));
+        let fail = |judges_a_boot| Word::Failed { failure: failure(), state: HostState::Idle, judges_a_boot };
+        for (word, facts, goes) in [
+            (Word::Reached(HostState::Idle), &staged, true),
+            (Word::Reached(HostState::RebootedIntoUpdate), &back, true),
+            (fail(true), &back, true),
+            (fail(false), &ready, false),
+            (Word::Reached(HostState::StagedUpdate), &staged, false),
+            (Word::Rest(HostState::Idle), &staged, false),
+            (Word::Standing(HostState::Idle), &staged, false),
+        ] {
+            assert_eq!(built(&stored, facts, &word).report.armed.is_none(), goes, "{word:?}");
+        }
+        let memory = Memory { disarmed: true, ..Memory::default() };
+        let word = Word::Standing(HostState::Idle);
+        assert_eq!(build(&stored, 7, &staged, &memory, &word, &Reach::Answered, NOW).report.armed, None);
+        assert!(build(&stored, 7, &ready, &memory, &word, &Reach::Answered, NOW).report.armed.is_some());
+    }
+
+    #[test]
+    fn an_order_is_acknowledged_when_it_is_carried_out_given_up_or_needs_nothing() {
+        let found = facts("b1", OLD, None, ("", ""));
+        let fail = Word::Failed { failure: failure(), state: HostState::Idle, judges_a_boot: false };
+        for (word, acknowledges) in [
+            (Word::Reached(HostState::Idle), true),
+            (Word::Rest(HostState::Idle), true),
+            (fail, true),
+            (Word::Standing(HostState::Idle), false),
+            (Word::Armed(armed(3, "b1", ArmedPhase::Arming)), false),
+        ] {
+            let new = built(&stored(), &found, &word);
+            assert_eq!(new.report.observed_generation == Some(7), acknowledges, "{word:?}");
+            let message = new.report.failure.map(|f| f.message.len());
+            assert!(message.is_none_or(|length| length == LONGEST_MESSAGE));
+        }
+    }
+
+    #[test]
+    fn a_failed_look_keeps_the_reported_offer_and_tells_once() {
+        let good = facts("b1", OLD, Some("Available"), ("refresh", "Success"));
+        let first = built(&stored(), &good, &Word::Reached(HostState::Idle));
+        let offered = first.report.updates.clone().unwrap();
+        assert_eq!(offered.chosen_version, Some(NEW));
+        assert_eq!(offered.available_versions, [NEW, OLD]);
+        assert!(offered.last_refresh.is_some());
+
+        let failed = facts("b1", OLD, Some("Idle"), ("refresh", "Failed"));
+        let second = built(&first, &failed, &Word::Reached(HostState::Idle));
+        let kept = second.report.updates.clone().unwrap();
+        assert_eq!(kept.chosen_version, Some(NEW));
+        assert!(kept.refresh_failure.is_some() && kept.last_refresh == offered.last_refresh);
+        assert!(differs(&first, &second));
+        assert!(!differs(&second, &built(&second, &failed, &Word::Reached(HostState::Idle))));
+
+        let third = built(&second, &good, &Word::Reached(HostState::Idle));
+        assert_eq!(third.report.updates.unwrap().refresh_failure, None);
+    }
+
+    #[test]
+    fn an_offer_does_not_outlive_its_boot() {
+        let good = facts("b1", OLD, Some("Available"), ("refresh", "Success"));
+        let before = built(&stored(), &good, &Word::Reached(HostState::Idle));
+        let after = built(&before, &facts("b2", NEW, None, ("", "")), &Word::Reached(HostState::RebootedIntoUpdate));
+        assert_eq!(after.report.updates, None);
+        assert_eq!(after.report.current_version, Some(NEW));
+        let failed = facts("b2", NEW, Some("Idle"), ("refresh", "Failed"));
+        let failed = built(&before, &failed, &Word::Rest(HostState::Idle)).report.updates.unwrap();
+        assert!(failed.chosen_version.is_none() && failed.refresh_failure.is_some());
+    }
+
+    #[test]
+    fn an_idle_host_offers_nothing_whatever_it_remembers() {
+        let idle = facts("b1", OLD, Some("Idle"), ("refresh", "Success"));
+        let new = built(&stored(), &idle, &Word::Reached(HostState::Idle));
+        assert_eq!(new.report.updates.unwrap().chosen_version, None);
+    }
+
+    #[test]
+    fn looking_again_with_the_same_outcome_is_no_news() {
+        let good = facts("b1", OLD, Some("Available"), ("refresh", "Success"));
+        let first = built(&stored(), &good, &Word::Reached(HostState::Idle));
+        let mut later = good;
+        if let Some(last) = later.status.as_mut().and_then(|s| s.last.as_mut()) {
+            last.timestamp = "2026-11-22T01:51:32Z".into();
+        }
+        let second = built(&first, &later, &Word::Reached(HostState::Idle));
+        assert_ne!(first, second);
+        assert!(!differs(&first, &second));
+    }
+}

@@ -1,0 +1,282 @@
+//! The client of the web API: one stream, and one kind of write.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use models::names::{TRUST_CA_KEY, TRUST_GO_KEYS};
+use models::wire::{AgentStatus, Problem, ShadowView};
+use reqwest::header::{CONTENT_TYPE, IF_MATCH};
+use reqwest::{Certificate, Client, Response, StatusCode};
+use tokio::time::timeout;
+
+use crate::config::Config;
+
+/// Connecting, with the proxy and TLS.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// From a request to the head of its answer, or to the whole answer of a write.
+const ANSWER: Duration = Duration::from_secs(15);
+
+/// The longest line of the stream and the longest answer. A shadow as its agent sees it is below 100 KiB by its schema.
+const LONGEST: usize = 1024 * 1024;
+
+/// How long an unused connection is kept: a step of an update is followed by the next within seconds, or by hours.
+const KEEP_IDLE: Duration = Duration::from_secs(20);
+
+/// Why the web API did not give what was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The CA bundle cannot be read (yet).
+    #[error("cannot read the CA bundle {0}")]
+    NoTrust(PathBuf, #[source] std::io::Error),
+    /// The CA bundle holds no certificate that can be used.
+    #[error("the CA bundle holds no usable certificate")]
+    BadTrust,
+    /// The CA bundle or the client's settings are refused.
+    #[error("cannot make a client")]
+    Client(#[source] reqwest::Error),
+    /// Our own token cannot be read.
+    #[error("cannot read the token {0}")]
+    NoToken(PathBuf, #[source] std::io::Error),
+    /// The request failed on its way.
+    #[error("the web API cannot be reached")]
+    Transport(#[source] reqwest::Error),
+    /// No answer in time.
+    #[error("the web API did not answer in time")]
+    Timeout,
+    /// The stream fell silent.
+    #[error("the stream fell silent")]
+    Silent,
+    /// The web API refused.
+    #[error("the web API answered {status}: {text}")]
+    Refused {
+        /// The HTTP status.
+        status: u16,
+        /// What it said.
+        text: String,
+    },
+    /// An answer or a line that is too long.
+    #[error("the web API sent more than {LONGEST} bytes at once")]
+    TooLong,
+    /// An answer that is no shadow.
+    #[error("the web API's answer is not understood")]
+    NotUnderstood(#[source] serde_json::Error),
+}
+
+/// The answer to a write.
+#[derive(Debug)]
+pub enum Written {
+    /// It was stored; this is the shadow now.
+    Stored(Box<ShadowView>),
+    /// It was not: the agent's half, or what is asked, has changed. This is the shadow now.
+    Stale(Box<ShadowView>),
+}
+
+/// Speaks to the web API.
+#[derive(Debug)]
+pub struct Server {
+    address: String,
+    token_file: PathBuf,
+    trust_dir: PathBuf,
+    /// The client, and the CA bundle that it was made with.
+    client: RefCell<Option<(Vec<u8>, Client)>>,
+}
+
+impl Server {
+    /// A client as configured. Nothing is read or opened yet.
+    pub fn new(config: &Config) -> Self {
+        Self {
+            address: format!("{}/v1/nodes/{}/shadow", config.server_url.trim_end_matches('/'), config.node_name),
+            token_file: config.token_file.clone(),
+            trust_dir: config.trust_dir.clone(),
+            client: RefCell::new(None),
+        }
+    }
+
+    /// Opens the stream.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be opened.
+    pub async fn watch(&self) -> Result<Lines, ServerError> {
+        let request = self.client()?.get(format!("{}/watch", self.address)).bearer_auth(self.token()?);
+        let answer = timeout(ANSWER, request.send()).await.map_err(|_| ServerError::Timeout)?;
+        let mut response = answer.map_err(ServerError::Transport)?;
+        if response.status() != StatusCode::OK {
+            return Err(refusal(&mut response).await);
+        }
+        Ok(Lines { response, buffer: Buffer::default() })
+    }
+
+    /// Writes the agent's half of the status, if the shadow is still the one with this etag.
+    ///
+    /// # Errors
+    ///
+    /// When there is no answer, or a refusal: the write may then have happened or not.
+    pub async fn put_status(&self, etag: &str, status: &AgentStatus) -> Result<Written, ServerError> {
+        let body = serde_json::to_vec(status).map_err(ServerError::NotUnderstood)?;
+        let request = self
+            .client()?
+            .put(format!("{}/status", self.address))
+            .bearer_auth(self.token()?)
+            .header(IF_MATCH, etag)
+            .header(CONTENT_TYPE, "application/json")
+            .body(body);
+        let answer = async {
+            let mut response = request.send().await.map_err(ServerError::Transport)?;
+            let status = response.status();
+            if status != StatusCode::OK && status != StatusCode::PRECONDITION_FAILED {
+                return Err(refusal(&mut response).await);
+            }
+            let body = read(&mut response).await?;
+            let view = serde_json::from_slice(&body).map_err(ServerError::NotUnderstood)?;
+            Ok(if status == StatusCode::OK { Written::Stored(view) } else { Written::Stale(view) })
+        };
+        timeout(ANSWER, answer).await.map_err(|_| ServerError::Timeout)?
+    }
+
+    /// Our own token, as it is now: the kubelet renews the file.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read.
+    pub fn token(&self) -> Result<String, ServerError> {
+        match std::fs::read_to_string(&self.token_file) {
+            Ok(token) => Ok(token.trim().to_owned()),
+            Err(error) => Err(ServerError::NoToken(self.token_file.clone(), error)),
+        }
+    }
+
+    /// The public keys of gos, as they are now; empty while there are none.
+    pub fn go_keys(&self) -> String {
+        std::fs::read_to_string(self.trust_dir.join(TRUST_GO_KEYS)).unwrap_or_default()
+    }
+
+    /// The client for the CA bundle as it is now.
+    fn client(&self) -> Result<Client, ServerError> {
+        let bundle = read_bundle(&self.trust_dir)?;
+        let mut kept = self.client.borrow_mut();
+        if let Some((of, client)) = kept.as_ref()
+            && *of == bundle
+        {
+            return Ok(client.clone());
+        }
+        let authorities = Certificate::from_pem_bundle(&bundle).map_err(ServerError::Client)?;
+        if authorities.is_empty() {
+            return Err(ServerError::BadTrust);
+        }
+        let client = Client::builder()
+            .https_only(true)
+            .http1_only()
+            .tls_certs_only(authorities)
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT)
+            .pool_max_idle_per_host(1)
+            .pool_idle_timeout(KEEP_IDLE)
+            .build()
+            .map_err(ServerError::Client)?;
+        *kept = Some((bundle, client.clone()));
+        Ok(client)
+    }
+}
+
+fn read_bundle(trust_dir: &Path) -> Result<Vec<u8>, ServerError> {
+    let file = trust_dir.join(TRUST_CA_KEY);
+    std::fs::read(&file).map_err(|error| ServerError::NoTrust(file, error))
+}
+
+async fn read(response: &mut Response) -> Result<Vec<u8>, ServerError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(ServerError::Transport)? {
+        if body.len() + chunk.len() > LONGEST {
+            return Err(ServerError::TooLong);
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+async fn refusal(response: &mut Response) -> ServerError {
+    let status = response.status();
+    let body = match timeout(ANSWER, read(response)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(error)) => return error,
+        Err(_) => return ServerError::Timeout,
+    };
+    let text = match serde_json::from_slice::<Problem>(&body) {
+        Ok(problem) => format!("{} {}", problem.title, problem.detail.unwrap_or_default()).trim().to_owned(),
+        Err(_) => status.canonical_reason().unwrap_or("no reason given").to_owned(),
+    };
+    ServerError::Refused { status: status.as_u16(), text: text.chars().take(512).collect() }
+}
+
+/// The lines of the stream.
+#[derive(Debug)]
+pub struct Lines {
+    response: Response,
+    buffer: Buffer,
+}
+
+impl Lines {
+    /// The next line, or `None` at the end of the stream.
+    ///
+    /// # Errors
+    ///
+    /// When the connection breaks, or a line is too long.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, ServerError> {
+        loop {
+            if let Some(line) = self.buffer.line() {
+                return Ok(Some(line));
+            }
+            match self.response.chunk().await.map_err(ServerError::Transport)? {
+                Some(chunk) => self.buffer.push(&chunk)?,
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+/// Bytes that have arrived and are not yet a line.
+#[derive(Debug, Default)]
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    fn push(&mut self, bytes: &[u8]) -> Result<(), ServerError> {
+        if self.0.len() + bytes.len() > LONGEST {
+            return Err(ServerError::TooLong);
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Takes the next whole line that is not empty.
+    fn line(&mut self) -> Option<Vec<u8>> {
+        loop {
+            let end = self.0.iter().position(|byte| *byte == b'\n')?;
+            let rest = self.0.split_off(end + 1);
+            let mut line = std::mem::replace(&mut self.0, rest);
+            line.truncate(end);
+            if !line.iter().all(u8::is_ascii_whitespace) {
+                return Some(line);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_whole_however_they_arrive_and_never_endless() {
+        let mut buffer = Buffer::default();
+        buffer.push(b"{\"a\":1}\n\n{\"b\"").unwrap();
+        assert_eq!(buffer.line().as_deref(), Some(&b"{\"a\":1}"[..]));
+        assert_eq!(buffer.line(), None);
+        buffer.push(b":2}\r\n").unwrap();
+        assert_eq!(buffer.line().as_deref(), Some(&b"{\"b\":2}\r"[..]));
+        assert_eq!(buffer.line(), None);
+        assert!(matches!(buffer.push(&vec![b'x'; LONGEST + 1]), Err(ServerError::TooLong)));
+    }
+}

@@ -1,0 +1,237 @@
+//! From facts to the row of the step table: the order as we understand it, and the host as it answered.
+
+use models::agent_step::{self, ArmedBy, Boot, Image, Order, Running, Situation};
+use models::shadow::{Armed, HostState};
+use models::wire::{AgentStatus, ShadowView};
+use semver::Version;
+
+use crate::host::types::{OsInfo, UpdateState, UpdateStatus};
+use crate::memory::{AttemptKey, Memory, OrderKey};
+
+/// What is known of the host, all of it of the running boot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// The system that runs.
+    pub os: OsInfo,
+    /// The boot that runs.
+    pub boot_id: String,
+    /// The update status; absent while the host has run no command in this boot.
+    pub status: Option<UpdateStatus>,
+}
+
+/// The situation under the order in `view`. The host's update state is one that is known.
+pub fn situation(view: &ShadowView, facts: &Facts, memory: &Memory) -> Situation {
+    let key = OrderKey::of(view);
+    let report = &view.status.report;
+    let ordered_boot = key.boot_id.as_deref().unwrap_or(&facts.boot_id);
+    Situation {
+        order: order(&key),
+        failed: report.failure.as_ref().is_some_and(|failure| failure.attempt == key.attempt.attempt),
+        boot: if ordered_boot == facts.boot_id { Boot::Same } else { Boot::Other },
+        image: image(facts.status.as_ref(), &key, memory),
+        armed_by: armed_by(report.armed.as_ref(), &facts.boot_id, &key.attempt, memory),
+        mark: agent_step::mark(report.armed.as_ref(), ordered_boot, key.attempt.attempt),
+        running: running(&facts.os.version, key.version.as_ref(), &view.status, ordered_boot),
+    }
+}
+
+/// What is asked. An order without the version or the boot that it is about is none that we could carry out.
+fn order(key: &OrderKey) -> Order {
+    let complete = key.version.is_some() && key.boot_id.is_some();
+    match key.state {
+        HostState::Idle => Order::Idle,
+        HostState::StagedUpdate if complete => Order::Stage,
+        HostState::RebootedIntoUpdate if complete => Order::Reboot,
+        HostState::StagedUpdate | HostState::RebootedIntoUpdate | HostState::Unknown => Order::Unknown,
+    }
+}
+
+/// What stands on the inactive partition set. A staged image is trusted when this process saw it written whole for this
+/// attempt, or (the memory learns it from the status) when the host's last command is a prepare that wrote it.
+fn image(status: Option<&UpdateStatus>, key: &OrderKey, memory: &Memory) -> Image {
+    let Some(status) = status else { return Image::Nothing };
+    match status.state {
+        UpdateState::Idle | UpdateState::Available | UpdateState::Unknown(_) => Image::Nothing,
+        UpdateState::Ready => Image::Ready,
+        UpdateState::Staged => {
+            let wanted = key.version.is_some() && status.staged_version() == key.version.as_ref();
+            let trusted = memory.prepared.as_ref() == Some(&key.attempt);
+            if wanted && trusted { Image::Staged } else { Image::Doubtful }
+        }
+    }
+}
+
+/// Who armed what is armed: by the report, or by this process where its report may not have arrived.
+fn armed_by(armed: Option<&Armed>, boot_id: &str, attempt: &AttemptKey, memory: &Memory) -> ArmedBy {
+    let reported = agent_step::armed_by(armed, boot_id, attempt.attempt);
+    match (&memory.armed, reported) {
+        (Some(own), _) if own == attempt => ArmedBy::ThisAttempt,
+        (_, ArmedBy::ThisAttempt) => ArmedBy::ThisAttempt,
+        (Some(_), _) | (None, ArmedBy::OlderAttempt) => ArmedBy::OlderAttempt,
+        (None, ArmedBy::Other) => ArmedBy::Other,
+    }
+}
+
+/// Which version runs. The old one is the one that was reported in the boot that the order names.
+fn running(version: &Version, wanted: Option<&Version>, stored: &AgentStatus, ordered_boot: &str) -> Running {
+    let report = &stored.report;
+    if Some(version) == wanted {
+        Running::Wanted
+    } else if report.boot_id.as_deref() == Some(ordered_boot) && report.current_version.as_ref() == Some(version) {
+        Running::Old
+    } else {
+        Running::Third
+    }
+}
+
+/// The state that a host is in by itself, for reports that carry no order out.
+pub fn standing(situation: &Situation) -> HostState {
+    match (situation.order, situation.running, situation.image) {
+        (Order::Stage | Order::Reboot, Running::Wanted, _) => HostState::RebootedIntoUpdate,
+        (Order::Stage | Order::Reboot, _, Image::Staged) => HostState::StagedUpdate,
+        (Order::Stage | Order::Reboot, _, Image::Ready) if situation.armed_by == ArmedBy::ThisAttempt => {
+            HostState::StagedUpdate
+        }
+        _ => HostState::Idle,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use models::agent_step::{Mark, Step, step};
+    use models::reason::FailureReason;
+    use models::shadow::{ArmedPhase, BottlerocketShadowSpec, Failure};
+    use models::wire::ShadowMetadata;
+    use serde_json::json;
+
+    use super::*;
+
+    pub(crate) const OLD: Version = Version::new(1, 20, 0);
+    pub(crate) const NEW: Version = Version::new(1, 20, 5);
+
+    pub(crate) fn facts(boot: &str, version: Version, state: Option<&str>, last: (&str, &str)) -> Facts {
+        let os = OsInfo { version, variant: "aws-k8s-1.30".into(), arch: "x86_64".into() };
+        let staged = matches!(state, Some("Staged" | "Ready"));
+        let status = state.and_then(|state| {
+            UpdateStatus::read(&json!({
+                "update_state": state, "available_updates": ["1.20.5", "1.20.0"], "chosen_update": {"version": "1.20.5"},
+                "staging_partition": staged.then(|| json!({"image": {"version": "1.20.5"}, "next_to_boot": state == "Ready"})),
+                "most_recent_command": {"cmd_type": last.0, "cmd_status": last.1, "timestamp": "2026-11-21T01:51:32Z", "exit_status": 0, "stderr": ""}
+            }))
+        });
+        Facts { os, boot_id: boot.into(), status }
+    }
+
+    pub(crate) fn view(state: HostState) -> ShadowView {
+        let mut view = ShadowView {
+            metadata: ShadowMetadata { uid: "s".into(), generation: 7 },
+            etag: "e".into(),
+            spec: BottlerocketShadowSpec { state, attempt: 3, ..BottlerocketShadowSpec::default() },
+            status: AgentStatus::default(),
+        };
+        if state != HostState::Idle {
+            view.spec.version = Some(NEW);
+            view.spec.boot_id = Some("b1".into());
+        }
+        view.status.report.boot_id = Some("b1".into());
+        view.status.report.current_version = Some(OLD);
+        view
+    }
+
+    pub(crate) fn armed(attempt: i64, boot: &str, phase: ArmedPhase) -> Armed {
+        Armed { attempt, boot_id: boot.into(), version: NEW, phase, nonce: "n".into() }
+    }
+
+    fn learned(view: &ShadowView, facts: &Facts) -> Memory {
+        let mut memory = Memory::default();
+        if let Some(status) = &facts.status {
+            memory.learn(status, &OrderKey::of(view));
+        }
+        memory
+    }
+
+    fn next(view: &ShadowView, facts: &Facts) -> Step {
+        step(&situation(view, facts, &learned(view, facts)))
+    }
+
+    #[test]
+    fn an_order_without_a_version_or_a_boot_is_not_understood() {
+        let facts = facts("b1", OLD, None, ("", ""));
+        for strip in [0, 1] {
+            let mut view = view(HostState::StagedUpdate);
+            if strip == 0 {
+                view.spec.version = None;
+            } else {
+                view.spec.boot_id = None;
+            }
+            assert_eq!(next(&view, &facts), Step::Unsupported);
+        }
+        assert_eq!(next(&view(HostState::Unknown), &facts), Step::Unsupported);
+    }
+
+    #[test]
+    fn a_restarted_agent_trusts_a_staged_image_only_by_the_hosts_last_command() {
+        let view = view(HostState::StagedUpdate);
+        let reached = Step::Reached(HostState::StagedUpdate);
+        assert_eq!(next(&view, &facts("b1", OLD, Some("Staged"), ("prepare", "Success"))), reached);
+        assert_eq!(next(&view, &facts("b1", OLD, Some("Staged"), ("prepare", "Failed"))), Step::Stage);
+        assert_eq!(next(&view, &facts("b1", OLD, Some("Staged"), ("refresh", "Success"))), Step::Stage);
+        // The same process goes on trusting what it saw written.
+        let mut memory = Memory { prepared: Some(OrderKey::of(&view).attempt), ..Memory::default() };
+        let refreshed = facts("b1", OLD, Some("Staged"), ("refresh", "Success"));
+        assert_eq!(step(&situation(&view, &refreshed, &memory)), reached);
+        memory.prepared = Some(AttemptKey { uid: "s".into(), attempt: 2 });
+        assert_eq!(step(&situation(&view, &refreshed, &memory)), Step::Stage);
+        memory.prepared = Some(AttemptKey { uid: "another".into(), attempt: 3 });
+        assert_eq!(step(&situation(&view, &refreshed, &memory)), Step::Stage);
+    }
+
+    #[test]
+    fn who_armed_it_is_known_from_the_report_or_from_this_process() {
+        let ready = facts("b1", OLD, Some("Ready"), ("activate", "Success"));
+        let mut view = view(HostState::Idle);
+        assert_eq!(next(&view, &ready), Step::LeaveArmed);
+        view.status.report.armed = Some(armed(3, "b1", ArmedPhase::Arming));
+        assert_eq!(next(&view, &ready), Step::Deactivate);
+        view.status.report.armed = Some(armed(2, "b1", ArmedPhase::Activated));
+        assert_eq!(next(&view, &ready), Step::Deactivate);
+        view.status.report.armed = Some(armed(3, "b0", ArmedPhase::Activated));
+        assert_eq!(next(&view, &ready), Step::LeaveArmed);
+        let memory = Memory { armed: Some(AttemptKey { uid: "older".into(), attempt: 9 }), ..Memory::default() };
+        assert_eq!(step(&situation(&view, &ready, &memory)), Step::Deactivate);
+    }
+
+    #[test]
+    fn a_new_boot_is_judged_by_version_and_mark() {
+        let fail = |reason| Step::Fail(reason);
+        let mut view = view(HostState::RebootedIntoUpdate);
+        let back = |version| facts("b2", version, None, ("", ""));
+        assert_eq!(next(&view, &back(NEW)), Step::Reached(HostState::RebootedIntoUpdate));
+        assert_eq!(next(&view, &back(OLD)), fail(FailureReason::RebootedByOther));
+        view.status.report.armed = Some(armed(3, "b1", ArmedPhase::Arming));
+        assert_eq!(next(&view, &back(OLD)), fail(FailureReason::RebootedByOther));
+        view.status.report.armed = Some(armed(2, "b1", ArmedPhase::Activated));
+        assert_eq!(next(&view, &back(OLD)), fail(FailureReason::RebootedByOther));
+        view.status.report.armed = Some(armed(3, "b1", ArmedPhase::Activated));
+        assert_eq!(next(&view, &back(OLD)), fail(FailureReason::BootFellBack));
+        assert_eq!(next(&view, &back(Version::new(1, 19, 0))), fail(FailureReason::BootedOtherVersion));
+    }
+
+    #[test]
+    fn a_failed_attempt_rests_whatever_the_shadow_looked_like_before() {
+        let mut view = view(HostState::RebootedIntoUpdate);
+        view.status.report.failure = Some(Failure {
+            attempt: 3,
+            step: HostState::StagedUpdate,
+            reason: FailureReason::PrepareFailed,
+            message: String::new(),
+            time: jiff::Timestamp::UNIX_EPOCH,
+        });
+        let staged = facts("b1", OLD, Some("Staged"), ("prepare", "Success"));
+        assert_eq!(next(&view, &staged), Step::Rest);
+        view.spec.attempt = 4;
+        assert_eq!(next(&view, &staged), Step::Arm);
+        let found = situation(&view, &staged, &learned(&view, &staged));
+        assert_eq!((found.mark, standing(&found)), (Mark::Not, HostState::StagedUpdate));
+    }
+}

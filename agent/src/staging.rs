@@ -1,0 +1,154 @@
+//! The two decisions about looking for updates: what comes next while staging, and when an idle host looks again.
+
+use std::time::Duration;
+
+use models::reason::FailureReason;
+use semver::Version;
+
+use crate::backoff::exponential;
+use crate::host::types::{UpdateState, UpdateStatus};
+
+/// How often a host command may fail in one attempt before the attempt is given up.
+pub const TRIES: u32 = 3;
+
+/// How often the host is asked to look again while it chooses another version than the order names. It may be the host's
+/// own files that lag behind its settings for a moment, and a release may be on its way to the mirrors.
+pub const LOOKS: u32 = 5;
+
+/// The first look of an idle host after a boot or a start of the agent comes within this time, at random, so that a fleet
+/// that was installed or rebooted at once does not ask its mirrors at once.
+const FIRST_LOOK_WITHIN: Duration = Duration::from_secs(60);
+
+/// The first repetition after a failed look.
+const RETRY_LOOK: Duration = Duration::from_secs(10);
+
+/// What happened in the order's attempt so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tries {
+    /// Looks that failed, and the last message.
+    pub refresh: u32,
+    /// Looks that found another version.
+    pub mismatch: u32,
+    /// Looks of this order that were carried out.
+    pub looked: bool,
+    /// Downloads that failed.
+    pub prepare: u32,
+    /// Downloads that wrote something else after a look of this very order.
+    pub wrong: u32,
+    /// Failures to arm.
+    pub activate: u32,
+    /// Failures to disarm.
+    pub deactivate: u32,
+    /// Refusals to reboot.
+    pub reboot: u32,
+    /// Commands that the host's state did not allow.
+    pub refused: u32,
+    /// What the host last said.
+    pub message: String,
+}
+
+/// What the step `Stage` does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Look for updates.
+    Refresh,
+    /// Download.
+    Prepare,
+    /// Give the attempt up.
+    Fail(FailureReason, String),
+}
+
+/// Decides what comes next for `wanted`: `chosen` is what the last look of this process chose, if that look succeeded.
+pub fn next(status: Option<&UpdateStatus>, chosen: Option<&Version>, wanted: &Version, tries: &Tries) -> Next {
+    let said = |fallback: &str| if tries.message.is_empty() { fallback.to_owned() } else { tries.message.clone() };
+    if tries.wrong > 0 {
+        return Next::Fail(FailureReason::WrongImageStaged, said("the host wrote another version, or nothing"));
+    }
+    if tries.prepare >= TRIES {
+        return Next::Fail(FailureReason::PrepareFailed, said("the host failed to download the image"));
+    }
+    if tries.refresh >= TRIES {
+        return Next::Fail(FailureReason::RefreshFailed, said("the host failed to look for updates"));
+    }
+    let offered = chosen == Some(wanted)
+        && status.is_some_and(|status| {
+            status.chosen.as_ref() == Some(wanted)
+                && matches!(status.state, UpdateState::Available | UpdateState::Staged)
+        });
+    if offered {
+        return Next::Prepare;
+    }
+    if tries.mismatch >= LOOKS {
+        let offer = status.and_then(|status| status.chosen.as_ref()).map_or("nothing".to_owned(), Version::to_string);
+        return Next::Fail(FailureReason::VersionNotOffered, format!("wanted {wanted}, the host offers {offer}"));
+    }
+    Next::Refresh
+}
+
+/// How long after the last look (or after it became idle, before the first one) an idle host looks again. `random` is in
+/// [0, 1).
+pub fn until_next_look(interval: Duration, looked_before: bool, failures: u32, random: f64) -> Duration {
+    match (looked_before, failures) {
+        (false, _) => interval.min(FIRST_LOOK_WITHIN).mul_f64(random.clamp(0.0, 1.0)),
+        (true, 0) => interval,
+        (true, failures) => exponential(RETRY_LOOK, interval.max(Duration::from_secs(1)), failures - 1).min(interval),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::situation::tests::{NEW, OLD, facts};
+
+    #[test]
+    fn a_host_that_was_just_asked_and_chose_the_version_downloads_at_once() {
+        let status = facts("b", OLD, Some("Available"), ("refresh", "Success")).status;
+        let tries = Tries::default();
+        assert_eq!(next(status.as_ref(), Some(&NEW), &NEW, &tries), Next::Prepare);
+        assert_eq!(next(status.as_ref(), None, &NEW, &tries), Next::Refresh);
+        assert_eq!(next(None, Some(&NEW), &NEW, &tries), Next::Refresh);
+        // A failed look leaves Idle with the old choice.
+        let failed = facts("b", OLD, Some("Idle"), ("refresh", "Failed")).status;
+        assert_eq!(next(failed.as_ref(), Some(&NEW), &NEW, &tries), Next::Refresh);
+    }
+
+    #[test]
+    fn a_version_that_is_not_offered_ends_the_attempt_after_a_few_looks() {
+        let status = facts("b", OLD, Some("Available"), ("refresh", "Success")).status;
+        let other = Version::new(1, 21, 0);
+        let tries = Tries { mismatch: LOOKS - 1, ..Tries::default() };
+        assert_eq!(next(status.as_ref(), Some(&NEW), &other, &tries), Next::Refresh);
+        let tries = Tries { mismatch: LOOKS, ..Tries::default() };
+        let Next::Fail(reason, message) = next(status.as_ref(), Some(&NEW), &other, &tries) else {
+            panic!("it has to end");
+        };
+        assert_eq!(reason, FailureReason::VersionNotOffered);
+        assert_eq!(message, "wanted 1.21.0, the host offers 1.20.5");
+    }
+
+    #[test]
+    fn failures_end_the_attempt_with_what_the_host_said() {
+        let status = facts("b", OLD, Some("Available"), ("prepare", "Failed")).status;
+        let tries = Tries { prepare: TRIES, message: "out of space".into(), ..Tries::default() };
+        assert_eq!(
+            next(status.as_ref(), Some(&NEW), &NEW, &tries),
+            Next::Fail(FailureReason::PrepareFailed, "out of space".into())
+        );
+        let tries = Tries { refresh: TRIES, ..Tries::default() };
+        assert!(matches!(next(status.as_ref(), None, &NEW, &tries), Next::Fail(FailureReason::RefreshFailed, _)));
+        let tries = Tries { wrong: 1, ..Tries::default() };
+        assert!(matches!(next(status.as_ref(), None, &NEW, &tries), Next::Fail(FailureReason::WrongImageStaged, _)));
+    }
+
+    #[test]
+    fn an_idle_host_looks_soon_after_a_boot_then_each_interval_and_sooner_after_a_failure() {
+        let hour = Duration::from_secs(3600);
+        assert_eq!(until_next_look(hour, false, 0, 0.5), Duration::from_secs(30));
+        assert_eq!(until_next_look(Duration::from_secs(4), false, 0, 0.5), Duration::from_secs(2));
+        assert_eq!(until_next_look(hour, true, 0, 0.5), hour);
+        assert_eq!(until_next_look(hour, true, 1, 0.5), Duration::from_secs(10));
+        assert_eq!(until_next_look(hour, true, 3, 0.5), Duration::from_secs(40));
+        assert_eq!(until_next_look(hour, true, 30, 0.5), hour);
+        assert_eq!(until_next_look(Duration::from_secs(1), true, 3, 0.5), Duration::from_secs(1));
+    }
+}

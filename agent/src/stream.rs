@@ -1,0 +1,66 @@
+//! Follows the shadow of this node, for ever.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use models::wire::WatchLine;
+use tokio::time::{sleep, timeout};
+
+use crate::backoff::{full_jitter, random};
+use crate::server::{Server, ServerError};
+use crate::views::Views;
+
+/// The server sends a heartbeat about every 15 s; after three that did not come the connection is dead.
+const SILENCE: Duration = Duration::from_secs(45);
+
+/// The first wait before connecting again, as an upper limit, and the longest.
+const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+
+/// Follows the shadow and tells `views` of each change; connects again whenever the stream ends.
+pub async fn follow(server: &Server, views: &Views) -> Infallible {
+    let mut failures = 0;
+    loop {
+        match follow_once(server, views, &mut failures).await {
+            Ok(()) => tracing::debug!("the stream ended"),
+            // A fleet loses its stream with every roll-out of the web API: only what lasts deserves a person's attention.
+            Err(error) if failures < 3 => tracing::info!(error = chain(&error), "the stream ended"),
+            Err(error) => tracing::warn!(error = chain(&error), failures, "the stream ended"),
+        }
+        sleep(full_jitter(RECONNECT.0, RECONNECT.1, failures, random())).await;
+        failures = failures.saturating_add(1);
+    }
+}
+
+async fn follow_once(server: &Server, views: &Views, failures: &mut u32) -> Result<(), ServerError> {
+    let mut lines = server.watch().await?;
+    tracing::info!("following the shadow");
+    loop {
+        let line = timeout(SILENCE, lines.next()).await.map_err(|_| ServerError::Silent)??;
+        let Some(line) = line else { return Ok(()) };
+        *failures = 0;
+        match serde_json::from_slice::<WatchLine>(&line) {
+            Ok(WatchLine::Shadow { object }) => {
+                tracing::debug!(generation = object.metadata.generation, state = ?object.spec.state, "shadow");
+                views.streamed(*object);
+            }
+            Ok(WatchLine::Absent) => {
+                tracing::debug!("this node has no shadow");
+                views.absent();
+            }
+            Ok(WatchLine::Heartbeat | WatchLine::Unknown) => {}
+            Err(error) => tracing::warn!(%error, "a line of the stream is not understood"),
+        }
+    }
+}
+
+/// An error with all its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        source = inner.source();
+    }
+    text
+}

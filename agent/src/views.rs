@@ -1,0 +1,151 @@
+//! The newest shadow that is known, from the stream and from the answers to our own writes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use models::wire::ShadowView;
+use tokio::sync::watch;
+
+/// How many of our own replaced reports are remembered, to tell an old echo from somebody else's change.
+const REMEMBERED: usize = 16;
+
+/// What is known of the shadow.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// It, as far as it exists and has been seen.
+    pub view: Option<Arc<ShadowView>>,
+    /// Etags of reports that our own writes replaced.
+    replaced: VecDeque<String>,
+}
+
+impl Known {
+    /// Takes a view from the stream, unless it is older than what is known. The stream comes from a cache that may lag
+    /// behind the answer to our own write.
+    fn streamed(&mut self, view: ShadowView) -> bool {
+        if let Some(current) = &self.view
+            && current.metadata.uid == view.metadata.uid
+        {
+            let (old, new) = (current.metadata.generation, view.metadata.generation);
+            let known = current.etag == view.etag || self.replaced.contains(&view.etag);
+            if new < old || (new == old && known) {
+                return false;
+            }
+        }
+        self.view = Some(Arc::new(view));
+        true
+    }
+
+    /// Takes the answer to our own write. It is newer than anything that the stream said of the same generation.
+    fn answered(&mut self, view: ShadowView, replaced: &str) {
+        if replaced != view.etag {
+            self.replaced.push_back(replaced.to_owned());
+            if self.replaced.len() > REMEMBERED {
+                self.replaced.pop_front();
+            }
+        }
+        self.replaced.retain(|etag| *etag != view.etag);
+        let older = self.view.as_ref().is_some_and(|current| {
+            current.metadata.uid == view.metadata.uid && current.metadata.generation > view.metadata.generation
+        });
+        if !older {
+            self.view = Some(Arc::new(view));
+        }
+    }
+}
+
+/// Holds what is known, and wakes who waits for a change.
+#[derive(Debug)]
+pub struct Views(watch::Sender<Known>);
+
+impl Views {
+    /// Nothing is known yet.
+    pub fn new() -> Self {
+        Self(watch::Sender::new(Known::default()))
+    }
+
+    /// A view from the stream.
+    pub fn streamed(&self, view: ShadowView) {
+        self.0.send_if_modified(|known| known.streamed(view));
+    }
+
+    /// The stream says that there is no shadow.
+    pub fn absent(&self) {
+        self.0.send_if_modified(|known| known.view.take().is_some());
+    }
+
+    /// The answer to a write that was conditional on the etag `replaced`.
+    pub fn answered(&self, view: ShadowView, replaced: &str) {
+        self.0.send_modify(|known| known.answered(view, replaced));
+    }
+
+    /// The newest view.
+    pub fn newest(&self) -> Option<Arc<ShadowView>> {
+        self.0.borrow().view.clone()
+    }
+
+    /// Something that is woken by each change.
+    pub fn subscribe(&self) -> watch::Receiver<Known> {
+        self.0.subscribe()
+    }
+}
+
+impl Default for Views {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::HostState;
+
+    use super::*;
+
+    fn view(uid: &str, generation: i64, etag: &str) -> ShadowView {
+        let mut view = crate::situation::tests::view(HostState::Idle);
+        view.metadata.uid = uid.into();
+        view.metadata.generation = generation;
+        view.etag = etag.into();
+        view
+    }
+
+    fn etag(views: &Views) -> String {
+        views.newest().unwrap().etag.clone()
+    }
+
+    #[test]
+    fn an_echo_of_what_we_replaced_is_not_news_but_somebody_elses_change_is() {
+        let views = Views::new();
+        views.streamed(view("u", 1, "a"));
+        views.answered(view("u", 1, "b"), "a");
+        views.streamed(view("u", 1, "a"));
+        assert_eq!(etag(&views), "b");
+        views.streamed(view("u", 1, "foreign"));
+        assert_eq!(etag(&views), "foreign");
+    }
+
+    #[test]
+    fn a_newer_order_is_taken_from_either_side_and_an_older_one_from_neither() {
+        let views = Views::new();
+        views.streamed(view("u", 2, "a"));
+        views.streamed(view("u", 1, "z"));
+        assert_eq!(etag(&views), "a");
+        views.answered(view("u", 1, "y"), "x");
+        assert_eq!(etag(&views), "a");
+        views.answered(view("u", 3, "b"), "a");
+        views.streamed(view("u", 4, "c"));
+        assert_eq!(etag(&views), "c");
+    }
+
+    #[test]
+    fn a_shadow_made_anew_begins_anew() {
+        let views = Views::new();
+        views.streamed(view("u", 9, "a"));
+        views.streamed(view("v", 1, "b"));
+        assert_eq!(etag(&views), "b");
+        views.absent();
+        assert!(views.newest().is_none());
+        views.streamed(view("v", 1, "b"));
+        assert_eq!(etag(&views), "b");
+    }
+}
