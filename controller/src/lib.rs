@@ -1,1 +1,173 @@
-//! Placeholder until the crate's first module lands.
+//! The controller: decides which node updates, when and to what; cordons, drains, gives the go, and judges the result.
+//!
+//! ```text
+//! view ──► plan ──► lint ──► apply
+//! (gather)  (pure)   (pure)   (I/O, makes no choices)
+//! ```
+
+pub mod apply;
+pub mod clock;
+pub mod config;
+pub mod drain;
+pub mod driver;
+pub mod http;
+pub mod leader;
+pub mod lint;
+pub mod metrics;
+pub mod plan;
+pub mod policy;
+pub mod shadows;
+pub mod tls;
+pub mod view;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::view::{BudgetFacts, Cache, NodeFacts, OperatorFacts, ShadowFacts};
+
+/// How long after a failure keys and certificates are tried again.
+const TLS_RETRY: Duration = Duration::from_secs(2);
+
+/// How often keys and certificates are looked at in any case, so that a Secret deleted by hand is made anew.
+const TLS_PERIOD: Duration = Duration::from_secs(300);
+
+/// Runs the controller until `stop` turns true or the lease is lost, which is an error: the process has to end, since
+/// another replica may lead already.
+pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<()> {
+    let mut kubernetes = kube::Config::infer()
+        .await
+        .context("no Kubernetes configuration: neither a kubeconfig nor a service account")?;
+    // The client's own retries repeat POST and PATCH on 429 and 503, also for minutes. Every caller here decides itself.
+    kubernetes.default_retry = false;
+    let client = kube::Client::try_from(kubernetes).context("the Kubernetes client cannot be set up")?;
+    let metrics = metrics::Metrics::new().context("metrics cannot be registered")?;
+
+    let changed = Arc::new(watch::channel(0).0);
+    let nodes = Cache::<NodeFacts>::new(changed.clone());
+    let shadows = Cache::<ShadowFacts>::new(changed.clone());
+    let operator = Cache::<OperatorFacts>::new(changed.clone());
+    let budgets = Cache::<BudgetFacts>::new(changed.clone());
+    let namespace = config.namespace.as_str();
+    let everything = watcher::Config::default;
+    tokio::spawn(nodes.run(Api::<DeserializeGuard<Node>>::all(client.clone()), everything()));
+    tokio::spawn(
+        shadows.run(Api::<DeserializeGuard<BottlerocketShadow>>::namespaced(client.clone(), namespace), everything()),
+    );
+    tokio::spawn(
+        operator.run(
+            Api::<DeserializeGuard<BottlerocketUpdateOperator>>::namespaced(client.clone(), namespace),
+            everything(),
+        ),
+    );
+    tokio::spawn(budgets.run(Api::<DeserializeGuard<PodDisruptionBudget>>::all(client.clone()), everything()));
+
+    let (ready, is_ready) = watch::channel(false);
+    {
+        let caches = (nodes.clone(), shadows.clone(), operator.clone(), budgets.clone());
+        let mut changes = changed.subscribe();
+        tokio::spawn(async move {
+            while !(caches.0.synced() && caches.1.synced() && caches.2.synced() && caches.3.synced()) {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+            ready.send_replace(true);
+        });
+    }
+    let plain = tokio::spawn(http::serve(config.plain_listen, metrics.clone(), is_ready, stop.clone()));
+
+    // The lease outlives the work: it is given back only when nothing of ours is under way any more.
+    let (release, released) = watch::channel(false);
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    let (leadership, campaign) = leader::campaign(
+        leases,
+        models::names::CONTROLLER.to_owned(),
+        config.identity.clone(),
+        leader::Parameters::default(),
+        released,
+    );
+    let work =
+        lead(&config, client, leadership.clone(), metrics, (nodes, shadows, operator, budgets), changed, stop.clone());
+    tokio::pin!(campaign, work);
+    let result = tokio::select! {
+        lost = &mut campaign => lost.map_err(anyhow::Error::from),
+        () = &mut work => {
+            release.send_replace(true);
+            campaign.await.map_err(anyhow::Error::from)
+        }
+    };
+    if *stop.borrow() {
+        match plain.await {
+            Ok(served) => served.context("the plain port")?,
+            Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "the plain port ended badly"),
+        }
+    }
+    result
+}
+
+type Caches = (Cache<NodeFacts>, Cache<ShadowFacts>, Cache<OperatorFacts>, Cache<BudgetFacts>);
+
+/// Waits to be leader, then does a leader's work until `stop`.
+async fn lead(
+    config: &Config,
+    client: kube::Client,
+    leadership: leader::Leadership,
+    metrics: metrics::Metrics,
+    caches: Caches,
+    changed: Arc<watch::Sender<u64>>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let mut leads = leadership.leads();
+    tokio::select! {
+        _ = stop.wait_for(|stop| *stop) => return,
+        elected = leads.wait_for(|leads| *leads) => if elected.is_err() { return },
+    }
+    tracing::info!(identity = config.identity, "leading");
+    metrics.leader.set(1);
+    let (nodes, shadows, operator, budgets) = caches;
+    let signer = tls::Signer::default();
+    let keys = tokio::spawn(keep_keys(client.clone(), config.clone(), leadership.clone(), signer.clone()));
+    let applier = apply::Applier::new(
+        client,
+        config.namespace.clone(),
+        config.identity.clone(),
+        leadership,
+        signer,
+        metrics,
+        nodes,
+        shadows,
+        operator,
+    );
+    let driver = driver::Driver::new(applier, budgets, changed, config.node_name.clone(), clock::now());
+    driver.run(stop).await;
+    keys.abort();
+}
+
+async fn keep_keys(client: kube::Client, config: Config, leadership: leader::Leadership, signer: tls::Signer) {
+    loop {
+        let now = clock::now();
+        let pause = match tls::ensure(&client, &config, &leadership, &signer, now).await {
+            Ok(next) => Duration::try_from(next.duration_since(now)).unwrap_or_default().clamp(TLS_RETRY, TLS_PERIOD),
+            Err(error) => {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "keys and certificates are not in order, trying again"
+                );
+                TLS_RETRY
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}

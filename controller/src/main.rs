@@ -1,2 +1,29 @@
-//! Entry point.
-fn main() {}
+//! `brupop-controller`: arguments, telemetry, signals, and then [`controller::run`].
+
+use clap::Parser;
+use controller::config::Config;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+#[tokio::main(worker_threads = 2)]
+async fn main() -> anyhow::Result<()> {
+    let config = Config::parse();
+    let filter = tracing_subscriber::EnvFilter::try_new(&config.log_filter)
+        .map_err(|e| anyhow::anyhow!("--log-filter (RUST_LOG): {e}"))?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+
+    let (stop, stopped) = watch::channel(false);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping");
+        stop.send_replace(true);
+        // Keeps the channel open for as long as somebody listens.
+        std::future::pending::<()>().await;
+    });
+    controller::run(config, stopped).await
+}

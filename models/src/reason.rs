@@ -92,6 +92,10 @@ reasons! {
     SoakFailed => Version,
     /// Updates were switched off, or the operator's resource is gone.
     Disabled => Wait,
+    /// The host runs the wanted version already, put there by somebody else.
+    UpdatedByOther => Wait,
+    /// The record of the attempt was lost; the order is withdrawn to be safe.
+    ProgressLost => Wait,
     /// Somebody holds the node.
     Held => Wait,
     /// The version has been quarantined.

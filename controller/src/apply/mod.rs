@@ -1,0 +1,232 @@
+//! Carries out what was decided, and makes no choices: one function per action, each guarded by the uid and the
+//! resourceVersion of what the decision was made on, each preceded by a look whether this process still leads.
+
+mod node;
+mod pods;
+mod shadow;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub use node::CORDONED_BEFORE;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use models::names;
+use tokio::sync::mpsc;
+
+use crate::leader::{Leadership, LostLease};
+use crate::metrics::Metrics;
+use crate::plan::{Action, Note};
+use crate::tls::Signer;
+use crate::view::{Blocked, Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
+
+/// Why an action was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The API server refused, or did not answer.
+    #[error("{what} failed")]
+    Api {
+        /// What was tried.
+        what: &'static str,
+        /// Why.
+        source: Box<kube::Error>,
+    },
+    /// This process no longer leads.
+    #[error(transparent)]
+    Lost(#[from] LostLease),
+    /// The object changed under the decision.
+    #[error("{0} changed since the decision")]
+    Changed(&'static str),
+    /// The last look before a go found something.
+    #[error("no go: {0}")]
+    NoGo(String),
+    /// A go could not be signed.
+    #[error("no go: the signing key is not usable")]
+    Signing(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// There is no signing key yet.
+    #[error("no go: the signing key is not there yet")]
+    NoKey,
+}
+
+impl ApplyError {
+    pub(crate) fn api(what: &'static str) -> impl FnOnce(kube::Error) -> Self {
+        move |source| Self::Api { what, source: Box::new(source) }
+    }
+
+    /// The answer's code, where the API server gave one.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Api { source, .. } => match source.as_ref() {
+                kube::Error::Api(status) => Some(status.code),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn what(&self) -> &'static str {
+        match self {
+            Self::Api { what, .. } => what,
+            _ => "other",
+        }
+    }
+}
+
+/// What an action brought besides the objects that it wrote, which went into the caches.
+#[derive(Debug, Default)]
+pub struct Learned {
+    /// What became of evictions, by the pod's uid.
+    pub evictions: BTreeMap<String, Blocked>,
+    /// When the node's own Lease was last renewed.
+    pub lease_renewed: Option<jiff::Timestamp>,
+}
+
+/// The end of an action.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The node.
+    pub node: String,
+    /// What came of it.
+    pub result: Result<Learned, ApplyError>,
+}
+
+/// Carries out actions.
+#[derive(Clone)]
+pub struct Applier {
+    pub(crate) client: kube::Client,
+    pub(crate) namespace: String,
+    pub(crate) leadership: Leadership,
+    pub(crate) signer: Signer,
+    pub(crate) metrics: Metrics,
+    pub(crate) nodes: Cache<NodeFacts>,
+    pub(crate) shadows: Cache<ShadowFacts>,
+    pub(crate) operator: Cache<OperatorFacts>,
+    recorder: Recorder,
+}
+
+impl Applier {
+    /// An applier whose writes go into these caches.
+    #[expect(clippy::too_many_arguments, reason = "each is another thing that writing needs")]
+    pub fn new(
+        client: kube::Client,
+        namespace: String,
+        identity: String,
+        leadership: Leadership,
+        signer: Signer,
+        metrics: Metrics,
+        nodes: Cache<NodeFacts>,
+        shadows: Cache<ShadowFacts>,
+        operator: Cache<OperatorFacts>,
+    ) -> Self {
+        let reporter = Reporter { controller: names::CONTROLLER.to_owned(), instance: Some(identity) };
+        let recorder = Recorder::new(client.clone(), reporter);
+        Self { client, namespace, leadership, signer, metrics, nodes, shadows, operator, recorder }
+    }
+
+    /// Carries out one action about one node and tells `done`.
+    pub fn spawn(&self, node: NodeView, action: Action, done: mpsc::UnboundedSender<Outcome>) {
+        let applier = self.clone();
+        tokio::spawn(async move {
+            let name = node.facts.name.clone();
+            let result = applier.carry_out(&node, action).await;
+            if let Err(error) = &result {
+                applier.rejected(&name, error);
+            }
+            let _ = done.send(Outcome { node: name, result });
+        });
+    }
+
+    fn rejected(&self, node: &str, error: &ApplyError) {
+        let code = error.code().map_or_else(|| "none".to_owned(), |c| c.to_string());
+        self.metrics.rejected.with_label_values(&[error.what(), code.as_str()]).inc();
+        if error.code() == Some(409) {
+            // Somebody else wrote in between: nothing is wrong, the decision is made again.
+            tracing::debug!(node, error = error as &dyn std::error::Error, "decided on an old state");
+        } else {
+            tracing::warn!(node, error = error as &dyn std::error::Error, "action failed");
+        }
+    }
+
+    async fn carry_out(&self, node: &NodeView, action: Action) -> Result<Learned, ApplyError> {
+        self.leadership.check()?;
+        match action {
+            Action::Status { status, note } => {
+                let shadow = node.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
+                self.write_status(shadow, &status).await?;
+                self.count(shadow, &status);
+                if let Some(note) = note {
+                    self.tell(&node.facts, &note).await;
+                }
+                Ok(Learned::default())
+            }
+            Action::Spec { spec } => {
+                let shadow = node.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
+                self.write_spec(shadow, &spec).await?;
+                Ok(Learned::default())
+            }
+            Action::Claim => self.claim(&node.facts).await.map(|()| Learned::default()),
+            Action::Release => self.release(node).await.map(|()| Learned::default()),
+            Action::Evict { pods } => self.evict(&pods).await,
+            Action::Go { nonce } => self.give_go(node, &nonce).await.map(|()| Learned::default()),
+            Action::LookAtLease => self.look_at_lease(&node.facts.name).await,
+        }
+    }
+
+    fn count(&self, before: &ShadowFacts, after: &models::shadow::ControllerStatus) {
+        let ended = |s: &models::shadow::ControllerReport| s.record.as_ref().and_then(|r| r.last.clone());
+        let last = ended(&after.report);
+        if last != ended(&before.status.controller)
+            && let Some(last) = last
+        {
+            self.metrics.attempts.with_label_values(&[last.reason.as_str()]).inc();
+        }
+    }
+
+    /// Publishes an Event about the node. An Event that cannot be published changes nothing.
+    async fn tell(&self, node: &NodeFacts, note: &Note) {
+        let reference = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(node.name.clone()),
+            uid: Some(node.uid.clone()),
+            ..ObjectReference::default()
+        };
+        let event = Event {
+            type_: if note.warning { EventType::Warning } else { EventType::Normal },
+            reason: note.reason.to_owned(),
+            note: Some(note.message.chars().take(1000).collect()),
+            action: "Update".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, &reference).await {
+            tracing::warn!(
+                node = node.name,
+                error = &error as &dyn std::error::Error,
+                "an Event could not be published"
+            );
+        }
+    }
+
+    /// Applies the operator's status, slots and counts in one write at the version that the plan was made on.
+    pub async fn write_operator(
+        &self,
+        view: &ClusterView,
+        status: &models::operator::BottlerocketUpdateOperatorStatus,
+    ) -> Result<(), ApplyError> {
+        let Some(operator) = &view.operator else { return Ok(()) };
+        self.leadership.check()?;
+        shadow::apply_operator_status(self, operator, status).await
+    }
+}
+
+/// How long a node is left alone after an action about it failed: briefly after a conflict, which the next look mends,
+/// longer the more often it fails.
+pub fn pause(error: &ApplyError, failures: u32) -> Duration {
+    let base = match error {
+        ApplyError::Changed(_) => Duration::from_millis(50),
+        _ if error.code() == Some(409) => Duration::from_millis(50),
+        _ => Duration::from_millis(500),
+    };
+    base.saturating_mul(1 << failures.min(6)).min(Duration::from_secs(30))
+}

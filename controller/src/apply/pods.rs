@@ -1,0 +1,136 @@
+//! Evictions, and the last look before a go.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::Eviction as EvictionBody;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
+use kube::api::{Api, ListParams, ObjectMeta, PostParams};
+use models::go::GoClaims;
+use models::shadow::{BottlerocketShadowSpec, Go};
+
+use super::{Applier, ApplyError, Learned};
+use crate::drain::answer::{Meaning, meaning};
+use crate::drain::filter;
+use crate::plan::Eviction;
+use crate::view::{Blocked, NodeFacts, NodeView, PodFacts, Projection};
+
+/// How long an accepted eviction may take to show in the watch before it is asked for again.
+const ACCEPTED: Duration = Duration::from_secs(30);
+
+impl Applier {
+    /// Evicts pods, each under its uid, side by side: one that is blocked does not hold back the others.
+    pub(super) async fn evict(&self, pods: &[Eviction]) -> Result<Learned, ApplyError> {
+        let answers = join_all(pods.iter().map(|pod| self.evict_one(pod))).await;
+        let now = crate::clock::now();
+        let mut learned = Learned::default();
+        for (pod, answer) in pods.iter().zip(answers) {
+            let (means, message) = answer?;
+            let after = |span: Duration| {
+                jiff::SignedDuration::try_from(span).ok().and_then(|s| now.checked_add(s).ok()).unwrap_or(now)
+            };
+            let blocked = |budget, span, fatal, accepted| Blocked {
+                budget,
+                message: message.clone(),
+                since: now,
+                retry_at: after(span),
+                fatal,
+                accepted,
+            };
+            let state = match means {
+                Meaning::Leaves | Meaning::OtherPod => blocked(None, ACCEPTED, false, true),
+                Meaning::Blocked { budget, retry } => {
+                    blocked(budget.map(|b| format!("{}/{b}", pod.namespace)), retry, false, false)
+                }
+                Meaning::Retry(span) => blocked(None, span, false, true),
+                Meaning::Fatal => blocked(None, ACCEPTED, true, false),
+            };
+            learned.evictions.insert(pod.uid.clone(), state);
+        }
+        Ok(learned)
+    }
+
+    /// The client's own `evict` drops the delete options, and with them the uid: so the subresource is written directly.
+    async fn evict_one(&self, pod: &Eviction) -> Result<(Meaning, String), ApplyError> {
+        self.leadership.check()?;
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+        let body = EvictionBody {
+            metadata: ObjectMeta {
+                name: Some(pod.name.clone()),
+                namespace: Some(pod.namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            delete_options: Some(DeleteOptions {
+                preconditions: Some(Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
+                ..DeleteOptions::default()
+            }),
+        };
+        let answer: Result<kube::core::Status, _> =
+            api.create_subresource("eviction", &pod.name, &PostParams::default(), &body).await;
+        match answer {
+            Ok(_) => Ok((Meaning::Leaves, String::new())),
+            Err(kube::Error::Api(status)) => {
+                let details = status.details.as_ref();
+                let causes: Vec<_> = details
+                    .map(|d| d.causes.iter().map(|c| (c.reason.clone(), c.message.clone())).collect())
+                    .unwrap_or_default();
+                let retry = details
+                    .map(|d| u64::from(d.retry_after_seconds))
+                    .filter(|seconds| *seconds > 0)
+                    .map(Duration::from_secs);
+                let text = causes.first().map_or_else(|| status.message.clone(), |(_, m)| m.clone());
+                Ok((meaning(status.code, retry, &status.message, &causes), text))
+            }
+            Err(error) => {
+                tracing::debug!(pod = pod.name, error = &error as &dyn std::error::Error, "eviction got no answer");
+                Ok((Meaning::Retry(Duration::from_secs(1)), error.to_string()))
+            }
+        }
+    }
+
+    /// The last look, at the Node and its pods as they are and not as a cache has them; then the go, signed for this
+    /// agent's nonce, at the version of the shadow that the decision was made on.
+    pub(super) async fn give_go(&self, view: &NodeView, nonce: &str) -> Result<(), ApplyError> {
+        let shadow = view.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
+        let (Some(version), Some(boot_id)) = (shadow.spec.version.clone(), shadow.spec.boot_id.clone()) else {
+            return Err(ApplyError::Changed("the order"));
+        };
+        let name = &view.facts.name;
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let pods: Api<Pod> = Api::all(self.client.clone());
+        let on_node = ListParams::default().fields(&format!("spec.nodeName={name}"));
+        let (node, pods) = futures::join!(nodes.get(name), pods.list(&on_node));
+        let node = node.map_err(ApplyError::api("node_get"))?;
+        let pods = pods.map_err(ApplyError::api("pod_list"))?;
+        let live = NodeFacts::project(&node).ok_or(ApplyError::Changed("the node"))?;
+        if live.uid != view.facts.uid || live.boot_id != boot_id {
+            return Err(ApplyError::Changed("the node"));
+        }
+        if !live.unschedulable || !live.claimed {
+            return Err(ApplyError::NoGo("the node is not cordoned any more".to_owned()));
+        }
+        let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
+        let drain = shadow.status.controller.drain.as_ref();
+        let sorted = filter::sort(&pods, drain, models::names::SYSTEM_NAMESPACE);
+        if let Some(pod) = sorted.go.iter().chain(&sorted.leaving).chain(&sorted.refused).next() {
+            return Err(ApplyError::NoGo(format!("{}/{} is on the node", pod.namespace, pod.name)));
+        }
+        let claims = GoClaims {
+            node_uid: live.uid,
+            boot_id,
+            attempt: shadow.spec.attempt,
+            version,
+            nonce: nonce.to_owned(),
+            host: shadow.spec.host.clone(),
+        };
+        let jws = self
+            .signer
+            .sign(&claims)
+            .ok_or(ApplyError::NoKey)?
+            .map_err(|source| ApplyError::Signing(Box::new(source)))?;
+        let spec = BottlerocketShadowSpec { go: Some(Go { nonce: nonce.to_owned(), jws }), ..shadow.spec.clone() };
+        self.leadership.check()?;
+        self.write_spec(shadow, &spec).await
+    }
+}

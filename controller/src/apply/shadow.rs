@@ -1,0 +1,125 @@
+//! Writes to our own resources.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
+use models::names;
+use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
+use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, ControllerStatus, HostPolicy};
+use serde_json::json;
+
+use super::{Applier, ApplyError};
+use crate::view::{OperatorFacts, ShadowFacts};
+
+const SHADOW_API: &str = "brupop.bottlerocket.aws/v3";
+const OPERATOR_API: &str = "brupop.bottlerocket.aws/v1";
+
+fn manager() -> PatchParams {
+    PatchParams::apply(names::CONTROLLER_MANAGER).force()
+}
+
+impl Applier {
+    fn shadow_api(&self) -> Api<BottlerocketShadow> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Applies the controller's half. The resourceVersion is what guards it: the server ignores the uid on `/status`.
+    pub(super) async fn write_status(&self, shadow: &ShadowFacts, status: &ControllerStatus) -> Result<(), ApplyError> {
+        let name = names::shadow_name(&shadow.node);
+        let body = json!({
+            "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
+            "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": shadow.resource_version},
+            "status": status,
+        });
+        let written = self
+            .shadow_api()
+            .patch_status(&name, &manager(), &Patch::Apply(body))
+            .await
+            .map_err(ApplyError::api("shadow_status"))?;
+        self.shadows.written(&written);
+        Ok(())
+    }
+
+    pub(super) async fn write_spec(
+        &self,
+        shadow: &ShadowFacts,
+        spec: &BottlerocketShadowSpec,
+    ) -> Result<(), ApplyError> {
+        let name = names::shadow_name(&shadow.node);
+        let body = json!({
+            "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
+            "metadata": {
+                "name": name, "namespace": self.namespace,
+                "uid": shadow.uid, "resourceVersion": shadow.resource_version,
+            },
+            "spec": spec,
+        });
+        let written = self
+            .shadow_api()
+            .patch(&name, &manager(), &Patch::Apply(body))
+            .await
+            .map_err(ApplyError::api("shadow_spec"))?;
+        self.shadows.written(&written);
+        Ok(())
+    }
+
+    /// Makes the shadow of a node. Not an apply: that would make one anew if this one had just been deleted.
+    pub async fn create_shadow(&self, node: &str, node_uid: &str, host: HostPolicy) -> Result<(), ApplyError> {
+        self.leadership.check()?;
+        let shadow = BottlerocketShadow {
+            metadata: ObjectMeta {
+                name: Some(names::shadow_name(node)),
+                namespace: Some(self.namespace.clone()),
+                owner_references: Some(vec![OwnerReference {
+                    api_version: "v1".to_owned(),
+                    kind: "Node".to_owned(),
+                    name: node.to_owned(),
+                    uid: node_uid.to_owned(),
+                    ..OwnerReference::default()
+                }]),
+                ..ObjectMeta::default()
+            },
+            spec: BottlerocketShadowSpec { host: Some(host), ..BottlerocketShadowSpec::default() },
+            status: None,
+        };
+        let params = PostParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PostParams::default() };
+        let written = self.shadow_api().create(&params, &shadow).await.map_err(ApplyError::api("shadow_create"))?;
+        self.shadows.written(&written);
+        Ok(())
+    }
+
+    /// Deletes this very shadow.
+    pub async fn delete_shadow(&self, node: &str, uid: &str) -> Result<(), ApplyError> {
+        self.leadership.check()?;
+        let params = DeleteParams {
+            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        match self.shadow_api().delete(&names::shadow_name(node), &params).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(ApplyError::api("shadow_delete")(error)),
+        }
+    }
+}
+
+pub(super) async fn apply_operator_status(
+    applier: &Applier,
+    operator: &OperatorFacts,
+    status: &BottlerocketUpdateOperatorStatus,
+) -> Result<(), ApplyError> {
+    let api: Api<BottlerocketUpdateOperator> = Api::namespaced(applier.client.clone(), &applier.namespace);
+    let body = json!({
+        "apiVersion": OPERATOR_API, "kind": "BottlerocketUpdateOperator",
+        "metadata": {
+            "name": names::OPERATOR_NAME, "namespace": applier.namespace,
+            "resourceVersion": operator.resource_version,
+        },
+        "status": status,
+    });
+    let written = api
+        .patch_status(names::OPERATOR_NAME, &manager(), &Patch::Apply(body))
+        .await
+        .map_err(ApplyError::api("operator_status"))?;
+    applier.operator.written(&written);
+    Ok(())
+}

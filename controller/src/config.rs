@@ -1,0 +1,33 @@
+//! Flags of the controller. Each is also an environment variable.
+
+use std::net::SocketAddr;
+
+use clap::Parser;
+use models::names;
+
+/// Decides which Bottlerocket node updates, when and to what; cordons, drains, gives the go, and judges the result.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "brupop-controller", version)]
+pub struct Config {
+    /// Namespace of the operator: its shadows, its own resource, its Lease and its Secrets.
+    #[arg(long, env = "BRUPOP_NAMESPACE", default_value = names::SYSTEM_NAMESPACE)]
+    pub namespace: String,
+    /// Namespace of the agents, where the certificate authority and the public keys of gos are published.
+    #[arg(long, env = "BRUPOP_AGENT_NAMESPACE", default_value = names::AGENT_NAMESPACE)]
+    pub agent_namespace: String,
+    /// Who this replica is, in the Lease that elects the leader: the name of its pod.
+    #[arg(long, env = "BRUPOP_IDENTITY")]
+    pub identity: String,
+    /// The node that this replica runs on; it is updated last.
+    #[arg(long, env = "BRUPOP_NODE_NAME")]
+    pub node_name: Option<String>,
+    /// Where /healthz, /readyz and /metrics are served, plain HTTP.
+    #[arg(long, env = "BRUPOP_PLAIN_LISTEN", default_value = "0.0.0.0:8080")]
+    pub plain_listen: SocketAddr,
+    /// The cluster's domain, for the names in the web API's certificate.
+    #[arg(long, env = "BRUPOP_CLUSTER_DOMAIN", default_value = "cluster.local")]
+    pub cluster_domain: String,
+    /// What is logged, e.g. `info` or `controller=debug,kube=warn`.
+    #[arg(long, env = "RUST_LOG", default_value = "info")]
+    pub log_filter: String,
+}

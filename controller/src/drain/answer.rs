@@ -1,0 +1,94 @@
+//! What the eviction endpoint's answers mean, as observed on a real API server.
+
+use std::time::Duration;
+
+/// How long a pod whose eviction a budget refuses is left alone, unless the budget changes before or the server says
+/// otherwise: `kubectl drain`'s own figure.
+pub const BLOCKED_RETRY: Duration = Duration::from_secs(5);
+
+/// What an answer means for the pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// Evicted, or gone already: wait until it is gone.
+    Leaves,
+    /// The name now belongs to another pod: look again.
+    OtherPod,
+    /// A budget refuses it for now.
+    Blocked {
+        /// The budget, where the answer names it.
+        budget: Option<String>,
+        /// When to try again.
+        retry: Duration,
+    },
+    /// The server is busy or broken: try again, it is nobody's budget.
+    Retry(Duration),
+    /// It will not work by trying again: the drain fails.
+    Fatal,
+}
+
+/// Reads the budget's name from `Cannot evict pod as it would violate the pod's disruption budget. The disruption budget
+/// NAME needs …`, the only place where the server says it.
+fn budget_name(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once("disruption budget ")?;
+    let name = rest.split_whitespace().next()?;
+    name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '.').then(|| name.to_owned())
+}
+
+/// What an answer of the eviction endpoint means. `retry_after` is the header of that name, `causes` are the pairs of
+/// reason and message in the answer's details.
+pub fn meaning(code: u16, retry_after: Option<Duration>, message: &str, causes: &[(String, String)]) -> Meaning {
+    let cause = |reason: &str| causes.iter().find(|(r, _)| r == reason).map(|(_, message)| message.as_str());
+    match code {
+        200..=299 | 404 => Meaning::Leaves,
+        409 => Meaning::OtherPod,
+        429 => match cause("DisruptionBudget") {
+            Some(text) => Meaning::Blocked { budget: budget_name(text), retry: retry_after.unwrap_or(BLOCKED_RETRY) },
+            None => Meaning::Retry(retry_after.unwrap_or(Duration::from_secs(1))),
+        },
+        // The namespace is going and takes its pods along.
+        403 if cause("NamespaceTerminating").is_some() => Meaning::Retry(BLOCKED_RETRY),
+        // Two budgets on one pod: a person has to mend that, and until then it blocks like a budget does.
+        500 if message.contains("more than one PodDisruptionBudget") => {
+            Meaning::Blocked { budget: None, retry: Duration::from_secs(30) }
+        }
+        500..=599 => Meaning::Retry(retry_after.unwrap_or(Duration::from_secs(2))),
+        _ => Meaning::Fatal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_answer_of_the_eviction_endpoint_means_what_was_observed() {
+        let budget = |text: &str| vec![("DisruptionBudget".to_owned(), text.to_owned())];
+        let exhausted = budget("The disruption budget web needs 1 healthy pods and has 1 currently");
+        let processing = budget("The disruption budget web is still being processed by the server.");
+        let s = Duration::from_secs;
+        let blocked = |retry| Meaning::Blocked { budget: Some("web".into()), retry };
+        let cases = [
+            ("evicted", meaning(201, None, "", &[]), Meaning::Leaves),
+            ("gone", meaning(404, None, "", &[]), Meaning::Leaves),
+            ("another pod of that name", meaning(409, None, "", &[]), Meaning::OtherPod),
+            ("the budget is exhausted", meaning(429, None, "", &exhausted), blocked(BLOCKED_RETRY)),
+            ("the budget is still processed", meaning(429, Some(s(10)), "", &processing), blocked(s(10))),
+            ("throttled", meaning(429, Some(s(3)), "", &[]), Meaning::Retry(s(3))),
+            ("forbidden", meaning(403, None, "", &[]), Meaning::Fatal),
+            (
+                "the namespace is terminating",
+                meaning(403, None, "", &[("NamespaceTerminating".into(), String::new())]),
+                Meaning::Retry(BLOCKED_RETRY),
+            ),
+            (
+                "two budgets",
+                meaning(500, None, "This pod has more than one PodDisruptionBudget, which …", &[]),
+                Meaning::Blocked { budget: None, retry: s(30) },
+            ),
+            ("the server is broken", meaning(503, None, "", &[]), Meaning::Retry(s(2))),
+        ];
+        for (sentence, got, expected) in cases {
+            assert_eq!(got, expected, "{sentence}");
+        }
+    }
+}

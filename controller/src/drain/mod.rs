@@ -1,0 +1,4 @@
+//! Draining a node: which pods have to go, and what the eviction endpoint's answers mean.
+
+pub mod answer;
+pub mod filter;

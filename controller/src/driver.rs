@@ -1,0 +1,347 @@
+//! The loop of the leader: gather a view, plan, lint, carry out; again when something changed.
+//!
+//! It is woken by a change of a cache, by the end of an action, or by the time that the last plan named. Nothing polls.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
+use kube::runtime::watcher;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::apply::{Applier, ApplyError, Outcome, pause};
+use crate::plan::{Plan, Quarantine, plan};
+use crate::policy::Policy;
+use crate::shadows::{Change, changes};
+use crate::view::{Blocked, BudgetFacts, Cache, ClusterView, NodeView, PodFacts, newer};
+
+/// How often the operator's status is written when only its counts changed.
+const STATUS_PERIOD: Duration = Duration::from_secs(1);
+
+/// How long actions under way may take when the process is asked to stop.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// What the leader remembers of a node besides what Kubernetes keeps. Losing it costs a repeated request, never a wrong
+/// one.
+#[derive(Default)]
+struct Memory {
+    blocked: BTreeMap<String, Blocked>,
+    /// The version of the budget at the time of its refusal, by the pod's uid.
+    budget_versions: BTreeMap<String, String>,
+    lease_renewed: Option<Timestamp>,
+    busy: bool,
+    failures: u32,
+    paused_until: Option<Instant>,
+}
+
+struct PodWatch {
+    cache: Cache<PodFacts>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for PodWatch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+enum Done {
+    Operator(Result<(), ApplyError>),
+    Shadow(String, Result<(), ApplyError>),
+}
+
+/// The leader's loop and what it holds.
+pub struct Driver {
+    applier: Applier,
+    budgets: Cache<BudgetFacts>,
+    changed: Arc<watch::Sender<u64>>,
+    own_node: Option<String>,
+    leader_since: Timestamp,
+    memory: HashMap<String, Memory>,
+    pods: HashMap<String, PodWatch>,
+    shadow_changes: BTreeMap<String, Option<Instant>>,
+    operator_busy: bool,
+    operator_written: Option<Instant>,
+    operator_paused: Option<Instant>,
+    outcomes: (mpsc::UnboundedSender<Outcome>, mpsc::UnboundedReceiver<Outcome>),
+    done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
+}
+
+impl Driver {
+    /// A driver for a leader since `leader_since`.
+    pub fn new(
+        applier: Applier,
+        budgets: Cache<BudgetFacts>,
+        changed: Arc<watch::Sender<u64>>,
+        own_node: Option<String>,
+        leader_since: Timestamp,
+    ) -> Self {
+        Self {
+            applier,
+            budgets,
+            changed,
+            own_node,
+            leader_since,
+            memory: HashMap::new(),
+            pods: HashMap::new(),
+            shadow_changes: BTreeMap::new(),
+            operator_busy: false,
+            operator_written: None,
+            operator_paused: None,
+            outcomes: mpsc::unbounded_channel(),
+            done: mpsc::unbounded_channel(),
+        }
+    }
+
+    /// Runs until `stop` turns true, then lets what is under way end.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut changes = self.changed.subscribe();
+        changes.mark_changed();
+        let mut wake: Option<Instant> = None;
+        loop {
+            let timer = async {
+                match wake {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => break,
+                _ = changes.changed() => {}
+                Some(outcome) = self.outcomes.1.recv() => self.ended(outcome),
+                Some(done) = self.done.1.recv() => self.written(done),
+                () = timer => {}
+            }
+            changes.mark_unchanged();
+            while let Ok(outcome) = self.outcomes.1.try_recv() {
+                self.ended(outcome);
+            }
+            while let Ok(done) = self.done.1.try_recv() {
+                self.written(done);
+            }
+            wake = self.turn();
+        }
+        let deadline = Instant::now() + STOP_LIMIT;
+        while self.memory.values().any(|m| m.busy) {
+            match tokio::time::timeout_at(deadline, self.outcomes.1.recv()).await {
+                Ok(Some(outcome)) => self.ended(outcome),
+                _ => break,
+            }
+        }
+    }
+
+    /// One turn: view, plan, lint, apply. Returns when to turn again if nothing changes.
+    fn turn(&mut self) -> Option<Instant> {
+        let synced = self.applier.nodes.synced()
+            && self.applier.shadows.synced()
+            && self.applier.operator.synced()
+            && self.budgets.synced();
+        if !synced {
+            return None;
+        }
+        let now = crate::clock::now();
+        let view = self.view(now);
+        let policy = view.operator.as_ref().map_or_else(Policy::default, |o| Policy::from_spec(&o.spec));
+        let mut plan = plan(&view, &policy, now);
+        for finding in crate::lint::lint(&view, &policy, &mut plan) {
+            tracing::error!(
+                property = finding.property,
+                node = finding.node,
+                text = finding.text,
+                "the plan broke a safety property and was cut down"
+            );
+            self.applier.metrics.findings.with_label_values(&[finding.property]).inc();
+        }
+        let frozen = Quarantine::of(&view, policy.max_failures).frozen_by().is_some();
+        self.applier.metrics.observe(&view, &plan, frozen);
+        self.change_shadows(&policy);
+        self.watch_pods(&plan.pods);
+        let mut wakes = vec![self.write_operator(&view, &plan)];
+        self.act(&view, &mut plan);
+        let until = plan.wake.map(|at| {
+            let ahead = at.duration_since(now).max(jiff::SignedDuration::ZERO);
+            // A timestamp has millisecond precision; waking a little late beats waking early and again.
+            Instant::now() + Duration::try_from(ahead).unwrap_or_default() + Duration::from_millis(2)
+        });
+        wakes.push(until);
+        wakes.extend(self.memory.values().map(|m| m.paused_until));
+        wakes.extend(self.shadow_changes.values().copied());
+        wakes.into_iter().flatten().min()
+    }
+
+    fn view(&mut self, now: Timestamp) -> ClusterView {
+        let nodes = self.applier.nodes.items();
+        let mut shadows = self.applier.shadows.items();
+        self.memory.retain(|name, memory| memory.busy || nodes.contains_key(name));
+        let clock = Instant::now();
+        let mut view = ClusterView {
+            operator: self.applier.operator.get(models::names::OPERATOR_NAME),
+            own_node: self.own_node.clone(),
+            leader_since: self.leader_since,
+            ..ClusterView::default()
+        };
+        for (name, facts) in nodes {
+            let shadow = shadows.remove(&name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
+            if !facts.labelled && !facts.claimed && shadow.is_none() {
+                continue;
+            }
+            let mut node = NodeView { facts, shadow, ..NodeView::default() };
+            if let Some(watch) = self.pods.get(&name).filter(|w| w.cache.synced()) {
+                node.pods = Some(watch.cache.items().into_values().collect());
+            }
+            if let Some(memory) = self.memory.get_mut(&name) {
+                if memory.paused_until.is_some_and(|until| until <= clock) {
+                    memory.paused_until = None;
+                }
+                if memory.busy || memory.paused_until.is_some() {
+                    view.busy.insert(name.clone());
+                }
+                let progress = node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
+                if progress.is_none() {
+                    memory.blocked.clear();
+                    memory.budget_versions.clear();
+                    memory.lease_renewed = None;
+                }
+                for (uid, blocked) in &mut memory.blocked {
+                    let Some(budget) = blocked.budget.as_ref().and_then(|key| self.budgets.get(key)) else { continue };
+                    let seen = memory.budget_versions.get(uid).map_or("", String::as_str);
+                    if budget.allowed > 0 && newer(&budget.resource_version, seen) {
+                        blocked.retry_at = now;
+                    }
+                }
+                node.blocked.clone_from(&memory.blocked);
+                node.lease_renewed = memory.lease_renewed;
+            }
+            view.nodes.insert(name, node);
+        }
+        view
+    }
+
+    fn act(&mut self, view: &ClusterView, plan: &mut Plan) {
+        for (name, action) in std::mem::take(&mut plan.actions) {
+            let Some(node) = view.nodes.get(&name).filter(|_| !view.busy.contains(&name)) else { continue };
+            self.memory.entry(name).or_default().busy = true;
+            self.applier.spawn(node.clone(), action, self.outcomes.0.clone());
+        }
+    }
+
+    fn ended(&mut self, outcome: Outcome) {
+        let memory = self.memory.entry(outcome.node).or_default();
+        memory.busy = false;
+        match outcome.result {
+            Ok(learned) => {
+                memory.failures = 0;
+                for (uid, mut new) in learned.evictions {
+                    if let Some(old) = memory.blocked.get(&uid).filter(|old| !old.accepted) {
+                        new.since = old.since;
+                    }
+                    if let Some(budget) = new.budget.as_ref().and_then(|key| self.budgets.get(key)) {
+                        memory.budget_versions.insert(uid.clone(), budget.resource_version);
+                    }
+                    memory.blocked.insert(uid, new);
+                }
+                memory.lease_renewed = learned.lease_renewed.or(memory.lease_renewed);
+            }
+            Err(error) => {
+                memory.paused_until = Some(Instant::now() + pause(&error, memory.failures));
+                memory.failures = memory.failures.saturating_add(1);
+            }
+        }
+    }
+
+    fn written(&mut self, done: Done) {
+        match done {
+            Done::Operator(result) => {
+                self.operator_busy = false;
+                if let Err(error) = result {
+                    self.operator_paused = Some(Instant::now() + pause(&error, 0));
+                    if error.code() != Some(409) {
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            "the operator's status could not be written"
+                        );
+                    }
+                }
+            }
+            Done::Shadow(node, Ok(())) => {
+                self.shadow_changes.remove(&node);
+            }
+            Done::Shadow(node, Err(error)) => {
+                tracing::warn!(node, error = &error as &dyn std::error::Error, "a shadow could not be made or deleted");
+                self.shadow_changes.insert(node, Some(Instant::now() + Duration::from_secs(2)));
+            }
+        }
+    }
+
+    /// Slots are written at once, counts at most once a second, and never two writes at a time.
+    fn write_operator(&mut self, view: &ClusterView, plan: &Plan) -> Option<Instant> {
+        let (Some(status), Some(operator)) = (&plan.status, &view.operator) else { return None };
+        if *status == operator.status || self.operator_busy {
+            return None;
+        }
+        let now = Instant::now();
+        if let Some(until) = self.operator_paused.filter(|until| *until > now) {
+            return Some(until);
+        }
+        let due = self.operator_written.map_or(now, |at| at + STATUS_PERIOD);
+        if plan.slots.is_none() && due > now {
+            return Some(due);
+        }
+        self.operator_busy = true;
+        self.operator_written = Some(now);
+        let (applier, view, status, done) = (self.applier.clone(), view.clone(), status.clone(), self.done.0.clone());
+        tokio::spawn(async move {
+            let result = applier.write_operator(&view, &status).await;
+            let _ = done.send(Done::Operator(result));
+        });
+        None
+    }
+
+    fn change_shadows(&mut self, policy: &Policy) {
+        let now = Instant::now();
+        self.shadow_changes.retain(|_, retry| retry.is_none_or(|at| at > now));
+        for change in changes(&self.applier.nodes.items(), &self.applier.shadows.items()) {
+            let (Change::Create { node, .. } | Change::Delete { node, .. }) = &change;
+            if self.shadow_changes.contains_key(node) {
+                continue;
+            }
+            self.shadow_changes.insert(node.clone(), None);
+            let host = models::shadow::HostPolicy {
+                refresh_interval: Some(policy.refresh_interval),
+                ..models::shadow::HostPolicy::default()
+            };
+            let (applier, done) = (self.applier.clone(), self.done.0.clone());
+            tokio::spawn(async move {
+                let (node, result) = match change {
+                    Change::Create { node, uid } => {
+                        let result = applier.create_shadow(&node, &uid, host).await;
+                        (node, result)
+                    }
+                    Change::Delete { node, uid } => {
+                        let result = applier.delete_shadow(&node, &uid).await;
+                        (node, result)
+                    }
+                };
+                let _ = done.send(Done::Shadow(node, result));
+            });
+        }
+    }
+
+    /// Pods are watched on those nodes only that have to be looked at, so memory does not grow with the cluster's pods.
+    fn watch_pods(&mut self, wanted: &BTreeSet<String>) {
+        self.pods.retain(|node, _| wanted.contains(node));
+        for node in wanted {
+            self.pods.entry(node.clone()).or_insert_with(|| {
+                let cache = Cache::new(self.changed.clone());
+                let api: Api<kube::core::DeserializeGuard<Pod>> = Api::all(self.applier.client.clone());
+                let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+                PodWatch { task: tokio::spawn(cache.run(api, config)), cache }
+            });
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The plain port: liveness, readiness, metrics.
+
+use std::net::SocketAddr;
+
+use actix_web::{App, HttpResponse, HttpServer, web};
+use tokio::sync::watch;
+
+use crate::metrics::Metrics;
+
+/// Serves until `stop` turns true. `ready` says whether the caches are warm: a standby is ready too, since it can take
+/// over at once.
+pub async fn serve(
+    listen: SocketAddr,
+    metrics: Metrics,
+    ready: watch::Receiver<bool>,
+    mut stop: watch::Receiver<bool>,
+) -> std::io::Result<()> {
+    let server = HttpServer::new(move || {
+        App::new()
+            .app_data(web::Data::new(metrics.clone()))
+            .app_data(web::Data::new(ready.clone()))
+            .route("/healthz", web::get().to(async || HttpResponse::Ok().body("ok\n")))
+            .route("/readyz", web::get().to(readyz))
+            .route("/metrics", web::get().to(text))
+    })
+    .workers(1)
+    .shutdown_timeout(1)
+    .disable_signals()
+    .bind(listen)?
+    .run();
+    let handle = server.handle();
+    tokio::spawn(async move {
+        let _ = stop.wait_for(|stop| *stop).await;
+        handle.stop(true).await;
+    });
+    server.await
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "extractors are passed by value")]
+async fn readyz(ready: web::Data<watch::Receiver<bool>>) -> HttpResponse {
+    if *ready.borrow() {
+        HttpResponse::Ok().body("ok\n")
+    } else {
+        HttpResponse::ServiceUnavailable().body("the caches are not filled yet\n")
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "extractors are passed by value")]
+async fn text(metrics: web::Data<Metrics>) -> HttpResponse {
+    HttpResponse::Ok().content_type("text/plain; version=0.0.4").body(metrics.text())
+}

@@ -1,0 +1,107 @@
+//! The rules, without I/O.
+
+use std::time::{Duration, Instant};
+
+/// How long things take in an election: client-go's defaults.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameters {
+    /// How long a record has to stay unchanged before another candidate may take it.
+    pub lease_duration: Duration,
+    /// How long a leader goes on after its last successful renewal.
+    pub renew_deadline: Duration,
+    /// How often candidates look and leaders renew.
+    pub retry_period: Duration,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What a Lease says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// Who holds it; empty after a release.
+    pub holder: String,
+    /// How long the holder asked for.
+    pub duration: Duration,
+    /// The version of the Lease object: any change of it is a sign of life.
+    pub version: String,
+}
+
+/// A record and when it was first seen as it is.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The record.
+    pub record: Record,
+    /// Since when this observer has seen it unchanged, by its own clock.
+    pub since: Instant,
+}
+
+impl Observed {
+    /// Takes in what was just read.
+    pub fn update(previous: Option<Self>, record: Record, now: Instant) -> Self {
+        match previous {
+            Some(previous) if previous.record == record => previous,
+            _ => Self { record, since: now },
+        }
+    }
+}
+
+/// What a candidate does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// There is no Lease: create it.
+    Create,
+    /// The Lease is free, or has run out: take it.
+    Take,
+    /// The Lease is ours: renew it.
+    Renew,
+    /// Somebody else holds it until then at least.
+    Wait(Instant),
+}
+
+/// What `identity` does about the record at `now`.
+pub fn next(identity: &str, observed: Option<&Observed>, now: Instant) -> Next {
+    let Some(Observed { record, since }) = observed else { return Next::Create };
+    if record.holder == identity {
+        return Next::Renew;
+    }
+    let until = *since + record.duration;
+    if record.holder.is_empty() || now >= until { Next::Take } else { Next::Wait(until) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(holder: &str, version: &str) -> Record {
+        Record { holder: holder.into(), duration: Duration::from_secs(15), version: version.into() }
+    }
+
+    #[test]
+    fn a_lease_is_taken_only_after_it_stood_still_for_its_duration_by_the_observers_clock() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let seen = Observed::update(None, record("a", "1"), start);
+        assert_eq!(next("b", Some(&seen), at(14)), Next::Wait(at(15)));
+        assert_eq!(next("b", Some(&seen), at(15)), Next::Take);
+        let renewed = Observed::update(Some(seen.clone()), record("a", "2"), at(10));
+        assert_eq!(next("b", Some(&renewed), at(15)), Next::Wait(at(25)));
+        let unchanged = Observed::update(Some(seen), record("a", "1"), at(10));
+        assert_eq!(unchanged.since, start);
+    }
+
+    #[test]
+    fn a_missing_or_released_lease_is_free_and_ones_own_is_renewed() {
+        let now = Instant::now();
+        assert_eq!(next("a", None, now), Next::Create);
+        assert_eq!(next("a", Some(&Observed::update(None, record("", "1"), now)), now), Next::Take);
+        assert_eq!(next("a", Some(&Observed::update(None, record("a", "1"), now)), now), Next::Renew);
+    }
+}

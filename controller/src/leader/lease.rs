@@ -1,0 +1,190 @@
+//! The Lease itself: reading, writing, and knowing whether one still leads.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Api, ObjectMeta, PostParams};
+use tokio::sync::watch;
+
+use super::election::{Next, Observed, Parameters, Record, next};
+
+/// The lease is lost: this process must not write any more, and ends.
+#[derive(Debug, thiserror::Error)]
+#[error("the lease is lost; another replica may lead already, so this one ends")]
+pub struct LostLease;
+
+/// Whether this process leads, as far as it can know. Cloning shares it.
+#[derive(Clone)]
+pub struct Leadership {
+    renewed: Arc<Mutex<Option<Instant>>>,
+    leads: watch::Receiver<bool>,
+    parameters: Parameters,
+}
+
+impl Leadership {
+    /// Asked right before each write. It looks at the monotonic clock, which also runs while the process is stopped, so
+    /// a leader that slept through its succession finds out before it writes.
+    pub fn check(&self) -> Result<(), LostLease> {
+        let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        match renewed {
+            Some(at) if at.elapsed() < self.parameters.renew_deadline => Ok(()),
+            _ => Err(LostLease),
+        }
+    }
+
+    /// Whether this process leads; follows changes.
+    pub fn leads(&self) -> watch::Receiver<bool> {
+        self.leads.clone()
+    }
+
+    /// A leadership that never ends, for tests.
+    #[cfg(test)]
+    pub fn forever() -> Self {
+        let (_, leads) = watch::channel(true);
+        let parameters = Parameters { renew_deadline: std::time::Duration::from_secs(3600), ..Parameters::default() };
+        Self { renewed: Arc::new(Mutex::new(Some(Instant::now()))), leads, parameters }
+    }
+}
+
+struct Campaign {
+    api: Api<Lease>,
+    name: String,
+    identity: String,
+    parameters: Parameters,
+    observed: Option<Observed>,
+    lease: Option<Lease>,
+}
+
+fn record_of(lease: &Lease) -> Record {
+    let spec = lease.spec.clone().unwrap_or_default();
+    Record {
+        holder: spec.holder_identity.unwrap_or_default(),
+        duration: std::time::Duration::from_secs(
+            spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).unwrap_or(15),
+        ),
+        version: lease.metadata.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+impl Campaign {
+    fn spec(&self, now: Timestamp) -> LeaseSpec {
+        let previous = self.lease.as_ref().and_then(|l| l.spec.clone()).unwrap_or_default();
+        let ours = previous.holder_identity.as_deref() == Some(self.identity.as_str());
+        let seconds = i32::try_from(self.parameters.lease_duration.as_secs()).unwrap_or(15);
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: Some(seconds),
+            acquire_time: if ours { previous.acquire_time } else { Some(MicroTime(now)) },
+            renew_time: Some(MicroTime(now)),
+            lease_transitions: Some(previous.lease_transitions.unwrap_or(0) + i32::from(!ours)),
+            ..LeaseSpec::default()
+        }
+    }
+
+    fn saw(&mut self, lease: Option<Lease>) {
+        let now = Instant::now();
+        self.observed = lease.as_ref().map(|l| Observed::update(self.observed.take(), record_of(l), now));
+        self.lease = lease;
+    }
+
+    /// One try to get or keep the lease. `Ok(true)`: it is ours as of the beginning of this call.
+    async fn attempt(&mut self, now: Timestamp) -> Result<bool, kube::Error> {
+        // A leader renews what it wrote last without reading it first; a conflict tells it to look.
+        let held = self.lease.as_ref().is_some_and(|l| record_of(l).holder == self.identity);
+        if !held {
+            let lease = self.api.get_opt(&self.name).await?;
+            self.saw(lease);
+        }
+        let written = match next(&self.identity, self.observed.as_ref(), Instant::now()) {
+            Next::Wait(_) => return Ok(false),
+            Next::Create => {
+                let lease = Lease {
+                    metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
+                    spec: Some(self.spec(now)),
+                };
+                self.api.create(&PostParams::default(), &lease).await
+            }
+            Next::Take | Next::Renew => {
+                let mut lease = self.lease.clone().unwrap_or_default();
+                lease.spec = Some(self.spec(now));
+                self.api.replace(&self.name, &PostParams::default(), &lease).await
+            }
+        };
+        match written {
+            Ok(lease) => {
+                self.saw(Some(lease));
+                Ok(true)
+            }
+            Err(error) => {
+                // Whatever went wrong: look again before the next try.
+                if matches!(&error, kube::Error::Api(status) if status.code == 409 || status.code == 404) {
+                    self.lease = None;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn release(&mut self, now: Timestamp) -> Result<(), kube::Error> {
+        let Some(mut lease) = self.lease.clone().filter(|l| record_of(l).holder == self.identity) else {
+            return Ok(());
+        };
+        let mut spec = self.spec(now);
+        spec.holder_identity = Some(String::new());
+        spec.lease_duration_seconds = Some(1);
+        lease.spec = Some(spec);
+        self.api.replace(&self.name, &PostParams::default(), &lease).await.map(|_| ())
+    }
+}
+
+/// Stands for election for as long as the process runs. The future ends with an error when a lease that was held is
+/// lost, and in peace, with the lease released, when `stop` turns true.
+pub fn campaign(
+    api: Api<Lease>,
+    name: String,
+    identity: String,
+    parameters: Parameters,
+    mut stop: watch::Receiver<bool>,
+) -> (Leadership, impl Future<Output = Result<(), LostLease>>) {
+    let renewed = Arc::new(Mutex::new(None));
+    let (lead, leads) = watch::channel(false);
+    let leadership = Leadership { renewed: renewed.clone(), leads, parameters };
+    let mut campaign = Campaign { api, name, identity, parameters, observed: None, lease: None };
+    let run = async move {
+        let mut last: Option<Instant> = None;
+        loop {
+            let began = Instant::now();
+            let answer = tokio::time::timeout(parameters.renew_deadline, campaign.attempt(crate::clock::now())).await;
+            match answer {
+                Ok(Ok(true)) => {
+                    last = Some(began);
+                    *renewed.lock().unwrap_or_else(PoisonError::into_inner) = last;
+                    lead.send_if_modified(|leads| !std::mem::replace(leads, true));
+                }
+                Ok(Ok(false)) if last.is_some() => return Err(LostLease),
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "the lease could not be written");
+                }
+                Err(_) => tracing::warn!("the API server did not answer for the lease in time"),
+            }
+            if last.is_some_and(|at| at.elapsed() >= parameters.renew_deadline) {
+                return Err(LostLease);
+            }
+            tokio::select! {
+                () = tokio::time::sleep(parameters.retry_period) => {}
+                _ = stop.wait_for(|stop| *stop) => {
+                    *renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                    if let Err(error) = campaign.release(crate::clock::now()).await {
+                        tracing::warn!(error = &error as &dyn std::error::Error, "the lease could not be released; it runs out by itself");
+                    }
+                    return Ok(());
+                }
+            }
+        }
+    };
+    (leadership, run)
+}

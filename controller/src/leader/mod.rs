@@ -1,0 +1,10 @@
+//! Leader election on a Lease, with client-go's rules.
+//!
+//! How long a record has been unchanged is measured by the observer's own monotonic clock, and never compared with the
+//! clock that wrote the record: a leader whose clock is hours off harms nobody.
+
+mod election;
+mod lease;
+
+pub use election::{Next, Observed, Parameters, Record, next};
+pub use lease::{Leadership, LostLease, campaign};

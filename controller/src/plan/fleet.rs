@@ -1,0 +1,341 @@
+//! The whole fleet: who is next, within the budget.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::condition::{Condition, set_condition};
+use models::operator::{BottlerocketUpdateOperatorStatus, Counts, Slot, WaitingCount};
+use models::shadow::{HostState, Step};
+use semver::Version;
+
+use super::attempt::{Case, refusal};
+use super::{Action, Decision, Plan, Verdict, Wait};
+use crate::drain::filter;
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeView};
+
+/// How many candidates beyond the free slots have their pods looked at, so that one with a pod in the way gives its turn
+/// to the next at once.
+const MARGIN: usize = 2;
+
+/// How many reasons the operator's status names.
+const REASONS: usize = 32;
+
+/// The versions that have failed too often, from the failures that stand unresolved in the shadows' records.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Quarantine {
+    spent: BTreeSet<(String, String, Version)>,
+}
+
+impl Quarantine {
+    /// Counts each node once per version, variant and architecture.
+    pub fn of(view: &ClusterView, max_failures: usize) -> Self {
+        let mut counts: BTreeMap<(String, String, Version), usize> = BTreeMap::new();
+        for shadow in view.nodes.values().filter_map(|n| n.shadow.as_ref()) {
+            let Some(record) = &shadow.status.controller.record else { continue };
+            let keys: BTreeSet<_> = record
+                .version_failures
+                .iter()
+                .filter(|f| f.resolved_by.is_none())
+                .map(|f| (f.variant.clone(), f.arch.clone(), f.version.clone()))
+                .collect();
+            for key in keys {
+                *counts.entry(key).or_default() += 1;
+            }
+        }
+        Self { spent: counts.into_iter().filter(|(_, n)| *n >= max_failures.max(1)).map(|(key, _)| key).collect() }
+    }
+
+    /// Whether this version is quarantined for this kind of host.
+    pub fn holds(&self, variant: Option<&str>, arch: Option<&str>, version: &Version) -> bool {
+        self.spent
+            .iter()
+            .any(|(v, a, spent)| spent == version && Some(v.as_str()) == variant && Some(a.as_str()) == arch)
+    }
+
+    /// A version that has stopped the rollout, if one has.
+    pub fn frozen_by(&self) -> Option<&Version> {
+        self.spent.iter().next().map(|(_, _, version)| version)
+    }
+}
+
+/// Whether a node is, or may be, out of service because of us.
+fn disrupted(node: &NodeView) -> bool {
+    node.facts.claimed
+        || node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref()).is_some_and(|p| p.disruptive)
+}
+
+/// Whether a slot of this node is still needed even if nothing is disrupted (yet, or any more).
+fn under_way(node: &NodeView) -> bool {
+    node.shadow.as_ref().is_some_and(|s| s.status.controller.progress.is_some() || s.spec.state != HostState::Idle)
+}
+
+/// Makes the plan.
+pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
+    let quarantine = Quarantine::of(view, policy.max_failures);
+    let held: BTreeMap<&str, &Slot> =
+        view.operator.iter().flat_map(|o| &o.status.slots).map(|slot| (slot.uid.as_str(), slot)).collect();
+    let mut plan = Plan::default();
+    let mut candidates: Vec<(&str, Version)> = Vec::new();
+    let mut wanting: Vec<&str> = Vec::new();
+    let mut wants_slot: BTreeSet<&str> = BTreeSet::new();
+
+    for (name, node) in &view.nodes {
+        let decision = match case(view, policy, &quarantine, now, node, &held) {
+            Some(case) => case.decide(),
+            None if node.facts.labelled => Decision::wait(Wait::NoShadow),
+            None => Decision::wait(Wait::NotLabelled),
+        };
+        if decision.pods {
+            plan.pods.insert(name.clone());
+        }
+        plan.wake = earliest(plan.wake, decision.wake);
+        let busy = view.busy.contains(name);
+        match decision.verdict {
+            Verdict::WantsSlot => {
+                wants_slot.insert(name);
+                wanting.push(name);
+            }
+            _ if busy => {
+                plan.waits.insert(name.clone(), Wait::Acting);
+            }
+            Verdict::Act(action) => {
+                plan.actions.insert(name.clone(), action);
+            }
+            Verdict::Wait(wait) => {
+                plan.waits.insert(name.clone(), wait);
+            }
+            Verdict::Candidate(version) => candidates.push((name, version)),
+        }
+    }
+
+    let ordered = |a: &&str, b: &&str| order(view, a).cmp(&order(view, b));
+    wanting.sort_by(ordered);
+    candidates.sort_by(|(a, _), (b, _)| ordered(a, b));
+
+    // The budget: what we disrupt, and what is out of service without us.
+    let total = view.nodes.values().filter(|n| n.facts.labelled).count();
+    let budget = policy.max_unavailable.of(total).unwrap_or(1);
+    let mut in_use: BTreeSet<&str> = BTreeSet::new();
+    for node in view.nodes.values() {
+        let slot_in_use = held.contains_key(node.facts.uid.as_str()) && under_way(node);
+        let out_without_us = node.facts.labelled && !node.facts.ready && !node.facts.deleting;
+        if slot_in_use || disrupted(node) || out_without_us {
+            in_use.insert(&node.facts.uid);
+        }
+    }
+    let free = budget.saturating_sub(in_use.len());
+
+    let mut slots = kept_slots(view, &held, &wants_slot, now);
+    let mut given = 0;
+    let mut looked_at = 0;
+    for (position, name) in wanting.iter().enumerate() {
+        let Some(node) = view.nodes.get(*name) else { continue };
+        if held.contains_key(node.facts.uid.as_str()) {
+            continue; // it has one already, and its pods are being read
+        }
+        let mut wait = Wait::Queued { position };
+        if looked_at < free + MARGIN && free > 0 {
+            looked_at += 1;
+            plan.pods.insert((*name).to_owned());
+            match &node.pods {
+                None => wait = Wait::ReadingPods,
+                Some(pods) => match refusal(&filter::sort(pods, None, models::names::SYSTEM_NAMESPACE)) {
+                    Some(refused) => {
+                        wait = refused;
+                        looked_at -= 1;
+                    }
+                    None if given < free && view.operator.is_some() => {
+                        given += 1;
+                        slots.push(Slot { uid: node.facts.uid.clone(), node: (*name).to_owned(), since: now });
+                        wait = Wait::Queued { position: 0 };
+                    }
+                    None => {}
+                },
+            }
+        }
+        if view.busy.contains(*name) {
+            plan.waits.insert((*name).to_owned(), Wait::Acting);
+            continue;
+        }
+        let waiting = case(view, policy, &quarantine, now, node, &held).and_then(|case| {
+            let progress = case.shadow.status.controller.progress.as_ref()?;
+            // A node whose turn is about to come need not be told that it waits.
+            let passes_through = free > 0 && matches!(wait, Wait::ReadingPods | Wait::Queued { position: 0 });
+            (!passes_through).then(|| case.waiting_staged(progress, wait.clone()))
+        });
+        match waiting.map(|d| d.verdict) {
+            Some(Verdict::Act(action)) => {
+                plan.actions.insert((*name).to_owned(), action);
+            }
+            _ => {
+                plan.waits.insert((*name).to_owned(), wait);
+            }
+        }
+    }
+
+    // Staging disrupts nothing, but without pre-staging it passes the same gates as a start: for the free slots, and as
+    // many nodes again.
+    let staging =
+        view.nodes.values().filter(|n| step_of(n).is_some_and(|s| matches!(s, Step::Staging | Step::Staged))).count();
+    let room = (2 * free).saturating_sub(staging);
+    for (position, (name, version)) in candidates.iter().enumerate() {
+        let case = view.nodes.get(*name).and_then(|node| case(view, policy, &quarantine, now, node, &held));
+        match case {
+            Some(case) if position < room => {
+                plan.actions.insert((*name).to_owned(), case.begin(version));
+            }
+            _ => {
+                plan.waits.insert((*name).to_owned(), Wait::Queued { position: position + wanting.len() });
+            }
+        }
+    }
+
+    if let Some(operator) = &view.operator {
+        let unchanged = operator.status.slots.len() == slots.len()
+            && operator.status.slots.iter().zip(&slots).all(|(a, b)| a.uid == b.uid);
+        let mut status = status(view, policy, &quarantine, &plan, now);
+        status.slots = if unchanged { operator.status.slots.clone() } else { slots.clone() };
+        plan.slots = (!unchanged).then_some(slots);
+        plan.status = Some(status);
+    }
+    plan
+}
+
+fn case<'a>(
+    view: &'a ClusterView,
+    policy: &'a Policy,
+    quarantine: &'a Quarantine,
+    now: Timestamp,
+    node: &'a NodeView,
+    held: &BTreeMap<&str, &Slot>,
+) -> Option<Case<'a>> {
+    let shadow = node.shadow.as_ref()?;
+    let slot = held.contains_key(node.facts.uid.as_str());
+    Some(Case { view, node, shadow, policy, quarantine, now, slot })
+}
+
+fn step_of(node: &NodeView) -> Option<Step> {
+    node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref()).map(|p| p.step)
+}
+
+/// Fewest failures first, the leader's own node last, then by name: the same for the same facts, whatever order they
+/// came in.
+fn order<'a>(view: &ClusterView, name: &'a str) -> (bool, i64, &'a str) {
+    let record = view.nodes.get(name).and_then(|n| n.shadow.as_ref()).and_then(|s| s.status.controller.record.as_ref());
+    (view.own_node.as_deref() == Some(name), record.map_or(0, |r| r.failures), name)
+}
+
+/// The slots that stay: of nodes that exist and are under way or disrupted, whether they had one or lost it.
+fn kept_slots(
+    view: &ClusterView,
+    held: &BTreeMap<&str, &Slot>,
+    wants_slot: &BTreeSet<&str>,
+    now: Timestamp,
+) -> Vec<Slot> {
+    let mut slots: Vec<Slot> = Vec::new();
+    for (name, node) in &view.nodes {
+        let uid = node.facts.uid.as_str();
+        let past_staging = step_of(node).is_some_and(|s| !matches!(s, Step::Staging | Step::Staged));
+        let keeps = disrupted(node) || past_staging || wants_slot.contains(name.as_str());
+        match held.get(uid) {
+            Some(slot) if keeps => slots.push((*slot).clone()),
+            None if disrupted(node) => {
+                slots.push(Slot { uid: uid.to_owned(), node: name.clone(), since: now });
+            }
+            _ => {}
+        }
+    }
+    slots
+}
+
+fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// The operator's status, without its slots.
+fn status(
+    view: &ClusterView,
+    policy: &Policy,
+    quarantine: &Quarantine,
+    plan: &Plan,
+    now: Timestamp,
+) -> BottlerocketUpdateOperatorStatus {
+    let Some(operator) = &view.operator else { return BottlerocketUpdateOperatorStatus::default() };
+    let mut counts = Counts::default();
+    for (name, node) in view.nodes.iter().filter(|(_, n)| n.facts.labelled) {
+        counts.total += 1;
+        let step = step_of(node);
+        let wait = plan.waits.get(name);
+        let record = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
+        counts.updating += i64::from(step.is_some_and(|s| !matches!(s, Step::Staging | Step::Staged)));
+        counts.staged += i64::from(step == Some(Step::Staged));
+        counts.current += i64::from(step.is_none() && wait == Some(&Wait::UpToDate));
+        counts.blocked += i64::from(wait.is_some_and(Wait::blocks));
+        counts.failed += i64::from(record.is_some_and(|r| r.failures > 0));
+    }
+    let mut reasons: BTreeMap<&'static str, i64> = BTreeMap::new();
+    for wait in plan.waits.values().filter(|w| !matches!(w, Wait::UpToDate | Wait::Acting | Wait::NotLabelled)) {
+        *reasons.entry(wait.as_str()).or_default() += 1;
+    }
+    let mut waiting: Vec<WaitingCount> =
+        reasons.into_iter().map(|(reason, nodes)| WaitingCount { reason: reason.to_owned(), nodes }).collect();
+    waiting.sort_by(|a, b| b.nodes.cmp(&a.nodes).then_with(|| a.reason.cmp(&b.reason)));
+    waiting.truncate(REASONS);
+
+    let mut conditions = operator.status.conditions.clone();
+    let mut set = |type_: &str, holds: bool, reason: &str, message: String| {
+        let condition = Condition {
+            type_: type_.to_owned(),
+            status: holds.into(),
+            reason: reason.to_owned(),
+            message,
+            last_transition_time: now,
+            observed_generation: None,
+        };
+        set_condition(&mut conditions, condition);
+    };
+    let switched =
+        if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
+    set("Enabled", policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned());
+    let progressing = view.nodes.values().any(|n| step_of(n).is_some());
+    set("Progressing", progressing, if progressing { "Updating" } else { "Idle" }, String::new());
+    match quarantine.frozen_by() {
+        Some(version) => set(
+            "Frozen",
+            true,
+            "VersionFailed",
+            format!("{version} has failed on as many nodes as failurePolicy.maxFailures allows; no new update starts"),
+        ),
+        None => set("Frozen", false, "NoFailures", String::new()),
+    }
+    BottlerocketUpdateOperatorStatus {
+        observed_generation: Some(operator.generation),
+        counts: Some(counts),
+        slots: Vec::new(),
+        waiting,
+        conditions,
+    }
+}
+
+impl Plan {
+    /// Whether this action begins the disruption of a node, or an attempt.
+    pub(crate) fn starts(action: &Action) -> bool {
+        match action {
+            Action::Status { status, .. } => status
+                .report
+                .progress
+                .as_ref()
+                .is_some_and(|p| matches!(p.step, Step::Staging | Step::LeavingBalancer | Step::Draining)),
+            Action::Spec { .. }
+            | Action::Claim
+            | Action::Release
+            | Action::Evict { .. }
+            | Action::Go { .. }
+            | Action::LookAtLease => false,
+        }
+    }
+}

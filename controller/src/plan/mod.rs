@@ -1,0 +1,142 @@
+//! The planner: from a snapshot to the next action of each node, or the reason why it waits.
+//!
+//! ```text
+//!  Idle ─► Staging ─► (Staged) ─► Draining ─► Rebooting ─► (Returning) ─► Monitoring ─► Idle
+//!             │           │          │            │             │             │
+//!             └───────────┴──────────┴── failure ─┴─────────────┴─────────────┘
+//!                                        ▼
+//!                                    Releasing ─► Idle
+//! ```
+//!
+//! Each action is one write, and each write leaves a state from which this same function finds the way: that is what
+//! makes a crash between any two of them heal. The order of the writes of one attempt is
+//! slot → progress → claim → … → claim → progress → slot.
+
+mod attempt;
+mod fleet;
+mod wait;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
+use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
+
+pub use fleet::{Quarantine, plan};
+pub use wait::Wait;
+
+/// An Event that goes with a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Whether it is a warning.
+    pub warning: bool,
+    /// Its reason, one fixed word.
+    pub reason: &'static str,
+    /// Its text.
+    pub message: String,
+}
+
+/// One pod to be evicted, under the uid that was seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Eviction {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Uid.
+    pub uid: String,
+}
+
+/// One write, or look, about one node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Write the controller's half of the shadow's status.
+    Status {
+        /// All of it.
+        status: Box<ControllerStatus>,
+        /// What to tell.
+        note: Option<Note>,
+    },
+    /// Write the shadow's spec.
+    Spec {
+        /// All of it.
+        spec: Box<BottlerocketShadowSpec>,
+    },
+    /// Cordon the node.
+    Claim,
+    /// Take back what we claimed on the node.
+    Release,
+    /// Evict pods.
+    Evict {
+        /// Which.
+        pods: Vec<Eviction>,
+    },
+    /// Look at the node and its pods once more, live, and if nothing is left, sign a go for the agent's nonce.
+    Go {
+        /// The nonce.
+        nonce: String,
+    },
+    /// Look whether the node's own Lease is still renewed.
+    LookAtLease,
+}
+
+/// What to do now.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// The next action of each node that has one.
+    pub actions: BTreeMap<String, Action>,
+    /// Why each other node waits.
+    pub waits: BTreeMap<String, Wait>,
+    /// The nodes whose pods have to be watched.
+    pub pods: BTreeSet<String>,
+    /// The slots as they have to be; `None` if they are so already, or if there is no resource to hold them.
+    pub slots: Option<Vec<Slot>>,
+    /// The operator's status as it has to be (with `slots` in it), if there is a resource to hold it.
+    pub status: Option<BottlerocketUpdateOperatorStatus>,
+    /// When to plan again even if nothing changes.
+    pub wake: Option<Timestamp>,
+}
+
+/// What the rules say about one node.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Decision {
+    verdict: Verdict,
+    /// Whether its pods have to be watched.
+    pods: bool,
+    /// When to think again.
+    wake: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Verdict {
+    Act(Action),
+    Wait(Wait),
+    /// Idle, and its own facts allow an attempt to this version.
+    Candidate(semver::Version),
+    /// Staged, and its own facts allow the disruption.
+    WantsSlot,
+}
+
+impl Default for Verdict {
+    fn default() -> Self {
+        Self::Wait(Wait::Acting)
+    }
+}
+
+impl Decision {
+    fn act(action: Action) -> Self {
+        Self { verdict: Verdict::Act(action), ..Self::default() }
+    }
+
+    fn wait(wait: Wait) -> Self {
+        Self { verdict: Verdict::Wait(wait), ..Self::default() }
+    }
+
+    fn watching_pods(self) -> Self {
+        Self { pods: true, ..self }
+    }
+
+    fn waking_at(self, at: Timestamp) -> Self {
+        Self { wake: Some(self.wake.map_or(at, |w| w.min(at))), ..self }
+    }
+}

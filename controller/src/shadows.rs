@@ -1,0 +1,110 @@
+//! Which shadows have to be made and which have to go. A loop of its own, so that it never waits for an update.
+
+use std::collections::BTreeMap;
+
+use models::shadow::HostState;
+
+use crate::view::{NodeFacts, ShadowFacts};
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Make the shadow of this node.
+    Create {
+        /// The node.
+        node: String,
+        /// Its uid: the shadow is owned by it.
+        uid: String,
+    },
+    /// Delete this very shadow.
+    Delete {
+        /// The node that it is named after.
+        node: String,
+        /// The shadow's uid.
+        uid: String,
+    },
+}
+
+/// What has to change.
+pub fn changes(nodes: &BTreeMap<String, NodeFacts>, shadows: &BTreeMap<String, ShadowFacts>) -> Vec<Change> {
+    let mut changes = Vec::new();
+    for (name, node) in nodes.iter().filter(|(_, node)| !node.deleting) {
+        match shadows.get(name) {
+            None if node.labelled => changes.push(Change::Create { node: name.clone(), uid: node.uid.clone() }),
+            Some(shadow) if !shadow.deleting && goes(node, shadow) => {
+                changes.push(Change::Delete { node: name.clone(), uid: shadow.uid.clone() });
+            }
+            _ => {}
+        }
+    }
+    changes
+}
+
+/// A shadow goes when it belongs to a node that was deleted and re-created under its name, or when its node left the
+/// operator and nothing of ours is under way or armed there. (The shadow of a node that is gone is the garbage
+/// collector's.)
+fn goes(node: &NodeFacts, shadow: &ShadowFacts) -> bool {
+    if shadow.owner_uid.as_deref() != Some(node.uid.as_str()) {
+        return true;
+    }
+    let armed = shadow.status.agent.armed.as_ref().is_some_and(|armed| armed.boot_id == node.boot_id);
+    let under_way = shadow.status.controller.progress.is_some() || shadow.spec.state != HostState::Idle;
+    !node.labelled && !armed && !under_way && !node.claimed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node() -> NodeFacts {
+        NodeFacts { name: "a".into(), uid: "node-1".into(), labelled: true, ..NodeFacts::default() }
+    }
+
+    fn shadow() -> ShadowFacts {
+        ShadowFacts {
+            node: "a".into(),
+            uid: "shadow-1".into(),
+            owner_uid: Some("node-1".into()),
+            ..ShadowFacts::default()
+        }
+    }
+
+    fn changes_of(node: NodeFacts, shadow: Option<ShadowFacts>) -> Vec<Change> {
+        changes(&[("a".to_owned(), node)].into(), &shadow.map(|s| ("a".to_owned(), s)).into_iter().collect())
+    }
+
+    #[test]
+    fn a_labelled_node_gets_a_shadow_once() {
+        assert_eq!(changes_of(node(), None), [Change::Create { node: "a".into(), uid: "node-1".into() }]);
+        assert_eq!(changes_of(node(), Some(shadow())), []);
+        assert_eq!(changes_of(NodeFacts { labelled: false, ..node() }, None), []);
+    }
+
+    #[test]
+    fn the_shadow_of_a_re_created_node_goes() {
+        let recreated = NodeFacts { uid: "node-2".into(), ..node() };
+        assert_eq!(
+            changes_of(recreated, Some(shadow())),
+            [Change::Delete { node: "a".into(), uid: "shadow-1".into() }]
+        );
+    }
+
+    #[test]
+    fn a_node_that_loses_its_label_keeps_its_shadow_until_nothing_of_ours_is_left() {
+        let unlabelled = NodeFacts { labelled: false, boot_id: "b".into(), ..node() };
+        assert_eq!(changes_of(unlabelled.clone(), Some(shadow())).len(), 1);
+        let mut armed = shadow();
+        armed.status.agent.armed = Some(models::shadow::Armed {
+            attempt: 1,
+            boot_id: "b".into(),
+            version: semver::Version::new(1, 0, 0),
+            phase: models::shadow::ArmedPhase::Arming,
+            nonce: "n".into(),
+        });
+        assert_eq!(changes_of(unlabelled.clone(), Some(armed)), []);
+        let mut ordered = shadow();
+        ordered.spec.state = HostState::StagedUpdate;
+        assert_eq!(changes_of(unlabelled.clone(), Some(ordered)), []);
+        assert_eq!(changes_of(NodeFacts { claimed: true, ..unlabelled }, Some(shadow())), []);
+    }
+}

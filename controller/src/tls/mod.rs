@@ -1,0 +1,162 @@
+//! The certificate authority, the web API's certificate and the key that signs gos: made by the leader, kept in Secrets,
+//! their public halves published to the agents.
+
+mod material;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use models::go::GoClaims;
+use models::names;
+
+use crate::config::Config;
+use material::{Authority, GoKey, MaterialError};
+
+/// What went wrong while making, reading or publishing keys and certificates.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The API server refused.
+    #[error("the Secret or ConfigMap {name} could not be {verb}")]
+    Api {
+        /// The object.
+        name: &'static str,
+        /// What was tried.
+        verb: &'static str,
+        /// Why.
+        source: kube::Error,
+    },
+    /// A Secret of ours is not what we wrote.
+    #[error("the Secret {name} cannot be used; delete it to have a new one made")]
+    Material {
+        /// The Secret.
+        name: &'static str,
+        /// Why.
+        source: MaterialError,
+    },
+    /// The lease is lost.
+    #[error(transparent)]
+    Lost(#[from] crate::leader::LostLease),
+}
+
+/// Signs gos. Empty until the leader has its key.
+#[derive(Clone, Default)]
+pub struct Signer {
+    key: Arc<Mutex<Option<GoKey>>>,
+}
+
+impl Signer {
+    /// Signs, if there is a key.
+    pub fn sign(&self, claims: &GoClaims) -> Option<Result<String, MaterialError>> {
+        self.key.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|key| key.sign(claims))
+    }
+}
+
+struct Vault<'a> {
+    secrets: Api<Secret>,
+    leadership: &'a crate::leader::Leadership,
+}
+
+fn field(secret: &Secret, key: &str) -> Option<String> {
+    secret.data.as_ref()?.get(key).and_then(|bytes| String::from_utf8(bytes.0.clone()).ok())
+}
+
+impl Vault<'_> {
+    async fn get(&self, name: &'static str) -> Result<Option<Secret>, TlsError> {
+        self.secrets.get_opt(name).await.map_err(|source| TlsError::Api { name, verb: "read", source })
+    }
+
+    /// Creates the Secret, or replaces `existing` at the resourceVersion that was read.
+    async fn put(
+        &self,
+        name: &'static str,
+        type_: &str,
+        data: BTreeMap<String, String>,
+        existing: Option<Secret>,
+    ) -> Result<(), TlsError> {
+        self.leadership.check()?;
+        let data = data.into_iter().map(|(k, v)| (k, ByteString(v.into_bytes()))).collect();
+        let written = match existing {
+            Some(mut secret) => {
+                secret.data = Some(data);
+                self.secrets.replace(name, &PostParams::default(), &secret).await
+            }
+            None => {
+                let secret = Secret {
+                    metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+                    type_: Some(type_.to_owned()),
+                    data: Some(data),
+                    ..Secret::default()
+                };
+                self.secrets.create(&PostParams::default(), &secret).await
+            }
+        };
+        written.map(|_| ()).map_err(|source| TlsError::Api { name, verb: "written", source })
+    }
+}
+
+/// Makes what is missing or about to expire, loads the signing key, and publishes what agents have to trust.
+/// Returns when to look again.
+pub async fn ensure(
+    client: &kube::Client,
+    config: &Config,
+    leadership: &crate::leader::Leadership,
+    signer: &Signer,
+    now: Timestamp,
+) -> Result<Timestamp, TlsError> {
+    let vault = Vault { secrets: Api::namespaced(client.clone(), &config.namespace), leadership };
+    let material = |name| move |source| TlsError::Material { name, source };
+
+    let authority = match vault.get(names::CA_SECRET).await? {
+        Some(secret) => Authority::load(field(&secret, "tls.crt").as_deref(), field(&secret, "tls.key").as_deref())
+            .map_err(material(names::CA_SECRET))?,
+        None => {
+            let authority = Authority::make(now).map_err(material(names::CA_SECRET))?;
+            vault.put(names::CA_SECRET, "kubernetes.io/tls", authority.data(), None).await?;
+            authority
+        }
+    };
+
+    let serving = vault.get(names::SERVING_SECRET).await?;
+    let renew_at = serving.as_ref().and_then(|s| field(s, "tls.crt")).and_then(|pem| material::renew_at(&pem));
+    let next = match renew_at {
+        Some(at) if at > now => at,
+        _ => {
+            let service = format!("{}.{}.svc", names::APISERVER, config.namespace);
+            let hosts = vec![service.clone(), format!("{service}.{}", config.cluster_domain)];
+            let leaf = authority.issue(hosts, now).map_err(material(names::SERVING_SECRET))?;
+            vault.put(names::SERVING_SECRET, "kubernetes.io/tls", leaf, serving).await?;
+            material::default_renewal(now)
+        }
+    };
+
+    let key = match vault.get(names::GO_KEY_SECRET).await? {
+        Some(secret) => GoKey::load(field(&secret, "key.pem").as_deref()).map_err(material(names::GO_KEY_SECRET))?,
+        None => {
+            let key = GoKey::make().map_err(material(names::GO_KEY_SECRET))?;
+            vault.put(names::GO_KEY_SECRET, "Opaque", key.data(), None).await?;
+            key
+        }
+    };
+
+    // Agents have to know a key before the first go is signed with it.
+    let published = serde_json::json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": names::TRUST_CONFIG_MAP, "namespace": config.agent_namespace},
+        "data": {names::TRUST_CA_KEY: authority.certificate(), names::TRUST_GO_KEYS: key.jwks().map_err(material(names::GO_KEY_SECRET))?},
+    });
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &config.agent_namespace);
+    leadership.check()?;
+    maps.patch(
+        names::TRUST_CONFIG_MAP,
+        &PatchParams::apply(names::CONTROLLER_MANAGER).force(),
+        &Patch::Apply(published),
+    )
+    .await
+    .map_err(|source| TlsError::Api { name: names::TRUST_CONFIG_MAP, verb: "applied", source })?;
+    *signer.key.lock().unwrap_or_else(PoisonError::into_inner) = Some(key);
+    Ok(next)
+}

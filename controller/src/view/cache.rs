@@ -1,0 +1,220 @@
+//! A cache of slim projections that reads its own writes.
+//!
+//! A watch fills it; what a write of ours returns goes in at once. Of two versions of an object the newer one stays, so a
+//! decision is never made on a state that we have already changed.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::{StreamExt, TryStreamExt};
+use kube::Resource as _;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::{WatchStreamExt, watcher};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+
+/// Whether resourceVersion `a` is newer than `b`. Versions of one resource compare by length, then as text (KEP-5504).
+pub fn newer(a: &str, b: &str) -> bool {
+    (a.len(), a) > (b.len(), b)
+}
+
+/// How an object of kind `K` is kept.
+pub trait Projection: Clone + PartialEq + Send + Sync + 'static {
+    /// The kind of object that it is made from.
+    type Object: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static;
+    /// What it is found by.
+    fn key(&self) -> String;
+    /// The version of the object.
+    fn resource_version(&self) -> &str;
+    /// Whether a change from `old` to `self` is anything to think about.
+    fn matters(&self, old: &Self) -> bool {
+        self != old
+    }
+    /// Makes it; `None` for an object that does not concern us.
+    fn project(object: &Self::Object) -> Option<Self>;
+    /// The key of an object, without projecting it.
+    fn key_of(object: &Self::Object) -> String;
+}
+
+struct State<P> {
+    items: BTreeMap<String, P>,
+    /// Keys seen since a re-list began; the others are gone when it ends.
+    relisted: Option<BTreeMap<String, P>>,
+    synced: bool,
+}
+
+/// The cache. Cloning shares it.
+pub struct Cache<P> {
+    state: Arc<Mutex<State<P>>>,
+    changed: Arc<watch::Sender<u64>>,
+}
+
+impl<P> Clone for Cache<P> {
+    fn clone(&self) -> Self {
+        Self { state: self.state.clone(), changed: self.changed.clone() }
+    }
+}
+
+impl<P: Projection> Cache<P> {
+    /// An empty cache that tells `changed` of each change that matters.
+    pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
+        Self { state: Arc::new(Mutex::new(State { items: BTreeMap::new(), relisted: None, synced: false })), changed }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<P>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+    }
+
+    /// Whether the first list is complete.
+    pub fn synced(&self) -> bool {
+        self.lock().synced
+    }
+
+    /// All items.
+    pub fn items(&self) -> BTreeMap<String, P> {
+        self.lock().items.clone()
+    }
+
+    /// One item.
+    pub fn get(&self, key: &str) -> Option<P> {
+        self.lock().items.get(key).cloned()
+    }
+
+    /// Takes in an object that a write of ours returned.
+    pub fn written(&self, object: &P::Object) {
+        if let Some(item) = P::project(object) {
+            self.upsert(item);
+        }
+    }
+
+    /// Forgets an object that a deletion of ours removed.
+    pub fn forget(&self, key: &str) {
+        if self.lock().items.remove(key).is_some() {
+            self.wake();
+        }
+    }
+
+    fn upsert(&self, item: P) {
+        let mut state = self.lock();
+        let key = item.key();
+        let matters = match state.items.get(&key) {
+            Some(old) if !newer(item.resource_version(), old.resource_version()) => return,
+            Some(old) => item.matters(old),
+            None => true,
+        };
+        state.items.insert(key, item);
+        drop(state);
+        if matters {
+            self.wake();
+        }
+    }
+
+    fn take(&self, event: watcher::Event<DeserializeGuard<P::Object>>) {
+        match event {
+            watcher::Event::Init => self.lock().relisted = Some(BTreeMap::new()),
+            watcher::Event::InitApply(guard) => {
+                if let Some(item) = read::<P>(&guard) {
+                    let mut state = self.lock();
+                    if let Some(relisted) = state.relisted.as_mut() {
+                        relisted.insert(item.key(), item);
+                    }
+                }
+            }
+            watcher::Event::InitDone => {
+                let mut state = self.lock();
+                let mut fresh = state.relisted.take().unwrap_or_default();
+                // A write of ours may be newer than the list.
+                for (key, item) in &state.items {
+                    if let Some(listed) = fresh.get(key)
+                        && newer(item.resource_version(), listed.resource_version())
+                    {
+                        fresh.insert(key.clone(), item.clone());
+                    }
+                }
+                state.items = fresh;
+                state.synced = true;
+                drop(state);
+                self.wake();
+            }
+            watcher::Event::Apply(guard) => match read::<P>(&guard) {
+                Some(item) => self.upsert(item),
+                None => self.gone(&guard),
+            },
+            watcher::Event::Delete(guard) => self.gone(&guard),
+        }
+    }
+
+    /// An object that left: deleted, or no longer one that concerns us. A successor of the same name, which a write of ours
+    /// may have put here already, stays.
+    fn gone(&self, guard: &DeserializeGuard<P::Object>) {
+        let Ok(object) = &guard.0 else { return };
+        let key = P::key_of(object);
+        let version = object.meta().resource_version.as_deref().unwrap_or_default();
+        if self.get(&key).is_some_and(|item| !newer(item.resource_version(), version)) {
+            self.forget(&key);
+        }
+    }
+
+    /// Watches for as long as it is polled. A lost watch is taken up again, an unreadable object is left out and logged.
+    pub fn run(
+        &self,
+        api: Api<DeserializeGuard<P::Object>>,
+        config: watcher::Config,
+    ) -> impl Future<Output = ()> + Send + use<P> {
+        let cache = self.clone();
+        let kind = <P::Object as kube::Resource>::kind(&()).into_owned();
+        async move {
+            let mut events = watcher(api, config).default_backoff().into_stream().boxed();
+            loop {
+                match events.try_next().await {
+                    Ok(Some(event)) => cache.take(event),
+                    Ok(None) => return,
+                    Err(error) => {
+                        tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watch failed, trying again");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn read<P: Projection>(guard: &DeserializeGuard<P::Object>) -> Option<P> {
+    match &guard.0 {
+        Ok(object) => P::project(object),
+        Err(error) => {
+            tracing::error!(object = ?error.metadata.name, %error, "an object cannot be read and is left out of all decisions");
+            None
+        }
+    }
+}
+
+/// So that keys can be built the same way for all kinds.
+pub(crate) fn key(namespace: Option<&str>, name: &str) -> String {
+    match namespace {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
+    }
+}
+
+/// The key of an object.
+pub(crate) fn key_of<K: kube::Resource>(object: &K) -> String {
+    let meta = object.meta();
+    key(meta.namespace.as_deref(), meta.name.as_deref().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::newer;
+
+    #[test]
+    fn resource_versions_compare_by_length_and_then_as_text() {
+        assert!(newer("10", "9") && newer("12", "11") && newer("1", ""));
+        assert!(!newer("9", "10") && !newer("11", "11"));
+    }
+}

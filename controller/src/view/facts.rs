@@ -1,0 +1,238 @@
+//! How each kind of object becomes the facts that decisions need.
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+
+use super::cache::{Projection, key, key_of};
+use super::{BudgetFacts, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
+
+fn text(value: Option<&String>) -> String {
+    value.cloned().unwrap_or_default()
+}
+
+fn annotation<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a String> {
+    meta.annotations.as_ref().and_then(|a| a.get(name))
+}
+
+/// Whether `entry` is what our applies to the main resource own.
+fn is_ours(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(names::CONTROLLER_MANAGER)
+        && entry.operation.as_deref() == Some("Apply")
+        && entry.subresource.as_deref().is_none_or(str::is_empty)
+}
+
+/// Whether we own `spec.unschedulable` of a Node by field ownership.
+pub(crate) fn owns_unschedulable(meta: &ObjectMeta) -> bool {
+    meta.managed_fields
+        .iter()
+        .flatten()
+        .filter(|entry| is_ours(entry))
+        .any(|entry| entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:spec/f:unschedulable")).is_some())
+}
+
+impl Projection for NodeFacts {
+    type Object = Node;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    /// A heartbeat moves the resourceVersion and nothing else.
+    fn matters(&self, old: &Self) -> bool {
+        Self { resource_version: old.resource_version.clone(), ..self.clone() } != *old
+    }
+
+    fn project(node: &Node) -> Option<Self> {
+        let status = node.status.as_ref();
+        let info = status.and_then(|s| s.node_info.as_ref());
+        let label = node.metadata.labels.as_ref().and_then(|l| l.get(names::INTERFACE_LABEL));
+        Some(Self {
+            name: text(node.metadata.name.as_ref()),
+            uid: text(node.metadata.uid.as_ref()),
+            resource_version: text(node.metadata.resource_version.as_ref()),
+            labelled: label.is_some_and(|value| value == names::INTERFACE_VERSION),
+            ready: status
+                .and_then(|s| s.conditions.as_ref())
+                .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")),
+            boot_id: info.map(|i| i.boot_id.clone()).unwrap_or_default(),
+            os_image: info.map(|i| i.os_image.clone()).unwrap_or_default(),
+            unschedulable: node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false),
+            held: annotation(&node.metadata, names::HOLD_ANNOTATION).is_some(),
+            claimed: owns_unschedulable(&node.metadata),
+            deleting: node.metadata.deletion_timestamp.is_some(),
+        })
+    }
+
+    fn key_of(object: &Node) -> String {
+        key_of(object)
+    }
+}
+
+impl Projection for ShadowFacts {
+    type Object = BottlerocketShadow;
+
+    fn key(&self) -> String {
+        self.node.clone()
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    fn project(shadow: &BottlerocketShadow) -> Option<Self> {
+        let meta = &shadow.metadata;
+        Some(Self {
+            node: Self::key_of(shadow),
+            uid: text(meta.uid.as_ref()),
+            resource_version: text(meta.resource_version.as_ref()),
+            generation: meta.generation.unwrap_or_default(),
+            owner_uid: meta.owner_references.iter().flatten().find(|o| o.kind == "Node").map(|o| o.uid.clone()),
+            spec: shadow.spec.clone(),
+            status: shadow.status.clone().unwrap_or_default(),
+            deleting: meta.deletion_timestamp.is_some(),
+        })
+    }
+
+    /// The node that the shadow is named after.
+    fn key_of(shadow: &BottlerocketShadow) -> String {
+        let name = shadow.metadata.name.as_deref().unwrap_or_default();
+        name.strip_prefix("brs-").unwrap_or(name).to_owned()
+    }
+}
+
+impl Projection for OperatorFacts {
+    type Object = BottlerocketUpdateOperator;
+
+    fn key(&self) -> String {
+        names::OPERATOR_NAME.to_owned()
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    fn project(operator: &BottlerocketUpdateOperator) -> Option<Self> {
+        let meta = &operator.metadata;
+        (meta.name.as_deref() == Some(names::OPERATOR_NAME) && meta.deletion_timestamp.is_none()).then(|| Self {
+            uid: text(meta.uid.as_ref()),
+            resource_version: text(meta.resource_version.as_ref()),
+            generation: meta.generation.unwrap_or_default(),
+            spec: operator.spec.clone(),
+            status: operator.status.clone().unwrap_or_default(),
+        })
+    }
+
+    fn key_of(operator: &BottlerocketUpdateOperator) -> String {
+        operator.metadata.name.clone().unwrap_or_default()
+    }
+}
+
+impl PodFacts {
+    /// Makes the facts of a pod.
+    pub fn of(pod: &Pod) -> Self {
+        let meta = &pod.metadata;
+        let owner = meta.owner_references.iter().flatten().find(|o| o.controller == Some(true));
+        let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+        Self {
+            namespace: text(meta.namespace.as_ref()),
+            name: text(meta.name.as_ref()),
+            uid: text(meta.uid.as_ref()),
+            resource_version: text(meta.resource_version.as_ref()),
+            node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
+            finished: matches!(phase, Some("Succeeded" | "Failed")),
+            terminating: meta.deletion_timestamp.is_some(),
+            mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
+            controller_kind: owner.map(|o| o.kind.clone()),
+            controller_uid: owner.map(|o| o.uid.clone()),
+        }
+    }
+}
+
+impl Projection for PodFacts {
+    type Object = Pod;
+
+    fn key(&self) -> String {
+        key(Some(&self.namespace), &self.name)
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    fn matters(&self, old: &Self) -> bool {
+        Self { resource_version: old.resource_version.clone(), ..self.clone() } != *old
+    }
+
+    fn project(pod: &Pod) -> Option<Self> {
+        Some(Self::of(pod))
+    }
+
+    fn key_of(pod: &Pod) -> String {
+        key_of(pod)
+    }
+}
+
+impl Projection for BudgetFacts {
+    type Object = PodDisruptionBudget;
+
+    fn key(&self) -> String {
+        key(Some(&self.namespace), &self.name)
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    /// Only a budget that allows more than before can free a drain.
+    fn matters(&self, old: &Self) -> bool {
+        self.allowed > old.allowed
+    }
+
+    fn project(budget: &PodDisruptionBudget) -> Option<Self> {
+        Some(Self {
+            namespace: text(budget.metadata.namespace.as_ref()),
+            name: text(budget.metadata.name.as_ref()),
+            resource_version: text(budget.metadata.resource_version.as_ref()),
+            allowed: budget.status.as_ref().map_or(0, |s| s.disruptions_allowed.unwrap_or(0)),
+        })
+    }
+
+    fn key_of(budget: &PodDisruptionBudget) -> String {
+        key_of(budget)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_a_node_is_read_from_its_os_image() {
+        let node = |image: &str| NodeFacts { os_image: image.into(), ..NodeFacts::default() };
+        assert_eq!(node("Bottlerocket OS 1.20.5 (aws-k8s-1.37)").os_version(), Some(semver::Version::new(1, 20, 5)));
+        assert_eq!(node("Debian GNU/Linux 12 (bookworm)").os_version(), None);
+    }
+
+    #[test]
+    fn a_cordon_is_ours_only_by_our_own_apply_to_the_main_resource() {
+        let meta = |manager: &str, operation: &str, subresource: Option<&str>| -> ObjectMeta {
+            serde_json::from_value(serde_json::json!({"managedFields": [{
+                "manager": manager, "operation": operation, "subresource": subresource,
+                "fieldsV1": {"f:spec": {"f:unschedulable": {}}}
+            }]}))
+            .unwrap()
+        };
+        assert!(owns_unschedulable(&meta(names::CONTROLLER_MANAGER, "Apply", None)));
+        assert!(!owns_unschedulable(&meta("kubectl-cordon", "Update", None)));
+        assert!(!owns_unschedulable(&meta(names::CONTROLLER_MANAGER, "Update", None)));
+        assert!(!owns_unschedulable(&ObjectMeta::default()));
+    }
+}

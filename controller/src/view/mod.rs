@@ -1,0 +1,169 @@
+//! What the planner sees: slim projections of the objects, folded into one immutable [`ClusterView`].
+//!
+//! Nothing here is a default for something that was not seen: what is not known is an `Option`, and a reason to wait.
+
+mod cache;
+mod facts;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus};
+use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus};
+
+pub use cache::{Cache, Projection, newer};
+
+/// A Node, as far as decisions about updates go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Its name.
+    pub name: String,
+    /// Its uid: a node re-created under its name is another node.
+    pub uid: String,
+    /// The version of the object that these facts were read from. Heartbeats move it, so it wakes nobody.
+    pub resource_version: String,
+    /// Whether it carries the label that puts it under the operator.
+    pub labelled: bool,
+    /// Whether its kubelet says that it is Ready.
+    pub ready: bool,
+    /// The boot that its kubelet reports.
+    pub boot_id: String,
+    /// What its kubelet calls the operating system, with the version in it.
+    pub os_image: String,
+    /// Whether the scheduler leaves it alone.
+    pub unschedulable: bool,
+    /// Whether a person holds it.
+    pub held: bool,
+    /// Whether `spec.unschedulable` is ours by field ownership, perhaps beside others.
+    pub claimed: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+}
+
+impl NodeFacts {
+    /// The version in the name of the operating system, e.g. `1.20.5` of `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
+    pub fn os_version(&self) -> Option<semver::Version> {
+        self.os_image.split_whitespace().find_map(|word| semver::Version::parse(word.trim_start_matches('v')).ok())
+    }
+}
+
+/// A shadow, as decisions see it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ShadowFacts {
+    /// The node that it is named after.
+    pub node: String,
+    /// Its uid.
+    pub uid: String,
+    /// The version of the object. Every write of ours carries it.
+    pub resource_version: String,
+    /// Rises with each change of the spec.
+    pub generation: i64,
+    /// The uid of the Node that owns it.
+    pub owner_uid: Option<String>,
+    /// The order.
+    pub spec: BottlerocketShadowSpec,
+    /// What agent and controller recorded.
+    pub status: BottlerocketShadowStatus,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+}
+
+/// The operator's resource.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OperatorFacts {
+    /// Its uid.
+    pub uid: String,
+    /// The version of the object.
+    pub resource_version: String,
+    /// Its generation.
+    pub generation: i64,
+    /// The policy.
+    pub spec: BottlerocketUpdateOperatorSpec,
+    /// What was recorded.
+    pub status: BottlerocketUpdateOperatorStatus,
+}
+
+/// A pod on a node that is looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The version of the object.
+    pub resource_version: String,
+    /// The node that it is bound to.
+    pub node: String,
+    /// Whether it has ended (phase Succeeded or Failed).
+    pub finished: bool,
+    /// Whether it is being deleted.
+    pub terminating: bool,
+    /// Whether it mirrors a static pod of the kubelet.
+    pub mirror: bool,
+    /// Its controller's kind, e.g. `ReplicaSet`; absent for a bare pod.
+    pub controller_kind: Option<String>,
+    /// Its controller's uid.
+    pub controller_uid: Option<String>,
+}
+
+/// A PodDisruptionBudget: looked at only to wake a blocked drain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BudgetFacts {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The version of the object.
+    pub resource_version: String,
+    /// How many pods may be evicted now.
+    pub allowed: i32,
+}
+
+/// What blocks the eviction of a pod at present; kept in memory only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    /// The budget that refuses, where one does.
+    pub budget: Option<String>,
+    /// What the API server said.
+    pub message: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// When to try again.
+    pub retry_at: Timestamp,
+    /// Whether trying again is no use: the drain fails.
+    pub fatal: bool,
+    /// Whether nothing blocks it: the eviction was accepted, or the server was just busy.
+    pub accepted: bool,
+}
+
+/// One node with all that belongs to it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeView {
+    /// The Node.
+    pub facts: NodeFacts,
+    /// Its shadow, if it has one that it owns.
+    pub shadow: Option<ShadowFacts>,
+    /// The pods on it, where they are watched.
+    pub pods: Option<Vec<PodFacts>>,
+    /// Evictions that were refused, by the pod's uid.
+    pub blocked: BTreeMap<String, Blocked>,
+    /// When the node's own Lease was last seen renewed; looked up only where a release depends on it.
+    pub lease_renewed: Option<Timestamp>,
+}
+
+/// Everything that a plan is made from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClusterView {
+    /// The nodes under the operator, and those that still have something of ours, by name.
+    pub nodes: BTreeMap<String, NodeView>,
+    /// The operator's resource, if it exists.
+    pub operator: Option<OperatorFacts>,
+    /// The node that this controller runs on.
+    pub own_node: Option<String>,
+    /// Since when this controller leads. A step that is found past its deadline by a new leader gets a short grace.
+    pub leader_since: Timestamp,
+    /// Nodes with an action of ours under way: nothing is decided about them until it is done.
+    pub busy: BTreeSet<String>,
+}
