@@ -125,11 +125,6 @@ impl ApiError {
         self.refusal
     }
 
-    #[cfg(test)]
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
-    }
-
     /// The cause and its causes, for the log.
     pub(crate) fn chain(&self) -> Option<String> {
         let cause = self.cause.as_deref()?;

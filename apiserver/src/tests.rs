@@ -1,1 +1,426 @@
+//! The whole server over real TLS, against an API server that is played by a function.
 
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::{Method, Response, StatusCode};
+use kube::client::Body;
+use models::wire::{NDJSON, PROBLEM_JSON, ShadowView, WatchLine};
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tower_test::mock;
+
+use crate::server::Running;
+use crate::shadow::tests::stored;
+use crate::tls::tests::{Directory, pair};
+use crate::{Config, RunError};
+
+/// How long anything may take before a test gives up. Nothing is expected to take long.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The cluster: one shadow, and the revision that it is at.
+#[derive(Clone)]
+struct World {
+    state: Arc<Mutex<Option<Value>>>,
+    changes: watch::Sender<u64>,
+    calls: Arc<Mutex<Vec<String>>>,
+}
+
+impl World {
+    fn new(shadow: Option<Value>) -> Self {
+        Self { state: Arc::new(Mutex::new(shadow)), changes: watch::Sender::new(100), calls: Arc::default() }
+    }
+
+    /// Changes the shadow and tells the watch.
+    fn change(&self, change: impl FnOnce(&mut Option<Value>)) {
+        let mut state = self.state.lock().unwrap();
+        let revision = *self.changes.borrow() + 1;
+        change(&mut state);
+        if let Some(object) = state.as_mut() {
+            object["metadata"]["resourceVersion"] = json!(revision.to_string());
+        }
+        drop(state);
+        self.changes.send_replace(revision);
+    }
+
+    fn client(&self) -> kube::Client {
+        let (service, mut handle) = mock::pair::<http::Request<Body>, Response<Body>>();
+        let world = self.clone();
+        tokio::spawn(async move {
+            while let Some((request, reply)) = handle.next_request().await {
+                let world = world.clone();
+                tokio::spawn(async move {
+                    let (parts, body) = request.into_parts();
+                    let bytes = body.collect_bytes().await.unwrap();
+                    let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+                    let query = parts.uri.query().unwrap_or_default();
+                    let (code, text) = world.answer(&parts.method, parts.uri.path(), query, &body).await;
+                    let response = Response::builder().status(code).body(Body::from(text.into_bytes())).unwrap();
+                    reply.send_response(response);
+                });
+            }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    async fn answer(&self, method: &Method, path: &str, query: &str, body: &Value) -> (u16, String) {
+        let last = path.rsplit('/').next().unwrap_or_default();
+        let watching = query.contains("watch=true");
+        self.calls.lock().unwrap().push(format!("{method} {last}{}", if watching { " watch" } else { "" }));
+        if last == "tokenreviews" {
+            return (201, review(body["spec"]["token"].as_str().unwrap()).to_string());
+        }
+        if watching {
+            let from: u64 = query.split('&').find_map(|q| q.strip_prefix("resourceVersion=")).unwrap().parse().unwrap();
+            let before = self.state.lock().unwrap().clone();
+            let mut changes = self.changes.subscribe();
+            let revision = *changes.wait_for(|revision| *revision > from).await.unwrap();
+            let state = self.state.lock().unwrap().clone();
+            let event = match (state, before) {
+                (Some(object), _) => json!({"type": "MODIFIED", "object": object}),
+                (None, Some(mut object)) => {
+                    object["metadata"]["resourceVersion"] = json!(revision.to_string());
+                    json!({"type": "DELETED", "object": object})
+                }
+                (None, None) => Value::Null,
+            };
+            return (200, format!("{event}\n"));
+        }
+        if last == "bottlerocketshadows" {
+            let items: Vec<_> = self.state.lock().unwrap().clone().into_iter().collect();
+            let revision = self.changes.borrow().to_string();
+            let list = json!({
+                "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadowList",
+                "metadata": {"resourceVersion": revision}, "items": items,
+            });
+            return (200, list.to_string());
+        }
+        let Some(object) = self.state.lock().unwrap().clone() else {
+            return (404, failure(404, "NotFound"));
+        };
+        if method == Method::PATCH {
+            if body["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
+                return (409, failure(409, "Conflict"));
+            }
+            self.change(|object| object.as_mut().unwrap()["status"] = body["status"].clone());
+        }
+        (200, self.state.lock().unwrap().clone().unwrap().to_string())
+    }
+}
+
+fn failure(code: u16, reason: &str) -> String {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": "no"})
+        .to_string()
+}
+
+fn review(token: &str) -> Value {
+    let agent = |node: &str, uid: &str| {
+        json!({
+            "authenticated": true, "audiences": ["brupop-apiserver"],
+            "user": {
+                "username": "system:serviceaccount:brupop-agents:brupop-agent",
+                "extra": {
+                    "authentication.kubernetes.io/pod-uid": ["pod-1"],
+                    "authentication.kubernetes.io/node-name": [node],
+                    "authentication.kubernetes.io/node-uid": [uid],
+                },
+            },
+        })
+    };
+    let status = match token {
+        "agent-a" => agent("a", "node-1"),
+        "agent-b" => agent("b", "node-2"),
+        "agent-of-older-a" => agent("a", "node-0"),
+        "controller" => json!({
+            "authenticated": true, "audiences": ["brupop-apiserver"],
+            "user": {"username": "system:serviceaccount:brupop-system:brupop-controller"},
+        }),
+        _ => json!({"error": "no"}),
+    };
+    json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}, "status": status})
+}
+
+struct Server {
+    api: SocketAddr,
+    plain: SocketAddr,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<Result<(), RunError>>,
+    client: reqwest::Client,
+    directory: Directory,
+}
+
+impl Server {
+    /// A server with no certificate yet.
+    async fn bare(world: &World) -> Self {
+        let _ = crate::tls::provider().install_default();
+        let directory = Directory::new();
+        let config = Config {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            plain_listen: "127.0.0.1:0".parse().unwrap(),
+            tls_dir: directory.0.clone(),
+            namespace: "brupop-system".into(),
+            agent_namespace: "brupop-agents".into(),
+            agent_service_account: "brupop-agent".into(),
+            audience: "brupop-apiserver".into(),
+            stream_max_age: models::duration::Duration::from_mins(10),
+            log_filter: String::new(),
+        };
+        let running = Running::start(&config, world.client()).await.unwrap();
+        let (api, plain) = (running.api, running.plain);
+        let (stop, stopped) = oneshot::channel();
+        let running = tokio::spawn(running.until(async {
+            let _ = stopped.await;
+        }));
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        Self { api, plain, stop, running, client, directory }
+    }
+
+    async fn start(world: &World) -> Self {
+        let mut server = Self::bare(world).await;
+        server.certify();
+        server.until_ready().await;
+        server
+    }
+
+    /// Gives the server a new certificate and the client its trust.
+    fn certify(&mut self) {
+        let (certificate, key) = pair();
+        self.directory.write("tls.crt", &certificate);
+        self.directory.write("tls.key", &key);
+        self.client = self.trusting(&certificate);
+    }
+
+    fn trusting(&self, certificate: &str) -> reqwest::Client {
+        reqwest::Client::builder()
+            .no_proxy()
+            .tls_certs_only([reqwest::Certificate::from_pem(certificate.as_bytes()).unwrap()])
+            .resolve("localhost", self.api)
+            .build()
+            .unwrap()
+    }
+
+    async fn plain(&self, path: &str) -> (StatusCode, String) {
+        let answer = self.client.get(format!("http://{}{path}", self.plain)).send().await.unwrap();
+        (answer.status(), answer.text().await.unwrap())
+    }
+
+    async fn until_ready(&self) {
+        let deadline = Instant::now() + DEADLINE;
+        while self.plain("/readyz").await.0 != StatusCode::OK {
+            assert!(Instant::now() < deadline, "{:?}", self.plain("/readyz").await);
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn request(&self, method: Method, path: &str, token: &str) -> reqwest::RequestBuilder {
+        let url = format!("https://localhost:{}{path}", self.api.port());
+        self.client.request(method, url).bearer_auth(token)
+    }
+
+    async fn get(&self, path: &str, token: &str) -> reqwest::Response {
+        self.request(Method::GET, path, token).send().await.unwrap()
+    }
+
+    async fn put(&self, token: &str, etag: &str, body: Value) -> reqwest::Response {
+        let request = self.request(Method::PUT, "/v1/nodes/a/shadow/status", token);
+        request.header("If-Match", etag).json(&body).send().await.unwrap()
+    }
+
+    async fn stop(self) {
+        let Self { stop, running, directory, .. } = self;
+        let _ = stop.send(());
+        timeout(DEADLINE, running).await.unwrap().unwrap().unwrap();
+        drop(directory);
+    }
+}
+
+/// The lines of a stream.
+struct Lines {
+    response: reqwest::Response,
+    rest: Vec<u8>,
+}
+
+impl Lines {
+    async fn open(server: &Server, token: &str) -> Self {
+        let response = server.get("/v1/nodes/a/shadow/watch", token).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["content-type"], NDJSON);
+        Self { response, rest: Vec::new() }
+    }
+
+    async fn next(&mut self) -> Option<WatchLine> {
+        loop {
+            if let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                return Some(serde_json::from_slice(&line).unwrap());
+            }
+            let chunk = timeout(DEADLINE, self.response.chunk()).await.unwrap().unwrap()?;
+            self.rest.extend_from_slice(&chunk);
+        }
+    }
+
+    async fn shadow(&mut self) -> ShadowView {
+        match self.next().await {
+            Some(WatchLine::Shadow { object }) => *object,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+async fn problem(response: reqwest::Response) -> (u16, String) {
+    let status = response.status().as_u16();
+    assert_eq!(response.headers()["content-type"], PROBLEM_JSON);
+    let value: Value = response.json().await.unwrap();
+    assert_eq!(value["status"], status);
+    (status, value["type"].as_str().unwrap().trim_start_matches("urn:brupop:problem:").to_owned())
+}
+
+fn world() -> World {
+    World::new(Some(stored("u", 100, 1, json!({"state": "Idle"}))))
+}
+
+#[tokio::test]
+async fn an_agent_reads_follows_and_reports() {
+    let world = world();
+    let server = Server::start(&world).await;
+
+    let read = server.get("/v1/nodes/a/shadow", "agent-a").await;
+    assert_eq!(read.status(), StatusCode::OK);
+    let tag = read.headers()["etag"].to_str().unwrap().to_owned();
+    let view: ShadowView = read.json().await.unwrap();
+    assert_eq!(tag, format!("\"{}\"", view.etag));
+    let mut lines = Lines::open(&server, "agent-a").await;
+    assert_eq!(lines.shadow().await, view);
+
+    let report = json!({"state": "StagedUpdate", "observedGeneration": 1, "novelty": 1});
+    let written = server.put("agent-a", &tag, report.clone()).await;
+    assert_eq!(written.status(), StatusCode::OK);
+    let written: ShadowView = written.json().await.unwrap();
+    assert_ne!(written.etag, view.etag);
+    assert_eq!(lines.shadow().await, written);
+    let fresh = server.get("/v1/nodes/a/shadow?fresh=true", "agent-a").await;
+    assert_eq!(fresh.json::<ShadowView>().await.unwrap(), written);
+
+    let stale = server.put("agent-a", &view.etag, report).await;
+    assert_eq!(stale.status(), StatusCode::PRECONDITION_FAILED);
+    assert_eq!(stale.headers()["content-type"], "application/json");
+    assert_eq!(stale.json::<ShadowView>().await.unwrap(), written);
+
+    world.change(|object| {
+        let object = object.as_mut().unwrap();
+        object["metadata"]["generation"] = json!(2);
+        object["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    });
+    assert_eq!(lines.shadow().await.metadata.generation, 2);
+    world.change(|object| *object = None);
+    assert_eq!(lines.next().await, Some(WatchLine::Absent));
+    assert_eq!(problem(server.get("/v1/nodes/a/shadow", "agent-a").await).await, (404, "no-shadow".into()));
+
+    let reviews = world.calls.lock().unwrap().iter().filter(|call| call.contains("tokenreviews")).count();
+    assert_eq!(reviews, 1, "one burst, one review");
+    let (_, metrics) = server.plain("/metrics").await;
+    assert!(metrics.contains("brupop_apiserver_dropped_fields_total 2"), "{metrics}");
+    assert!(metrics.contains(r#"brupop_apiserver_status_writes_total{result="applied"} 1"#), "{metrics}");
+    assert!(metrics.contains(r#"brupop_apiserver_status_writes_total{result="stale"} 1"#), "{metrics}");
+    assert!(metrics.contains("brupop_apiserver_streams 1"), "{metrics}");
+    let route = r#"brupop_apiserver_requests_total{code="412",route="/v1/nodes/{node}/shadow/status"} 1"#;
+    assert!(metrics.contains(route), "{metrics}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn nobody_else_gets_anything() {
+    let server = Server::start(&world()).await;
+    let shadow = "/v1/nodes/a/shadow";
+    for path in [shadow, "/v1/nodes/a/shadow/watch"] {
+        assert_eq!(problem(server.get(path, "garbage").await).await, (401, "unauthorized".into()));
+        assert_eq!(problem(server.get(path, "agent-b").await).await, (403, "forbidden".into()));
+        assert_eq!(problem(server.get(path, "controller").await).await, (403, "forbidden".into()));
+    }
+    let bare = format!("https://localhost:{}{shadow}", server.api.port());
+    assert_eq!(problem(server.client.get(&bare).send().await.unwrap()).await, (401, "unauthorized".into()));
+    let old = (403, "agent-token-for-old-node".to_owned());
+    assert_eq!(problem(server.get(shadow, "agent-of-older-a").await).await, old);
+    let report = json!({"state": "Idle"});
+    assert_eq!(problem(server.put("agent-of-older-a", "x", report.clone()).await).await, old);
+    assert_eq!(problem(server.put("agent-b", "x", report).await).await, (403, "forbidden".into()));
+    let mut lines = Lines::open(&server, "agent-of-older-a").await;
+    assert_eq!(lines.next().await, Some(WatchLine::Absent));
+    for path in
+        ["/v1/nodes/b/../a/shadow", "/v1/nodes/a%2F..%2Fa/shadow", "/v1/nodes//shadow", "/v1/nodes/brs-a/shadow"]
+    {
+        let (status, _) = problem(server.get(path, "agent-b").await).await;
+        assert!(status == 403 || status == 404, "{path}: {status}");
+    }
+    let (_, metrics) = server.plain("/metrics").await;
+    for (reason, count) in [("NoToken", 1), ("NotAuthenticated", 2), ("AgentTokenForOldNode", 3)] {
+        let line = format!("brupop_apiserver_refusals_total{{reason=\"{reason}\"}} {count}");
+        assert!(metrics.contains(&line), "{line} in {metrics}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_right_is_told_what_is_wrong() {
+    let server = Server::start(&world()).await;
+    let path = "/v1/nodes/a/shadow/status";
+    let put = || server.request(Method::PUT, path, "agent-a");
+    let tagged = || put().header("If-Match", "\"x\"");
+    let send = async |request: reqwest::RequestBuilder| problem(request.send().await.unwrap()).await;
+
+    assert_eq!(send(put().json(&json!({}))).await, (428, "precondition-required".into()));
+    assert_eq!(send(put().header("If-Match", "*").json(&json!({}))).await, (428, "precondition-required".into()));
+    assert_eq!(send(tagged().header("content-type", "text/plain").body("{}")).await, (415, "not-json".into()));
+    assert_eq!(send(tagged().body("{")).await, (400, "malformed-request".into()));
+    assert_eq!(send(tagged().json(&json!({"spec": {}}))).await, (422, "invalid-status".into()));
+    assert_eq!(send(tagged().json(&json!({"record": {}}))).await, (422, "invalid-status".into()));
+    assert_eq!(send(tagged().body(" ".repeat(65 * 1024))).await, (413, "body-too-large".into()));
+    assert_eq!(
+        send(server.request(Method::GET, "/v1/nodes/a/shadow?fresh=maybe", "agent-a")).await,
+        (400, "malformed-request".into())
+    );
+    assert_eq!(send(server.request(Method::GET, "/v2/nodes/a/shadow", "agent-a")).await, (404, "not-found".into()));
+    assert_eq!(send(server.request(Method::DELETE, path, "agent-a")).await, (405, "method-not-allowed".into()));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn without_a_certificate_nothing_is_served_and_a_swap_drops_no_stream() {
+    let world = world();
+    let mut server = Server::bare(&world).await;
+    assert_eq!(server.plain("/healthz").await.0, StatusCode::OK);
+    let (status, reason) = server.plain("/readyz").await;
+    assert_eq!((status, reason.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "there is no certificate yet\n"));
+    let (strange, _) = pair();
+    let url = format!("https://localhost:{}/v1/nodes/a/shadow", server.api.port());
+    assert!(server.trusting(&strange).get(url).send().await.is_err(), "handshakes fail");
+
+    server.certify();
+    server.until_ready().await;
+    let mut lines = Lines::open(&server, "agent-a").await;
+    let first = lines.shadow().await;
+
+    server.certify();
+    let deadline = Instant::now() + DEADLINE;
+    let request = || server.request(Method::GET, "/v1/nodes/a/shadow", "agent-a").send();
+    while request().await.is_err() {
+        assert!(Instant::now() < deadline, "the new certificate is not served");
+        sleep(Duration::from_millis(20)).await;
+    }
+    world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
+    let second = lines.shadow().await;
+    assert_eq!((first.metadata.generation, second.metadata.generation), (1, 2));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn streams_end_cleanly_with_the_server() {
+    let server = Server::start(&world()).await;
+    let mut lines = Lines::open(&server, "agent-a").await;
+    lines.shadow().await;
+    server.stop().await;
+    assert_eq!(lines.next().await, None);
+}

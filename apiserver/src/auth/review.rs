@@ -99,7 +99,9 @@ impl Reviewer {
         };
         let status = self.cluster.review(token.expose(), &self.audience).await.map_err(ReviewError::Unavailable)?;
         if status.authenticated != Some(true) {
-            tracing::debug!(error = status.error.as_deref(), "the cluster does not accept a token");
+            // Some authenticators quote what they were given.
+            let error = status.error.as_deref().filter(|error| !error.contains(token.expose()));
+            tracing::debug!(error, "the cluster does not accept a token");
             return Ok(Err(Refusal::NotAuthenticated));
         }
         // An authenticator that knows nothing of audiences accepts any and returns none.

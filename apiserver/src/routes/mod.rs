@@ -5,9 +5,9 @@ mod shadow;
 mod status;
 mod watch;
 
-use actix_web::http::header::{CACHE_CONTROL, ETAG};
+use actix_web::http::header::{ALLOW, CACHE_CONTROL, ETAG, HeaderValue};
 use actix_web::web::{self, ServiceConfig};
-use actix_web::{HttpResponse, HttpResponseBuilder};
+use actix_web::{HttpResponse, HttpResponseBuilder, ResponseError as _};
 use models::wire::ShadowView;
 
 use crate::problem::{ApiError, Kind};
@@ -18,17 +18,17 @@ pub(crate) fn api(config: &mut ServiceConfig) {
         .service(
             web::resource("/v1/nodes/{node}/shadow")
                 .route(web::get().to(shadow::get))
-                .default_service(web::to(method_not_allowed)),
+                .default_service(web::to(|| method_not_allowed("GET"))),
         )
         .service(
             web::resource("/v1/nodes/{node}/shadow/watch")
                 .route(web::get().to(watch::get))
-                .default_service(web::to(method_not_allowed)),
+                .default_service(web::to(|| method_not_allowed("GET"))),
         )
         .service(
             web::resource("/v1/nodes/{node}/shadow/status")
                 .route(web::put().to(status::put))
-                .default_service(web::to(method_not_allowed)),
+                .default_service(web::to(|| method_not_allowed("PUT"))),
         )
         .default_service(web::to(not_found));
 }
@@ -46,8 +46,10 @@ async fn not_found() -> Result<HttpResponse, ApiError> {
     Err(ApiError::new(Kind::NotFound))
 }
 
-async fn method_not_allowed() -> Result<HttpResponse, ApiError> {
-    Err(ApiError::new(Kind::MethodNotAllowed))
+async fn method_not_allowed(allowed: &'static str) -> HttpResponse {
+    let mut response = ApiError::new(Kind::MethodNotAllowed).error_response();
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    response
 }
 
 /// A shadow as the body of an answer.
