@@ -94,7 +94,7 @@ pub(crate) mod tests {
 
     /// A shadow of the node `a` (uid `node-1`) as the API server stores it.
     pub(crate) fn stored(uid: &str, resource_version: u64, generation: i64, status: Value) -> Value {
-        json!({
+        let mut object = json!({
             "apiVersion": "brupop.bottlerocket.aws/v3",
             "kind": "BottlerocketShadow",
             "metadata": {
@@ -103,8 +103,9 @@ pub(crate) mod tests {
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "node-1"}],
             },
             "spec": {"state": "Idle", "attempt": 0},
-            "status": status,
-        })
+        });
+        object["status"] = status;
+        object
     }
 
     pub(crate) fn shadow(uid: &str, resource_version: u64, generation: i64, status: Value) -> Shadow {

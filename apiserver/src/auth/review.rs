@@ -157,7 +157,9 @@ mod tests {
 
     fn answer(authenticated: bool, audiences: Value) -> Value {
         let user = json!({"username": "u", "extra": {"authentication.kubernetes.io/node-name": ["a"]}});
-        json!({"spec": {"token": "…"}, "status": {"authenticated": authenticated, "audiences": audiences, "user": user}})
+        let mut review = json!({"spec": {"token": "…"}, "status": {"authenticated": authenticated, "user": user}});
+        review["status"]["audiences"] = audiences;
+        review
     }
 
     fn reviewer(answers: impl Fn(&Value) -> (u16, Value) + Send + 'static) -> (Reviewer, Fake) {
