@@ -1,6 +1,8 @@
 //! The simulated kubelet and the proxy on a real control plane. All tests share one control plane; each has its own node
 //! and its own namespace. A pod that has to serve runs this very program (see `a_web_server_for_the_pods_of_other_tests`).
 
+#![expect(clippy::unwrap_used, reason = "a helper of a test that cannot go on ends the test")]
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -363,7 +365,7 @@ fn a_process_sees_its_pod_as_in_a_container() {
         let user = seen.user.unwrap();
         assert_eq!(user.username.as_deref(), Some("system:serviceaccount:sees:default"));
         let extra = user.extra.unwrap();
-        assert_eq!(extra["authentication.kubernetes.io/node-name"], [bed.node.clone()]);
+        assert_eq!(extra["authentication.kubernetes.io/node-name"].join(" "), bed.node);
         assert_eq!(extra["authentication.kubernetes.io/pod-uid"], [uid]);
         let seen = reviews.create(&PostParams::default(), &review("another")).await.unwrap().status.unwrap();
         assert_ne!(seen.authenticated, Some(true));
@@ -438,7 +440,7 @@ fn a_container_that_keeps_failing_is_restarted_with_growing_pauses() {
         let once = json!({"restartPolicy": "Never", "containers": [shell("exit 0")]});
         bed.pod("once", once).await;
         bed.see("once", "it succeeds", |p| phase(p) == "Succeeded").await;
-        let once = json!({"restartPolicy": "Never", "containers": [shell("kill -9 $$")]});
+        let once = json!({"restartPolicy": "Never", "containers": [shell("kill -9 $$$$")]});
         bed.pod("killed", once).await;
         let pod = bed.see("killed", "it fails", |p| phase(p) == "Failed").await;
         let status = pod.status.unwrap().container_statuses.unwrap().remove(0);

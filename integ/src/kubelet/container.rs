@@ -76,7 +76,7 @@ impl ContainerTask {
         let mut first = true;
         loop {
             tokio::select! {
-                () = self.pod.ctx.gate.open() => {}
+                () = self.pod.ctx.may_act() => {}
                 () = stopped(&mut stop) => return,
             }
             if stop.borrow().is_some() {
@@ -359,7 +359,7 @@ impl ContainerTask {
         let liveness = async {
             let Some(probe) = &self.spec.liveness_probe else { return };
             let why = target.until_dead(probe, &inside).await;
-            self.pod.ctx.gate.open().await;
+            self.pod.ctx.may_act().await;
             let _ = dead.send(format!("Liveness probe failed: {why}")).await;
         };
         tokio::join!(readiness, liveness);

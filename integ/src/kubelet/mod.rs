@@ -127,6 +127,15 @@ pub(crate) struct Ctx {
 }
 
 impl Ctx {
+    /// Waits until the kubelet may act: not while it is held still, and never again once its machine is down. What it
+    /// learns in the moment of a power loss it takes to the grave.
+    async fn may_act(&self) {
+        self.gate.open().await;
+        if self.processes.is_closed() {
+            std::future::pending::<()>().await;
+        }
+    }
+
     fn pod_directory(&self, uid: &str) -> PathBuf {
         let short: String = uid.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
         self.options.bed.join("k").join(self.options.address.node.to_string()).join(short)

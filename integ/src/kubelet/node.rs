@@ -197,7 +197,7 @@ impl NodeKeeper {
                 _ = ticks.tick() => {}
                 () = self.wake.notified() => {}
             }
-            self.ctx.gate.open().await;
+            self.ctx.may_act().await;
             if let Err(error) = self.sync_once().await {
                 tracing::debug!(error = format!("{error:#}"), node = self.ctx.options.node_name, "no status posted");
                 sleep(Duration::from_millis(200)).await;
@@ -214,7 +214,7 @@ impl NodeKeeper {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.ctx.gate.open().await;
+            self.ctx.may_act().await;
             match timeout(REQUEST_LIMIT, self.renew(&api, held.take())).await {
                 Ok(Ok(lease)) => held = Some(lease),
                 Ok(Err(error)) => {

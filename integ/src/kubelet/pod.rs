@@ -120,7 +120,7 @@ impl PodShared {
 
     /// Posts the status if it differs from what was posted last.
     async fn post(&self) -> Written {
-        self.ctx.gate.open().await;
+        self.ctx.may_act().await;
         let mut sent = self.sent.lock().await;
         let pod = self.current();
         let reported = pod.status.as_ref().and_then(|s| s.conditions.clone()).unwrap_or_default();
@@ -295,7 +295,7 @@ fn lost(container_id: String) -> Ended {
 
 /// Runs a pod to its end.
 pub(crate) async fn run(ctx: Arc<Ctx>, pod: watch::Receiver<Arc<Pod>>, mut orders: watch::Receiver<Order>) {
-    ctx.gate.open().await;
+    ctx.may_act().await;
     let first = pod.borrow().clone();
     let host_network = first.spec.as_ref().and_then(|s| s.host_network) == Some(true);
     let own_ip = if host_network { None } else { locked(&ctx.ips).take() };
@@ -312,7 +312,7 @@ pub(crate) async fn run(ctx: Arc<Ctx>, pod: watch::Receiver<Arc<Pod>>, mut order
         () = live(&shared, &mut running) => {}
         () = until_ended(&shared, &mut watched, &mut orders) => {}
     }
-    ctx.gate.open().await;
+    ctx.may_act().await;
     end(&shared, &mut running, &mut watched, &mut orders).await;
     posting.shutdown().await;
     drop(running);
@@ -356,7 +356,7 @@ async fn live(shared: &Arc<PodShared>, running: &mut JoinSet<()>) {
     if mounted {
         shared.volumes.keep_current().await;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 async fn mount(shared: &Arc<PodShared>) {
@@ -366,7 +366,8 @@ async fn mount(shared: &Arc<PodShared>) {
         let message = error.to_string();
         if message != told {
             shared.ctx.event(&shared.current(), "Warning", "FailedMount", &message);
-            for index in 0..locked(&shared.views).len() {
+            let count = locked(&shared.views).len();
+            for index in 0..count {
                 shared.update(index, |v| v.doing = Doing::waiting("ContainerCreating", Some(message.clone())));
             }
             told = message;
@@ -453,7 +454,7 @@ async fn delete(shared: &PodShared, uid: &str) {
         ..DeleteParams::default()
     };
     loop {
-        shared.ctx.gate.open().await;
+        shared.ctx.may_act().await;
         match shared.api().delete(&shared.name(), &params).await {
             Ok(_) => return,
             Err(error) if failure(&error) == Written::Gone => return,

@@ -61,7 +61,7 @@ impl Pods {
             tokio::select! {
                 () = &mut retry, if waiting => waiting = false,
                 event = events.try_next(), if !waiting => {
-                    self.ctx.gate.open().await;
+                    self.ctx.may_act().await;
                     match event {
                         Ok(Some(event)) => self.take(event, &mut listed),
                         Ok(None) => return,

@@ -97,6 +97,10 @@ impl Processes {
         locked(&self.state).containers.values().cloned().collect()
     }
 
+    pub(crate) fn is_closed(&self) -> bool {
+        locked(&self.state).closed
+    }
+
     /// Ends every process at once, and starts none from now on.
     pub(crate) fn close(&self) {
         let mut state = locked(&self.state);
