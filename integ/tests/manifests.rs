@@ -1,0 +1,292 @@
+//! What is installed, as `docs/install.md` says to install it, on a real API server: it is accepted without a warning, its
+//! pods are admitted, its rules refuse what they are there to refuse, and its rights reach as far as they have to and no
+//! further.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use integ::control_plane::{ControlPlane, Options};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use models::names::{AGENT_NAMESPACE, INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+use serde_json::{Value, json};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_manifests_hold_on_a_real_api_server() -> anyhow::Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let client = control_plane.client();
+    install(&control_plane).await?;
+    installing_again_changes_nothing(&control_plane).await?;
+    pods_are_admitted(client.clone()).await?;
+    rules_of_the_shadow_hold(client.clone()).await?;
+    rules_of_the_policy_hold(client.clone()).await?;
+    emptied_objects_survive_server_side_apply(client.clone()).await?;
+    rights_reach_as_far_as_they_have_to(client.clone()).await?;
+    columns_are_printed(&control_plane).await?;
+    control_plane.stop().await
+}
+
+/// The three commands of `docs/install.md`, with the checked-in files.
+async fn install(control_plane: &ControlPlane) -> anyhow::Result<()> {
+    kubectl(control_plane, &["apply", "--server-side", "-f", &manifest("crds.yaml")]).await?;
+    kubectl(control_plane, &["wait", "--for=condition=Established", "--timeout=60s", "-f", &manifest("crds.yaml")])
+        .await?;
+    kubectl(control_plane, &["apply", "--server-side", "-f", &manifest("brupop.yaml")]).await?;
+    Ok(())
+}
+
+async fn installing_again_changes_nothing(control_plane: &ControlPlane) -> anyhow::Result<()> {
+    // Of those whose status nobody writes: their versions move only if an apply moves them.
+    let versions = ["get", "clusterroles", "brupop-controller", "brupop-apiserver", "-o", "yaml"];
+    let policy = ["get", "bruo/default", "-n", SYSTEM_NAMESPACE, "-o", "yaml"];
+    let generations = ["get", "deployments,crds", "-A", "-o", "custom-columns=:.metadata.name,:.metadata.generation"];
+    let look = async || -> anyhow::Result<String> {
+        let mut text = String::new();
+        for command in [&versions[..], &policy[..], &generations[..]] {
+            text += &kubectl(control_plane, command).await?;
+        }
+        Ok(text)
+    };
+    let before = look().await?;
+    kubectl(control_plane, &["apply", "--server-side", "-f", &manifest("brupop.yaml")]).await?;
+    assert_eq!(before, look().await?);
+    Ok(())
+}
+
+/// Pod security, priority classes and quotas are checked when the pods are made, not when the workloads are.
+async fn pods_are_admitted(client: Client) -> anyhow::Result<()> {
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": "n1", "labels": {INTERFACE_LABEL: INTERFACE_VERSION}},
+    });
+    Api::<Node>::all(client.clone()).create(&PostParams::default(), &serde_json::from_value(node)?).await?;
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    for (name, replicas) in [("brupop-controller", 2), ("brupop-apiserver", 3)] {
+        until(name, async || {
+            Ok(deployments.get(name).await?.status.and_then(|status| status.replicas) == Some(replicas))
+        })
+        .await?;
+    }
+    let agents: Api<DaemonSet> = Api::namespaced(client, AGENT_NAMESPACE);
+    until("brupop-agent", async || {
+        Ok(agents.get("brupop-agent").await?.status.is_some_and(|status| status.current_number_scheduled == 1))
+    })
+    .await
+}
+
+async fn rules_of_the_shadow_hold(client: Client) -> anyhow::Result<()> {
+    let shadows: Api<BottlerocketShadow> = Api::namespaced(client, SYSTEM_NAMESPACE);
+    let order = |attempt: i64| json!({"state": "StagedUpdate", "attempt": attempt, "bootId": "b", "version": "1.20.5"});
+    let with = |mut spec: Value, key: &str, value: Value| {
+        spec[key] = value;
+        spec
+    };
+    let go = json!({"nonce": "n", "jws": "j"});
+    for (what, spec, refusal) in [
+        ("no attempt", json!({"state": "Idle"}), Some("attempt: Required value")),
+        ("the first", json!({"state": "Idle", "attempt": 0}), None),
+        ("no version", json!({"state": "StagedUpdate", "attempt": 1, "bootId": "b"}), Some("names its version")),
+        ("no boot", json!({"state": "StagedUpdate", "attempt": 1, "version": "1.2.3"}), Some("names its version")),
+        ("null as version", with(order(1), "version", Value::Null), Some("must be of type string")),
+        ("no version at all", with(order(1), "version", json!("latest")), Some("should match")),
+        ("a version with a v", with(order(1), "version", json!("v1.20.5")), Some("should match")),
+        ("an order", with(order(3), "version", json!("1.20.5-rc.1+build.7")), None),
+        ("a lower attempt", order(2), Some("attempt never falls")),
+        ("the attempt dropped", json!({"state": "Idle"}), Some("attempt: Required value")),
+        ("a go for staging", with(order(3), "go", go.clone()), Some("a go belongs to the order to reboot")),
+        ("an unknown state", json!({"state": "Unknown", "attempt": 3}), Some("Unsupported value")),
+        ("a go", with(with(order(3), "state", json!("RebootedIntoUpdate")), "go", go), None),
+    ] {
+        let object = shadow("brs-n1", &json!({"spec": spec}));
+        expect(what, shadows.patch("brs-n1", &ours(), &Patch::Apply(&object)).await, refusal)?;
+    }
+    for (what, path, refusal) in [
+        ("the attempt removed", "/spec/attempt", "attempt: Required value"),
+        ("the spec removed", "/spec", "spec: Required value"),
+    ] {
+        let patch = serde_json::from_value(json!([{"op": "remove", "path": path}]))?;
+        let result = shadows.patch("brs-n1", &PatchParams::default(), &Patch::<()>::Json(patch)).await;
+        expect(what, result, Some(refusal))?;
+    }
+    Ok(())
+}
+
+async fn rules_of_the_policy_hold(client: Client) -> anyhow::Result<()> {
+    const BUDGET: Option<&str> = Some("write a count from 1 to 10000, or a percentage from 1% to 100%");
+    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client, SYSTEM_NAMESPACE);
+    for (name, spec, refusal) in [
+        ("other", json!({"enabled": true}), Some("named default")),
+        ("default", json!({"maxUnavailable": 0}), BUDGET),
+        ("default", json!({"maxUnavailable": "0%"}), BUDGET),
+        ("default", json!({"maxUnavailable": "101%"}), BUDGET),
+        ("default", json!({"maxUnavailable": "3"}), BUDGET),
+        ("default", json!({"maxUnavailable": 10_001}), BUDGET),
+        ("default", json!({"maxUnavailable": "9999%9999%"}), Some("Too long")),
+        ("default", json!({"maxUnavailable": "100%"}), None),
+        ("default", json!({"maxUnavailable": "7%"}), None),
+        ("default", json!({"maxUnavailable": 7}), None),
+        ("default", json!({"failurePolicy": {"maxFailures": 0}}), Some("greater than or equal to 1")),
+        ("default", json!({"drain": {"timeout": "5d"}}), Some("should match")),
+        ("default", json!({"drain": {"timeout": "1h30m"}}), None),
+        ("default", json!({"drain": {"atDeadline": "Explode"}}), Some("Unsupported value")),
+        ("default", json!({"maxUnavalable": 1}), Some("field not declared in schema")),
+    ] {
+        let object = policy(name, &spec);
+        let result = operators.patch(name, &ours().dry_run().force(), &Patch::Apply(&object)).await;
+        expect(&format!("{name} {spec}"), result, refusal)?;
+    }
+    Ok(())
+}
+
+/// Server-side apply of `{}` over fields that the same manager had applied leaves null, which is not to be refused.
+async fn emptied_objects_survive_server_side_apply(client: Client) -> anyhow::Result<()> {
+    let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    for host in [json!({"refreshInterval": "1h"}), json!({})] {
+        let object = shadow("brs-n2", &json!({"spec": {"state": "Idle", "attempt": 0, "host": host}}));
+        shadows.patch("brs-n2", &ours(), &Patch::Apply(&object)).await?;
+    }
+    for status in [json!({"updates": {"chosenVersion": "1.2.3"}}), json!({"updates": {}}), json!({})] {
+        let object = shadow("brs-n2", &json!({"status": status}));
+        shadows.patch_status("brs-n2", &ours(), &Patch::Apply(&object)).await?;
+    }
+
+    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client, SYSTEM_NAMESPACE);
+    let before = operators.get("default").await?.spec;
+    for spec in [json!({"deadlines": {"stage": "5m"}}), json!({"deadlines": {}}), json!({})] {
+        let object = policy("default", &spec);
+        operators.patch("default", &ours(), &Patch::Apply(&object)).await?;
+    }
+    assert_eq!(operators.get("default").await?.spec, before);
+    Ok(())
+}
+
+async fn rights_reach_as_far_as_they_have_to(client: Client) -> anyhow::Result<()> {
+    const BRUPOP: &str = models::names::GROUP;
+    const CONTROLLER: &str = "system:serviceaccount:brupop-system:brupop-controller";
+    const APISERVER: &str = "system:serviceaccount:brupop-system:brupop-apiserver";
+    const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent";
+    const ANY: &str = "";
+    let reviews: Api<SubjectAccessReview> = Api::all(client);
+    for (user, verb, group, resource, namespace, name, allowed) in [
+        (CONTROLLER, "patch", "", "nodes", "", ANY, true),
+        (CONTROLLER, "update", "", "nodes", "", ANY, false),
+        (CONTROLLER, "delete", "", "nodes", "", ANY, false),
+        (CONTROLLER, "create", "", "pods/eviction", "default", ANY, true),
+        (CONTROLLER, "delete", "", "pods", "default", ANY, false),
+        (CONTROLLER, "get", "", "secrets", SYSTEM_NAMESPACE, "brupop-ca", true),
+        (CONTROLLER, "get", "", "secrets", SYSTEM_NAMESPACE, "other", false),
+        (CONTROLLER, "list", "", "secrets", SYSTEM_NAMESPACE, ANY, false),
+        (CONTROLLER, "create", "", "secrets", "default", ANY, false),
+        (CONTROLLER, "update", "coordination.k8s.io", "leases", SYSTEM_NAMESPACE, "brupop-controller", true),
+        (CONTROLLER, "update", "coordination.k8s.io", "leases", SYSTEM_NAMESPACE, "other", false),
+        (CONTROLLER, "get", "coordination.k8s.io", "leases", "kube-node-lease", ANY, true),
+        (CONTROLLER, "update", "coordination.k8s.io", "leases", "kube-node-lease", ANY, false),
+        (CONTROLLER, "patch", "", "configmaps", AGENT_NAMESPACE, "brupop-trust", true),
+        (CONTROLLER, "patch", "", "configmaps", AGENT_NAMESPACE, "other", false),
+        (CONTROLLER, "patch", BRUPOP, "bottlerocketshadows", SYSTEM_NAMESPACE, ANY, true),
+        (CONTROLLER, "patch", BRUPOP, "bottlerocketshadows", "default", ANY, false),
+        (CONTROLLER, "patch", BRUPOP, "bottlerocketupdateoperators/status", SYSTEM_NAMESPACE, ANY, true),
+        (CONTROLLER, "patch", BRUPOP, "bottlerocketupdateoperators", SYSTEM_NAMESPACE, ANY, false),
+        (CONTROLLER, "create", "events.k8s.io", "events", "default", ANY, true),
+        (APISERVER, "create", "authentication.k8s.io", "tokenreviews", "", ANY, true),
+        (APISERVER, "patch", BRUPOP, "bottlerocketshadows/status", SYSTEM_NAMESPACE, ANY, true),
+        (APISERVER, "patch", BRUPOP, "bottlerocketshadows", SYSTEM_NAMESPACE, ANY, false),
+        (APISERVER, "get", "", "secrets", SYSTEM_NAMESPACE, "brupop-ca", false),
+        (APISERVER, "get", "", "nodes", "", ANY, false),
+        (AGENT, "get", BRUPOP, "bottlerocketshadows", SYSTEM_NAMESPACE, ANY, false),
+        (AGENT, "get", "", "configmaps", AGENT_NAMESPACE, "brupop-trust", false),
+        (AGENT, "get", "", "nodes", "", ANY, false),
+    ] {
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let attributes = ResourceAttributes {
+            verb: Some(verb.into()),
+            group: Some(group.into()),
+            resource: Some(resource.into()),
+            subresource: Some(subresource.into()),
+            namespace: Some(namespace.into()),
+            name: Some(name.into()),
+            ..ResourceAttributes::default()
+        };
+        let spec = SubjectAccessReviewSpec {
+            user: Some(user.into()),
+            resource_attributes: Some(attributes.clone()),
+            ..SubjectAccessReviewSpec::default()
+        };
+        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+        let answer = reviews.create(&PostParams::default(), &review).await?;
+        let may = answer.status.is_some_and(|status| status.allowed);
+        ensure!(may == allowed, "{user}: {attributes:?} is allowed: {may}");
+    }
+    Ok(())
+}
+
+async fn columns_are_printed(control_plane: &ControlPlane) -> anyhow::Result<()> {
+    let table = kubectl(control_plane, &["get", "brs", "-n", SYSTEM_NAMESPACE]).await?;
+    let heads: Vec<_> = table.lines().next().unwrap_or_default().split_whitespace().collect();
+    assert_eq!(heads, ["NAME", "STATE", "VERSION", "TARGET", "STEP", "BLOCKED", "LAST", "AGE"]);
+    let table = kubectl(control_plane, &["get", "bruo", "-n", SYSTEM_NAMESPACE]).await?;
+    let heads: Vec<_> = table.lines().next().unwrap_or_default().split_whitespace().collect();
+    assert_eq!(heads, ["NAME", "ENABLED", "TOTAL", "CURRENT", "UPDATING", "FAILED", "FROZEN", "AGE"]);
+    Ok(())
+}
+
+fn shadow(name: &str, half: &Value) -> Value {
+    let mut object = json!({
+        "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow", "metadata": {"name": name},
+    });
+    if let (Some(object), Some(half)) = (object.as_object_mut(), half.as_object()) {
+        object.extend(half.clone());
+    }
+    object
+}
+
+fn policy(name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator", "metadata": {"name": name},
+        "spec": spec,
+    })
+}
+
+fn ours() -> PatchParams {
+    PatchParams::apply("test")
+}
+
+/// Whether a write was refused for the reason given, or accepted where none is given.
+fn expect<K>(what: &str, result: kube::Result<K>, refusal: Option<&str>) -> anyhow::Result<()> {
+    match (result, refusal) {
+        (Ok(_), None) => Ok(()),
+        (Ok(_), Some(refusal)) => bail!("{what}: accepted, not refused with '{refusal}'"),
+        (Err(error), Some(refusal)) if error.to_string().contains(refusal) => Ok(()),
+        (Err(error), refusal) => Err(error).with_context(|| format!("{what}: expected {refusal:?}")),
+    }
+}
+
+fn manifest(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/manifests").join(name).display().to_string()
+}
+
+/// What kubectl prints; a failure or a warning is an error.
+async fn kubectl(control_plane: &ControlPlane, arguments: &[&str]) -> anyhow::Result<String> {
+    let mut command = control_plane.kubectl_command();
+    command.args(arguments).stdin(Stdio::null());
+    let output = command.output().await?;
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() && complaints.is_empty(), "kubectl {}: {complaints}", arguments.join(" "));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+async fn until(what: &str, mut condition: impl AsyncFnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while !condition().await? {
+        ensure!(tokio::time::Instant::now() < deadline, "{what} has not got there in 60 s");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
