@@ -11,10 +11,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use integ::control_plane::{ControlPlane, Options};
+use integ::host::{Host, HostOptions, Releases};
 use integ::kubelet::{Addresses, Images, Kubelet, KubeletOptions};
 use integ::machine::{Machine, MachineState, Power};
 use integ::proxy::ConnectProxy;
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Secret, Service, ServiceAccount};
@@ -665,5 +666,87 @@ fn a_kubelet_may_only_what_a_node_may() {
         let all: Api<Pod> = Api::all(bed.node_client.clone());
         assert!(refused(all.list(&ListParams::default()).await.unwrap_err()));
         nodes.delete("node-of-another", &DeleteParams::default()).await.unwrap();
+    });
+}
+
+#[test]
+fn on_a_simulated_host_a_daemon_survives_reboots_and_a_silent_api_server() {
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(async {
+        let mut control_plane = ControlPlane::start(Options::default()).await.unwrap();
+        let client = control_plane.client();
+        let root = control_plane.dir().join("h");
+        let version = semver::Version::new(1, 20, 0);
+        let host = Host::start(HostOptions::new("node-1", &root, version, Releases::default())).await.unwrap();
+        let addresses = Addresses::claim().unwrap();
+        let mut options = KubeletOptions::new(
+            control_plane.client_as("system:node:node-1", &["system:nodes"]).unwrap(),
+            control_plane.url(),
+            control_plane.ca_file(),
+            control_plane.dir(),
+            host.machine(),
+            addresses.node(1),
+        );
+        options.images = Images::new().map("sh:1", "/bin/sh");
+        let kubelet = Kubelet::start(options).await.unwrap();
+        let mut container = shell("trap 'exit 0' TERM; test -S $SOCKET && cat $BOOT; while :; do sleep 0.05; done");
+        container["env"] = json!([
+            {"name": "SOCKET", "value": "/run/api.sock"},
+            {"name": "BOOT", "value": "/proc/sys/kernel/random/boot_id"},
+        ]);
+        container["volumeMounts"] = json!([{"name": "socket", "mountPath": "/run/api.sock"}]);
+        let template = json!({
+            "metadata": {"labels": {"app": "agent"}},
+            "spec": {
+                "priorityClassName": "system-node-critical",
+                "containers": [container],
+                "volumes": [{"name": "socket", "hostPath": {"path": "/run/api.sock", "type": "Socket"}}],
+            },
+        });
+        let daemon = json!({
+            "metadata": {"name": "agent"},
+            "spec": {"selector": {"matchLabels": {"app": "agent"}}, "template": template},
+        });
+        let daemons: Api<DaemonSet> = Api::namespaced(client.clone(), "kube-system");
+        daemons.create(&PostParams::default(), &object(daemon)).await.unwrap();
+        // Whether the daemon runs as one ready pod whose process has seen the socket and the host's present boot.
+        let runs = async || {
+            let boot = host.snapshot().boot_id;
+            let api: Api<Pod> = Api::namespaced(client.clone(), "kube-system");
+            let pods = api.list(&ListParams::default()).await.ok()?.items;
+            let live: Vec<&Pod> = pods.iter().filter(|p| is_ready(p)).collect();
+            let process = kubelet.processes().into_iter().next()?;
+            let log = kubelet.log_file("kube-system", &process.pod, "c")?;
+            let last = std::fs::read_to_string(log).ok()?.lines().last()?.to_owned();
+            let name = (live.len() == 1).then(|| live[0].metadata.name.clone())??;
+            (last == boot && name == process.pod).then_some(name)
+        };
+        let first = until("the daemon runs", runs).await;
+
+        let boot = host.snapshot().boot_id;
+        let began = Instant::now();
+        host.foreign_reboot().await;
+        host.booted_after(&boot).await;
+        let second = until("another pod of the daemon runs in the new boot", runs).await;
+        assert_ne!(first, second);
+        eprintln!("from the reboot to the daemon's new pod: {:?}", began.elapsed());
+
+        let boot = host.snapshot().boot_id;
+        host.power_off();
+        until("nothing runs", async || kubelet.processes().is_empty().then_some(())).await;
+        host.power_on();
+        host.booted_after(&boot).await;
+        assert_eq!(until("the same pod runs in the new boot", runs).await, second);
+
+        control_plane.kill_apiserver().await.unwrap();
+        let boot = host.snapshot().boot_id;
+        host.power_off();
+        until("nothing runs", async || kubelet.processes().is_empty().then_some(())).await;
+        host.power_on();
+        host.booted_after(&boot).await;
+        control_plane.restart_apiserver().await.unwrap();
+        until("the daemon runs after the silence", runs).await;
+        kubelet.stop().await;
+        control_plane.stop().await.unwrap();
     });
 }
