@@ -22,7 +22,7 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     let app = request.app_data::<web::Data<App>>().cloned();
     let method = request.method().clone();
     let path: String = request.path().chars().take(LONGEST_PATH).collect();
-    let peer = request.peer_addr().map(|peer| peer.ip());
+    let peer = request.peer_addr().map(|peer| peer.ip().to_string());
     // A pattern and not a path, so that no client can make series of its own.
     let route = request.match_pattern().unwrap_or_else(|| "other".to_owned());
     let version = format!("{:?}", request.version());
@@ -38,14 +38,14 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
             app.metrics.refusal(refusal);
         }
     }
-    let (status, milliseconds) = (status.as_u16(), begun.elapsed().as_millis());
+    let (status, milliseconds) = (status.as_u16(), u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX));
     let (refusal, cause) = (refusal.map(crate::auth::Refusal::as_str), error.and_then(ApiError::chain));
     if status >= 500 {
-        tracing::error!(target: "access", %method, path, route, status, milliseconds, ?peer, version, cause, "request");
+        tracing::error!(target: "access", %method, path, route, status, milliseconds, peer, version, cause, "request");
     } else if status >= 400 {
-        tracing::info!(target: "access", %method, path, route, status, milliseconds, ?peer, version, refusal, cause, "request");
+        tracing::info!(target: "access", %method, path, route, status, milliseconds, peer, version, refusal, cause, "request");
     } else {
-        tracing::info!(target: "access", %method, path, route, status, milliseconds, ?peer, version, "request");
+        tracing::info!(target: "access", %method, path, route, status, milliseconds, peer, version, "request");
     }
     Ok(response)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use kube::core::{DeserializeGuard, Request};
+use kube::core::{DeserializeGuard, Request, Status};
 use kube::{Client, Resource};
 use models::names::AGENT_MANAGER;
 use models::shadow::BottlerocketShadow;
@@ -29,6 +29,9 @@ pub(crate) enum CallError {
     Ended,
     #[error("the request could not be built")]
     Request(#[source] kube::core::request::Error),
+    /// An answer, and a refusal.
+    #[error("the API server answered {} {}: {}", .0.code, .0.reason, .0.message)]
+    Answered(Box<Status>),
     #[error("the call failed")]
     Call(#[source] kube::Error),
     #[error("the answer could not be read")]
@@ -37,11 +40,20 @@ pub(crate) enum CallError {
     Shadow(#[source] ShadowError),
 }
 
+impl From<kube::Error> for CallError {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::Answered(status),
+            error => Self::Call(error),
+        }
+    }
+}
+
 impl CallError {
     /// The HTTP status of an answer that the API server did give.
     pub(crate) fn code(&self) -> Option<u16> {
         match self {
-            Self::Call(kube::Error::Api(status)) => Some(status.code),
+            Self::Answered(status) => Some(status.code),
             _ => None,
         }
     }
@@ -59,12 +71,13 @@ impl CallError {
     /// The fields that an answer complains about.
     pub(crate) fn fields(&self) -> Vec<String> {
         match self {
-            Self::Call(kube::Error::Api(status)) => status
+            Self::Answered(status) => status
                 .details
                 .iter()
                 .flat_map(|details| &details.causes)
                 .map(|cause| cause.field.clone())
-                .filter(|field| !field.is_empty())
+                // The API server names more than fields here, such as "<nil>" for the object as a whole.
+                .filter(|field| field.starts_with("status."))
                 .collect(),
             _ => Vec::new(),
         }
@@ -73,7 +86,7 @@ impl CallError {
     /// Seconds after which the API server wants to be asked again.
     pub(crate) fn retry_after(&self) -> Option<u64> {
         match self {
-            Self::Call(kube::Error::Api(status)) => {
+            Self::Answered(status) => {
                 status.details.as_ref().map(|details| u64::from(details.retry_after_seconds)).filter(|&s| s > 0)
             }
             _ => None,
@@ -153,7 +166,7 @@ impl Cluster {
         call: impl Future<Output = kube::Result<T>> + Send + 'static,
     ) -> Result<T, CallError> {
         match self.runtime.spawn(tokio::time::timeout(DEADLINE, call)).await {
-            Ok(Ok(result)) => result.map_err(CallError::Call),
+            Ok(Ok(result)) => result.map_err(CallError::from),
             Ok(Err(_)) => Err(CallError::TimedOut),
             Err(_) => Err(CallError::Ended),
         }

@@ -47,7 +47,7 @@ pub struct Config {
     pub stream_max_age: Duration,
 
     /// What to log, in the syntax of RUST_LOG, such as info,apiserver=debug.
-    #[arg(long, env = "BRUPOP_LOG_FILTER", default_value = "info")]
+    #[arg(long, env = "BRUPOP_LOG_FILTER", default_value = "info,actix_server=warn")]
     pub log_filter: String,
 }
 
