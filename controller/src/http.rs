@@ -36,7 +36,6 @@ pub async fn serve(
     server.await
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "extractors are passed by value")]
 async fn readyz(ready: web::Data<watch::Receiver<bool>>) -> HttpResponse {
     if *ready.borrow() {
         HttpResponse::Ok().body("ok\n")
@@ -45,7 +44,6 @@ async fn readyz(ready: web::Data<watch::Receiver<bool>>) -> HttpResponse {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "extractors are passed by value")]
 async fn text(metrics: web::Data<Metrics>) -> HttpResponse {
     HttpResponse::Ok().content_type("text/plain; version=0.0.4").body(metrics.text())
 }

@@ -3,8 +3,11 @@
 //!
 //! Users of the operator need nothing of this.
 
+pub mod bed;
 pub mod control_plane;
+pub mod demo;
 pub mod host;
 pub mod kubelet;
 pub mod machine;
+pub mod oracle;
 pub mod proxy;

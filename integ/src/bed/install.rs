@@ -1,0 +1,89 @@
+//! Installing the operator: `kubectl apply --server-side` of its manifest, in Rust.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::{ApiCapabilities, ApiResource, Scope, pinned_kind};
+use kube::{Client, ResourceExt as _};
+use serde_json::Value;
+
+use super::BedOptions;
+
+/// Field manager of the installation.
+const MANAGER: &str = "brupop-install";
+
+/// How long a definition may take to be served.
+const ESTABLISHED: Duration = Duration::from_secs(20);
+
+/// Lays `patch` over `target` as a JSON merge patch does.
+pub(crate) fn merge(target: &mut Value, patch: &Value) {
+    match (target, patch) {
+        (Value::Object(target), Value::Object(patch)) => {
+            for (key, value) in patch {
+                if value.is_null() {
+                    target.remove(key);
+                } else {
+                    merge(target.entry(key).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (target, patch) => *target = patch.clone(),
+    }
+}
+
+pub(super) async fn install(client: &Client, options: &BedOptions) -> anyhow::Result<()> {
+    let mut known: BTreeMap<String, (ApiResource, ApiCapabilities)> = BTreeMap::new();
+    for mut object in deploy::objects(&options.deploy)? {
+        if object["kind"] == "BottlerocketUpdateOperator" {
+            if options.policy.is_null() {
+                continue;
+            }
+            merge(&mut object["spec"], &options.policy);
+        }
+        apply(client, &mut known, object).await?;
+    }
+    Ok(())
+}
+
+/// Server-side applies any object.
+pub(super) async fn apply(
+    client: &Client,
+    known: &mut BTreeMap<String, (ApiResource, ApiCapabilities)>,
+    object: Value,
+) -> anyhow::Result<()> {
+    let object: DynamicObject = serde_json::from_value(object).context("not an object")?;
+    let types = object.types.clone().context("an object without a kind")?;
+    let gvk = GroupVersionKind::try_from(&types)?;
+    let key = format!("{}/{}", types.api_version, types.kind);
+    if !known.contains_key(&key) {
+        known.insert(key.clone(), served(client, &gvk).await?);
+    }
+    let (resource, capabilities) = &known[&key];
+    let api: Api<DynamicObject> = match (&capabilities.scope, object.namespace()) {
+        (Scope::Namespaced, Some(namespace)) => Api::namespaced_with(client.clone(), &namespace, resource),
+        (Scope::Namespaced, None) => Api::default_namespaced_with(client.clone(), resource),
+        (Scope::Cluster, _) => Api::all_with(client.clone(), resource),
+    };
+    let name = object.name_any();
+    api.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&object))
+        .await
+        .with_context(|| format!("apply {key} {name}"))?;
+    Ok(())
+}
+
+/// Waits until a kind is served: a definition that was just applied takes a moment.
+async fn served(client: &Client, gvk: &GroupVersionKind) -> anyhow::Result<(ApiResource, ApiCapabilities)> {
+    let deadline = tokio::time::Instant::now() + ESTABLISHED;
+    loop {
+        match pinned_kind(client, gvk).await {
+            Ok(found) => return Ok(found),
+            Err(error) if tokio::time::Instant::now() > deadline => {
+                return Err(error).with_context(|| format!("{gvk:?} is not served"));
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Where the operator's programs are: the same build as the one that runs the bed.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use crate::kubelet::Images;
+
+/// Folder with the operator's programs, if it is not the one of the running program.
+const DIRECTORY: &str = "BRUPOP_BIN_DIR";
+/// The agent's program, if it is another build than the rest.
+const AGENT: &str = "BRUPOP_AGENT_BIN";
+
+/// The operator's programs.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// The agent.
+    pub agent: PathBuf,
+    /// The web API.
+    pub apiserver: PathBuf,
+    /// The controller.
+    pub controller: PathBuf,
+}
+
+fn existing(path: PathBuf) -> anyhow::Result<PathBuf> {
+    if path.is_file() {
+        return Ok(path);
+    }
+    anyhow::bail!(
+        "the program {} is missing: run `make build` first, or set {DIRECTORY} to the folder with the operator's programs",
+        path.display()
+    )
+}
+
+impl Programs {
+    /// Finds them in `BRUPOP_BIN_DIR`, or beside the running program.
+    pub fn find() -> anyhow::Result<Self> {
+        let folder = match std::env::var_os(DIRECTORY) {
+            Some(folder) => PathBuf::from(folder),
+            None => {
+                let own = std::env::current_exe().context("where is this program?")?;
+                let folder = own.parent().unwrap_or(Path::new(".")).to_owned();
+                // Test programs are built one folder further down.
+                if folder.ends_with("deps") { folder.parent().map_or(folder.clone(), Path::to_path_buf) } else { folder }
+            }
+        };
+        let agent = std::env::var_os(AGENT).map_or_else(|| folder.join("brupop-agent"), PathBuf::from);
+        Ok(Self {
+            agent: existing(agent)?,
+            apiserver: existing(folder.join("brupop-apiserver"))?,
+            controller: existing(folder.join("brupop-controller"))?,
+        })
+    }
+
+    /// The kubelets' table from images to programs.
+    pub fn images(&self, options: &deploy::Options) -> Images {
+        let reference = |component| deploy::image(component, options);
+        Images::new()
+            .map(reference(deploy::Component::Agent), &self.agent)
+            .map(reference(deploy::Component::Apiserver), &self.apiserver)
+            .map(reference(deploy::Component::Controller), &self.controller)
+    }
+}

@@ -1,0 +1,39 @@
+//! From the bed to the oracle.
+
+use models::shadow::HostState;
+use semver::Version;
+
+use super::Bed;
+use crate::oracle::{Expectations, History, HostLog, Verdict, World, judge};
+
+/// Whether a node runs `version`, has no attempt under way and is given back.
+pub(super) fn is_updated(world: &World, name: &str, version: &Version) -> bool {
+    let Some(node) = world.nodes.get(name) else { return false };
+    let Some(shadow) = world.shadow_of(node) else { return false };
+    let agent = &shadow.status.agent;
+    node.ready
+        && !node.claimed()
+        && shadow.spec.state == HostState::Idle
+        && shadow.status.controller.progress.is_none()
+        && agent.current_version.as_ref() == Some(version)
+        && agent.boot_id.as_deref() == Some(node.boot_id.as_str())
+}
+
+/// What a host saw, as the oracle reads it.
+pub fn host_log(name: &str, host: &crate::host::Host) -> HostLog {
+    HostLog::of(name, &host.log())
+}
+
+impl Bed {
+    /// Lets the recorder catch up and judges the whole run.
+    pub async fn judge(self, expectations: &Expectations) -> anyhow::Result<(Verdict, History)> {
+        let hosts: Vec<HostLog> = self.members.iter().map(|m| host_log(&m.name, &m.host)).collect();
+        let history = self.recorder.finish().await?;
+        let audit = self.control_plane.audit().read()?;
+        for member in self.members {
+            member.kubelet.stop().await;
+        }
+        self.control_plane.stop().await?;
+        Ok((judge(&history, &hosts, &audit, expectations), history))
+    }
+}

@@ -1,0 +1,168 @@
+//! The demo: what the README's first command shows.
+
+mod summary;
+mod table;
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+use jiff::Timestamp;
+use semver::Version;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::bed::{Bed, BedOptions, workload};
+use crate::host::{BootFault, Command, Fault, Timings};
+use crate::oracle::{Expectations, History};
+
+/// Namespace of the demo's workload.
+const SHOP: &str = "shop";
+
+/// How fast the simulated hosts are.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Speed {
+    /// Commands take no time, reboots a blink.
+    Instant,
+    /// Downloads and reboots take seconds, as on a small machine.
+    Realistic,
+}
+
+/// What goes wrong on the first node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Trouble {
+    /// Its first download fails.
+    Prepare,
+    /// Arming the image fails once.
+    Activate,
+    /// The new image does not boot and the host falls back: the rollout freezes, and the demo expects just that.
+    Boot,
+}
+
+/// Shows one update rolling through simulated Bottlerocket nodes on a real Kubernetes control plane.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "brupop-demo", version)]
+pub struct Options {
+    /// How many nodes.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=50))]
+    pub nodes: u8,
+    /// How many pods of the workload; its PodDisruptionBudget lets one of them be disrupted at a time.
+    #[arg(long, default_value_t = 6)]
+    pub pods: u16,
+    /// How fast the hosts are.
+    #[arg(long, value_enum, default_value_t = Speed::Instant)]
+    pub speed: Speed,
+    /// What goes wrong on the first node; may be given several times.
+    #[arg(long = "fault", value_enum)]
+    pub faults: Vec<Trouble>,
+    /// Keep everything running after the summary, for kubectl; Ctrl-C ends it.
+    #[arg(long)]
+    pub keep: bool,
+    /// How long the update may take, in seconds.
+    #[arg(long, default_value_t = 300)]
+    pub limit: u64,
+}
+
+fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{text}");
+}
+
+/// Runs the demo; whether all that it promises held.
+pub async fn run(options: Options) -> anyhow::Result<bool> {
+    let (old, new) = (Version::new(1, 20, 0), Version::new(1, 20, 5));
+    let timings = match options.speed {
+        Speed::Instant => Timings::instant(),
+        Speed::Realistic => Timings::realistic(),
+    };
+    say("Starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler ...");
+    let bed = Bed::start(BedOptions {
+        nodes: usize::from(options.nodes),
+        version: old.clone(),
+        timings,
+        policy: json!({"version": {"refreshInterval": "1s"}, "health": {"after": {"soak": "1s"}}}),
+        ..BedOptions::default()
+    })
+    .await?;
+    say(&format!("  up in {:.1} s; {} simulated Bottlerocket nodes on {old} join", bed.control_plane.started_in().as_secs_f64(), options.nodes));
+
+    let pods = usize::from(options.pods);
+    workload::apply(&bed.client, workload::web(SHOP, pods, json!(1))).await?;
+    say(&format!("Deployment {SHOP}/web: {pods} pods, a PodDisruptionBudget lets 1 be disrupted at a time"));
+    say("Installing the operator from its manifest, by server-side apply ...");
+    let began = Instant::now();
+    bed.install().await?;
+    settled(&bed, pods, &old).await?;
+    say(&format!("  every pod of it runs and every agent has reported after {:.1} s\n", began.elapsed().as_secs_f64()));
+
+    if let Some(first) = bed.members.first() {
+        for trouble in &options.faults {
+            first.host.script(match trouble {
+                Trouble::Prepare => Fault::fails(Command::Prepare, "Metadata error: the repository did not answer\n"),
+                Trouble::Activate => Fault::fails(Command::Activate, "the partition table is busy\n"),
+                Trouble::Boot => Fault::boot(BootFault::NewImageFails),
+            });
+        }
+    }
+    let released = Timestamp::now();
+    let calls_before = host_calls(&bed);
+    bed.releases.publish(new.clone());
+    say(&format!("Release {new} appears in the hosts' update repository."));
+    let expects_freeze = options.faults.contains(&Trouble::Boot);
+    let end = table::follow(&bed, &new, expects_freeze, Duration::from_secs(options.limit)).await?;
+    let ended = Timestamp::now();
+
+    let view = summary::Run {
+        released,
+        ended,
+        host_calls: host_calls(&bed) - calls_before,
+        workload_ready: workload_ready(&bed.recorder.so_far()?, pods),
+        agents: summary::agents(&bed),
+        audit: bed.control_plane.audit().read()?,
+    };
+    if options.keep {
+        summary::print(&view, &bed.recorder.so_far()?, &new);
+        say(&format!(
+            "\nEverything keeps running. In another terminal:\n\n  export KUBECONFIG={}\n  {} get brs -A\n\nCtrl-C ends it.",
+            bed.control_plane.kubeconfig().display(),
+            bed.control_plane.kubectl().display()
+        ));
+        std::future::pending::<()>().await;
+    }
+    let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
+    let (verdict, history) = bed.judge(&expectations).await?;
+    summary::print(&view, &history, &new);
+    Ok(summary::held(&view, &history, &verdict, &new, &end, expects_freeze))
+}
+
+fn host_calls(bed: &Bed) -> usize {
+    bed.members
+        .iter()
+        .flat_map(|m| m.host.log())
+        .filter(|e| matches!(e.kind, crate::host::EventKind::Call { .. }))
+        .count()
+}
+
+fn workload_ready(history: &History, pods: usize) -> bool {
+    let end = history.end();
+    end.pods.values().filter(|p| p.namespace == SHOP && p.ready && !p.terminating).count() == pods
+}
+
+/// Waits until the workload is ready and every agent has reported.
+async fn settled(bed: &Bed, pods: usize, version: &Version) -> anyhow::Result<()> {
+    let nodes = bed.members.len();
+    let version = version.clone();
+    bed.wait("the workload is ready and every agent has reported", Duration::from_secs(90), move |history| {
+        let end = history.end();
+        let reported = end
+            .shadows
+            .values()
+            .filter(|s| s.status.agent.current_version.as_ref() == Some(&version) && s.status.agent.updates.is_some())
+            .count();
+        reported == nodes && workload_ready(history, pods)
+    })
+    .await
+    .context("the operator did not come up; its pods' output is in the bed's folder (set BRUPOP_KEEP=1 to keep it)")?;
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! The live table.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use comfy_table::{Table, presets};
+use models::condition::{ConditionStatus, find_condition};
+use models::shadow::{BLOCKED, UPDATED};
+use semver::Version;
+use tokio::time::Instant;
+
+use crate::bed::Bed;
+use crate::oracle::World;
+
+/// How the rollout ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Every node is on the new version.
+    Updated,
+    /// Failures froze it, and what was under way has ended.
+    Frozen,
+    /// It did not end in time.
+    TimedOut,
+}
+
+/// How often the table is drawn.
+const FRAME: Duration = Duration::from_millis(100);
+
+struct Row {
+    node: String,
+    step: String,
+    version: String,
+    pods: usize,
+    waits: String,
+}
+
+fn rows(world: &World, target: &Version) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, node) in &world.nodes {
+        let Some(shadow) = world.shadow_of(node) else { continue };
+        let status = &shadow.status;
+        let step = shadow.step();
+        let current = status.agent.current_version.as_ref();
+        let blocked = find_condition(&status.conditions, BLOCKED).filter(|c| c.status == ConditionStatus::True);
+        let waits = match (blocked, step) {
+            (Some(condition), _) => condition.message.clone(),
+            (None, None) if !node.ready => "the node is not Ready".to_owned(),
+            (None, None) if current == Some(target) => String::new(),
+            (None, None) => "its turn".to_owned(),
+            (None, Some(step)) => describe(step, shadow).to_owned(),
+        };
+        rows.push(Row {
+            node: name.clone(),
+            step: step.map_or("Idle", models::shadow::Step::as_str).to_owned(),
+            version: current.map_or_else(|| "?".to_owned(), ToString::to_string),
+            pods: world
+                .pods
+                .values()
+                .filter(|p| p.namespace == super::SHOP && p.node.as_deref() == Some(name) && !p.finished)
+                .count(),
+            waits,
+        });
+    }
+    rows
+}
+
+fn describe(step: models::shadow::Step, shadow: &crate::oracle::Shadow) -> &'static str {
+    use models::shadow::Step;
+    match step {
+        Step::Staging => "the host downloads the image",
+        Step::Staged => "its turn",
+        Step::LeavingBalancer => "leaving the load balancer",
+        Step::Draining => "its pods leave, within their budget",
+        Step::Rebooting if shadow.spec.go.is_some() => "the host arms the image and reboots",
+        Step::Rebooting => "the agent asks for its go",
+        Step::Returning => "the node becomes Ready",
+        Step::Monitoring => "watched for the soak time",
+        Step::Releasing => "the node is given back",
+    }
+}
+
+fn draw(rows: &[Row], seconds: f64, lines_before: usize) -> usize {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["NODE", "STEP", "VERSION", "PODS", "WAITS FOR"]);
+    for row in rows {
+        table.add_row([&row.node, &row.step, &row.version, &row.pods.to_string(), &row.waits]);
+    }
+    let text = format!("{table}\n{seconds:5.1} s\n");
+    let mut out = std::io::stdout().lock();
+    if lines_before > 0 {
+        let _ = write!(out, "\x1b[{lines_before}A\x1b[J");
+    }
+    let _ = write!(out, "{text}");
+    let _ = out.flush();
+    text.lines().count()
+}
+
+fn ended(world: &World, target: &Version, nodes: usize) -> bool {
+    let done = world.nodes.values().filter(|node| {
+        world.shadow_of(node).is_some_and(|shadow| {
+            let last = shadow.status.controller.record.as_ref().and_then(|r| r.last.as_ref());
+            shadow.step().is_none()
+                && node.ready
+                && !node.claimed()
+                && shadow.status.agent.current_version.as_ref() == Some(target)
+                && last.is_some_and(|l| l.reason == UPDATED)
+        })
+    });
+    done.count() == nodes && world.operator.as_ref().is_none_or(|o| o.status.slots.is_empty())
+}
+
+fn frozen(world: &World) -> bool {
+    !world.frozen_by().is_empty()
+        && world.shadows.values().all(|s| s.step().is_none())
+        && world.operator.as_ref().is_none_or(|o| o.status.slots.is_empty())
+}
+
+/// Shows the rollout until it ends: as a table that is drawn again and again on a terminal, as a line per change elsewhere.
+pub(super) async fn follow(bed: &Bed, target: &Version, expects_freeze: bool, limit: Duration) -> anyhow::Result<End> {
+    let terminal = std::io::stdout().is_terminal();
+    let began = Instant::now();
+    let mut lines = 0;
+    let mut told = std::collections::BTreeMap::new();
+    loop {
+        let world = bed.recorder.so_far()?.end();
+        let rows = rows(&world, target);
+        let seconds = began.elapsed().as_secs_f64();
+        if terminal {
+            lines = draw(&rows, seconds, lines);
+        } else {
+            for row in &rows {
+                let line = format!("{:<8} {:<10} {:<8} {} pods  {}", row.node, row.step, row.version, row.pods, row.waits);
+                let key = (row.step.clone(), row.version.clone(), row.waits.clone());
+                if told.get(&row.node) != Some(&key) {
+                    super::say(&format!("{seconds:6.2} s  {line}"));
+                    told.insert(row.node.clone(), key);
+                }
+            }
+        }
+        if ended(&world, target, bed.members.len()) {
+            return Ok(End::Updated);
+        }
+        if expects_freeze && frozen(&world) {
+            return Ok(End::Frozen);
+        }
+        if began.elapsed() > limit {
+            return Ok(End::TimedOut);
+        }
+        tokio::time::sleep(FRAME).await;
+    }
+}
