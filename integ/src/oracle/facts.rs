@@ -229,7 +229,6 @@ fn owners(entries: &[ManagedFieldsEntry]) -> BTreeMap<Field, BTreeSet<String>> {
 
 /// What is kept of a Pod.
 #[derive(Clone, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "independent facts about a pod, as the API server tells them")]
 pub struct Pod {
     /// Its namespace.
     pub namespace: String,

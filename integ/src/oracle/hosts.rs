@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use semver::Version;
 
+use crate::host::{self, Command, EventKind, ShutdownBy};
+
 /// What one host saw, in order.
 #[derive(Clone, Debug, Default)]
 pub struct HostLog {
@@ -52,6 +54,16 @@ pub enum HostFact {
 }
 
 impl HostLog {
+    /// What the host of `node` saw.
+    pub fn of(node: &str, events: &[host::Event]) -> Self {
+        let events = events.iter().map(|event| HostEvent {
+            at: event.at,
+            boot_id: event.boot_id.clone(),
+            fact: fact(&event.kind),
+        });
+        Self { node: node.to_owned(), events: events.collect() }
+    }
+
     /// All boots of the host.
     pub fn boots(&self) -> BTreeSet<&str> {
         let booted = self.events.iter().filter_map(|event| match &event.fact {
@@ -87,5 +99,60 @@ impl HostLog {
             }
         }
         all
+    }
+}
+
+fn fact(kind: &EventKind) -> HostFact {
+    match kind {
+        // A caller that got no answer may have been heard all the same.
+        EventKind::Call { method, path, status, .. }
+            if method == "POST"
+                && path.split('?').next() == Some("/actions/activate-update")
+                && status.is_none_or(|status| status < 300) =>
+        {
+            HostFact::ActivateAsked
+        }
+        EventKind::CommandFinished { command: Command::Activate, .. } => HostFact::ActivateEnded,
+        EventKind::Armed { version } => HostFact::Armed { version: version.clone() },
+        EventKind::ShutdownOrdered { by } => HostFact::Shutdown { by_api: *by == ShutdownBy::Api },
+        EventKind::Booted { boot_id, .. } => HostFact::Booted { boot_id: boot_id.clone() },
+        EventKind::Call { .. }
+        | EventKind::CommandFinished { .. }
+        | EventKind::Disarmed
+        | EventKind::PowerLoss
+        | EventKind::Down => HostFact::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_armed_by_us_only_when_the_api_was_asked() {
+        let armed = || EventKind::Armed { version: Version::new(1, 20, 5) };
+        let ended = || EventKind::CommandFinished { command: Command::Activate, ok: true, version: None };
+        let asked = |status| EventKind::Call {
+            method: "POST".into(),
+            path: "/actions/activate-update".into(),
+            status,
+            body: String::new(),
+        };
+        for (kinds, arms) in [
+            (vec![asked(Some(204)), armed(), ended()], 1),
+            (vec![asked(None), armed(), ended()], 1),
+            (vec![armed(), ended()], 0),
+            // Refused, and then somebody else did it.
+            (vec![asked(Some(423)), armed(), ended()], 0),
+            // It failed, and then somebody else did it.
+            (vec![asked(Some(204)), ended(), armed(), ended()], 0),
+        ] {
+            let at = Timestamp::UNIX_EPOCH;
+            let events: Vec<host::Event> =
+                kinds.into_iter().map(|kind| host::Event { at, boot_id: "b".into(), kind }).collect();
+            let log = HostLog::of("a", &events);
+            assert_eq!(log.arms_by_api().len(), arms, "{events:?}");
+            assert_eq!(log.boots(), BTreeSet::from(["b"]));
+        }
     }
 }

@@ -21,6 +21,8 @@ mod recorder;
 mod report;
 #[cfg(test)]
 mod story;
+#[cfg(test)]
+mod tests;
 mod world;
 mod writers;
 
@@ -31,4 +33,4 @@ pub use hosts::{HostEvent, HostFact, HostLog};
 pub use recorder::Recorder;
 pub use report::{Property, Stats, Verdict, Violation};
 pub use world::World;
-pub use writers::{requests_by_user, service_account};
+pub use writers::{requests_by_user, service_account, settled_audit};

@@ -2,11 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use std::time::Duration;
+
+use anyhow::ensure;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, Client};
 use models::names;
 use serde_json::Value;
+use tokio::time::Instant;
 
-use crate::control_plane::audit::{Record, requests};
+use crate::control_plane::audit::{Reader, Record, requests};
 
 /// A part of the operator, by its service account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +20,11 @@ pub(super) enum Part {
     Controller,
     WebApi,
     Agent,
+}
+
+/// Who a request counts for: whoever is impersonated, if somebody is.
+fn user(record: &Record) -> &str {
+    record.impersonated.as_deref().unwrap_or(&record.user)
 }
 
 impl Part {
@@ -56,7 +67,7 @@ impl Writers {
             if record.request.as_ref().and_then(self::revision) == Some(revision) {
                 continue;
             }
-            let writer = Writer { user: record.user.clone(), received: record.received, reached: record.reached };
+            let writer = Writer { user: user(record).to_owned(), received: record.received, reached: record.reached };
             let first = all.entry(revision).or_insert_with(|| writer.clone());
             if writer.received < first.received {
                 *first = writer;
@@ -85,6 +96,7 @@ pub(super) struct Removal {
     /// The uid that it insists on.
     pub(super) uid: Option<String>,
     pub(super) succeeded: bool,
+    pub(super) received: Timestamp,
 }
 
 /// All requests of the log to make pods go.
@@ -99,13 +111,14 @@ pub(super) fn removals(audit: &[Record]) -> Vec<Removal> {
         let options = if eviction { "/deleteOptions/preconditions/uid" } else { "/preconditions/uid" };
         let uid = record.request.as_ref().and_then(|request| request.pointer(options)).and_then(Value::as_str);
         all.push(Removal {
-            part: Part::of(&record.user),
-            user: record.user.clone(),
+            part: Part::of(user(record)),
+            user: user(record).to_owned(),
             eviction,
             namespace: record.namespace.clone(),
             name: record.name.clone(),
             uid: uid.map(str::to_owned),
             succeeded: record.succeeded(),
+            received: record.received,
         });
     }
     all
@@ -120,7 +133,28 @@ pub fn requests_by_user(
     let mut all: BTreeMap<String, BTreeMap<(String, String), usize>> = BTreeMap::new();
     for record in requests(audit).filter(|record| (since..=until).contains(&record.received)) {
         let what = if record.resource.is_empty() { record.uri.clone() } else { record.what() };
-        *all.entry(record.user.clone()).or_default().entry((record.verb.clone(), what)).or_default() += 1;
+        *all.entry(user(record).to_owned()).or_default().entry((record.verb.clone(), what)).or_default() += 1;
     }
     all
+}
+
+/// Reads an audit log until everything that the server has answered by now is in it: the record of a request may come a
+/// moment after its answer.
+///
+/// # Errors
+/// When the log cannot be read, or stays behind.
+pub async fn settled_audit(reader: &mut Reader, client: &Client) -> anyhow::Result<Vec<Record>> {
+    let name = format!("audit-mark-{:016x}", rand::random::<u64>());
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
+    maps.get_opt(&name).await?;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut all = Vec::new();
+    loop {
+        all.extend(reader.read()?);
+        if all.iter().rev().any(|record: &Record| record.name == name) {
+            return Ok(all);
+        }
+        ensure!(Instant::now() < deadline, "the audit log stays behind");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }

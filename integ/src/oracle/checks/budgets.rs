@@ -13,7 +13,7 @@ impl super::Check for Check {
         let told = (pod.terminating || moment.change.gone) && !was.terminating;
         // Budgets do not protect what is not healthy from going.
         let healthy = was.ready && !was.finished && !was.pending;
-        if !told || !healthy || !evidence.removed_by_us.contains(&pod.uid) {
+        if !told || !healthy || !evidence.told_by_us(&pod.uid, moment.revision()) {
             return;
         }
         for budget in moment.world.budgets.values().filter(|budget| budget.covers(pod)) {
@@ -80,6 +80,14 @@ mod tests {
         let mut story = two_carts(0);
         story.change_pod("shop/cart-1", |pod| pod.ready = false);
         story.delete_pod(CONTROLLER, "shop/cart-1");
+        assert_eq!(story.judge().violations, []);
+    }
+
+    #[test]
+    fn a_pod_that_others_had_told_to_go_is_not_ours_when_we_evict_it_as_well() {
+        let mut story = two_carts(0);
+        story.change_pod("shop/cart-1", |pod| pod.terminating = true);
+        story.evict("shop/cart-1");
         assert_eq!(story.judge().violations, []);
     }
 

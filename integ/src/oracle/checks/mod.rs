@@ -12,7 +12,7 @@ mod s7_versions;
 mod s8_freeze;
 mod s9_released;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use models::go::GO_LIFETIME;
@@ -118,8 +118,8 @@ struct Evidence<'a> {
     hosts: BTreeMap<&'a str, Vec<&'a HostLog>>,
     writers: Writers,
     removals: Vec<Removal>,
-    /// Pods, by uid, that the operator had removed.
-    removed_by_us: BTreeSet<String>,
+    /// Pods, by uid, that the operator had removed, and when it first asked for that.
+    removed_by_us: BTreeMap<String, Timestamp>,
     /// When a revision was seen.
     seen: BTreeMap<u64, Timestamp>,
     /// Up to which time the go for a nonce was good: counted from when the agent's report of the nonce was certainly out.
@@ -134,8 +134,13 @@ impl<'a> Evidence<'a> {
             hosts.entry(&log.node).or_default().push(log);
         }
         let removals = removals(audit);
-        let ours = removals.iter().filter(|removal| removal.part.is_some() && removal.succeeded);
-        let removed_by_us = ours.filter_map(|removal| removal.uid.clone()).collect();
+        let mut removed_by_us: BTreeMap<String, Timestamp> = BTreeMap::new();
+        for removal in removals.iter().filter(|removal| removal.part.is_some() && removal.succeeded) {
+            if let Some(uid) = &removal.uid {
+                let first = removed_by_us.entry(uid.clone()).or_insert(removal.received);
+                *first = removal.received.min(*first);
+            }
+        }
         let seen = history.changes().iter().map(|change| (change.revision, change.at)).collect();
         let mut evidence = Self {
             hosts,
@@ -177,6 +182,11 @@ impl<'a> Evidence<'a> {
     /// Whether a revision can have been made before this time.
     fn may_precede(&self, revision: u64, time: Timestamp) -> bool {
         self.at_earliest(revision).is_none_or(|earliest| earliest <= time)
+    }
+
+    /// Whether it was the operator that told a pod to end, where this revision is the one that did.
+    fn told_by_us(&self, uid: &str, revision: u64) -> bool {
+        self.removed_by_us.get(uid).is_some_and(|asked| self.at_latest(revision).is_none_or(|told| *asked <= told))
     }
 
     /// Whether a boot was one of the node's own hosts; `None` where no host of that node gave a log.

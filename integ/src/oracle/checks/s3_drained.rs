@@ -40,7 +40,7 @@ impl super::Check for Check {
             self.created.entry(pod.uid.clone()).or_insert(moment.revision());
             let leaves = pod.terminating || moment.change.gone;
             if let (true, Some(node), Some((_, owner))) = (leaves, &pod.node, &pod.controller)
-                && evidence.removed_by_us.contains(&pod.uid)
+                && evidence.told_by_us(&pod.uid, moment.revision())
             {
                 self.evicted.insert((node.clone(), owner.clone()));
             }

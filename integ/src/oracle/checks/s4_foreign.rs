@@ -39,8 +39,9 @@ impl super::Check for Check {
                 .into_iter()
                 .flatten()
                 .map(String::as_str)
+                .filter(|owner| !is_ours(owner))
                 // After a reset of managedFields, what was ours belongs to nobody.
-                .filter(|owner| !is_ours(owner) && !(*owner == BEFORE_FIRST_APPLY && once_ours.contains(field)))
+                .filter(|owner| *owner != BEFORE_FIRST_APPLY || !once_ours.contains(field))
                 .collect();
             if !foreign.is_empty() {
                 let what = if new.fields.contains_key(field) { "changed" } else { "removed" };

@@ -1,6 +1,6 @@
 //! S6: a pod is made to go only under the uid that was seen on a node that we had claimed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Evidence, Moment, Object, Property, Verdict, World};
 use crate::oracle::facts::Node;
@@ -53,22 +53,17 @@ impl super::Check for Check {
     }
 
     fn end(&mut self, _: &World, evidence: &Evidence, verdict: &mut Verdict) {
-        // The first one that got through is the one that told the pod to end; later ones found it ending.
-        let mut first: BTreeMap<(&str, &str, &str), bool> = BTreeMap::new();
+        let mut counted = BTreeSet::new();
         for removal in &evidence.removals {
             let what = if removal.eviction { "evicted" } else { "deleted" };
             let title = format!("{}/{}", removal.namespace, removal.name);
-            let uid = removal.uid.as_deref();
-            let told_it = uid.is_some_and(|uid| {
-                removal.succeeded && first.insert((&removal.namespace, &removal.name, uid), true).is_none()
-            });
             if removal.part.is_none() {
                 continue;
             }
             let mut report = |revision: Option<u64>, node: Option<&str>, text: String| {
                 verdict.report(Property::S6, revision, node, format!("{title} {text} by {}", removal.user));
             };
-            let Some(uid) = uid else {
+            let Some(uid) = removal.uid.as_deref() else {
                 report(None, None, format!("was {what} under no uid"));
                 continue;
             };
@@ -79,18 +74,20 @@ impl super::Check for Check {
             if seen.name != (removal.namespace.clone(), removal.name.clone()) {
                 report(None, None, format!("was {what} under the uid of {}/{}", seen.name.0, seen.name.1));
             }
-            match &seen.told {
-                Some((revision, node, claimed)) if told_it => {
-                    if !claimed {
-                        report(Some(*revision), Some(node), format!("was {what} from a node that was not claimed"));
-                    }
+            // One that came in after the pod had been told to end only found it ending.
+            let told = seen.told.as_ref().filter(|(revision, ..)| {
+                removal.succeeded && evidence.at_latest(*revision).is_none_or(|told| removal.received <= told)
+            });
+            match told {
+                Some((revision, node, false)) => {
+                    report(Some(*revision), Some(node), format!("was {what} from a node that was not claimed"));
                 }
-                _ if !seen.on_a_claimed_node => {
+                None if !seen.on_a_claimed_node => {
                     report(None, None, format!("was to be {what} from a node that was never claimed"));
                 }
-                _ => {}
+                Some(_) | None => {}
             }
-            if told_it && removal.eviction {
+            if told.is_some() && removal.eviction && counted.insert(uid) {
                 verdict.stats.evictions += 1;
             }
         }
@@ -158,6 +155,18 @@ mod tests {
         story.release("a");
         story.evict("shop/cart-1");
         story.assert_only(Property::S6);
+    }
+
+    #[test]
+    fn a_pod_that_others_had_told_to_go_may_be_evicted_once_its_node_is_claimed() {
+        let mut story = Story::new(&["a"]);
+        story.pod("shop/cart-1", "a", "cart");
+        story.change_pod("shop/cart-1", |pod| pod.terminating = true);
+        story.until_claimed("a");
+        story.evict("shop/cart-1");
+        let verdict = story.judge();
+        assert_eq!(verdict.violations, []);
+        assert_eq!(verdict.stats.evictions, 0);
     }
 
     #[test]

@@ -1,0 +1,211 @@
+//! The recorder and the audit log on a real control plane.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::{Api, Client, CustomResourceExt, ResourceExt};
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::facts::Kind;
+use super::report::Property;
+use super::story::{APISERVER, CONTROLLER};
+use super::*;
+use crate::control_plane::{ControlPlane, Options};
+
+/// No test is about time; this only ends one that would hang.
+const LONG: Duration = Duration::from_secs(60);
+
+async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LONG;
+    loop {
+        if let Some(seen) = look().await {
+            return seen;
+        }
+        assert!(Instant::now() < deadline, "not seen: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn install(client: &Client) {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in [BottlerocketShadow::crd(), BottlerocketUpdateOperator::crd()] {
+        definitions.create(&PostParams::default(), &definition).await.unwrap();
+    }
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": names::SYSTEM_NAMESPACE}});
+    let namespace = serde_json::from_value(namespace).unwrap();
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
+    namespaces.create(&PostParams::default(), &namespace).await.unwrap();
+}
+
+fn shadow(node: &str, uid: &str) -> BottlerocketShadow {
+    serde_json::from_value(json!({
+        "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+        "metadata": {"name": names::shadow_name(node), "ownerReferences": [
+            {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]},
+        "spec": {"attempt": 0, "state": "Idle"},
+    }))
+    .unwrap()
+}
+
+fn at<K: kube::Resource>(object: &K) -> u64 {
+    object.meta().resource_version.as_ref().unwrap().parse().unwrap()
+}
+
+async fn node(client: &Client, name: &str) -> Node {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {names::INTERFACE_LABEL: "2.0.0"}}});
+    nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.unwrap()
+}
+
+async fn apply(client: &Client, manager: &str, name: &str, mut content: Value) -> Node {
+    let nodes: Api<Node> = Api::all(client.clone());
+    content["apiVersion"] = "v1".into();
+    content["kind"] = "Node".into();
+    nodes.patch(name, &PatchParams::apply(manager).force(), &Patch::Apply(content)).await.unwrap()
+}
+
+fn revisions(history: &History, kind: Kind) -> BTreeSet<u64> {
+    let of = |change: &&Change| change.object.key().0 == kind;
+    history.changes().iter().filter(of).map(|change| change.revision).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_revision_is_missed_whatever_becomes_of_the_watches() {
+    let mut bed = ControlPlane::start(Options::default()).await.unwrap();
+    let client = bed.client();
+    let recorder = Recorder::start(client.clone()).await.unwrap();
+
+    // A resource that appears later, and objects that change and go before any watch can be open.
+    install(&client).await;
+    let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
+    let mut made = BTreeSet::new();
+    let first =
+        until("the first shadow", async || shadows.create(&PostParams::default(), &shadow("a", "u")).await.ok()).await;
+    made.insert(at(&first));
+    for attempt in 1..=20 {
+        let patch = Patch::Merge(json!({"spec": {"attempt": attempt}}));
+        made.insert(at(&shadows.patch("brs-a", &PatchParams::default(), &patch).await.unwrap()));
+    }
+    shadows.delete("brs-a", &DeleteParams::default()).await.unwrap();
+    let second = shadows.create(&PostParams::default(), &shadow("a", "v")).await.unwrap();
+    made.insert(at(&second));
+
+    // An outage: what happens before the recorder is back is not missed either.
+    bed.restart_apiserver().await.unwrap();
+    let client = bed.client();
+    let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
+    for attempt in 1..=20 {
+        let patch = Patch::Merge(json!({"spec": {"attempt": attempt}}));
+        let patched =
+            until("the server is back", async || shadows.patch("brs-a", &PatchParams::default(), &patch).await.ok())
+                .await;
+        made.insert(at(&patched));
+    }
+    let nodes_made: BTreeSet<u64> = BTreeSet::from([at(&node(&client, "a").await), at(&node(&client, "b").await)]);
+
+    let history = recorder.finish().await.unwrap();
+    let seen = revisions(&history, Kind::Shadow);
+    assert!(made.is_subset(&seen), "missed: {:?}", made.difference(&seen));
+    assert!(nodes_made.is_subset(&revisions(&history, Kind::Node)));
+    let deletions: Vec<u64> = history
+        .changes()
+        .iter()
+        .filter(|change| change.gone && change.object.key().0 == Kind::Shadow)
+        .map(|change| change.revision)
+        .collect();
+    assert_eq!(deletions.len(), 1);
+    let before = made.range(..deletions[0]).count();
+    assert_eq!(before, 21, "the deletion stands where it was made: {deletions:?} in {made:?}");
+    assert!(history.changes().windows(2).all(|two| two[0].revision < two[1].revision), "one total order");
+    let end = history.end();
+    assert_eq!(end.shadows["brs-a"].uid, second.uid().unwrap());
+    assert_eq!(end.shadows["brs-a"].spec.attempt, 20);
+    assert_eq!(end.nodes.len(), 2);
+    bed.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn planted_violations_are_caught_on_a_real_api_server() {
+    let bed = ControlPlane::start(Options::default()).await.unwrap();
+    let admin = bed.client();
+    let recorder = Recorder::start(bed.client()).await.unwrap();
+    install(&admin).await;
+    let masters = &["system:masters"];
+    let controller = bed.client_as(CONTROLLER, masters).unwrap();
+    let web_api = bed.client_as(APISERVER, masters).unwrap();
+
+    let uid = node(&admin, "a").await.uid().unwrap();
+    let b = node(&admin, "b").await.uid().unwrap();
+    let shadows: Api<BottlerocketShadow> = Api::namespaced(controller.clone(), names::SYSTEM_NAMESPACE);
+    until("the shadow", async || shadows.create(&PostParams::default(), &shadow("a", &uid)).await.ok()).await;
+
+    // All that is right: a budget, a slot, a claim, a release, a report.
+    let resource = kube::api::ApiResource::erase::<BottlerocketUpdateOperator>(&());
+    let operators: Api<DynamicObject> = Api::namespaced_with(controller.clone(), names::SYSTEM_NAMESPACE, &resource);
+    let operator = json!({"apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
+        "metadata": {"name": "default"}, "spec": {}});
+    let operator: DynamicObject = serde_json::from_value(operator).unwrap();
+    until("the operator's resource", async || operators.create(&PostParams::default(), &operator).await.ok()).await;
+    let slots = |uids: &[(&str, &str)]| {
+        let slots: Vec<Value> =
+            uids.iter().map(|(uid, node)| json!({"uid": uid, "node": node, "since": "2026-01-01T00:00:00Z"})).collect();
+        Patch::Merge(json!({"status": {"slots": slots}}))
+    };
+    operators.patch_status("default", &PatchParams::default(), &slots(&[(&uid, "a")])).await.unwrap();
+    apply(&controller, "brupop-controller", "a", json!({"spec": {"unschedulable": true}})).await;
+    apply(&controller, "brupop-controller", "a", json!({"metadata": {"name": "a"}})).await;
+    let theirs: Api<BottlerocketShadow> = Api::namespaced(web_api.clone(), names::SYSTEM_NAMESPACE);
+    let report = json!({"apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+        "status": {"state": "Idle", "observedGeneration": 1}});
+    theirs.patch_status("brs-a", &PatchParams::apply("brupop-agent").force(), &Patch::Apply(report)).await.unwrap();
+    let mut reader = bed.audit();
+    let mut audit = settled_audit(&mut reader, &admin).await.unwrap();
+    let history = recorder
+        .wait_until("the report", LONG, |history| {
+            history.end().shadows.get("brs-a").is_some_and(|shadow| shadow.status.agent.state.is_some())
+        })
+        .await
+        .unwrap();
+    let verdict = judge(&history, &[], &audit, &Expectations::default());
+    assert_eq!(verdict.violations, [], "nothing is wrong yet");
+    assert_eq!((verdict.stats.out_of_service, verdict.stats.node_writes), (1, 2));
+
+    // S1: a second slot.
+    operators.patch_status("default", &PatchParams::default(), &slots(&[(&uid, "a"), (&b, "b")])).await.unwrap();
+    // S4: a person's label goes.
+    apply(&admin, "kubectl", "a", json!({"metadata": {"labels": {"zone": "1"}}})).await;
+    let nodes: Api<Node> = Api::all(controller.clone());
+    let gone = Patch::Merge(json!({"metadata": {"labels": {"zone": null}}}));
+    nodes
+        .patch("a", &PatchParams { field_manager: Some("brupop-controller".into()), ..PatchParams::default() }, &gone)
+        .await
+        .unwrap();
+    // S5: the controller reports for the agent.
+    let forged = Patch::Merge(json!({"status": {"state": "RebootedIntoUpdate"}}));
+    shadows.patch_status("brs-a", &PatchParams::default(), &forged).await.unwrap();
+    // S6: an eviction without a uid, from a node that nobody claimed.
+    let pods: Api<Pod> = Api::namespaced(admin.clone(), "default");
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "cart"}, "spec": {
+        "nodeName": "b", "containers": [{"name": "cart", "image": "cart"}]}});
+    let pod = serde_json::from_value(pod).unwrap();
+    until("the pod", async || pods.create(&PostParams::default(), &pod).await.ok()).await;
+    let pods: Api<Pod> = Api::namespaced(controller.clone(), "default");
+    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "cart"}});
+    let _: Value = pods.create_subresource("eviction", "cart", &PostParams::default(), &eviction).await.unwrap();
+
+    let history = recorder.finish().await.unwrap();
+    audit.extend(settled_audit(&mut reader, &admin).await.unwrap());
+    let verdict = judge(&history, &[], &audit, &Expectations::default());
+    let violated: BTreeSet<Property> = verdict.violations.iter().map(|violation| violation.property).collect();
+    assert_eq!(violated, BTreeSet::from([Property::S1, Property::S4, Property::S5, Property::S6]), "{verdict}");
+    assert_eq!(verdict.violations.len(), 4, "{verdict}");
+    assert!(verdict.to_string().contains("'1' of kubectl was removed"), "{verdict}");
+    bed.stop().await.unwrap();
+}
