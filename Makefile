@@ -1,0 +1,73 @@
+# The commands of the Bottlerocket update operator. `make help` lists them.
+#
+# Everything is built from package registries; the first run takes a while, later ones reuse what is there.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+# Arguments of the demo, e.g. make demo ARGS="--nodes 5 --keep"
+ARGS ?=
+
+.PHONY: help
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
+
+.PHONY: demo
+demo: tools control-plane build agent ## Show one update rolling through three simulated nodes (ARGS="--help" for more)
+	@BRUPOP_AGENT_BIN="$(CURDIR)/target/release/brupop-agent" target/debug/brupop-demo $(ARGS)
+
+.PHONY: test
+test: tools control-plane ## Run every check and test: what has to pass before a change lands
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) build --workspace --bins --locked
+	target/debug/brupop-deploy --check
+	$(CARGO) test --workspace --locked --no-fail-fast
+
+.PHONY: test-unit
+test-unit: tools ## Run the tests that need no control plane
+	$(CARGO) test --workspace --locked --lib --exclude integ
+	$(CARGO) test --locked -p integ --lib -- --skip control_plane
+	$(CARGO) test --locked -p integ --test host_golden
+
+.PHONY: test-scenarios
+test-scenarios: tools control-plane build ## Run the end-to-end scenarios alone
+	$(CARGO) test --locked -p integ --test scenarios
+
+.PHONY: control-plane
+control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
+	@integ/control-plane/build.sh >/dev/null
+
+.PHONY: build
+build: tools ## Build all programs, unoptimised
+	@$(CARGO) build --workspace --bins --locked
+
+.PHONY: agent
+agent: tools ## Build the agent as it ships: small
+	@$(CARGO) build --release --locked -p agent
+
+.PHONY: release
+release: tools ## Build all programs as they ship
+	$(CARGO) build --release --locked -p agent
+	$(CARGO) build --release --locked -p apiserver -p controller -p cli
+
+.PHONY: manifests
+manifests: build ## Write the generated files anew: manifests and the reference of the resources
+	target/debug/brupop-deploy --write
+
+.PHONY: fmt
+fmt: tools ## Format the code
+	$(CARGO) fmt --all
+
+# One clear error for what is missing, before anything else is tried.
+.PHONY: tools
+tools:
+	@command -v $(CARGO) >/dev/null || { echo "make: Rust is needed: install it with rustup (https://rustup.rs)" >&2; exit 1; }
+	@command -v cc >/dev/null || { echo "make: a C compiler is needed for the TLS library: install gcc or clang (Debian: apt-get install build-essential)" >&2; exit 1; }
+	@for part in fmt clippy; do $(CARGO) $$part --version >/dev/null 2>&1 || { echo "make: cargo $$part is needed: rustup component add rustfmt clippy" >&2; exit 1; }; done
+
+.PHONY: tools-go
+tools-go:
+	@[ -n "$${KUBEBUILDER_ASSETS:-}" ] || command -v go >/dev/null || { echo "make: Go 1.26 or later is needed to build the control plane (https://go.dev/dl), or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kubectl" >&2; exit 1; }
