@@ -1,2 +1,42 @@
-//! Entry point.
-fn main() {}
+//! `kubectl-brupop`: says what the operator does with each node and why. Installed on the PATH, kubectl runs it as
+//! `kubectl brupop`.
+
+mod status;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use models::names;
+
+/// Says what the Bottlerocket update operator does with each node and why.
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-brupop", bin_name = "kubectl brupop", version)]
+struct Arguments {
+    /// Namespace of the operator.
+    #[arg(long, short, env = "BRUPOP_NAMESPACE", default_value = names::SYSTEM_NAMESPACE, global = true)]
+    namespace: String,
+    /// Context of the kubeconfig to use instead of the current one.
+    #[arg(long, global = true)]
+    context: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the rollout and each node: where its update stands, and what it waits for.
+    Status,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    let options = kube::config::KubeConfigOptions { context: arguments.context, ..Default::default() };
+    let config = kube::Config::from_kubeconfig(&options)
+        .await
+        .context("no usable kubeconfig: set KUBECONFIG, or check `kubectl config view`")?;
+    let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
+    match arguments.command {
+        Command::Status => print!("{}", status::status(client, &arguments.namespace).await?),
+    }
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! `kubectl brupop status`.
+
+use std::fmt::Write as _;
+
+use anyhow::Context as _;
+use comfy_table::{Table, presets};
+use kube::api::{Api, ListParams};
+use kube::{Client, ResourceExt as _};
+use models::condition::{ConditionStatus, find_condition};
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::{BLOCKED, BottlerocketShadow, Step};
+
+/// Reads the cluster and says where everything stands.
+pub(crate) async fn status(client: Client, namespace: &str) -> anyhow::Result<String> {
+    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
+    let shadows: Api<BottlerocketShadow> = Api::namespaced(client, namespace);
+    let operator = operators
+        .get_opt(names::OPERATOR_NAME)
+        .await
+        .context("the operator's resource cannot be read; is the operator installed, and may you read it?")?;
+    let shadows = shadows.list(&ListParams::default()).await.context("the shadows cannot be read")?;
+    Ok(render(operator.as_ref(), &shadows.items))
+}
+
+fn render(operator: Option<&BottlerocketUpdateOperator>, shadows: &[BottlerocketShadow]) -> String {
+    let mut out = String::new();
+    let mut line = |text: String| {
+        let _ = writeln!(out, "{text}");
+    };
+    match operator {
+        None => line(format!(
+            "There is no BottlerocketUpdateOperator named {}: nothing new starts. Create it to start updates.",
+            names::OPERATOR_NAME
+        )),
+        Some(operator) => {
+            let status = operator.status.clone().unwrap_or_default();
+            if let Some(counts) = status.counts {
+                line(format!(
+                    "{} nodes: {} current, {} updating, {} staged, {} blocked, {} failed",
+                    counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed
+                ));
+            }
+            if operator.spec.enabled == Some(false) {
+                line("Updates are switched off (spec.enabled is false).".to_owned());
+            }
+            for type_ in ["Frozen", "Degraded"] {
+                let condition = find_condition(&status.conditions, type_);
+                if let Some(condition) = condition.filter(|c| c.status == ConditionStatus::True) {
+                    line(format!("{type_}: {}", condition.message));
+                }
+            }
+            for waiting in status.waiting {
+                line(format!("  {} wait: {}", waiting.nodes, waiting.reason));
+            }
+        }
+    }
+    if shadows.is_empty() {
+        line(format!(
+            "No node is under the operator. Label Bottlerocket nodes with {}={}.",
+            names::INTERFACE_LABEL,
+            names::INTERFACE_VERSION
+        ));
+        return out;
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(["NODE", "VERSION", "TARGET", "STEP", "WAITS FOR", "LAST"]);
+    for shadow in shadows {
+        table.add_row(row(shadow));
+    }
+    line(table.to_string());
+    out
+}
+
+fn row(shadow: &BottlerocketShadow) -> [String; 6] {
+    let name = shadow.name_any();
+    let status = shadow.status.clone().unwrap_or_default();
+    let text = |value: Option<String>| value.unwrap_or_default();
+    let blocked = find_condition(&status.conditions, BLOCKED).filter(|c| c.status == ConditionStatus::True);
+    let last = status.controller.record.and_then(|r| r.last);
+    [
+        name.strip_prefix("brs-").unwrap_or(&name).to_owned(),
+        text(status.agent.current_version.map(|v| v.to_string())),
+        text(shadow.spec.version.as_ref().map(ToString::to_string)),
+        status.controller.progress.map_or("Idle", |p| Step::as_str(p.step)).to_owned(),
+        text(blocked.map(|c| c.message.clone())),
+        text(last.map(|l| if l.message.is_empty() { l.reason } else { format!("{}: {}", l.reason, l.message) })),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_cluster_says_what_to_do_next() {
+        let text = render(None, &[]);
+        assert!(text.contains("Create it to start updates"), "{text}");
+        assert!(text.contains("bottlerocket.aws/updater-interface-version=2.0.0"), "{text}");
+    }
+
+    #[test]
+    fn a_blocked_node_says_what_blocks_it_and_a_failed_one_why() {
+        let shadow: BottlerocketShadow = serde_json::from_value(serde_json::json!({
+            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+            "metadata": {"name": "brs-a"},
+            "spec": {"state": "StagedUpdate", "version": "1.20.5", "bootId": "b", "attempt": 2},
+            "status": {
+                "currentVersion": "1.20.0",
+                "conditions": [{"type": "Blocked", "status": "True", "reason": "DrainBlocked",
+                    "message": "the PodDisruptionBudget shop/web does not let shop/web-1 go; 1 pod(s) left",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+                "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": "PrepareFailed",
+                    "message": "no space", "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
+            },
+        }))
+        .unwrap();
+        let text = render(None, &[shadow]);
+        for part in ["a ", "1.20.0", "1.20.5", "Idle", "shop/web does not let shop/web-1 go", "PrepareFailed: no space"] {
+            assert!(text.contains(part), "{part} is missing in:\n{text}");
+        }
+    }
+}
