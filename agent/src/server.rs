@@ -120,7 +120,7 @@ impl Server {
             .client()?
             .put(format!("{}/status", self.address))
             .bearer_auth(self.token()?)
-            .header(IF_MATCH, etag)
+            .header(IF_MATCH, format!("\"{etag}\""))
             .header(CONTENT_TYPE, "application/json")
             .body(body);
         let answer = async {

@@ -25,6 +25,8 @@ const RETRY_LOOK: Duration = Duration::from_secs(10);
 /// What happened in the order's attempt so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tries {
+    /// Whether the host has been reported as it was before the first command.
+    pub announced: bool,
     /// Looks that failed, and the last message.
     pub refresh: u32,
     /// Looks that found another version.

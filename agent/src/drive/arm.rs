@@ -29,6 +29,7 @@ use crate::memory::OrderKey;
 use crate::report::Word;
 use crate::situation::Facts;
 use crate::staging::TRIES;
+use crate::stream::chain;
 
 /// Extra waits before a nonce that was not answered is followed by another one, after the second: the first and the
 /// longest. The first time, the nonce's own lifetime is wait enough.
@@ -51,8 +52,8 @@ pub(super) struct Ask {
     before: u32,
     /// When the next one may be sent.
     again: Instant,
-    /// Whether a refusal of its go has been logged.
-    refused: bool,
+    /// The last go that was refused for it, so that each is logged once.
+    refused: String,
 }
 
 impl Ask {
@@ -63,7 +64,7 @@ impl Ask {
             n => exponential(ASK_AGAIN.0, ASK_AGAIN.1, n - 1).mul_f64(0.5 + random() / 2.0),
         };
         let again = sent + GO_LIFETIME + extra;
-        Self { key: key.clone(), nonce: new_nonce(), sent, before, again, refused: false }
+        Self { key: key.clone(), nonce: new_nonce(), sent, before, again, refused: String::new() }
     }
 
     fn is_fresh(&self) -> bool {
@@ -153,11 +154,12 @@ impl Driver<'_> {
             Ok(()) => return None,
             Err(why) => why,
         };
-        if !ask.refused {
-            tracing::warn!(error = why.to_string(), "the go is refused");
-        }
-        if let Some(ask) = &mut self.ask {
-            ask.refused = true;
+        let go = view.spec.go.as_ref().map_or("", |go| go.jws.as_str());
+        if let Some(ask) = &mut self.ask
+            && ask.refused != go
+        {
+            tracing::warn!(error = chain(&why), "the go is refused");
+            go.clone_into(&mut ask.refused);
         }
         let expiry: tokio::time::Instant = (ask.sent + GO_LIFETIME).into();
         Some(if why.may_pass() {

@@ -88,10 +88,14 @@ impl Driver<'_> {
     /// Brings the wanted version onto the inactive partition set.
     pub(super) async fn stage(&mut self, key: &OrderKey, facts: &Facts, found: &Situation) -> Result<Turn, AgentError> {
         let Some(wanted) = &key.version else { return Ok(Turn::Wait) };
-        // A download takes long: what the shadow says of another boot must not stand that long.
-        let told = self.tell(key, facts, &Word::Standing(standing(found)), &reach(found), Turn::Wait).await;
-        if told != Turn::Wait {
-            return Ok(told);
+        // A download takes long: what the shadow says of another boot must not stand that long. What is found on the way
+        // is reported with the outcome.
+        if !self.tries.announced {
+            let told = self.tell(key, facts, &Word::Standing(standing(found)), &reach(found), Turn::Wait).await;
+            if told != Turn::Wait {
+                return Ok(told);
+            }
+            self.tries.announced = true;
         }
         match next(self.status.as_ref(), self.memory.chosen.as_ref(), wanted, &self.tries) {
             Next::Fail(reason, message) => Ok(self.fail(key, facts, found, reason, message).await),

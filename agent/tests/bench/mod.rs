@@ -1,0 +1,207 @@
+//! One simulated host, a stand-in for the web API, and the real agent as a process between them.
+
+pub(crate) mod web;
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use integ::host::{EventKind, Host, HostOptions, Releases};
+use jsonwebtoken::jwk::Jwk;
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use models::go::GoClaims;
+use models::shadow::{ArmedPhase, Go, HostState};
+use models::wire::ShadowView;
+use semver::Version;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+use web::Web;
+
+/// Longer than anything here takes on a busy machine; nothing waits for it unless it fails.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) const OLD: Version = Version::new(1, 20, 0);
+pub(crate) const NEW: Version = Version::new(1, 20, 5);
+
+pub(crate) struct Bench {
+    pub(crate) host: Host,
+    pub(crate) web: Web,
+    pub(crate) releases: Releases,
+    key: EncodingKey,
+    agent: Option<Child>,
+    folder: TempDir,
+}
+
+impl Bench {
+    /// A host on the old version, a shadow that asks nothing, and an agent that has reported.
+    pub(crate) async fn new() -> Self {
+        let mut bench = Self::without_agent().await;
+        bench.web.create();
+        bench.start_agent();
+        bench.web.until("the agent has reported", |v| v.status.report.observed_generation == Some(1)).await;
+        bench
+    }
+
+    pub(crate) async fn without_agent() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let releases = Releases::of([OLD, NEW]);
+        let host = Host::start(HostOptions::new("a", folder.path(), OLD, releases.clone())).await.unwrap();
+        let web = Web::start().await;
+        let pair = rcgen::KeyPair::generate().unwrap();
+        let key = EncodingKey::from_ec_der(&pair.serialize_der());
+        let bench = Self { host, web, releases, key, agent: None, folder };
+        std::fs::create_dir(bench.path("trust")).unwrap();
+        let claims = json!({"kubernetes.io": {"node": {"name": "a", "uid": "node-uid"}}}).to_string();
+        std::fs::write(bench.path("token"), format!("h.{}.s\n", URL_SAFE_NO_PAD.encode(claims))).unwrap();
+        std::fs::write(bench.path("trust/ca.crt"), &bench.web.ca).unwrap();
+        let mut jwk = Jwk::from_encoding_key(&bench.key, Algorithm::ES256).unwrap();
+        jwk.common.key_id = Some("k1".into());
+        std::fs::write(bench.path("trust/go-keys.json"), json!({"keys": [jwk]}).to_string()).unwrap();
+        bench
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn start_agent(&mut self) {
+        let binary = std::env::var_os("BRUPOP_AGENT_BINARY");
+        let binary = binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_brupop-agent").into());
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("agent.log")).unwrap();
+        let child = Command::new(binary)
+            .arg("--node-name=a")
+            .arg(format!("--host-socket={}", self.host.socket().display()))
+            .arg(format!("--boot-id-file={}", self.path("proc/sys/kernel/random/boot_id").display()))
+            .arg(format!("--server-url={}", self.web.url))
+            .arg(format!("--token-file={}", self.path("token").display()))
+            .arg(format!("--trust-dir={}", self.path("trust").display()))
+            .arg("--log-filter=debug,hyper_util=info,reqwest=info,rustls=info")
+            .env_clear()
+            .stdin(Stdio::null())
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        self.agent = Some(child);
+    }
+
+    pub(crate) fn agent(&mut self) -> &mut Child {
+        self.agent.as_mut().unwrap()
+    }
+
+    pub(crate) async fn kill_agent(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            agent.kill().await.unwrap();
+        }
+    }
+
+    pub(crate) fn boot(&self) -> String {
+        self.host.snapshot().boot_id
+    }
+
+    pub(crate) fn stage(&self, attempt: i64) {
+        let boot = self.boot();
+        self.web.order(|spec| {
+            spec.state = HostState::StagedUpdate;
+            spec.version = Some(NEW);
+            spec.attempt = attempt;
+            spec.boot_id = Some(boot);
+        });
+    }
+
+    pub(crate) fn order_reboot(&self) {
+        self.web.order(|spec| spec.state = HostState::RebootedIntoUpdate);
+    }
+
+    pub(crate) fn withdraw(&self) {
+        self.web.order(|spec| {
+            spec.state = HostState::Idle;
+            spec.version = None;
+            spec.boot_id = None;
+            spec.go = None;
+        });
+    }
+
+    pub(crate) fn claims(&self, view: &ShadowView) -> GoClaims {
+        GoClaims {
+            node_uid: "node-uid".into(),
+            boot_id: view.spec.boot_id.clone().unwrap(),
+            attempt: view.spec.attempt,
+            version: NEW,
+            nonce: view.status.report.armed.as_ref().unwrap().nonce.clone(),
+            host: view.spec.host.clone(),
+        }
+    }
+
+    pub(crate) fn give(&self, claims: &GoClaims) {
+        let header = Header { kid: Some("k1".into()), ..Header::new(Algorithm::ES256) };
+        let jws = encode(&header, claims, &self.key).unwrap();
+        let nonce = claims.nonce.clone();
+        self.web.order(|spec| spec.go = Some(Go { nonce, jws }));
+    }
+
+    pub(crate) async fn staged(&self, attempt: i64) {
+        self.stage(attempt);
+        self.web.until("the image is staged", |v| v.status.report.state == Some(HostState::StagedUpdate)).await;
+    }
+
+    /// Orders the reboot and waits for the agent's nonce.
+    pub(crate) async fn asked(&self) -> ShadowView {
+        self.order_reboot();
+        let asks = |v: &ShadowView| v.status.report.armed.as_ref().is_some_and(|a| a.phase == ArmedPhase::Arming);
+        self.web.until("the agent asks for a go", asks).await
+    }
+
+    /// Waits until the host has gone down and come back; the agent ends with its boot and starts in the next one.
+    pub(crate) async fn rebooted(&mut self, boot: &str) {
+        let went_down = |host: &Host| host.log().iter().any(|e| e.boot_id == boot && e.kind == EventKind::Down);
+        let mut events = self.host.subscribe();
+        let down = async {
+            while !went_down(&self.host) {
+                let _ = events.recv().await;
+            }
+        };
+        let waited = tokio::time::timeout(LIMIT, down).await;
+        assert!(waited.is_ok(), "the host did not go down: {}", self.log());
+        self.kill_agent().await;
+        tokio::time::timeout(LIMIT, self.host.booted_after(boot)).await.expect("the host did not come back");
+        self.start_agent();
+    }
+
+    /// Waits until the host runs a command.
+    pub(crate) async fn until_running(&self, command: integ::host::Command) {
+        let wait = async {
+            while self.host.snapshot().running_command != Some(command) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        assert!(tokio::time::timeout(LIMIT, wait).await.is_ok(), "{command} does not run: {}", self.log());
+    }
+
+    /// The calls that the host got, as `METHOD path`.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        let call = |kind| match kind {
+            EventKind::Call { method, path, .. } => Some(format!("{method} {path}")),
+            _ => None,
+        };
+        self.host.log().into_iter().filter_map(|event| call(event.kind)).collect()
+    }
+
+    /// Waits until the agent has logged this.
+    pub(crate) async fn logged(&self, text: &str) {
+        let wait = async {
+            while !self.log().contains(text) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        assert!(tokio::time::timeout(LIMIT, wait).await.is_ok(), "waited in vain for '{text}': {}", self.log());
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.path("agent.log")).unwrap_or_default()
+    }
+}

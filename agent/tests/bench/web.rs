@@ -1,0 +1,253 @@
+//! A small stand-in for the web API: one shadow, its stream, and status writes with `If-Match`. TLS is real.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use models::wire::{AgentStatus, ShadowMetadata, ShadowView, WatchLine};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// What goes wrong with the next status write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteFault {
+    /// It is stored and its answer is lost.
+    AnswerLost,
+    /// It is refused.
+    Refused,
+}
+
+#[derive(Debug)]
+struct State {
+    view: Option<ShadowView>,
+    stored: u32,
+    writes: Vec<AgentStatus>,
+    faults: Vec<WriteFault>,
+    refused: u32,
+    tokens: Vec<String>,
+}
+
+/// The stand-in.
+#[derive(Clone, Debug)]
+pub(crate) struct Web {
+    pub(crate) url: String,
+    pub(crate) ca: String,
+    state: Arc<Mutex<State>>,
+    changed: watch::Sender<u64>,
+}
+
+impl Web {
+    pub(crate) async fn start() -> Self {
+        let ca_key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = params.self_signed(&ca_key).unwrap();
+        let leaf_key = KeyPair::generate().unwrap();
+        let leaf = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        let leaf = leaf.signed_by(&leaf_key, &Issuer::new(params, ca_key)).unwrap();
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(leaf_key.serialize_der()));
+        let tls = rustls::ServerConfig::builder().with_no_client_auth();
+        let tls = tls.with_single_cert(vec![leaf.der().clone()], key).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let web = Self {
+            url: format!("https://localhost:{}", listener.local_addr().unwrap().port()),
+            ca: ca.pem(),
+            state: Arc::new(Mutex::new(State {
+                view: None,
+                stored: 0,
+                writes: Vec::new(),
+                faults: Vec::new(),
+                refused: 0,
+                tokens: Vec::new(),
+            })),
+            changed: watch::Sender::new(0),
+        };
+        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        let serving = web.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (web, acceptor) = (serving.clone(), acceptor.clone());
+                tokio::spawn(async move { web.serve(acceptor, stream).await });
+            }
+        });
+        web
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        act(&mut self.state.lock().unwrap())
+    }
+
+    /// Makes the shadow, with nothing asked.
+    pub(crate) fn create(&self) {
+        self.with(|state| {
+            state.view = Some(ShadowView {
+                metadata: ShadowMetadata { uid: "shadow-1".into(), generation: 1 },
+                etag: "0".into(),
+                spec: models::shadow::BottlerocketShadowSpec::default(),
+                status: AgentStatus::default(),
+            });
+        });
+        self.wake();
+    }
+
+    /// What the controller writes.
+    pub(crate) fn order(&self, change: impl FnOnce(&mut models::shadow::BottlerocketShadowSpec)) {
+        self.with(|state| {
+            let view = state.view.as_mut().unwrap();
+            change(&mut view.spec);
+            view.metadata.generation += 1;
+            state.stored += 1;
+            view.etag = state.stored.to_string();
+        });
+        self.wake();
+    }
+
+    /// What somebody else writes into the agent's half, without the stream telling.
+    pub(crate) fn tamper(&self, change: impl FnOnce(&mut AgentStatus)) {
+        self.with(|state| {
+            let view = state.view.as_mut().unwrap();
+            change(&mut view.status);
+            state.stored += 1;
+            view.etag = state.stored.to_string();
+        });
+    }
+
+    pub(crate) fn fault(&self, fault: WriteFault) {
+        self.with(|state| state.faults.push(fault));
+    }
+
+    pub(crate) fn view(&self) -> ShadowView {
+        self.with(|state| state.view.clone().unwrap())
+    }
+
+    /// All reports that were stored.
+    pub(crate) fn writes(&self) -> Vec<AgentStatus> {
+        self.with(|state| state.writes.clone())
+    }
+
+    /// How many writes found another etag.
+    pub(crate) fn stale(&self) -> u32 {
+        self.with(|state| state.refused)
+    }
+
+    pub(crate) fn tokens(&self) -> Vec<String> {
+        self.with(|state| state.tokens.clone())
+    }
+
+    /// Waits until the agent's half is like this.
+    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&ShadowView) -> bool) -> ShadowView {
+        let mut changed = self.changed.subscribe();
+        let wait = async {
+            loop {
+                if let Some(view) = self.with(|state| state.view.clone())
+                    && holds(&view)
+                {
+                    return view;
+                }
+                let _ = changed.changed().await;
+            }
+        };
+        match tokio::time::timeout(super::LIMIT, wait).await {
+            Ok(view) => view,
+            Err(_) => panic!("waited in vain until {what}: {:#?}", self.with(|state| state.view.clone())),
+        }
+    }
+
+    fn wake(&self) {
+        self.changed.send_modify(|n| *n += 1);
+    }
+
+    async fn serve(self, acceptor: TlsAcceptor, stream: TcpStream) {
+        let Ok(mut stream) = acceptor.accept(stream).await else { return };
+        while let Some((head, body)) = request(&mut stream).await {
+            let line = head.lines().next().unwrap_or_default().to_owned();
+            let header = |name: &str| {
+                head.lines().skip(1).find_map(|line| {
+                    let (key, value) = line.split_once(':')?;
+                    key.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
+                })
+            };
+            self.with(|state| state.tokens.push(header("authorization").unwrap_or_default()));
+            if line.starts_with("GET /v1/nodes/a/shadow/watch ") {
+                self.stream(stream).await;
+                return;
+            }
+            if !line.starts_with("PUT /v1/nodes/a/shadow/status ") {
+                respond(&mut stream, "404 Not Found", "{}").await;
+                continue;
+            }
+            let etag = header("if-match").unwrap_or_default().replace('"', "");
+            let status: AgentStatus = serde_json::from_slice(&body).unwrap();
+            let (answer, fault) = self.with(|state| {
+                let fault = (!state.faults.is_empty()).then(|| state.faults.remove(0));
+                let view = state.view.as_mut().unwrap();
+                if fault == Some(WriteFault::Refused) {
+                    let problem = json!({"type": "urn:x", "title": "Not now", "status": 503}).to_string();
+                    return (("503 Service Unavailable", problem), fault);
+                }
+                if view.etag != etag {
+                    state.refused += 1;
+                    return (("412 Precondition Failed", serde_json::to_string(view).unwrap()), fault);
+                }
+                state.stored += 1;
+                view.etag = state.stored.to_string();
+                view.status = status.clone();
+                state.writes.push(status);
+                (("200 OK", serde_json::to_string(view).unwrap()), fault)
+            });
+            self.wake();
+            if fault == Some(WriteFault::AnswerLost) {
+                return;
+            }
+            respond(&mut stream, answer.0, &answer.1).await;
+        }
+    }
+
+    async fn stream(self, mut stream: TlsStream<TcpStream>) {
+        let mut changed = self.changed.subscribe();
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\nconnection: close\r\n\r\n";
+        if stream.write_all(head.as_bytes()).await.is_err() {
+            return;
+        }
+        loop {
+            let line = match self.with(|state| state.view.clone()) {
+                Some(view) => WatchLine::Shadow { object: Box::new(view) },
+                None => WatchLine::Absent,
+            };
+            let line = format!("{}\n", serde_json::to_string(&line).unwrap());
+            if stream.write_all(line.as_bytes()).await.is_err() || stream.flush().await.is_err() {
+                return;
+            }
+            tokio::select! {
+                _ = changed.changed() => {}
+                () = tokio::time::sleep(Duration::from_secs(15)) => {}
+            }
+        }
+    }
+}
+
+async fn request(stream: &mut TlsStream<TcpStream>) -> Option<(String, Vec<u8>)> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    let head = String::from_utf8(head).ok()?;
+    let length = head
+        .lines()
+        .find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length:").map(|v| v.trim().parse().unwrap()));
+    let mut body = vec![0; length.unwrap_or(0)];
+    stream.read_exact(&mut body).await.ok()?;
+    Some((head, body))
+}
+
+async fn respond(stream: &mut TlsStream<TcpStream>, status: &str, body: &str) {
+    let text =
+        format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let _ = stream.write_all(text.as_bytes()).await;
+    let _ = stream.flush().await;
+}

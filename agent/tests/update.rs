@@ -1,0 +1,407 @@
+//! The agent as a process, between a simulated host and a stand-in for the web API.
+
+mod bench;
+
+use std::time::Duration;
+
+use bench::web::WriteFault;
+use bench::{Bench, LIMIT, NEW, OLD};
+use integ::host::{BootFault, Command, EventKind, Fault, RebootFault, UpdateState, Worker};
+use models::condition::{ConditionStatus, find_condition};
+use models::go::{GO_LIFETIME, GoClaims};
+use models::reason::FailureReason;
+use models::shadow::{Armed, ArmedPhase, HOST_REACHABLE, HostState};
+use models::wire::ShadowView;
+use semver::Version;
+
+fn failed(view: &ShadowView) -> Option<FailureReason> {
+    view.status.report.failure.as_ref().map(|failure| failure.reason)
+}
+
+fn phase(view: &ShadowView) -> Option<ArmedPhase> {
+    view.status.report.armed.as_ref().map(|armed| armed.phase)
+}
+
+fn acknowledged(view: &ShadowView) -> bool {
+    view.status.report.observed_generation == Some(view.metadata.generation)
+}
+
+async fn until_failed(bench: &Bench, reason: FailureReason) -> ShadowView {
+    bench.web.until(reason.as_str(), |view| failed(view) == Some(reason) && acknowledged(view)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_takes_eleven_host_calls_and_five_reports() {
+    let mut bench = Bench::new().await;
+    let first = bench.web.view().status.report;
+    assert_eq!((first.state, first.current_version), (Some(HostState::Idle), Some(OLD)));
+    assert_eq!(first.boot_id, Some(bench.boot()));
+    let (calls_before, writes_before) = (bench.calls().len(), bench.web.writes().len());
+    assert_eq!((calls_before, writes_before), (2, 1), "{:?}", bench.calls());
+
+    let boot = bench.boot();
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged, "not before the go");
+    bench.give(&bench.claims(&asking));
+    bench.rebooted(&boot).await;
+    let reached = |view: &ShadowView| view.status.report.state == Some(HostState::RebootedIntoUpdate);
+    let back = bench.web.until("the update is reached", reached).await;
+    assert_eq!(back.status.report.current_version, Some(NEW));
+    assert_eq!(back.status.report.armed, None);
+    assert!(acknowledged(&back));
+    bench.withdraw();
+    bench.web.until("it is idle again", |v| v.status.report.state == Some(HostState::Idle) && acknowledged(v)).await;
+
+    assert_eq!(
+        bench.calls()[calls_before..],
+        [
+            "GET /updates/status",
+            "POST /actions/refresh-updates",
+            "GET /updates/status",
+            "POST /actions/prepare-update",
+            "GET /updates/status",
+            "GET /updates/status",
+            "POST /actions/activate-update",
+            "GET /updates/status",
+            "POST /actions/reboot",
+            "GET /os",
+            "GET /updates/status",
+        ]
+    );
+    let states: Vec<_> = bench.web.writes()[writes_before..]
+        .iter()
+        .map(|w| (w.report.state.unwrap(), w.report.armed.as_ref().map(|a| a.phase)))
+        .collect();
+    assert_eq!(
+        states,
+        [
+            (HostState::StagedUpdate, None),
+            (HostState::StagedUpdate, Some(ArmedPhase::Arming)),
+            (HostState::StagedUpdate, Some(ArmedPhase::Activated)),
+            (HostState::RebootedIntoUpdate, None),
+            (HostState::Idle, None),
+        ]
+    );
+    assert!(bench.web.tokens().iter().all(|token| token.starts_with("Bearer h.")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_go_that_is_not_for_us_moves_nothing() {
+    let bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    let right = bench.claims(&asking);
+    for (what, wrong) in [
+        ("node", GoClaims { node_uid: "another".into(), ..right.clone() }),
+        ("boot", GoClaims { boot_id: "another".into(), ..right.clone() }),
+        ("attempt", GoClaims { attempt: 2, ..right.clone() }),
+        ("version", GoClaims { version: Version::new(1, 20, 6), ..right.clone() }),
+    ] {
+        bench.give(&wrong);
+        bench.logged(&format!("the go is for another {what}")).await;
+    }
+    bench.withdraw();
+    bench.web.until("it is withdrawn", |v| acknowledged(v) && v.status.report.armed.is_none()).await;
+    assert!(!bench.calls().iter().any(|c| c.contains("activate") || c.contains("reboot")), "{:?}", bench.calls());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_was_stopped_finds_its_go_too_old() {
+    let mut bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    let pid = bench.agent().id().unwrap().to_string();
+    let signal = |name: &str| std::process::Command::new("kill").args([name, &pid]).status().unwrap();
+    assert!(signal("-STOP").success());
+    bench.give(&bench.claims(&asking));
+    // Not to wait for something: the passing of this time is what is tested.
+    tokio::time::sleep(GO_LIFETIME + Duration::from_secs(1)).await;
+    assert!(signal("-CONT").success());
+    let nonce = |view: &ShadowView| view.status.report.armed.as_ref().map(|armed| armed.nonce.clone());
+    bench.web.until("it asks again", |view| nonce(view) != nonce(&asking)).await;
+    assert!(!bench.calls().iter().any(|c| c.contains("activate") || c.contains("reboot")), "{:?}", bench.calls());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_armed_for_a_withdrawn_order_is_disarmed_also_by_another_process() {
+    let mut bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    bench.host.script(Fault::command(Command::Activate, Worker::Waits));
+    bench.give(&bench.claims(&asking));
+    bench.until_running(Command::Activate).await;
+    bench.kill_agent().await;
+    bench.host.release_command();
+    bench.host.lock_free().await;
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
+    bench.withdraw();
+    bench.start_agent();
+    let idle = bench.web.until("it is disarmed", acknowledged).await;
+    assert_eq!(idle.status.report.armed, None);
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
+    assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_died_after_arming_asks_for_another_go() {
+    let mut bench = Bench::new().await;
+    let boot = bench.boot();
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    bench.host.script(Fault::command(Command::Activate, Worker::Waits));
+    let old = bench.claims(&asking);
+    bench.give(&old);
+    bench.until_running(Command::Activate).await;
+    bench.kill_agent().await;
+    bench.host.release_command();
+    bench.host.lock_free().await;
+    bench.start_agent();
+    let asking = bench.web.until("it asks again", |v| phase(v) == Some(ArmedPhase::Activated)).await;
+    assert_ne!(bench.claims(&asking).nonce, old.nonce, "a go never outlives the process that asked for it");
+    assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
+    bench.give(&bench.claims(&asking));
+    bench.rebooted(&boot).await;
+    bench.web.until("the update is reached", |v| v.status.report.state == Some(HostState::RebootedIntoUpdate)).await;
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("activate")).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_boot_that_fell_back_is_charged_to_the_version() {
+    let mut bench = Bench::new().await;
+    let boot = bench.boot();
+    bench.host.script(Fault::boot(BootFault::NewImageFails));
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    bench.give(&bench.claims(&asking));
+    bench.rebooted(&boot).await;
+    let view = until_failed(&bench, FailureReason::BootFellBack).await;
+    assert_eq!((view.status.report.armed, view.status.report.state), (None, Some(HostState::Idle)));
+    // The next attempt starts over.
+    bench.withdraw();
+    bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    bench.staged(2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_power_loss_before_arming_is_not_charged_to_the_version() {
+    let mut bench = Bench::new().await;
+    let boot = bench.boot();
+    bench.staged(1).await;
+    bench.asked().await;
+    bench.kill_agent().await;
+    bench.host.power_loss().await;
+    bench.host.booted_after(&boot).await;
+    bench.start_agent();
+    let view = until_failed(&bench, FailureReason::RebootedByOther).await;
+    assert_eq!(view.status.report.armed, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_download_that_keeps_failing_ends_the_attempt_with_what_the_host_said() {
+    let bench = Bench::new().await;
+    bench.host.script(Fault::fails(Command::Prepare, "out of space").times(3));
+    bench.stage(1);
+    let view = until_failed(&bench, FailureReason::PrepareFailed).await;
+    assert_eq!(view.status.report.failure.unwrap().message, "out of space");
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 3);
+    bench.withdraw();
+    bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    bench.staged(2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_download_of_another_version_is_a_failure_and_a_half_one_is_not_trusted() {
+    let bench = Bench::new().await;
+    bench.host.script(Fault::command(Command::Prepare, Worker::Writes(Version::new(1, 20, 9))));
+    bench.stage(1);
+    let view = until_failed(&bench, FailureReason::WrongImageStaged).await;
+    assert!(view.status.report.failure.unwrap().message.contains("1.20.9"));
+
+    bench.host.script(Fault::command(Command::Prepare, Worker::Vanishes));
+    bench.staged(2).await;
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_the_host_does_not_offer_is_asked_for_a_few_times_only() {
+    let bench = Bench::new().await;
+    bench.releases.withdraw(&NEW);
+    bench.stage(1);
+    until_failed(&bench, FailureReason::VersionNotOffered).await;
+    assert!(!bench.calls().iter().any(|call| call.contains("prepare")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arming_that_fails_once_and_a_reboot_whose_answer_is_lost_are_no_failures() {
+    let mut bench = Bench::new().await;
+    let boot = bench.boot();
+    bench.host.script(Fault::fails(Command::Activate, "busy"));
+    bench.host.script(Fault::reboot(RebootFault::ReplyCut));
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    bench.give(&bench.claims(&asking));
+    bench.rebooted(&boot).await;
+    bench.web.until("the update is reached", |v| v.status.report.state == Some(HostState::RebootedIntoUpdate)).await;
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("/reboot")).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_refuses_to_reboot_ends_the_attempt_and_is_disarmed_when_the_order_goes() {
+    let bench = Bench::new().await;
+    bench.host.script(Fault::reboot(RebootFault::Refused { stderr: "an inhibitor".into() }).times(3));
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    bench.give(&bench.claims(&asking));
+    let view = until_failed(&bench, FailureReason::RebootRefused).await;
+    assert_eq!(phase(&view), Some(ArmedPhase::Activated), "it is armed still");
+    bench.withdraw();
+    let view = bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    assert_eq!(view.status.report.armed, None);
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_that_is_withdrawn_during_the_download_goes_no_further() {
+    let bench = Bench::new().await;
+    bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
+    bench.stage(1);
+    bench.until_running(Command::Prepare).await;
+    bench.withdraw();
+    bench.host.release_command();
+    let view = bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_else_armed_is_left_alone_and_told() {
+    let mut bench = Bench::new().await;
+    bench.kill_agent().await;
+    for command in [Command::Refresh, Command::Prepare, Command::Activate] {
+        bench.host.foreign(command).await.unwrap();
+        bench.host.lock_free().await;
+    }
+    bench.start_agent();
+    let reason = |view: &ShadowView| find_condition(&view.status.conditions, HOST_REACHABLE).map(|c| c.reason.clone());
+    bench.web.until("it is told", |v| reason(v).as_deref() == Some("HostArmedByOther")).await;
+    bench.stage(1);
+    until_failed(&bench, FailureReason::HostArmedByOther).await;
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
+    assert!(!bench.calls().iter().any(|call| call.starts_with("POST")), "{:?}", bench.calls());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_survive_a_lost_answer_a_refusal_and_somebody_elses_write() {
+    let bench = Bench::new().await;
+    bench.web.fault(WriteFault::Refused);
+    bench.web.fault(WriteFault::AnswerLost);
+    bench.staged(1).await;
+    let theirs = Armed {
+        attempt: 0,
+        boot_id: "long ago".into(),
+        version: OLD,
+        phase: ArmedPhase::Activated,
+        nonce: "theirs".into(),
+    };
+    bench.web.tamper(|status| status.report.armed = Some(theirs));
+    bench.withdraw();
+    let view = bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    assert_eq!(view.status.report.armed, None);
+    assert!(bench.web.stale() > 0, "the first try has to have found another etag");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_waits_for_its_trust_its_token_and_its_shadow() {
+    let mut bench = Bench::without_agent().await;
+    for name in ["trust/ca.crt", "token"] {
+        std::fs::rename(bench.path(name), bench.path("away")).unwrap();
+        bench.start_agent();
+        bench.logged(&format!("cannot read the {}", if name == "token" { "token" } else { "CA bundle" })).await;
+        std::fs::rename(bench.path("away"), bench.path(name)).unwrap();
+    }
+    bench.web.create();
+    bench.web.until("it has reported", acknowledged).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_host_looks_for_updates_as_policy_asks_and_tells_only_news() {
+    let bench = Bench::new().await;
+    let interval = "1s".parse().unwrap();
+    bench.web.order(|spec| {
+        spec.host = Some(models::shadow::HostPolicy { refresh_interval: Some(interval), ..Default::default() });
+    });
+    let offers = |version: Version| {
+        move |v: &ShadowView| {
+            v.status.report.updates.as_ref().is_some_and(|u| u.chosen_version == Some(version.clone()))
+        }
+    };
+    bench.web.until("it tells the offer", offers(NEW)).await;
+    let writes = bench.web.writes().len();
+    let looks = || bench.calls().iter().filter(|call| call.contains("refresh")).count();
+    let before = looks();
+    let mut events = bench.host.subscribe();
+    while looks() < before + 2 {
+        events.recv().await.unwrap();
+    }
+    assert_eq!(bench.web.writes().len(), writes, "nothing new was found");
+    bench.host.script(Fault::fails(Command::Refresh, "no network"));
+    let failing = |v: &ShadowView| v.status.report.updates.as_ref().and_then(|u| u.refresh_failure.clone());
+    let view = bench.web.until("it tells the failure", |v| failing(v).is_some()).await;
+    assert!(offers(NEW)(&view), "the offer stays");
+    bench.releases.publish(Version::new(1, 21, 0));
+    bench.web.until("it tells the new offer", |v| offers(Version::new(1, 21, 0))(v) && failing(v).is_none()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_does_not_answer_is_told_and_a_dead_socket_ends_the_agent() {
+    let mut bench = Bench::new().await;
+    let boot = bench.boot();
+    bench.host.power_off();
+    let mut events = bench.host.subscribe();
+    while !bench.host.log().iter().any(|e| e.boot_id == boot && e.kind == EventKind::Down) {
+        events.recv().await.unwrap();
+    }
+    bench.stage(1);
+    let view = bench
+        .web
+        .until("it is told", |v| {
+            find_condition(&v.status.conditions, HOST_REACHABLE).is_some_and(|c| c.status == ConditionStatus::False)
+        })
+        .await;
+    assert_eq!(find_condition(&view.status.conditions, HOST_REACHABLE).unwrap().reason, "ConnectionRefused");
+    let ended = tokio::time::timeout(LIMIT, bench.agent().wait()).await.unwrap().unwrap();
+    assert!(!ended.success());
+    assert!(bench.log().contains("does not answer"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sigterm_ends_the_agent_without_another_host_call() {
+    let mut bench = Bench::new().await;
+    bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
+    bench.stage(1);
+    bench.until_running(Command::Prepare).await;
+    let pid = bench.agent().id().unwrap();
+    assert!(std::process::Command::new("kill").arg(pid.to_string()).status().unwrap().success());
+    let ended = tokio::time::timeout(LIMIT, bench.agent().wait()).await.unwrap().unwrap();
+    assert!(ended.success());
+    assert!(!bench.calls().iter().any(|call| call.contains("deactivate") || call.contains("reboot")));
+}
+
+/// Debug builds are larger than what ships. Give the shipped binary in `BRUPOP_AGENT_BINARY` to have the budget checked.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_in_use_stays_small() {
+    let mut bench = Bench::new().await;
+    bench.staged(1).await;
+    bench.asked().await;
+    let pid = bench.agent().id().unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| -> u64 {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let (resident, anonymous, peak) = (field("VmRSS:"), field("RssAnon:"), field("VmHWM:"));
+    println!("resident {resident} KiB, of it anonymous {anonymous} KiB; peak {peak} KiB");
+    if std::env::var_os("BRUPOP_AGENT_BINARY").is_some() {
+        assert!(peak <= 6 * 1024, "{peak} KiB");
+    }
+}

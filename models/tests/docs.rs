@@ -1,0 +1,11 @@
+//! What is written in `docs/` about the shared rules is what the code says.
+
+#[test]
+fn the_documented_step_table_is_the_agents() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/agent-steps.md");
+    let text = std::fs::read_to_string(file).unwrap();
+    let (_, rest) = text.split_once("<!-- table:begin -->\n").unwrap();
+    let (table, _) = rest.split_once("<!-- table:end -->").unwrap();
+    let expected = models::agent_step::table_markdown();
+    assert!(table == expected, "docs/agent-steps.md is stale; between its markers belongs:\n{expected}");
+}
