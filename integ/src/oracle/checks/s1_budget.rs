@@ -38,6 +38,7 @@ impl super::Check for Check {
 mod tests {
     use super::super::super::story::Story;
     use super::Property;
+    use crate::oracle::facts::Field;
     use models::operator::CountOrPercent;
     use models::shadow::Step;
 
@@ -129,6 +130,10 @@ mod tests {
         story.hold("a");
         story.free_slot("a");
         story.take_slot("b");
+        assert_eq!(story.judge().violations, []);
+        // The person lets go, and the cordon is an orphan until it is released.
+        let hold = Field::Annotation(models::names::HOLD_ANNOTATION.into());
+        story.set_field("a", "admin", "kubectl", hold, None);
         assert_eq!(story.judge().violations, []);
     }
 }

@@ -101,6 +101,7 @@ impl super::Check for Check {
 mod tests {
     use super::super::super::story::Story;
     use super::Property;
+    use models::shadow::{ArmedPhase, HostState};
 
     #[test]
     fn a_reboot_after_the_acknowledged_activated_is_right() {
@@ -153,6 +154,57 @@ mod tests {
         story.agent("a", |agent| agent.armed.as_mut().unwrap().nonce = "other".into());
         // The only revision at which all agreed is taken out of the history.
         story.forget_revision_before_last();
+        story.host_reboots("a");
+        story.assert_only(Property::S2);
+    }
+
+    #[test]
+    fn an_image_armed_for_an_older_attempt_covers_nothing() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.host_arms("a");
+        story.controller("a", |shadow| shadow.spec.attempt += 1);
+        story.activated("a");
+        story.host_reboots("a");
+        story.assert_only(Property::S2);
+    }
+
+    #[test]
+    fn an_image_armed_in_another_boot_covers_nothing() {
+        let mut story = Story::new(&["a"]);
+        story.host_reboots_by_hand("a");
+        story.agent("a", |agent| agent.boot_id = Some("a-boot-2".into()));
+        story.until_go("a");
+        story.host_arms("a");
+        story.agent("a", |agent| {
+            let armed = agent.armed.as_mut().unwrap();
+            armed.phase = ArmedPhase::Activated;
+            armed.boot_id = "a-boot-1".into();
+        });
+        story.host_reboots("a");
+        story.assert_only(Property::S2);
+    }
+
+    #[test]
+    fn a_word_from_the_next_boot_covers_nothing() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.agent("a", |agent| {
+            agent.armed.as_mut().unwrap().phase = ArmedPhase::Activated;
+            agent.boot_id = Some("a-boot-2".into());
+        });
+        story.host_arms("a");
+        story.host_reboots("a");
+        story.assert_only(Property::S2);
+    }
+
+    #[test]
+    fn an_order_to_stage_covers_nothing() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.controller("a", |shadow| shadow.spec.state = HostState::StagedUpdate);
+        story.host_arms("a");
+        story.activated("a");
         story.host_reboots("a");
         story.assert_only(Property::S2);
     }

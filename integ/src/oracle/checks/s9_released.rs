@@ -17,7 +17,7 @@ impl super::Check for Check {
         let boot = (new.name.clone(), new.boot_id.clone());
         if new.claimed() {
             self.released.remove(&boot);
-        } else if old.claimed() && old.boot_id == new.boot_id {
+        } else if old.claimed() {
             // A person's uncordon is no release of ours: the attempt goes on and claims again.
             if moment.writer.is_none() || moment.part() == Some(Part::Controller) {
                 self.released.insert(boot, moment.revision());
