@@ -1,0 +1,1 @@
+//! What crashes, stalls and reboots by others do to an update.

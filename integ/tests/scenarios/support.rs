@@ -1,0 +1,259 @@
+//! What scenarios share: how one is run and judged, and waits over the server's history.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use integ::bed::{Bed, BedOptions, workload};
+use integ::host::EventKind;
+use integ::oracle::{Expectations, History, Shadow, Verdict, World};
+use jiff::Timestamp;
+use models::condition::{Condition, ConditionStatus, find_condition};
+use models::shadow::Step;
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use semver::Version;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+/// How many scenarios run at a time.
+const AT_ONCE: usize = 2;
+static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
+
+/// How long anything in a scenario may take. Nothing is measured by it: it only ends a wait for what does not come.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+
+/// Names the seed of a run that is to be repeated.
+const SEED: &str = "BRUPOP_SEED";
+
+/// Namespace of the workloads.
+pub(crate) const SHOP: &str = "shop";
+
+/// What the nodes run at first.
+pub(crate) const OLD: Version = Version::new(1, 20, 0);
+/// What is released in the course of a scenario.
+pub(crate) const NEW: Version = Version::new(1, 20, 5);
+
+/// A scenario while it runs.
+pub(crate) struct Scene {
+    /// The bed: control plane and nodes. The operator is installed by [`Scene::install`].
+    pub(crate) bed: Bed,
+    /// For everything in the scenario that is left to chance.
+    pub(crate) chance: StdRng,
+}
+
+/// A scenario after its end.
+pub(crate) struct Ending {
+    /// All that the server went through.
+    pub(crate) history: History,
+    /// What the oracle says of it: that it was safe, or [`run`] would have failed.
+    pub(crate) verdict: Verdict,
+}
+
+impl Ending {
+    /// The cluster as it was at the end.
+    pub(crate) fn world(&self) -> World {
+        self.history.end()
+    }
+}
+
+/// Runs a scenario on a bed of its own, and has it judged: all safety properties have to have held, and nothing may be
+/// left claimed.
+pub(crate) async fn run(
+    options: BedOptions,
+    story: impl AsyncFnOnce(&mut Scene) -> anyhow::Result<()>,
+) -> anyhow::Result<Ending> {
+    run_expecting(options, Expectations { max_unavailable: Some(1), nothing_left: true }, story).await
+}
+
+/// The same with other expectations.
+pub(crate) async fn run_expecting(
+    options: BedOptions,
+    expectations: Expectations,
+    story: impl AsyncFnOnce(&mut Scene) -> anyhow::Result<()>,
+) -> anyhow::Result<Ending> {
+    let _turn = TURNS.acquire().await?;
+    let seed = match std::env::var(SEED) {
+        Ok(text) => text.parse().with_context(|| format!("{SEED} is no number"))?,
+        Err(_) => rand::random::<u64>(),
+    };
+    let began = Timestamp::now();
+    let bed = Bed::start(options).await?;
+    let mut scene = Scene { bed, chance: StdRng::seed_from_u64(seed) };
+    let told = story(&mut scene).await;
+    let so_far = scene.bed.recorder.so_far()?;
+    let evidence = told.is_err().then(|| scene.evidence());
+    let judged = scene.bed.judge(&expectations).await;
+    let repeat = || format!("{SEED}={seed} repeats its choices; it began at {began} and ended at {}", Timestamp::now());
+    if let Err(error) = told {
+        let verdict = judged.map_or_else(|error| format!("{error:#}"), |(verdict, _)| verdict.to_string());
+        let evidence = evidence.unwrap_or_default();
+        return Err(error.context(format!(
+            "the scenario failed; {}\n{}{evidence}oracle: {verdict}\n",
+            repeat(),
+            timeline(&so_far, began)
+        )));
+    }
+    let (verdict, history) = judged?;
+    verdict.ensure_safe().with_context(|| format!("unsafe; {}\n{}", repeat(), timeline(&history, began)))?;
+    Ok(Ending { history, verdict })
+}
+
+/// Options for so many nodes, without the operator's second and third pods, which a scenario about the nodes does not need.
+pub(crate) fn nodes(nodes: usize) -> BedOptions {
+    BedOptions {
+        nodes,
+        deploy: deploy::Options { controller_replicas: 1, apiserver_replicas: 1, ..deploy::Options::default() },
+        ..BedOptions::default()
+    }
+}
+
+/// The story of a run, for the one who has to find out why it failed.
+fn timeline(history: &History, began: Timestamp) -> String {
+    let mut text = String::new();
+    for moment in history.timeline() {
+        let seconds = moment.at.duration_since(began).as_secs_f64();
+        let _ = writeln!(text, "  {seconds:7.2} s  {:>6}  {:<8} {}", moment.revision, moment.node, moment.text);
+    }
+    text
+}
+
+impl Scene {
+    /// Installs the operator and waits until every agent has reported.
+    pub(crate) async fn install(&self) -> anyhow::Result<()> {
+        self.bed.install().await?;
+        self.reported().await
+    }
+
+    /// Waits until every agent has reported what its host runs and offers.
+    pub(crate) async fn reported(&self) -> anyhow::Result<()> {
+        let nodes = self.bed.members.len();
+        self.until("every agent has reported", |world| {
+            let reported = world.nodes.values().filter(|node| {
+                world.shadow_of(node).is_some_and(|shadow| {
+                    let agent = &shadow.status.agent;
+                    agent.boot_id.as_deref() == Some(node.boot_id.as_str()) && agent.updates.is_some()
+                })
+            });
+            reported.count() >= nodes
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Makes a Deployment `web` of so many pods, with a budget that lets one of them go at a time, and waits until all
+    /// are Ready.
+    pub(crate) async fn shop(&self, pods: usize) -> anyhow::Result<()> {
+        self.shop_with(pods, json!({"maxUnavailable": 1})).await
+    }
+
+    /// The same with another budget.
+    pub(crate) async fn shop_with(&self, pods: usize, limit: Value) -> anyhow::Result<()> {
+        let mut objects = workload::web(SHOP, pods, json!(1));
+        objects.pop();
+        objects.push(workload::budget(SHOP, "web", limit));
+        workload::apply(&self.bed.client, objects).await?;
+        self.shop_is_ready(pods).await
+    }
+
+    /// Waits until so many pods of the workload are Ready and their budget knows it.
+    pub(crate) async fn shop_is_ready(&self, pods: usize) -> anyhow::Result<()> {
+        self.until(&format!("{pods} pods of the workload are Ready"), |world| {
+            let ready =
+                world.pods.values().filter(|p| p.namespace == SHOP && p.ready && !p.terminating && !p.finished).count();
+            let known =
+                world.budgets.values().filter(|b| b.namespace == SHOP).all(|b| b.current_healthy as usize == pods);
+            ready == pods && known
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Waits until the world fulfils a condition.
+    pub(crate) async fn until(&self, what: &str, mut holds: impl FnMut(&World) -> bool) -> anyhow::Result<World> {
+        Ok(self.bed.wait(what, LIMIT, |history| holds(&history.end())).await?.end())
+    }
+
+    /// Waits until a node is in a step of an attempt.
+    pub(crate) async fn until_step(&self, node: &str, step: Step) -> anyhow::Result<World> {
+        self.until(&format!("{node} is in {step:?}"), |world| step_of(world, node) == Some(step)).await
+    }
+
+    /// Waits until the operator's resource has a condition, true or false, and returns it.
+    pub(crate) async fn until_operator(&self, type_: &str, status: ConditionStatus) -> anyhow::Result<Condition> {
+        let world = self
+            .until(&format!("the operator's resource says {type_}={status:?}"), |world| {
+                operator_condition(world, type_).is_some_and(|c| c.status == status)
+            })
+            .await?;
+        operator_condition(&world, type_).cloned().context("just seen")
+    }
+
+    /// Releases [`NEW`] to all hosts.
+    pub(crate) fn release(&self) {
+        self.bed.releases.publish(NEW);
+    }
+
+    /// Waits until every node is on [`NEW`], idle and given back.
+    pub(crate) async fn updated(&self) -> anyhow::Result<History> {
+        self.bed.wait_updated(&NEW, LIMIT).await
+    }
+
+    /// Runs `kubectl` as the cluster's administrator and returns what it prints.
+    pub(crate) async fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let output = self.bed.control_plane.kubectl_command().args(arguments).output().await?;
+        anyhow::ensure!(
+            output.status.success(),
+            "kubectl {arguments:?}: {}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// The end of the output of the operator's pods, and what the hosts were asked for.
+    fn evidence(&self) -> String {
+        const LINES: usize = 25;
+        let mut text = String::new();
+        for path in self.bed.log_files() {
+            let content = std::fs::read_to_string(&path).unwrap_or_default();
+            let lines: Vec<&str> = content.lines().collect();
+            let _ = writeln!(text, "--- {}", path.display());
+            for line in &lines[lines.len().saturating_sub(LINES)..] {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+        for member in &self.bed.members {
+            let _ = writeln!(text, "--- host {}", member.name);
+            let log = member.host.log();
+            for event in log.iter().rev().take(LINES).rev() {
+                let kind = match &event.kind {
+                    EventKind::Call { method, path, status, .. } => format!("{method} {path} {status:?}"),
+                    other => format!("{other:?}"),
+                };
+                let _ = writeln!(text, "{} {kind}", event.at);
+            }
+        }
+        text
+    }
+}
+
+/// The shadow of a node, by the node's name.
+pub(crate) fn shadow_of<'a>(world: &'a World, node: &str) -> Option<&'a Shadow> {
+    world.shadow_of(world.nodes.get(node)?).map(AsRef::as_ref)
+}
+
+/// The step that a node is in.
+pub(crate) fn step_of(world: &World, node: &str) -> Option<Step> {
+    shadow_of(world, node)?.step()
+}
+
+/// A condition of a node's shadow.
+pub(crate) fn condition_of<'a>(world: &'a World, node: &str, type_: &str) -> Option<&'a Condition> {
+    find_condition(&shadow_of(world, node)?.status.conditions, type_)
+}
+
+/// A condition of the operator's resource.
+pub(crate) fn operator_condition<'a>(world: &'a World, type_: &str) -> Option<&'a Condition> {
+    find_condition(&world.operator.as_ref()?.status.conditions, type_)
+}
