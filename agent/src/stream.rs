@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use models::wire::WatchLine;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::backoff::{full_jitter, random};
 use crate::server::{Server, ServerError};
@@ -16,11 +16,20 @@ const SILENCE: Duration = Duration::from_secs(45);
 /// The first wait before connecting again, as an upper limit, and the longest.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
+/// A stream that held this long was a good one: the next connection follows at once. One that ends sooner counts as a
+/// failure even if it said something, or a server that dies of its first request would be asked without pause.
+const HELD: Duration = Duration::from_secs(5);
+
 /// Follows the shadow and tells `views` of each change; connects again whenever the stream ends.
 pub async fn follow(server: &Server, views: &Views) -> Infallible {
     let mut failures = 0;
     loop {
-        match follow_once(server, views, &mut failures).await {
+        let began = Instant::now();
+        let ended = follow_once(server, views).await;
+        if began.elapsed() >= HELD {
+            failures = 0;
+        }
+        match ended {
             Ok(()) => tracing::debug!("the stream ended"),
             // A fleet loses its stream with every roll-out of the web API: only what lasts deserves a person's attention.
             Err(error) if failures < 3 => tracing::info!(error = chain(&error), "the stream ended"),
@@ -31,13 +40,12 @@ pub async fn follow(server: &Server, views: &Views) -> Infallible {
     }
 }
 
-async fn follow_once(server: &Server, views: &Views, failures: &mut u32) -> Result<(), ServerError> {
+async fn follow_once(server: &Server, views: &Views) -> Result<(), ServerError> {
     let mut lines = server.watch().await?;
     tracing::info!("following the shadow");
     loop {
         let line = timeout(SILENCE, lines.next()).await.map_err(|_| ServerError::Silent)??;
         let Some(line) = line else { return Ok(()) };
-        *failures = 0;
         match serde_json::from_slice::<WatchLine>(&line) {
             Ok(WatchLine::Shadow { object }) => {
                 tracing::debug!(generation = object.metadata.generation, state = ?object.spec.state, "shadow");

@@ -1,5 +1,7 @@
 //! The agent as a process, between a simulated host and a stand-in for the web API.
 
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
 mod bench;
 
 use std::time::Duration;

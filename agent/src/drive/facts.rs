@@ -73,7 +73,7 @@ impl Driver<'_> {
                 Ok(None)
             }
             Ok(StatusAnswer::Known(status)) => {
-                self.saw(Some(status), key);
+                self.saw(Some(*status), key);
                 Ok(None)
             }
             Err(error) => self.host_failed(key, error).await.map(Some),
@@ -112,7 +112,7 @@ impl Driver<'_> {
         let outcome = carry_out(&self.host, command, before.as_deref(), stands).await;
         match &outcome {
             Outcome::Done(status) | Outcome::Failed(status, _) => self.saw(Some(status.clone()), key),
-            Outcome::Vanished(StatusAnswer::Known(status)) => self.saw(Some(status.clone()), key),
+            Outcome::Vanished(StatusAnswer::Known(status)) => self.saw(Some((**status).clone()), key),
             Outcome::Vanished(_) => self.saw(None, key),
             Outcome::Refused(_) | Outcome::Busy | Outcome::NotStarted(_) => {
                 self.memory.asked_to_refresh = asked_before;

@@ -42,7 +42,7 @@ impl Driver<'_> {
         };
         let put = self.put(key, make).await;
         if let Put::Acknowledged(view) = &put
-            && view.status.report.armed.is_none()
+            && (view.status.report.armed.is_none() || matches!(word, Word::Armed(_)))
         {
             self.memory.disarmed = false;
         }

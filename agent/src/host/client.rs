@@ -77,7 +77,7 @@ pub enum StatusAnswer {
     /// A command runs, ours or somebody else's.
     Busy,
     /// The status.
-    Known(UpdateStatus),
+    Known(Box<UpdateStatus>),
 }
 
 /// The answer to a POST.
@@ -141,7 +141,7 @@ impl HostClient {
         match status {
             StatusCode::OK => json(&body)
                 .and_then(|v| UpdateStatus::read(&v))
-                .map(StatusAnswer::Known)
+                .map(|status| StatusAnswer::Known(Box::new(status)))
                 .ok_or_else(|| bad(status, &body)),
             StatusCode::NOT_FOUND => Ok(StatusAnswer::Uninitialized),
             StatusCode::LOCKED => Ok(StatusAnswer::Busy),

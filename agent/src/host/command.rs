@@ -86,10 +86,10 @@ fn judge(command: Command, before: Option<&str>, answer: StatusAnswer) -> Outcom
     match status.last.clone() {
         Some(last) if last.is(command) && Some(last.timestamp.as_str()) != before => {
             if last.succeeded() {
-                Outcome::Done(status)
+                Outcome::Done(*status)
             } else {
                 let message = last.message();
-                Outcome::Failed(status, message)
+                Outcome::Failed(*status, message)
             }
         }
         _ => Outcome::Vanished(StatusAnswer::Known(status)),
@@ -103,11 +103,11 @@ mod tests {
     use super::*;
 
     fn status(kind: &str, outcome: &str, time: &str) -> StatusAnswer {
-        StatusAnswer::Known(
+        StatusAnswer::Known(Box::new(
             UpdateStatus::read(&json!({"update_state": "Staged", "most_recent_command":
                 {"cmd_type": kind, "cmd_status": outcome, "timestamp": time, "exit_status": 1, "stderr": "out of space"}}))
             .unwrap(),
-        )
+        ))
     }
 
     #[test]
