@@ -14,6 +14,8 @@
 
 mod attempt;
 mod fleet;
+#[cfg(test)]
+mod simulation;
 mod wait;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,0 +1,456 @@
+//! The planner against a small world: every action is carried out on it one at a time, in random order, with crashes of
+//! the controller, other people's reboots, failing hosts and changing policy in between. The seed of a failing run is
+//! in its message.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::operator::{BottlerocketUpdateOperatorSpec, CountOrPercent};
+use models::reason::FailureReason;
+use models::shadow::{AgentReport, Armed, ArmedPhase, Failure, Go, HostState, OfferedUpdates, Step};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use semver::Version;
+
+use super::{Action, Plan, plan};
+use crate::drain::filter;
+use crate::lint::lint;
+use crate::policy::Policy;
+use crate::view::{Blocked, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+
+const OLD: Version = Version::new(1, 20, 0);
+const NEW: Version = Version::new(1, 20, 5);
+
+#[derive(Default)]
+struct Host {
+    boots: u32,
+    runs: Option<Version>,
+    staged: bool,
+    armed: bool,
+    person_cordoned: bool,
+    nonces: u32,
+    /// A go is good for 30 s after the nonce was sent.
+    asked: Option<Timestamp>,
+    /// The agent has its acknowledgement and will order the reboot, whatever becomes of the order meanwhile.
+    cleared: bool,
+    /// The host goes down, which may take a while.
+    going_down: Option<Timestamp>,
+    pods_made: u32,
+    next_boot_fails: bool,
+    next_stage_fails: bool,
+}
+
+struct World {
+    view: ClusterView,
+    hosts: BTreeMap<String, Host>,
+    now: Timestamp,
+    rng: StdRng,
+    seed: u64,
+    policy: Policy,
+}
+
+fn pod(node: &str, number: u32) -> PodFacts {
+    PodFacts {
+        namespace: "shop".into(),
+        name: format!("{node}-{number}"),
+        uid: format!("{node}-{number}"),
+        node: node.into(),
+        controller_kind: Some("ReplicaSet".into()),
+        controller_uid: Some("rs".into()),
+        ..PodFacts::default()
+    }
+}
+
+impl World {
+    fn new(seed: u64, nodes: usize, budget: u32) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let spec = BottlerocketUpdateOperatorSpec {
+            max_unavailable: Some(CountOrPercent::Count(budget)),
+            ..BottlerocketUpdateOperatorSpec::default()
+        };
+        let operator = OperatorFacts { uid: "op".into(), spec, ..OperatorFacts::default() };
+        let mut view = ClusterView { operator: Some(operator), leader_since: now, ..ClusterView::default() };
+        let mut hosts = BTreeMap::new();
+        for number in 0..nodes {
+            let name = format!("node-{number}");
+            let facts = NodeFacts {
+                name: name.clone(),
+                uid: format!("uid-{number}"),
+                labelled: true,
+                ready: true,
+                boot_id: "boot-0".into(),
+                os_image: format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"),
+                ..NodeFacts::default()
+            };
+            let shadow = ShadowFacts {
+                node: name.clone(),
+                uid: format!("shadow-{number}"),
+                generation: 1,
+                owner_uid: Some(facts.uid.clone()),
+                ..ShadowFacts::default()
+            };
+            let pods = (0..rng.random_range(0..3)).map(|n| pod(&name, n)).collect();
+            view.nodes.insert(
+                name.clone(),
+                NodeView { facts, shadow: Some(shadow), pods: Some(pods), ..NodeView::default() },
+            );
+            hosts.insert(name, Host { runs: Some(OLD), pods_made: 10, ..Host::default() });
+        }
+        let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec);
+        Self { view, hosts, now, rng, seed, policy }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.view.nodes.keys().cloned().collect()
+    }
+
+    fn some_node(&mut self) -> String {
+        let names = self.names();
+        names[self.rng.random_range(0..names.len())].clone()
+    }
+
+    fn plan(&self) -> Plan {
+        let mut plan = plan(&self.view, &self.policy, self.now);
+        let findings = lint(&self.view, &self.policy, &mut plan);
+        assert!(findings.is_empty(), "seed {}: the planner broke its own rules: {findings:?}", self.seed);
+        plan
+    }
+
+    /// Carries out one part of the plan, as a controller that may be interrupted after any write.
+    fn act(&mut self) {
+        let plan = self.plan();
+        let operator_write = plan.slots.is_some() && self.rng.random_bool(0.5);
+        if operator_write || plan.actions.is_empty() {
+            if let (Some(slots), Some(operator)) = (plan.slots, &mut self.view.operator) {
+                operator.status.slots = slots;
+            }
+            return;
+        }
+        let index = self.rng.random_range(0..plan.actions.len());
+        let (name, action) = plan.actions.into_iter().nth(index).unwrap();
+        self.carry_out(&name, action);
+    }
+
+    fn carry_out(&mut self, name: &str, action: Action) {
+        let (now, seed) = (self.now, self.seed);
+        let frozen = super::Quarantine::of(&self.view, 1).frozen_by().is_some();
+        let up = self.rng.random_bool(0.7);
+        let node = self.view.nodes.get_mut(name).unwrap();
+        let host = self.hosts.get_mut(name).unwrap();
+        let shadow = node.shadow.as_mut().unwrap();
+        match action {
+            Action::Status { status, .. } => {
+                let starts =
+                    status.report.progress.as_ref().is_some_and(|p| p.step == Step::Draining && p.since == now);
+                assert!(!(frozen && starts), "seed {seed}: {name} starts although the rollout is frozen");
+                shadow.status.controller = status.report;
+                let agents = shadow.status.agent_half().conditions;
+                shadow.status.conditions = agents.into_iter().chain(status.conditions).collect();
+            }
+            Action::Spec { spec } => {
+                assert!(spec.attempt >= shadow.spec.attempt, "seed {seed}: attempt fell");
+                shadow.spec = *spec;
+                shadow.generation += 1;
+            }
+            Action::Claim => {
+                node.facts.claimed = true;
+                node.facts.unschedulable = true;
+            }
+            Action::Release => {
+                node.facts.claimed = false;
+                node.facts.unschedulable = host.person_cordoned;
+            }
+            Action::Evict { pods } => {
+                for eviction in pods {
+                    if up {
+                        node.pods.as_mut().unwrap().retain(|p| p.uid != eviction.uid);
+                        node.blocked.remove(&eviction.uid);
+                    } else {
+                        let retry_at = now.checked_add(jiff::SignedDuration::from_secs(5)).unwrap();
+                        let blocked = Blocked {
+                            budget: Some("shop/web".into()),
+                            message: "exhausted".into(),
+                            since: now,
+                            retry_at,
+                            fatal: false,
+                            accepted: false,
+                        };
+                        node.blocked.insert(eviction.uid, blocked);
+                    }
+                }
+            }
+            Action::Go { nonce } => {
+                // The executor's own last look.
+                let drain = shadow.status.controller.drain.clone();
+                let pods = node.pods.clone().unwrap_or_default();
+                let empty = filter::sort(&pods, drain.as_ref(), models::names::SYSTEM_NAMESPACE).empty();
+                if empty && node.facts.claimed && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
+                    shadow.spec.go = Some(Go { nonce, jws: String::new() });
+                    shadow.generation += 1;
+                }
+            }
+            Action::LookAtLease => node.lease_renewed = Some(now),
+        }
+    }
+
+    /// One step of one agent, faithful to the order of its reports but not to their cost.
+    fn agent(&mut self, name: &str) {
+        let now = self.now;
+        let (stalls, slow) = (self.rng.random_bool(0.4), self.rng.random_bool(0.5));
+        let node = self.view.nodes.get_mut(name).unwrap();
+        let host = self.hosts.get_mut(name).unwrap();
+        if host.going_down.is_some() {
+            if !slow {
+                self.goes_down(name);
+            }
+            return;
+        }
+        let fresh = host.asked.is_some_and(|at| now.duration_since(at).as_secs() < 30);
+        if host.cleared {
+            if fresh && stalls {
+                return;
+            }
+            host.cleared = false;
+            if fresh {
+                host.going_down = Some(now);
+                return;
+            }
+        }
+        let shadow = node.shadow.as_mut().unwrap();
+        let spec = &shadow.spec;
+        let agent: &mut AgentReport = &mut shadow.status.agent;
+        let boot = node.facts.boot_id.clone();
+        let same_boot = spec.boot_id.as_deref() == Some(boot.as_str());
+        let failed = agent.failure.as_ref().is_some_and(|f| f.attempt == spec.attempt);
+        let runs = host.runs.clone().unwrap();
+        let before = agent.current_version.clone();
+        agent.boot_id = Some(boot.clone());
+        agent.current_version = Some(runs.clone());
+        agent.variant = Some("aws-k8s-1.37".into());
+        agent.arch = Some("x86_64".into());
+        agent.updates =
+            Some(OfferedUpdates { chosen_version: (runs < NEW).then_some(NEW), ..OfferedUpdates::default() });
+        agent.observed_generation = Some(shadow.generation);
+        let fail = |agent: &mut AgentReport, reason| {
+            let (attempt, step, message) = (spec.attempt, spec.state, String::new());
+            agent.failure = Some(Failure { attempt, step, reason, message, time: now });
+            agent.state = Some(HostState::Idle);
+        };
+        match spec.state {
+            HostState::Idle | HostState::Unknown => {
+                host.armed = false;
+                agent.armed = None;
+                agent.state = Some(HostState::Idle);
+            }
+            _ if failed => {}
+            HostState::StagedUpdate => {
+                if host.next_stage_fails {
+                    host.next_stage_fails = false;
+                    fail(agent, FailureReason::PrepareFailed);
+                } else {
+                    host.staged = true;
+                    agent.state = Some(HostState::StagedUpdate);
+                }
+            }
+            HostState::RebootedIntoUpdate if !same_boot => {
+                let activated =
+                    agent.armed.as_ref().is_some_and(|a| a.attempt == spec.attempt && a.phase == ArmedPhase::Activated);
+                if runs == NEW {
+                    agent.state = Some(HostState::RebootedIntoUpdate);
+                } else if activated && before == Some(OLD) {
+                    fail(agent, FailureReason::BootFellBack);
+                } else {
+                    fail(agent, FailureReason::RebootedByOther);
+                }
+                agent.armed = None;
+            }
+            HostState::RebootedIntoUpdate if !host.staged => fail(agent, FailureReason::NotStaged),
+            HostState::RebootedIntoUpdate => {
+                let armed = agent.armed.clone().filter(|a| a.attempt == spec.attempt && a.boot_id == boot);
+                let answered =
+                    armed.as_ref().is_some_and(|a| fresh && spec.go.as_ref().is_some_and(|g| g.nonce == a.nonce));
+                match armed {
+                    Some(armed) if answered && armed.phase == ArmedPhase::Arming => {
+                        host.armed = true;
+                        agent.armed = Some(Armed { phase: ArmedPhase::Activated, ..armed });
+                    }
+                    Some(_) if answered => host.cleared = true,
+                    _ if fresh => {}
+                    _ => {
+                        host.nonces += 1;
+                        host.asked = Some(now);
+                        let nonce = format!("{boot}-{}", host.nonces);
+                        let (attempt, version) = (spec.attempt, NEW);
+                        agent.armed = Some(Armed { attempt, boot_id: boot, version, phase: ArmedPhase::Arming, nonce });
+                    }
+                }
+            }
+        }
+    }
+
+    /// The reboot that the agent ordered: never of a node that was given back, never over pods that had to leave.
+    fn goes_down(&mut self, name: &str) {
+        let seed = self.seed;
+        let node = &self.view.nodes[name];
+        let drain = node.shadow.as_ref().and_then(|s| s.status.controller.drain.clone());
+        let pods = node.pods.clone().unwrap_or_default();
+        let left = filter::sort(&pods, drain.as_ref(), models::names::SYSTEM_NAMESPACE);
+        assert!(node.facts.claimed, "seed {seed}: {name} reboots although it was given back");
+        assert!(left.go.is_empty() && left.refused.is_empty(), "seed {seed}: {name} reboots with pods");
+        self.reboot(name);
+    }
+
+    fn reboot(&mut self, name: &str) {
+        let node = self.view.nodes.get_mut(name).unwrap();
+        let host = self.hosts.get_mut(name).unwrap();
+        host.boots += 1;
+        node.facts.boot_id = format!("boot-{}", host.boots);
+        if host.armed && !host.next_boot_fails {
+            host.runs = Some(NEW);
+        }
+        host.next_boot_fails &= !host.armed;
+        (host.armed, host.staged, host.asked) = (false, false, None);
+        (host.cleared, host.going_down) = (false, None);
+        node.facts.os_image = format!("Bottlerocket OS {} (aws-k8s-1.37)", host.runs.as_ref().unwrap());
+    }
+
+    /// Something that nobody ordered.
+    fn trouble(&mut self) {
+        let name = self.some_node();
+        let kind = self.rng.random_range(0..12);
+        let node = self.view.nodes.get_mut(&name).unwrap();
+        let host = self.hosts.get_mut(&name).unwrap();
+        match kind {
+            0 => self.reboot(&name),
+            1 => host.next_stage_fails = true,
+            2 => host.next_boot_fails = true,
+            3 => node.facts.held = !node.facts.held,
+            4 => {
+                let operator = self.view.operator.as_mut().unwrap();
+                operator.spec.enabled = Some(operator.spec.enabled == Some(false));
+                self.policy = Policy::from_spec(&operator.spec);
+            }
+            5 | 6 => {
+                // The controller crashed: what it only remembered is gone.
+                self.view.leader_since = self.now;
+                for node in self.view.nodes.values_mut() {
+                    node.blocked.clear();
+                    node.lease_renewed = None;
+                }
+            }
+            7 => node.facts.ready = !node.facts.ready,
+            8 if !node.facts.unschedulable => {
+                host.pods_made += 1;
+                let pod = pod(&name, host.pods_made);
+                node.pods.as_mut().unwrap().push(pod);
+            }
+            9 => {
+                host.person_cordoned = !host.person_cordoned;
+                node.facts.unschedulable = node.facts.claimed || host.person_cordoned;
+            }
+            10 => node.facts.labelled = !node.facts.labelled,
+            _ => {}
+        }
+    }
+
+    fn check(&self, budget: usize) {
+        let slots = &self.view.operator.as_ref().unwrap().status.slots;
+        assert!(slots.len() <= budget, "seed {}: {} slots over a budget of {budget}", self.seed, slots.len());
+        for node in self.view.nodes.values() {
+            let progress = node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
+            let disrupted = node.facts.claimed || progress.is_some_and(|p| p.disruptive);
+            let has_slot = slots.iter().any(|s| s.uid == node.facts.uid);
+            assert!(!disrupted || has_slot, "seed {}: {} is disrupted without a slot", self.seed, node.facts.name);
+        }
+    }
+
+    fn advance(&mut self, span: Duration) {
+        // A shutdown takes 150 s at most, and a kubelet that renews its lease is not on a host that is down.
+        for name in self.names() {
+            let since = self.hosts[&name].going_down;
+            if since.is_some_and(|at| self.now.duration_since(at).as_secs() + span.as_secs().cast_signed() >= 150) {
+                self.goes_down(&name);
+            }
+        }
+        self.now = self.now.checked_add(jiff::SignedDuration::try_from(span).unwrap()).unwrap();
+    }
+
+    /// Faults stop; the world goes on until nothing changes any more, however long that takes.
+    fn settle(&mut self, budget: usize) {
+        for node in self.view.nodes.values_mut() {
+            (node.facts.held, node.facts.ready, node.facts.labelled) = (false, true, true);
+        }
+        let operator = self.view.operator.as_mut().unwrap();
+        operator.spec.enabled = Some(true);
+        self.policy = Policy::from_spec(&operator.spec);
+        for _ in 0..1000 {
+            for name in self.names() {
+                self.agent(&name);
+            }
+            for _ in 0..4 {
+                self.act();
+                self.check(budget);
+            }
+            let idle = self
+                .view
+                .nodes
+                .values()
+                .all(|n| n.shadow.as_ref().is_none_or(|s| s.status.controller.progress.is_none()));
+            self.advance(Duration::from_secs(if idle { 3600 } else { 7 }));
+        }
+    }
+}
+
+fn run(seed: u64, trouble: bool) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let (nodes, budget) = (rng.random_range(1..6), rng.random_range(1..3));
+    let mut world = World::new(seed, nodes, budget);
+    for _ in 0..rng.random_range(50..400) {
+        match world.rng.random_range(0..10) {
+            0..=4 => world.act(),
+            5..=7 => {
+                let name = world.some_node();
+                world.agent(&name);
+            }
+            8 => {
+                let seconds = world.rng.random_range(0..40);
+                world.advance(Duration::from_secs(seconds));
+            }
+            _ if trouble => world.trouble(),
+            _ => {}
+        }
+        world.check(budget as usize);
+    }
+    world.settle(budget as usize);
+
+    let plan = world.plan();
+    let frozen = super::Quarantine::of(&world.view, 1).frozen_by().is_some();
+    for (name, node) in &world.view.nodes {
+        let wait = plan.waits.get(name);
+        let context = format!("seed {seed}: {name} ends waiting for {wait:?}: {node:#?}");
+        assert!(!node.facts.claimed, "still claimed; {context}");
+        let progress = node.shadow.as_ref().unwrap().status.controller.progress.as_ref();
+        assert!(progress.is_none_or(|p| matches!(p.step, Step::Staged)), "still under way; {context}");
+        assert!(wait.is_some(), "neither an action nor a reason; {context}");
+        if !frozen {
+            assert_eq!(world.hosts[name].runs, Some(NEW), "{context}");
+        }
+    }
+    assert!(world.view.operator.unwrap().status.slots.is_empty(), "seed {seed}: slots are left");
+}
+
+#[test]
+fn without_trouble_every_node_ends_on_the_new_version_and_is_given_back() {
+    for seed in 0..50 {
+        run(seed, false);
+    }
+}
+
+#[test]
+fn whatever_happens_in_between_the_budget_holds_and_every_node_is_given_back() {
+    for seed in 0..250 {
+        run(seed, true);
+    }
+}
