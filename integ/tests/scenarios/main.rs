@@ -5,4 +5,6 @@
 //! processes, and more of them on a small machine would only wait for each other.
 
 mod crashes;
+mod failures;
+mod rollout;
 mod support;

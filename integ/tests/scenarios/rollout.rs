@@ -1,0 +1,118 @@
+//! Updates that nothing stands in the way of.
+
+use integ::bed::BedOptions;
+use models::names::{INTERFACE_LABEL, INTERFACE_VERSION};
+use models::shadow::Step;
+use serde_json::json;
+
+use crate::support::{NEW, OLD, SHOP, nodes, run, shadow_of};
+
+/// The label that puts a node under the operator, as kubectl takes it.
+fn label() -> String {
+    format!("{INTERFACE_LABEL}={INTERFACE_VERSION}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_nodes_update_one_at_a_time_and_no_budget_is_violated() -> anyhow::Result<()> {
+    const PODS: usize = 6;
+    let ending = run(BedOptions { nodes: 3, ..BedOptions::default() }, async |scene| {
+        scene.shop(PODS).await?;
+        scene.install().await?;
+        scene.release();
+        scene.updated().await?;
+        scene.shop_is_ready(PODS).await
+    })
+    .await?;
+
+    let attempts = ending.history.attempts();
+    assert_eq!(attempts.len(), 3, "one attempt per node: {attempts:#?}");
+    for attempt in &attempts {
+        assert!(attempt.updated(), "{attempt:?}");
+        assert_eq!((attempt.from.as_ref(), &attempt.to), (Some(&OLD), &NEW));
+    }
+    assert_eq!(ending.history.shortfalls(), []);
+    let stats = &ending.verdict.stats;
+    assert_eq!((stats.gos, stats.arms, stats.reboots), (3, 3, 3));
+    assert_eq!(stats.out_of_service, 1);
+    assert!(stats.evictions >= PODS, "each pod of the workload moved at least once: {stats:?}");
+    let world = ending.world();
+    for name in ["node-1", "node-2", "node-3"] {
+        let shadow = shadow_of(&world, name).unwrap();
+        assert_eq!(shadow.status.agent.current_version, Some(NEW));
+        assert_eq!(shadow.status.agent.failure, None);
+        let steps: Vec<_> = ending.history.transitions(name).into_iter().filter_map(|(_, step)| step).collect();
+        let disruptive: Vec<_> = steps.iter().filter(|s| !matches!(s, Step::Staging | Step::Staged)).copied().collect();
+        assert!(disruptive.starts_with(&[Step::Draining, Step::Rebooting]), "{name}: {steps:?}");
+        assert!(disruptive.ends_with(&[Step::Monitoring]), "{name}: {steps:?}");
+    }
+    assert_eq!(world.pods.values().filter(|p| p.namespace == SHOP && p.ready).count(), PODS);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_labelled_after_the_install_gets_its_shadow_and_updates_and_another_is_left_alone() -> anyhow::Result<()>
+{
+    let ending = run(BedOptions { labelled: false, ..nodes(2) }, async |scene| {
+        scene.bed.install().await?;
+        scene.release();
+        scene.kubectl(&["-n", "brupop-system", "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        let world = scene.bed.recorder.so_far()?.end();
+        assert!(world.shadows.is_empty(), "no node is under the operator: {:?}", world.shadows);
+        scene.kubectl(&["label", "node", "node-1", &label()]).await?;
+        scene
+            .until("node-1 is updated", |world| {
+                shadow_of(world, "node-1").is_some_and(|s| {
+                    s.status.agent.current_version == Some(NEW)
+                        && s.step().is_none()
+                        && !world.nodes["node-1"].claimed()
+                })
+            })
+            .await?;
+        Ok(())
+    })
+    .await?;
+
+    let world = ending.world();
+    assert!(shadow_of(&world, "node-2").is_none());
+    assert_eq!(ending.history.attempts().len(), 1);
+    assert_eq!(ending.verdict.stats.reboots, 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_is_up_before_its_shadow_waits_for_it() -> anyhow::Result<()> {
+    let mut options = BedOptions { labelled: false, ..nodes(2) };
+    options.policy["maxUnavailable"] = json!(1);
+    let ending = run(options, async |scene| {
+        scene.bed.install().await?;
+        scene.release();
+        // Certificates are there once one agent has reported; then the controller goes, and nobody makes shadows.
+        scene.kubectl(&["label", "node", "node-1", &label()]).await?;
+        scene
+            .until("node-1 reports", |world| {
+                shadow_of(world, "node-1").is_some_and(|s| s.status.agent.boot_id.is_some())
+            })
+            .await?;
+        scene.kubectl(&["-n", "brupop-system", "scale", "deployment/brupop-controller", "--replicas=0"]).await?;
+        scene
+            .until("no controller runs", |world| !world.pods.values().any(|p| p.name.starts_with("brupop-controller")))
+            .await?;
+        scene.kubectl(&["label", "node", "node-2", &label()]).await?;
+        scene
+            .until("the agent of node-2 is Ready", |world| {
+                world
+                    .pods
+                    .values()
+                    .any(|p| p.name.starts_with("brupop-agent") && p.node.as_deref() == Some("node-2") && p.ready)
+            })
+            .await?;
+        assert!(shadow_of(&scene.bed.recorder.so_far()?.end(), "node-2").is_none());
+        scene.kubectl(&["-n", "brupop-system", "scale", "deployment/brupop-controller", "--replicas=1"]).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert!(ending.history.attempts().iter().any(|a| a.node == "node-2" && a.updated()));
+    assert_eq!(ending.world().nodes.len(), 2);
+    Ok(())
+}
