@@ -619,9 +619,9 @@ impl<'a> Case<'a> {
             let reason = if spec.go.is_some() { FailureReason::RebootTimedOut } else { FailureReason::AgentSilent };
             return self.fail(progress, reason, "the host did not reboot in time");
         }
+        // An agent that was restarted after it had armed the host asks as well, for the reboot alone.
         let asks = self.shadow.status.agent.armed.as_ref().filter(|armed| {
-            armed.phase == ArmedPhase::Arming
-                && armed.attempt == spec.attempt
+            armed.attempt == spec.attempt
                 && spec.boot_id.as_ref() == Some(&armed.boot_id)
                 && armed.boot_id == self.facts().boot_id
                 && spec.version.as_ref() == Some(&armed.version)
