@@ -153,6 +153,9 @@ impl ContainerTask {
 
     async fn launch(&self, again: bool) -> Result<(Child, Surroundings)> {
         let pod = self.pod.current();
+        if again {
+            self.pod.volumes.bind_host_paths()?;
+        }
         let surroundings = self.surroundings(&pod).await?;
         let (program, args) = self.command_line(&surroundings)?;
         let meta = &pod.metadata;

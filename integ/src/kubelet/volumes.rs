@@ -159,6 +159,17 @@ impl Volumes {
         Ok(())
     }
 
+    /// Binds the host's files anew: a container that starts gets what stands at their paths then, also where an earlier
+    /// container of the pod held on to an inode that is gone.
+    pub(crate) fn bind_host_paths(&self) -> Result<(), MountError> {
+        for volume in self.all() {
+            if let Some(host) = &volume.host_path {
+                self.mount_host_path(&volume.name, host, &self.path(&volume.name))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Follows what the volumes are made of, for as long as the pod lives.
     pub(crate) async fn keep_current(&self) {
         loop {
