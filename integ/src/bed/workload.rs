@@ -12,7 +12,7 @@ pub fn web(namespace: &str, pods: usize, max_unavailable: Value) -> Vec<Value> {
     vec![
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}),
         deployment(namespace, "web", pods),
-        budget(namespace, "web", json!({"maxUnavailable": max_unavailable})),
+        budget(namespace, "web", Value::Object([("maxUnavailable".to_owned(), max_unavailable)].into_iter().collect())),
     ]
 }
 
@@ -47,7 +47,9 @@ pub fn budget(namespace: &str, name: &str, limit: Value) -> Value {
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"selector": {"matchLabels": {"app": name}}},
     });
-    install::merge(&mut budget["spec"], &limit);
+    if let (Value::Object(spec), Value::Object(limit)) = (&mut budget["spec"], limit) {
+        spec.extend(limit);
+    }
     budget
 }
 
