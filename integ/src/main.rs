@@ -8,7 +8,8 @@ use integ::demo;
 #[tokio::main]
 async fn main() -> ExitCode {
     let options = demo::Options::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn,kube_client=off,kube_runtime=off".into());
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| "warn,kube_client=off,kube_runtime=off".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     tokio::select! {
         result = demo::run(options) => match result {

@@ -105,17 +105,8 @@ impl Bed {
         let proxy = ConnectProxy::start(client.clone(), addresses.clone()).await?;
         let images = programs.images(&options.deploy);
         let releases = Releases::of([options.version.clone()]);
-        let mut bed = Self {
-            members: Vec::new(),
-            releases,
-            recorder,
-            client,
-            proxy,
-            addresses,
-            images,
-            control_plane,
-            options,
-        };
+        let mut bed =
+            Self { members: Vec::new(), releases, recorder, client, proxy, addresses, images, control_plane, options };
         for number in 1..=bed.options.nodes {
             bed.add_node(&format!("node-{number}")).await?;
         }
@@ -125,8 +116,7 @@ impl Bed {
     /// Adds a machine with a kubelet.
     pub async fn add_node(&mut self, name: &str) -> anyhow::Result<&Member> {
         let root = self.control_plane.dir().join("h").join(name);
-        let mut host_options =
-            HostOptions::new(name, root, self.options.version.clone(), self.releases.clone());
+        let mut host_options = HostOptions::new(name, root, self.options.version.clone(), self.releases.clone());
         host_options.timings = self.options.timings.clone();
         let host = Host::start(host_options).await.with_context(|| format!("host of {name}"))?;
         let number = u8::try_from(self.members.len() + 1).context("too many nodes for one bed")?;
@@ -157,6 +147,11 @@ impl Bed {
     /// Installs the operator as a user would: a server-side apply of everything that the manifest holds.
     pub async fn install(&self) -> anyhow::Result<()> {
         install::install(&self.client, &self.options).await
+    }
+
+    /// The proxy through which pods without API access reach Services, as `HTTPS_PROXY` has it.
+    pub fn proxy_url(&self) -> String {
+        self.proxy.url()
     }
 
     /// A node by its name.

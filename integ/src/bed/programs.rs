@@ -41,7 +41,11 @@ impl Programs {
                 let own = std::env::current_exe().context("where is this program?")?;
                 let folder = own.parent().unwrap_or(Path::new(".")).to_owned();
                 // Test programs are built one folder further down.
-                if folder.ends_with("deps") { folder.parent().map_or(folder.clone(), Path::to_path_buf) } else { folder }
+                if folder.ends_with("deps") {
+                    folder.parent().map_or(folder.clone(), Path::to_path_buf)
+                } else {
+                    folder
+                }
             }
         };
         let agent = std::env::var_os(AGENT).map_or_else(|| folder.join("brupop-agent"), PathBuf::from);

@@ -85,7 +85,11 @@ pub async fn run(options: Options) -> anyhow::Result<bool> {
         ..BedOptions::default()
     })
     .await?;
-    say(&format!("  up in {:.1} s; {} simulated Bottlerocket nodes on {old} join", bed.control_plane.started_in().as_secs_f64(), options.nodes));
+    say(&format!(
+        "  up in {:.1} s; {} simulated Bottlerocket nodes on {old} join",
+        bed.control_plane.started_in().as_secs_f64(),
+        options.nodes
+    ));
 
     let pods = usize::from(options.pods);
     workload::apply(&bed.client, workload::web(SHOP, pods, json!(1))).await?;

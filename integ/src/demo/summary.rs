@@ -65,9 +65,15 @@ pub(super) fn agents(bed: &Bed) -> Agents {
 /// Prints the figures.
 pub(super) fn print(run: &Run, history: &History, target: &Version) {
     let mut table = Table::new();
-    table
-        .load_style(presets::UTF8_BORDERS_ONLY)
-        .set_header(["NODE", "FROM", "TO", "DRAINED s", "TOTAL s", "PODS MOVED", "RESULT"]);
+    table.load_style(presets::UTF8_BORDERS_ONLY).set_header([
+        "NODE",
+        "FROM",
+        "TO",
+        "DRAINED s",
+        "TOTAL s",
+        "PODS MOVED",
+        "RESULT",
+    ]);
     for attempt in history.attempts() {
         let total = attempt.ended.unwrap_or(run.ended).duration_since(attempt.started);
         table.add_row([
@@ -95,7 +101,8 @@ pub(super) fn print(run: &Run, history: &History, target: &Version) {
         controller + apiserver + agent,
         run.host_calls
     ));
-    let build = if run.agents.release { "as shipped" } else { "a debug build; `make demo` measures the one that ships" };
+    let build =
+        if run.agents.release { "as shipped" } else { "a debug build; `make demo` measures the one that ships" };
     say(&format!(
         "Largest agent: {:.1} MiB resident ({:.1} private), program {:.1} MiB ({build})",
         run.agents.resident as f64 / 1024.0,

@@ -129,7 +129,8 @@ pub(super) async fn follow(bed: &Bed, target: &Version, expects_freeze: bool, li
             lines = draw(&rows, seconds, lines);
         } else {
             for row in &rows {
-                let line = format!("{:<8} {:<10} {:<8} {} pods  {}", row.node, row.step, row.version, row.pods, row.waits);
+                let line =
+                    format!("{:<8} {:<10} {:<8} {} pods  {}", row.node, row.step, row.version, row.pods, row.waits);
                 let key = (row.step.clone(), row.version.clone(), row.waits.clone());
                 if told.get(&row.node) != Some(&key) {
                     super::say(&format!("{seconds:6.2} s  {line}"));
