@@ -1,0 +1,170 @@
+//! Ways to interfere with an update: to hold it at a known point, and to stop, continue and kill the operator's parts.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use deploy::Component;
+use integ::host::faults::Transport;
+use integ::host::{Event, EventKind, Fault, Host};
+use integ::kubelet::PodProcess;
+use integ::oracle::World;
+use models::shadow::{ArmedPhase, HostState};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use serde_json::json;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::{Instant, timeout_at};
+
+use crate::support::{LIMIT, SHOP, Scene, shadow_of};
+
+/// How long a host that was asked for its status keeps an agent waiting where a scenario needs the time to act: longer than
+/// a busy machine takes to see the order and to stop a process, shorter than the agent's patience with the host.
+const AGENT_WAITS: Duration = Duration::from_secs(3);
+
+/// Sends a signal to processes of pods. One that is gone needs none.
+pub(crate) fn signal(processes: &[PodProcess], signal: Signal) {
+    for process in processes {
+        if let Ok(pid) = i32::try_from(process.pid) {
+            let _ = killpg(Pid::from_raw(pid), signal);
+        }
+    }
+}
+
+/// The agent's process on a node, once it runs.
+pub(crate) async fn agent_on(scene: &Scene, node: &str) -> anyhow::Result<PodProcess> {
+    let kubelet = &scene.bed.member(node)?.kubelet;
+    let image = deploy::image(Component::Agent, &scene.bed.options.deploy);
+    poll(&format!("an agent runs on {node}"), async || {
+        Ok(kubelet.processes().into_iter().find(|process| process.image == image))
+    })
+    .await
+}
+
+/// Looks until there is something to see, for what neither the API server's history nor a host's log tells.
+pub(crate) async fn poll<T>(what: &str, mut look: impl AsyncFnMut() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(found) = look().await? {
+            return Ok(found);
+        }
+        anyhow::ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Waits until a host has seen an event.
+pub(crate) async fn until_host(host: &Host, what: &str, mut seen: impl FnMut(&Event) -> bool) -> anyhow::Result<()> {
+    let mut live = host.subscribe();
+    if host.log().iter().any(&mut seen) {
+        return Ok(());
+    }
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match timeout_at(deadline, live.recv()).await.with_context(|| format!("not within {LIMIT:?}: {what}"))? {
+            Ok(event) if seen(&event) => return Ok(()),
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => anyhow::bail!("the host has ended before: {what}"),
+        }
+    }
+}
+
+/// Whether a host was asked to arm the staged image.
+pub(crate) fn is_activate(event: &Event) -> bool {
+    matches!(&event.kind, EventKind::Call { method, path, .. } if method == "POST" && path == "/actions/activate-update")
+}
+
+/// Whether a host's next boot takes another image than the running one.
+pub(crate) fn is_armed(host: &Host) -> bool {
+    let disk = host.snapshot().disk;
+    disk.next() != Some(disk.active)
+}
+
+/// Lets the update begin and holds it in the drain: a budget lets none of the workload's pods go. Returns the node.
+pub(crate) async fn blocked_drain(scene: &Scene) -> anyhow::Result<String> {
+    scene.shop_with(2 * scene.bed.members.len(), json!({"maxUnavailable": 0})).await?;
+    scene.install().await?;
+    scene.release();
+    let world = scene.until("a drain is blocked by the budget", |world| blocked_node(world).is_some()).await?;
+    blocked_node(&world).context("just seen")
+}
+
+fn blocked_node(world: &World) -> Option<String> {
+    let blocked = |name: &&String| {
+        shadow_of(world, name)
+            .and_then(|shadow| shadow.status.controller.drain.as_ref())
+            .is_some_and(|drain| !drain.blockers.is_empty())
+    };
+    world.nodes.keys().find(blocked).cloned()
+}
+
+/// Lets the drain go on that [`blocked_drain`] holds.
+pub(crate) async fn unblock(scene: &Scene) -> anyhow::Result<()> {
+    let patch = r#"{"spec":{"maxUnavailable":"100%"}}"#;
+    scene.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", patch]).await?;
+    Ok(())
+}
+
+/// Brings the update of the node that [`blocked_drain`] named to where its agent has asked for a go that nobody gives: the
+/// controllers are stopped, and have to be continued.
+pub(crate) async fn ask_unheard(scene: &Scene, node: &str) -> anyhow::Result<()> {
+    // A new order makes the agent look at its host first. While it waits for the answer the controllers are stopped.
+    let slow = Fault::request("GET", "/updates/status", Transport::Slow(AGENT_WAITS));
+    scene.bed.member(node)?.host.script(slow);
+    unblock(scene).await?;
+    scene
+        .until("the node is ordered to reboot", |world| {
+            shadow_of(world, node).is_some_and(|shadow| shadow.spec.state == HostState::RebootedIntoUpdate)
+        })
+        .await?;
+    signal(&scene.bed.processes_of(Component::Controller), Signal::SIGSTOP);
+    let world = scene.until("the agent asks for a go", |world| asks(world, node)).await?;
+    anyhow::ensure!(go_of(&world, node).is_none(), "the controllers were stopped too late, the go is given");
+    Ok(())
+}
+
+/// Lets stopped controllers go on.
+pub(crate) fn continue_controllers(scene: &Scene) {
+    signal(&scene.bed.processes_of(Component::Controller), Signal::SIGCONT);
+}
+
+/// Whether the agent of a node asks for a go to arm.
+fn asks(world: &World, node: &str) -> bool {
+    shadow_of(world, node).is_some_and(|shadow| {
+        let armed = shadow.status.agent.armed.as_ref();
+        armed.is_some_and(|a| a.attempt == shadow.spec.attempt && a.phase == ArmedPhase::Arming)
+    })
+}
+
+/// The nonce that a go stands for.
+pub(crate) fn go_of<'a>(world: &'a World, node: &str) -> Option<&'a str> {
+    shadow_of(world, node)?.go()
+}
+
+/// Sets how long a host may take from the order to reboot to its new boot.
+pub(crate) async fn reboot_deadline(scene: &Scene, limit: &str) -> anyhow::Result<()> {
+    let patch = json!({"spec": {"deadlines": {"reboot": limit}}}).to_string();
+    scene
+        .kubectl(&["-n", models::names::SYSTEM_NAMESPACE, "patch", "bruo", "default", "--type=merge", "-p", &patch])
+        .await?;
+    Ok(())
+}
+
+/// Has the order to reboot withdrawn after its go: its time is over. Later attempts have time again.
+pub(crate) async fn withdraw(scene: &Scene, node: &str) -> anyhow::Result<()> {
+    reboot_deadline(scene, "1s").await?;
+    scene
+        .until("the order is withdrawn", |world| {
+            shadow_of(world, node).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
+        })
+        .await?;
+    reboot_deadline(scene, "15m").await
+}
+
+/// Waits until a node has no attempt under way and nothing of ours on it.
+pub(crate) async fn given_back(scene: &Scene, node: &str) -> anyhow::Result<World> {
+    scene
+        .until("the node is given back", |world| {
+            shadow_of(world, node).is_some_and(|shadow| shadow.step().is_none()) && !world.nodes[node].claimed()
+        })
+        .await
+}

@@ -1,0 +1,123 @@
+//! Two controllers: of which one leads at a time, whatever becomes of the other.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context as _;
+use deploy::Component;
+use futures::StreamExt as _;
+use integ::bed::BedOptions;
+use integ::kubelet::PodProcess;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::api::{WatchEvent, WatchParams};
+use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
+use models::shadow::Step;
+use nix::sys::signal::Signal;
+use rand::Rng as _;
+use semver::Version;
+
+use crate::crashes::after_changes;
+use crate::interfere::{poll, signal};
+use crate::support::{Scene, nodes, run};
+
+/// Options for so many nodes with two controllers.
+fn two_controllers(count: usize) -> BedOptions {
+    let mut options = nodes(count);
+    options.deploy.controller_replicas = 2;
+    options
+}
+
+/// The process that holds the Lease, once there is one.
+async fn leader(scene: &Scene) -> anyhow::Result<PodProcess> {
+    let leases: Api<Lease> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+    poll("a controller leads", async || {
+        let lease = leases.get_opt(CONTROLLER).await?;
+        let holder = lease.and_then(|l| l.spec).and_then(|s| s.holder_identity);
+        Ok(scene.bed.processes_of(Component::Controller).into_iter().find(|p| Some(&p.pod) == holder.as_ref()))
+    })
+    .await
+}
+
+/// Waits until another pod leads than this one.
+async fn another_leads(scene: &Scene, than: &PodProcess) -> anyhow::Result<PodProcess> {
+    poll("another controller leads", async || {
+        let now = leader(scene).await?;
+        Ok((now.pod != than.pod).then_some(now))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_sleeps_through_its_succession_does_nothing_more() -> anyhow::Result<()> {
+    const PODS: usize = 6;
+    const ROUNDS: u64 = 3;
+    let ending = run(two_controllers(3), async |scene| {
+        scene.shop(PODS).await?;
+        scene.install().await?;
+        for round in 0..ROUNDS {
+            let version = Version::new(1, 20, 5 + round);
+            scene.bed.releases.publish(version.clone());
+            let changes = scene.chance.random_range(1..120);
+            after_changes(scene, changes, &version).await?;
+            let old = leader(scene).await?;
+            signal(std::slice::from_ref(&old), Signal::SIGSTOP);
+            another_leads(scene, &old).await?;
+            // The new leader has begun when the old one comes to life in the middle of what it did.
+            let changes = scene.chance.random_range(1..30);
+            after_changes(scene, changes, &version).await?;
+            signal(std::slice::from_ref(&old), Signal::SIGCONT);
+            poll("the old leader has ended itself", async || {
+                Ok((!scene.bed.processes().iter().any(|p| p.pid == old.pid)).then_some(()))
+            })
+            .await?;
+            scene.bed.wait_updated(&version, crate::support::LIMIT).await?;
+        }
+        scene.shop_is_ready(PODS).await
+    })
+    .await?;
+    let wanted = 3 * usize::try_from(ROUNDS)?;
+    assert_eq!(ending.history.attempts().iter().filter(|a| a.updated()).count(), wanted);
+    let stats = &ending.verdict.stats;
+    assert_eq!((stats.arms, stats.reboots), (wanted, wanted), "nothing was done twice");
+    assert_eq!(stats.out_of_service, 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_deleted_gives_the_lease_back_and_the_other_goes_on() -> anyhow::Result<()> {
+    let holders = Arc::new(Mutex::new(Vec::new()));
+    let ending = run(two_controllers(2), async |scene| {
+        scene.shop(4).await?;
+        scene.install().await?;
+        let leases: Api<Lease> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+        let params = WatchParams::default().fields(&format!("metadata.name={CONTROLLER}"));
+        let mut events = leases.watch(&params, "0").await?.boxed();
+        let seen = holders.clone();
+        let watching = tokio::spawn(async move {
+            while let Some(Ok(WatchEvent::Added(lease) | WatchEvent::Modified(lease))) = events.next().await {
+                let holder = lease.spec.and_then(|s| s.holder_identity).unwrap_or_default();
+                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                if seen.last() != Some(&holder) {
+                    seen.push(holder);
+                }
+            }
+        });
+        let old = leader(scene).await?;
+        scene.release();
+        scene
+            .until("a drain is under way", |world| world.shadows.values().any(|s| s.step() == Some(Step::Draining)))
+            .await?;
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "pod", &old.pod, "--wait=false"]).await?;
+        another_leads(scene, &old).await.context("nobody follows the deleted leader")?;
+        scene.updated().await?;
+        watching.abort();
+        Ok(())
+    })
+    .await?;
+    let holders = holders.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let given_back = holders.windows(3).any(|w| !w[0].is_empty() && w[1].is_empty() && !w[2].is_empty());
+    assert!(given_back, "the lease was given back and not waited for: {holders:?}");
+    assert_eq!(ending.history.attempts().iter().filter(|a| a.updated()).count(), 2);
+    assert_eq!(ending.verdict.stats.reboots, 2);
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! Orders that were taken back, and gos that are too old: none of them may fire.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use deploy::Component;
+use integ::host::{Command, Fault, Worker};
+use models::go::GO_LIFETIME;
+use models::names::HOLD_ANNOTATION;
+use models::shadow::{HostState, UPDATED};
+use nix::sys::signal::Signal;
+
+use crate::interfere::{
+    agent_on, ask_unheard, blocked_drain, continue_controllers, given_back, go_of, is_activate, is_armed, signal,
+    unblock, until_host, withdraw,
+};
+use crate::support::{Ending, Scene, nodes, run, shadow_of};
+
+/// Why the attempts of one node ended.
+fn results(ending: &Ending, node: &str) -> Vec<String> {
+    let attempts = ending.history.attempts();
+    attempts.into_iter().filter(|a| a.node == node).map(|a| a.result.unwrap_or_default()).collect()
+}
+
+/// Waits until the agent has confirmed that it carries out no order and that nothing of ours is armed.
+async fn confirmed(scene: &Scene, node: &str) -> anyhow::Result<()> {
+    scene
+        .until("the agent has confirmed the withdrawal", |world| {
+            shadow_of(world, node).is_some_and(|shadow| {
+                let agent = &shadow.status.agent;
+                shadow.spec.state == HostState::Idle && agent.state == Some(HostState::Idle) && agent.armed.is_none()
+            })
+        })
+        .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_go_does_nothing_after_the_release()
+-> anyhow::Result<()> {
+    let mut target = String::new();
+    let ending = run(nodes(2), async |scene| {
+        target = blocked_drain(scene).await?;
+        ask_unheard(scene, &target).await?;
+        let agent = agent_on(scene, &target).await?;
+        signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
+        let hold = |value: &str| format!("{HOLD_ANNOTATION}{value}");
+        scene.kubectl(&["annotate", "node", &target, &hold("=test")]).await?;
+        continue_controllers(scene);
+        // No go was given, so nothing has to be waited for: the silent agent does not delay the release.
+        let world = given_back(scene, &target).await?;
+        anyhow::ensure!(go_of(&world, &target).is_none());
+
+        let host = &scene.bed.member(&target)?.host;
+        let boot = host.snapshot().boot_id;
+        signal(&[agent], Signal::SIGCONT);
+        confirmed(scene, &target).await?;
+        anyhow::ensure!(host.snapshot().boot_id == boot && !host.log().iter().any(is_activate), "the agent acted");
+        scene.kubectl(&["annotate", "node", &target, &hold("-")]).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(results(&ending, &target), ["Held", UPDATED]);
+    let stats = &ending.verdict.stats;
+    assert_eq!((stats.gos, stats.arms, stats.reboots), (2, 2, 2));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_go_that_was_not_read_before_its_order_was_withdrawn_reboots_nothing() -> anyhow::Result<()> {
+    let mut target = String::new();
+    let ending = run(nodes(2), async |scene| {
+        target = blocked_drain(scene).await?;
+        ask_unheard(scene, &target).await?;
+        let agent = agent_on(scene, &target).await?;
+        signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
+        continue_controllers(scene);
+        scene.until("the go is given", |world| go_of(world, &target).is_some()).await?;
+        withdraw(scene, &target).await?;
+
+        let host = &scene.bed.member(&target)?.host;
+        let boot = host.snapshot().boot_id;
+        signal(&[agent], Signal::SIGCONT);
+        confirmed(scene, &target).await?;
+        given_back(scene, &target).await?;
+        anyhow::ensure!(host.snapshot().boot_id == boot, "the host was rebooted on a withdrawn order");
+        anyhow::ensure!(!is_armed(host), "the host was given back with an image armed");
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(results(&ending, &target), ["RebootTimedOut", UPDATED]);
+    assert_eq!(ending.verdict.stats.reboots, 2);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_stalled_while_its_host_arms_disarms_when_the_order_is_gone() -> anyhow::Result<()> {
+    let mut target = String::new();
+    let ending = run(nodes(2), async |scene| {
+        target = blocked_drain(scene).await?;
+        let host = &scene.bed.member(&target)?.host;
+        host.script(Fault::command(Command::Activate, Worker::Waits));
+        unblock(scene).await?;
+        until_host(host, "the host is asked to arm", is_activate).await?;
+        let agent = agent_on(scene, &target).await?;
+        signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
+        withdraw(scene, &target).await?;
+        host.release_command();
+        anyhow::ensure!(is_armed(host), "the image is armed while the agent sleeps");
+        let boot = host.snapshot().boot_id;
+        let world = scene.bed.recorder.so_far()?.end();
+        anyhow::ensure!(world.nodes[&target].claimed(), "a node that may still reboot is not given back");
+
+        signal(&[agent], Signal::SIGCONT);
+        given_back(scene, &target).await?;
+        anyhow::ensure!(host.snapshot().boot_id == boot, "the host was rebooted on a withdrawn order");
+        anyhow::ensure!(!is_armed(host), "the host was given back with an image armed");
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(results(&ending, &target), ["RebootTimedOut", UPDATED]);
+    let stats = &ending.verdict.stats;
+    assert_eq!((stats.arms, stats.reboots), (3, 2));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_killed_while_its_host_arms_disarms_after_its_restart_when_the_order_is_gone() -> anyhow::Result<()> {
+    let mut target = String::new();
+    let ending = run(nodes(2), async |scene| {
+        target = blocked_drain(scene).await?;
+        let member = scene.bed.member(&target)?;
+        let host = &member.host;
+        host.script(Fault::command(Command::Activate, Worker::Waits));
+        unblock(scene).await?;
+        until_host(host, "the host is asked to arm", is_activate).await?;
+        // Stopped first, so that nothing of the restarted agent is heard before the order is gone.
+        let agent = agent_on(scene, &target).await?;
+        signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
+        withdraw(scene, &target).await?;
+        host.release_command();
+        let boot = host.snapshot().boot_id;
+        signal(&[agent], Signal::SIGKILL);
+        given_back(scene, &target).await?;
+        anyhow::ensure!(host.snapshot().boot_id == boot, "the host was rebooted on a withdrawn order");
+        anyhow::ensure!(!is_armed(host), "the host was given back with an image armed");
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(results(&ending, &target), ["RebootTimedOut", UPDATED]);
+    assert_eq!(ending.verdict.stats.reboots, 2);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_go_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again() -> anyhow::Result<()> {
+    let mut target = String::new();
+    let ending = run(nodes(2), async |scene| {
+        target = blocked_drain(scene).await?;
+        ask_unheard(scene, &target).await?;
+        let agent = agent_on(scene, &target).await?;
+        signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
+        continue_controllers(scene);
+        let world = scene.until("the go is given", |world| go_of(world, &target).is_some()).await?;
+        let first = go_of(&world, &target).context("just seen")?.to_owned();
+        // What is tested is the passing of time itself.
+        tokio::time::sleep(GO_LIFETIME + Duration::from_secs(1)).await;
+        let host = &scene.bed.member(&target)?.host;
+        signal(&[agent], Signal::SIGCONT);
+        until_host(host, "the host is asked to arm", is_activate).await?;
+        let world = scene.bed.recorder.so_far()?.end();
+        anyhow::ensure!(go_of(&world, &target) != Some(first.as_str()), "the agent armed on a go that had run out");
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(results(&ending, &target), [UPDATED]);
+    let stats = &ending.verdict.stats;
+    assert_eq!((stats.gos, stats.arms, stats.reboots), (3, 2, 2));
+    Ok(())
+}
+
+/// How long after the last go a node with a silent agent is given back: the go's life and the longest shutdown.
+const CERTAIN: Duration = Duration::from_secs(300);
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes four minutes: a silent agent's node is given back only after the longest shutdown has passed"]
+async fn a_silent_agent_whose_node_was_given_back_disarms_and_reboots_nothing_when_it_comes_to_life()
+-> anyhow::Result<()> {
+    let mut target = String::new();
+    let ending = run(nodes(2), async |scene| {
+        target = blocked_drain(scene).await?;
+        let host = &scene.bed.member(&target)?.host;
+        host.script(Fault::command(Command::Activate, Worker::Waits));
+        unblock(scene).await?;
+        until_host(host, "the host is asked to arm", is_activate).await?;
+        let agents = scene.bed.processes_of(Component::Agent);
+        let agent = agent_on(scene, &target).await?;
+        anyhow::ensure!(agents.contains(&agent));
+        signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
+        withdraw(scene, &target).await?;
+        host.release_command();
+        let boot = host.snapshot().boot_id;
+        scene
+            .bed
+            .wait("the node is given back", CERTAIN, |history| {
+                let world = history.end();
+                shadow_of(&world, &target).is_some_and(|shadow| shadow.step().is_none())
+                    && !world.nodes[&target].claimed()
+            })
+            .await?;
+        anyhow::ensure!(is_armed(host), "nobody was there to disarm the host");
+        signal(&[agent], Signal::SIGCONT);
+        confirmed(scene, &target).await?;
+        anyhow::ensure!(
+            !is_armed(host) && host.snapshot().boot_id == boot,
+            "the agent has disarmed the host and no more"
+        );
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(results(&ending, &target), ["RebootTimedOut", UPDATED]);
+    assert_eq!(ending.verdict.stats.reboots, 2);
+    Ok(())
+}
