@@ -1,5 +1,6 @@
 //! Hosts that fail.
 
+use deploy::Component;
 use integ::bed::BedOptions;
 use integ::host::{BootFault, Command, Fault};
 use integ::oracle::Object;
@@ -31,9 +32,7 @@ async fn a_boot_that_falls_back_freezes_the_rollout_for_good() -> anyhow::Result
             .await?;
 
         // Neither a new controller nor a newer release changes that.
-        scene
-            .kubectl(&["-n", "brupop-system", "delete", "pod", "-l", "app.kubernetes.io/name=brupop-controller"])
-            .await?;
+        scene.restart(Component::Controller).await?;
         scene.bed.releases.publish(newer.clone());
         scene
             .until("every agent offers the newer release", |world| {
@@ -43,18 +42,7 @@ async fn a_boot_that_falls_back_freezes_the_rollout_for_good() -> anyhow::Result
                     .all(|s| s.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&newer)))
             })
             .await?;
-        scene
-            .kubectl(&[
-                "-n",
-                "brupop-system",
-                "patch",
-                "bruo",
-                "default",
-                "--type=merge",
-                "-p",
-                r#"{"spec":{"failurePolicy":{"backOff":"1s"}}}"#,
-            ])
-            .await?;
+        scene.policy(&json!({"failurePolicy": {"backOff": "1s"}})).await?;
         scene
             .until("the new controller has seen the changed policy and all three nodes wait", |world| {
                 world.operator.as_ref().is_some_and(|o| {

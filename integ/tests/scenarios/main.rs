@@ -4,7 +4,16 @@
 //! `support` lets at most two of them run at a time, whatever number of threads the test runner has: a bed is a dozen
 //! processes, and more of them on a small machine would only wait for each other.
 
+mod budgets;
 mod crashes;
 mod failures;
+mod interfere;
+mod kubectl;
+mod leaders;
+mod nodes;
+mod policy;
+mod requests;
 mod rollout;
 mod support;
+mod tokens;
+mod withdrawn;

@@ -4,11 +4,16 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures::{StreamExt as _, TryStreamExt as _};
 use integ::bed::{Bed, BedOptions, workload};
 use integ::host::EventKind;
 use integ::oracle::{Expectations, History, Shadow, Verdict, World};
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::runtime::{WatchStreamExt as _, watcher};
 use models::condition::{Condition, ConditionStatus, find_condition};
+use models::names::{AGENT_NAMESPACE, CONTROLLER, OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::shadow::Step;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -209,6 +214,32 @@ impl Scene {
             String::from_utf8_lossy(&output.stderr)
         );
         Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Changes the policy as `kubectl patch` does: a merge patch over `spec`.
+    pub(crate) async fn policy(&self, spec: &Value) -> anyhow::Result<()> {
+        let patch = json!({"spec": spec}).to_string();
+        self.kubectl(&["-n", SYSTEM_NAMESPACE, "patch", "bruo", OPERATOR_NAME, "--type=merge", "-p", &patch]).await?;
+        Ok(())
+    }
+
+    /// Deletes the pods of a part of the operator, which its workload then replaces.
+    pub(crate) async fn restart(&self, component: deploy::Component) -> anyhow::Result<()> {
+        let namespace = if component == deploy::Component::Agent { AGENT_NAMESPACE } else { SYSTEM_NAMESPACE };
+        let selector = format!("app.kubernetes.io/component={}", component.name());
+        let said = self.kubectl(&["-n", namespace, "delete", "pod", "-l", &selector]).await?;
+        anyhow::ensure!(said.contains("deleted"), "there was no pod to restart: {said}");
+        Ok(())
+    }
+
+    /// Waits until the controller that leads has renewed its lease so often: it has been at work since then.
+    pub(crate) async fn renewals(&self, times: usize) -> anyhow::Result<()> {
+        let leases: Api<Lease> = Api::namespaced(self.bed.client.clone(), SYSTEM_NAMESPACE);
+        let only = watcher::Config::default().fields(&format!("metadata.name={CONTROLLER}"));
+        // The first object is the lease as it is.
+        let stream = watcher(leases, only).applied_objects().take(times + 1);
+        tokio::time::timeout(LIMIT, stream.try_collect::<Vec<_>>()).await.context("the lease is not renewed")??;
+        Ok(())
     }
 
     /// The end of the output of the operator's pods, and what the hosts were asked for.

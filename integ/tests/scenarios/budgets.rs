@@ -1,0 +1,79 @@
+//! PodDisruptionBudgets that stand in the way.
+
+use std::time::Duration;
+
+use integ::bed::BedOptions;
+use integ::oracle::{Expectations, World};
+use models::condition::ConditionStatus;
+use models::shadow::{BLOCKED, Step};
+use serde_json::json;
+
+use crate::support::{NEW, SHOP, condition_of, nodes, run_expecting, shadow_of, step_of};
+
+/// Within this time a drain that is blocked has to say so.
+const VISIBLE: Duration = Duration::from_secs(30);
+
+/// The node with the pod of the workload.
+fn home(world: &World) -> String {
+    world.pods.values().find(|p| p.namespace == SHOP).and_then(|p| p.node.clone()).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_that_allows_nothing_is_named_and_others_go_on_and_once_it_is_freed_the_update_ends()
+-> anyhow::Result<()> {
+    let mut options = BedOptions { ..nodes(2) };
+    options.policy["maxUnavailable"] = json!(2);
+    let expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
+    let mut blocked_node = String::new();
+    let ending = run_expecting(options, expectations, async |scene| {
+        scene.shop_with(1, json!({"minAvailable": 1})).await?;
+        scene.install().await?;
+        let home = home(&scene.bed.recorder.so_far()?.end());
+        let other = if home == "node-1" { "node-2" } else { "node-1" };
+        scene.release();
+        scene.until_step(&home, Step::Draining).await?;
+        let world = scene
+            .bed
+            .wait("the blocked drain says what blocks it", VISIBLE, |history| {
+                let end = history.end();
+                let drain = shadow_of(&end, &home).and_then(|s| s.status.controller.drain.clone());
+                drain.is_some_and(|d| !d.blockers.is_empty())
+                    && condition_of(&end, &home, BLOCKED).is_some_and(|c| c.status == ConditionStatus::True)
+            })
+            .await?
+            .end();
+        let pod = world.pods.values().find(|p| p.namespace == SHOP).unwrap().title();
+        let drain = shadow_of(&world, &home).unwrap().status.controller.drain.clone().unwrap();
+        assert_eq!(drain.blockers.len(), 1);
+        assert_eq!((&drain.blockers[0].pod, drain.blockers[0].budget.as_deref()), (&pod, Some("shop/web")));
+        let condition = condition_of(&world, &home, BLOCKED).unwrap();
+        assert_eq!(condition.reason, "DrainBlocked");
+        assert!(condition.message.contains(&pod) && condition.message.contains("shop/web"), "{condition:?}");
+
+        // The other node goes on meanwhile.
+        scene
+            .until("the other node is updated", |world| {
+                shadow_of(world, other).is_some_and(|s| {
+                    s.status.agent.current_version == Some(NEW) && s.step().is_none() && !world.nodes[other].claimed()
+                })
+            })
+            .await?;
+        let world = scene.bed.recorder.so_far()?.end();
+        assert_eq!(step_of(&world, &home), Some(Step::Draining), "it still waits");
+        assert_eq!(world.pods.values().filter(|p| p.namespace == SHOP && p.title() == pod && p.ready).count(), 1);
+
+        let freed = json!({"spec": {"minAvailable": 0}}).to_string();
+        scene.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", &freed]).await?;
+        scene.updated().await?;
+        blocked_node = home;
+        Ok(())
+    })
+    .await?;
+
+    let world = ending.world();
+    assert!(condition_of(&world, &blocked_node, BLOCKED).is_none_or(|c| c.status != ConditionStatus::True));
+    let attempts = ending.history.attempts();
+    assert_eq!(attempts.iter().filter(|a| a.node == blocked_node).count(), 1, "it was one attempt: {attempts:#?}");
+    assert!(attempts.iter().all(integ::oracle::Attempt::updated));
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! Nodes that people and others have a hand in.
+
+use integ::bed::BedOptions;
+use integ::oracle::Field;
+use models::shadow::Step;
+use serde_json::json;
+
+use crate::support::{NEW, nodes, run, shadow_of, step_of};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_cordoned_by_a_person_updates_and_stays_cordoned_and_keeps_what_others_wrote_on_it() -> anyhow::Result<()>
+{
+    let ending = run(nodes(2), async |scene| {
+        scene.kubectl(&["cordon", "node-1"]).await?;
+        scene.kubectl(&["label", "node", "node-1", "example.com/team=blue"]).await?;
+        scene
+            .kubectl(&["annotate", "node", "node-1", "cluster-autoscaler.kubernetes.io/scale-down-disabled=false"])
+            .await?;
+        scene.kubectl(&["taint", "node", "node-2", "example.com/dedicated=shop:PreferNoSchedule"]).await?;
+        scene.install().await?;
+        scene.release();
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+
+    let world = ending.world();
+    let (one, two) = (&world.nodes["node-1"], &world.nodes["node-2"]);
+    assert_eq!(one.fields.get(&Field::Unschedulable).map(String::as_str), Some("true"), "the person's cordon stays");
+    assert_eq!(one.fields.get(&Field::Label("example.com/team".into())).map(String::as_str), Some("blue"));
+    let annotation = Field::Annotation("cluster-autoscaler.kubernetes.io/scale-down-disabled".into());
+    assert_eq!(one.fields.get(&annotation).map(String::as_str), Some("false"));
+    assert!(!two.fields.contains_key(&Field::Unschedulable), "the other node is schedulable again");
+    assert!(
+        two.fields
+            .get(&Field::Taints)
+            .is_some_and(|t| t.contains("example.com/dedicated") && !t.contains("unschedulable"))
+    );
+    for name in ["node-1", "node-2"] {
+        assert_eq!(shadow_of(&world, name).unwrap().status.agent.current_version, Some(NEW));
+    }
+    assert!(one.owners[&Field::Unschedulable].iter().all(|owner| !owner.starts_with("brupop")));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_deleted_in_mid_drain_frees_its_slot_and_one_of_its_name_gets_a_shadow_of_its_own() -> anyhow::Result<()>
+{
+    let mut old_uids = (String::new(), String::new());
+    let ending = run(BedOptions { ..nodes(3) }, async |scene| {
+        // Pods on all nodes, none of which may go: whichever node comes first stands still in its drain.
+        scene.shop_with(3, json!({"minAvailable": 3})).await?;
+        scene.install().await?;
+        scene.release();
+        let world = scene
+            .until("a node drains and cannot", |world| {
+                world
+                    .shadows
+                    .values()
+                    .any(|s| s.status.controller.drain.as_ref().is_some_and(|d| !d.blockers.is_empty()))
+            })
+            .await?;
+        let shadow = world.shadows.values().find(|s| s.step() == Some(Step::Draining)).unwrap();
+        let node = shadow.node().to_owned();
+        let uid = world.nodes[&node].uid.clone();
+        old_uids = (uid.clone(), shadow.uid.clone());
+        assert!(world.operator.as_ref().is_some_and(|o| o.status.slots.iter().any(|s| s.uid == uid)));
+
+        scene.kubectl(&["delete", "node", &node]).await?;
+        scene
+            .until("its slot is free, its shadow is gone and another node has the slot", |world| {
+                let slots = world.operator.as_ref().map(|o| o.status.slots.clone()).unwrap_or_default();
+                !slots.is_empty()
+                    && slots.iter().all(|s| s.uid != uid)
+                    && !world.shadows.values().any(|s| s.owner.as_ref().is_some_and(|(_, owner)| *owner == uid))
+            })
+            .await?;
+
+        scene.bed.member(&node)?.kubelet.register().await?;
+        scene
+            .until("the new node has a shadow of its own", |world| {
+                world.nodes.get(&node).is_some_and(|n| n.uid != uid) && shadow_of(world, &node).is_some()
+            })
+            .await?;
+        // The token of the agent's pod names the Node that was deleted; a pod of the new Node has a token of its own.
+        scene.restart(deploy::Component::Agent).await?;
+        let freed = json!({"spec": {"minAvailable": 0}}).to_string();
+        scene.kubectl(&["-n", crate::support::SHOP, "patch", "pdb", "web", "--type=merge", "-p", &freed]).await?;
+        scene.updated().await?;
+        assert_eq!(step_of(&scene.bed.recorder.so_far()?.end(), &node), None);
+        Ok(())
+    })
+    .await?;
+    let world = ending.world();
+    assert!(world.nodes.values().all(|n| n.uid != old_uids.0));
+    assert!(world.shadows.values().all(|s| s.uid != old_uids.1));
+    assert_eq!(world.shadows.len(), 3);
+    assert_eq!(ending.verdict.stats.reboots, 3);
+    Ok(())
+}

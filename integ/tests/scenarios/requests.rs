@@ -1,0 +1,205 @@
+//! What the operator costs: requests to the API server, and calls of the host API. Counted, not measured.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use deploy::Component;
+use integ::control_plane::audit::{Record, requests};
+use integ::host::{Event, EventKind};
+use integ::oracle::{service_account, settled_audit};
+use jiff::Timestamp;
+use models::names::{AGENT, AGENT_NAMESPACE, APISERVER, CONTROLLER, SYSTEM_NAMESPACE};
+use serde_json::json;
+
+use crate::support::{NEW, SHOP, Scene, nodes, run, shadow_of};
+
+/// Requests by who made them, verb and what for.
+type Table = BTreeMap<(&'static str, String, String), usize>;
+
+/// The part of the operator that made a request.
+fn part(record: &Record) -> Option<&'static str> {
+    [
+        ("controller", service_account(SYSTEM_NAMESPACE, CONTROLLER)),
+        ("web API", service_account(SYSTEM_NAMESPACE, APISERVER)),
+        ("agent", service_account(AGENT_NAMESPACE, AGENT)),
+    ]
+    .into_iter()
+    .find_map(|(part, user)| (record.user == user).then_some(part))
+}
+
+/// What the operator asked of the API server since `from`.
+async fn asked_since(scene: &Scene, from: Timestamp) -> anyhow::Result<Vec<Record>> {
+    let mut log = scene.bed.control_plane.audit();
+    let all = settled_audit(&mut log, &scene.bed.client).await?;
+    Ok(requests(&all).filter(|r| r.received > from && part(r).is_some()).cloned().collect())
+}
+
+fn table(records: &[Record]) -> Table {
+    let mut table = Table::new();
+    for record in records {
+        let Some(part) = part(record) else { continue };
+        let what = if record.resource.is_empty() { record.uri.clone() } else { record.what() };
+        *table.entry((part, record.verb.clone(), what)).or_default() += 1;
+    }
+    table
+}
+
+fn print(title: &str, table: &Table) {
+    let mut text = format!("{title}: {} in all\n", table.values().sum::<usize>());
+    for ((part, verb, what), count) in table {
+        let _ = writeln!(text, "  {count:>3}  {part:<10} {verb:<7} {what}");
+    }
+    println!("{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_cluster_costs_no_write_but_the_lease() -> anyhow::Result<()> {
+    run(nodes(2), async |scene| {
+        scene.shop(2).await?;
+        scene.install().await?;
+        scene
+            .until("the operator has counted both nodes", |world| {
+                world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
+            })
+            .await?;
+        // One renewal for what is still on its way, then several with hosts that look for updates each second.
+        scene.renewals(1).await?;
+        let from = Timestamp::now();
+        let looks = looks(scene);
+        scene.renewals(3).await?;
+        assert!(self::looks(scene) > looks, "the hosts were looking for updates meanwhile");
+        let records = asked_since(scene, from).await?;
+        let writes = table(&records.into_iter().filter(Record::is_write).collect::<Vec<_>>());
+        print("Writes of an idle cluster", &writes);
+        // A TokenReview is a question in the shape of a write: nothing is stored.
+        let stored: Table = writes.into_iter().filter(|((_, _, what), _)| what != "tokenreviews").collect();
+        let lease = ("controller", "update".to_owned(), "leases".to_owned());
+        assert_eq!(stored.keys().collect::<Vec<_>>(), [&lease]);
+        assert!(stored[&lease] >= 3);
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+/// How often the hosts looked for updates.
+fn looks(scene: &Scene) -> usize {
+    scene.bed.members.iter().flat_map(|m| m.host.log()).filter(|e| is_call(e, "refresh-updates")).count()
+}
+
+fn is_call(event: &Event, of: &str) -> bool {
+    matches!(&event.kind, EventKind::Call { path, .. } if path.contains(of))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_update_of_a_node_stays_within_its_budget_of_requests_and_host_calls() -> anyhow::Result<()> {
+    const PODS: usize = 3;
+    let mut options = nodes(1);
+    options.labelled = false;
+    options.policy["enabled"] = json!(false);
+    run(options, async |scene| {
+        // The operator itself runs on node-1, which is not under it; node-2 has an agent and three pods.
+        scene.bed.install().await?;
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        scene.kubectl(&["cordon", "node-1"]).await?;
+        scene.bed.options.labelled = true;
+        scene.bed.add_node("node-2").await?;
+        scene.shop_with(PODS, json!({"maxUnavailable": PODS})).await?;
+        scene.kubectl(&["uncordon", "node-1"]).await?;
+        scene.release();
+        scene
+            .until("the update is known and only the switch holds it", |world| {
+                shadow_of(world, "node-2").is_some_and(|s| {
+                    s.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&NEW))
+                }) && world
+                    .operator
+                    .as_ref()
+                    .is_some_and(|o| o.status.waiting.iter().any(|w| w.reason == "Disabled" && w.nodes == 1))
+            })
+            .await?;
+        // From here on hosts look once an hour, so that what is counted is the update.
+        scene.policy(&json!({"version": {"refreshInterval": "1h"}})).await?;
+        scene
+            .until("the agent has taken note", |world| {
+                shadow_of(world, "node-2").is_some_and(|s| {
+                    let interval = s.spec.host.as_ref().and_then(|h| h.refresh_interval);
+                    interval.is_some_and(|i| i.0.as_secs() == 3600) && s.status.agent.observed_generation >= Some(2)
+                })
+            })
+            .await?;
+        scene.renewals(1).await?;
+        let from = Timestamp::now();
+        let host = &scene.bed.member("node-2")?.host;
+        let events = host.log().len();
+
+        scene.policy(&json!({"enabled": true})).await?;
+        let history = scene
+            .until("node-2 is updated and its slot is free", |world| {
+                shadow_of(world, "node-2").is_some_and(|s| {
+                    s.status.agent.current_version == Some(NEW)
+                        && s.step().is_none()
+                        && s.status.agent.observed_generation > Some(3)
+                }) && !world.nodes["node-2"].claimed()
+                    && world.operator.as_ref().is_some_and(|o| {
+                        o.status.slots.is_empty() && o.status.counts.as_ref().is_some_and(|c| c.current == 1)
+                    })
+            })
+            .await?;
+        drop(history);
+        scene.renewals(1).await?;
+
+        let records = asked_since(scene, from).await?;
+        let whole = table(&records);
+        print("Requests for the update of one node with three pods", &whole);
+        for record in &records {
+            println!(
+                "  {} {:<10} {:<6} {} {} {}",
+                record.received,
+                part(record).unwrap_or_default(),
+                record.verb,
+                record.what(),
+                record.name,
+                record.code
+            );
+        }
+        let calls: Vec<_> = host.log()[events..]
+            .iter()
+            .filter_map(|e| match &e.kind {
+                EventKind::Call { method, path, status, .. } => Some(format!("{method} {path} {status:?}")),
+                _ => None,
+            })
+            .collect();
+        println!("Host calls: {}\n  {}", calls.len(), calls.join("\n  "));
+
+        let count = |part: &str, verb: &str, what: &str| {
+            whole.iter().filter(|((p, v, w), _)| *p == part && v == verb && w == what).map(|(_, n)| n).sum::<usize>()
+        };
+        let shadow = "bottlerocketshadows";
+        let bounds = [
+            ("orders and the go", count("controller", "patch", shadow), 4),
+            ("the controller's half of the status", count("controller", "patch", &format!("{shadow}/status")), 5),
+            ("the agent's half of the status", count("web API", "patch", &format!("{shadow}/status")), 5),
+            ("slots and counts", count("controller", "patch", "bottlerocketupdateoperators/status"), 6),
+            ("claim and release", count("controller", "patch", "nodes"), 2),
+            ("the last look at the Node", count("controller", "get", "nodes"), 1),
+            ("evictions", count("controller", "create", "pods/eviction"), PODS),
+            ("reads of pods", count("controller", "list", "pods") + count("controller", "watch", "pods"), 3),
+            ("TokenReviews", count("web API", "create", "tokenreviews"), 2),
+            ("Events", count("controller", "create", "events") + count("controller", "patch", "events"), 2),
+        ];
+        for (what, made, allowed) in bounds {
+            assert!(made <= allowed, "{what}: {made} requests, {allowed} allowed\n{whole:#?}");
+        }
+        let known = bounds.iter().map(|(_, made, _)| made).sum::<usize>();
+        let leases = count("controller", "update", "leases") + count("controller", "get", "leases");
+        let all = whole.values().sum::<usize>();
+        assert_eq!(all - leases, known, "nothing else was asked: {whole:#?}");
+        assert_eq!(scene.bed.processes_of(Component::Agent).len(), 1);
+        assert!(calls.len() <= 12, "{} host calls: {calls:#?}", calls.len());
+        scene.shop_is_ready(PODS).await?;
+        assert!(scene.bed.recorder.so_far()?.end().pods.values().all(|p| p.namespace != SHOP || p.ready));
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Who may speak for a node.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use integ::oracle::{Object, World};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use models::names::{AGENT_NAMESPACE, APISERVER, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP};
+use models::wire::{Problem, ShadowView};
+use reqwest::header::{CONTENT_TYPE, IF_MATCH};
+use reqwest::{Client, Response};
+use serde_json::json;
+
+use crate::support::{NEW, Scene, nodes, run, shadow_of};
+
+/// The token in the agent's pod on a node.
+fn agents_token(scene: &Scene, node: &str) -> anyhow::Result<String> {
+    let pods = scene.bed.processes_of(deploy::Component::Agent);
+    let on_node = scene.bed.member(node)?.kubelet.processes();
+    let agent = pods.iter().find(|pod| on_node.contains(pod)).context("no agent")?;
+    // The kernel knows what the agent was started with, and so where its kubelet has put the token.
+    let line = std::fs::read(format!("/proc/{}/cmdline", agent.pid))?;
+    let arguments: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    let file = arguments.iter().find_map(|a| a.strip_prefix("--token-file=")).context("no --token-file")?;
+    std::fs::read_to_string(Path::new(file)).with_context(|| file.to_owned())
+}
+
+/// A client of the web API as agents are: through the bed's proxy, with the published CA.
+async fn web_api(scene: &Scene) -> anyhow::Result<Client> {
+    let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
+    let map = maps.get(TRUST_CONFIG_MAP).await?;
+    let ca = map.data.and_then(|mut data| data.remove(TRUST_CA_KEY)).context("no CA is published")?;
+    Ok(Client::builder()
+        .tls_certs_only(reqwest::Certificate::from_pem_bundle(ca.as_bytes())?)
+        .proxy(reqwest::Proxy::https(scene.bed.proxy_url())?)
+        .build()?)
+}
+
+fn url(node: &str, rest: &str) -> String {
+    format!("https://{APISERVER}.{SYSTEM_NAMESPACE}.svc/v1/nodes/{node}/shadow{rest}")
+}
+
+/// The status of a refusal, and its kind.
+async fn refusal(answer: Response) -> anyhow::Result<(u16, String)> {
+    let status = answer.status().as_u16();
+    let problem: Problem = answer.json().await?;
+    assert_eq!(problem.status, status);
+    Ok((status, problem.type_.rsplit(':').next().unwrap_or_default().to_owned()))
+}
+
+/// Asks for the shadow of node-2 with a token, tries to follow it, and tries to report for it.
+async fn try_all(web: &Client, etag: &str, token: &str) -> anyhow::Result<Vec<(u16, String)>> {
+    let lie = json!({"state": "RebootedIntoUpdate", "currentVersion": NEW, "bootId": "b", "observedGeneration": 1});
+    let requests = [
+        web.get(url("node-2", "")),
+        web.get(url("node-2", "/watch")),
+        web.put(url("node-2", "/status"))
+            .header(IF_MATCH, format!("\"{etag}\""))
+            .header(CONTENT_TYPE, "application/json")
+            .body(lie.to_string()),
+    ];
+    let mut answers = Vec::new();
+    for request in requests {
+        answers.push(refusal(request.bearer_auth(token).send().await?).await?);
+    }
+    answers.dedup();
+    Ok(answers)
+}
+
+/// A token of an account in the agents' namespace, bound to no pod.
+async fn create_token(scene: &Scene, account: &str, audience: &str) -> anyhow::Result<String> {
+    scene.kubectl(&["-n", AGENT_NAMESPACE, "create", "token", account, "--audience", audience]).await
+}
+
+fn reported(world: &World) -> Option<serde_json::Value> {
+    serde_json::to_value(&shadow_of(world, "node-2")?.status).ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_with_another_nodes_token_or_no_good_token_is_refused_and_changes_nothing() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |scene| {
+        scene.install().await?;
+        let web = web_api(scene).await?;
+        let (own, others) = (agents_token(scene, "node-2")?, agents_token(scene, "node-1")?);
+        assert_ne!(own, others);
+        // What is asked below is answered for the node itself, so that a refusal is for the token's sake.
+        let view: ShadowView =
+            web.get(url("node-2", "")).bearer_auth(&own).send().await?.error_for_status()?.json().await?;
+        let before = scene.bed.recorder.so_far()?.end();
+
+        let forbidden = vec![(403, "forbidden".to_owned())];
+        let unauthorized = vec![(401, "unauthorized".to_owned())];
+        assert_eq!(try_all(&web, &view.etag, &others).await?, forbidden, "another node's agent");
+        assert_eq!(try_all(&web, &view.etag, "not.a.token").await?, unauthorized, "garbage");
+        let mut forged = own.clone();
+        forged.truncate(own.len() - 8);
+        forged.push_str("AAAAAAAA");
+        assert_eq!(try_all(&web, &view.etag, &forged).await?, unauthorized, "a forged signature");
+        let other_audience = create_token(scene, "brupop-agent", "somebody-else").await?;
+        assert_eq!(try_all(&web, &view.etag, other_audience.trim()).await?, unauthorized, "another audience");
+        let of_no_pod = create_token(scene, "brupop-agent", "brupop-apiserver").await?;
+        assert_eq!(try_all(&web, &view.etag, of_no_pod.trim()).await?, forbidden, "the right account, but no pod");
+        let other_account = create_token(scene, "default", "brupop-apiserver").await?;
+        assert_eq!(try_all(&web, &view.etag, other_account.trim()).await?, forbidden, "another account");
+        let none = refusal(web.get(url("node-2", "")).send().await?).await?;
+        assert_eq!(none, (401, "unauthorized".to_owned()), "no token");
+
+        let after = scene.bed.recorder.so_far()?.end();
+        assert_eq!(reported(&after), reported(&before));
+        let writes = scene
+            .bed
+            .recorder
+            .so_far()?
+            .changes()
+            .iter()
+            .filter(|change| {
+                change.revision > before.revision && matches!(&change.object, Object::Shadow(s) if s.node() == "node-2")
+            })
+            .count();
+        assert_eq!(writes, 0, "nothing was written to the shadow of node-2");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(ending.verdict.stats.reboots, 0);
+    Ok(())
+}
