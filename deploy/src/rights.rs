@@ -66,9 +66,10 @@ fn controller_in_system() -> Vec<PolicyRule> {
         rule(GROUP, &[OPERATORS], &["get", "list", "watch"]),
         // Slots, counts and conditions.
         rule(GROUP, &[OPERATORS_STATUS], &["patch"]),
-        // Who leads. A rule cannot name an object that is to be created.
+        // Who leads; watched by the standby, which hears of a release at once. A rule cannot name an object that is to be
+        // created.
         rule("coordination.k8s.io", &["leases"], &["create"]),
-        named("coordination.k8s.io", &["leases"], &[CONTROLLER], &["get", "update"]),
+        named("coordination.k8s.io", &["leases"], &[CONTROLLER], &["get", "list", "watch", "update"]),
         // The CA, the web API's certificate and the key of the gos: made, and renewed, by the leader.
         rule(CORE, &["secrets"], &["create"]),
         named(CORE, &["secrets"], &[CA_SECRET, SERVING_SECRET, GO_KEY_SECRET], &["get", "update"]),

@@ -3,10 +3,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::sync::watch;
 
 use super::election::{Next, Observed, Parameters, Record, next};
@@ -140,6 +143,20 @@ impl Campaign {
     }
 }
 
+/// Ends when the lease is seen released.
+async fn released(changes: &mut Option<BoxStream<'static, watcher::Result<watcher::Event<Lease>>>>) {
+    let Some(stream) = changes else { return std::future::pending().await };
+    while let Some(event) = stream.next().await {
+        if let Ok(watcher::Event::Apply(lease) | watcher::Event::InitApply(lease)) = event
+            && record_of(&lease).holder.is_empty()
+        {
+            return;
+        }
+    }
+    *changes = None;
+    std::future::pending::<()>().await;
+}
+
 /// Stands for election for as long as the process runs. The future ends with an error when a lease that was held is
 /// lost, and in peace, with the lease released, when `stop` turns true.
 pub fn campaign(
@@ -152,6 +169,9 @@ pub fn campaign(
     let renewed = Arc::new(Mutex::new(None));
     let (lead, leads) = watch::channel(false);
     let leadership = Leadership { renewed: renewed.clone(), leads, parameters };
+    let own = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    // A standby hears of a release at once; a leader that died says nothing, and is found out by looking.
+    let mut releases = Some(watcher(api.clone(), own).default_backoff().boxed());
     let mut campaign = Campaign { api, name, identity, parameters, observed: None, lease: None };
     let run = async move {
         let mut last: Option<Instant> = None;
@@ -174,8 +194,12 @@ pub fn campaign(
             if last.is_some_and(|at| at.elapsed() >= parameters.renew_deadline) {
                 return Err(LostLease);
             }
+            if last.is_some() {
+                releases = None;
+            }
             tokio::select! {
                 () = tokio::time::sleep(parameters.retry_period) => {}
+                () = released(&mut releases) => {}
                 _ = stop.wait_for(|stop| *stop) => {
                     *renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
                     if let Err(error) = campaign.release(crate::clock::now()).await {
