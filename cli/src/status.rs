@@ -116,7 +116,8 @@ mod tests {
         }))
         .unwrap();
         let text = render(None, &[shadow]);
-        for part in ["a ", "1.20.0", "1.20.5", "Idle", "shop/web does not let shop/web-1 go", "PrepareFailed: no space"] {
+        for part in ["a ", "1.20.0", "1.20.5", "Idle", "shop/web does not let shop/web-1 go", "PrepareFailed: no space"]
+        {
             assert!(text.contains(part), "{part} is missing in:\n{text}");
         }
     }
