@@ -91,9 +91,11 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
         }
         plan.wake = earliest(plan.wake, decision.wake);
         let busy = view.busy.contains(name);
+        if makes_use_of_slot(&decision.verdict) {
+            wants_slot.insert(name);
+        }
         match decision.verdict {
             Verdict::WantsSlot => {
-                wants_slot.insert(name);
                 wanting.push(name);
             }
             _ if busy => {
@@ -224,6 +226,19 @@ fn step_of(node: &NodeView) -> Option<Step> {
 fn order<'a>(view: &ClusterView, name: &'a str) -> (bool, i64, &'a str) {
     let record = view.nodes.get(name).and_then(|n| n.shadow.as_ref()).and_then(|s| s.status.controller.record.as_ref());
     (view.own_node.as_deref() == Some(name), record.map_or(0, |r| r.failures), name)
+}
+
+/// Whether a node that is not disrupted yet has a use for a slot: it waits for one, or has one and begins its drain. The
+/// slot has to outlast the write that does so, since until then nothing else says that the node is taken.
+fn makes_use_of_slot(verdict: &Verdict) -> bool {
+    match verdict {
+        Verdict::WantsSlot | Verdict::Wait(Wait::ReadingPods) => true,
+        Verdict::Act(Action::Status { status, .. }) => {
+            let progress = status.report.progress.as_ref();
+            progress.is_some_and(|p| matches!(p.step, Step::LeavingBalancer | Step::Draining))
+        }
+        Verdict::Act(_) | Verdict::Wait(_) | Verdict::Candidate(_) => false,
+    }
 }
 
 /// The slots that stay: of nodes that exist and are under way or disrupted, whether they had one or lost it.
