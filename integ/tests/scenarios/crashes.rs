@@ -70,7 +70,11 @@ async fn a_power_loss_before_the_go_is_not_charged_to_the_version() -> anyhow::R
     let ending = run(nodes(2), async |scene| {
         target = blocked_drain(scene).await?;
         ask_unheard(scene, &target).await?;
-        scene.bed.member(&target)?.host.power_loss().await;
+        let host = &scene.bed.member(&target)?.host;
+        let boot = host.snapshot().boot_id;
+        host.power_loss().await;
+        // As long as nobody knows of the new boot, a controller would still give a go to the old one.
+        scene.until("the new boot is known", |world| world.nodes[&target].boot_id != boot).await?;
         continue_controllers(scene);
         scene.updated().await?;
         Ok(())

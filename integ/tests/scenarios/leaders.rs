@@ -90,7 +90,7 @@ async fn a_leader_that_is_deleted_gives_the_lease_back_and_the_other_goes_on() -
         scene.shop(4).await?;
         scene.install().await?;
         let leases: Api<Lease> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
-        let params = WatchParams::default().fields(&format!("metadata.name={CONTROLLER}"));
+        let params = WatchParams::default().fields(&format!("metadata.name={CONTROLLER}")).disable_bookmarks();
         let mut events = leases.watch(&params, "0").await?.boxed();
         let seen = holders.clone();
         let watching = tokio::spawn(async move {
