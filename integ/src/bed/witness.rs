@@ -4,7 +4,7 @@ use models::shadow::HostState;
 use semver::Version;
 
 use super::Bed;
-use crate::oracle::{Expectations, History, HostLog, Verdict, World, judge};
+use crate::oracle::{Expectations, History, HostLog, Verdict, World, judge, settled_audit};
 
 /// Whether a node runs `version`, has no attempt under way and is given back.
 pub(super) fn is_updated(world: &World, name: &str, version: &Version) -> bool {
@@ -29,7 +29,7 @@ impl Bed {
     pub async fn judge(self, expectations: &Expectations) -> anyhow::Result<(Verdict, History)> {
         let hosts: Vec<HostLog> = self.members.iter().map(|m| host_log(&m.name, &m.host)).collect();
         let history = self.recorder.finish().await?;
-        let audit = self.control_plane.audit().read()?;
+        let audit = settled_audit(&mut self.control_plane.audit(), &self.client).await?;
         for member in self.members {
             member.kubelet.stop().await;
         }
