@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use deploy::Component;
 use futures::StreamExt as _;
 use integ::bed::BedOptions;
+use integ::host::{Command, Fault, Host, Worker};
 use integ::kubelet::PodProcess;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -15,10 +16,11 @@ use models::shadow::Step;
 use nix::sys::signal::Signal;
 use rand::Rng as _;
 use semver::Version;
+use serde_json::json;
 
 use crate::crashes::after_changes;
-use crate::interfere::{poll, signal};
-use crate::support::{Scene, nodes, run};
+use crate::interfere::{poll, signal, unblock};
+use crate::support::{LIMIT, Scene, nodes, run, step_of};
 
 /// Options for so many nodes with two controllers.
 fn two_controllers(count: usize) -> BedOptions {
@@ -66,11 +68,8 @@ async fn a_leader_that_sleeps_through_its_succession_does_nothing_more() -> anyh
             let changes = scene.chance.random_range(1..30);
             after_changes(scene, changes, &version).await?;
             signal(std::slice::from_ref(&old), Signal::SIGCONT);
-            poll("the old leader has ended itself", async || {
-                Ok((!scene.bed.processes().iter().any(|p| p.pid == old.pid)).then_some(()))
-            })
-            .await?;
-            scene.bed.wait_updated(&version, crate::support::LIMIT).await?;
+            until_ended(scene, &old).await?;
+            scene.bed.wait_updated(&version, LIMIT).await?;
         }
         scene.shop_is_ready(PODS).await
     })
@@ -81,6 +80,63 @@ async fn a_leader_that_sleeps_through_its_succession_does_nothing_more() -> anyh
     assert_eq!((stats.arms, stats.reboots), (wanted, wanted), "nothing was done twice");
     assert_eq!(stats.out_of_service, 1);
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_wakes_up_on_old_news_gives_no_second_slot() -> anyhow::Result<()> {
+    let ending = run(two_controllers(3), async |scene| {
+        scene.shop_with(6, json!({"maxUnavailable": 0})).await?;
+        scene.install().await?;
+        for member in &scene.bed.members {
+            member.host.script(Fault::command(Command::Prepare, Worker::Waits));
+        }
+        scene.release();
+        poll("two hosts download", async || {
+            let downloading = scene.bed.members.iter().filter(|m| downloads(&m.host));
+            Ok((downloading.count() == 2).then_some(()))
+        })
+        .await?;
+        // Its news end here: it waits for two nodes to be staged, of which one may then have the only slot.
+        let old = leader(scene).await?;
+        signal(std::slice::from_ref(&old), Signal::SIGSTOP);
+        another_leads(scene, &old).await?;
+        for member in &scene.bed.members {
+            member.host.release_command();
+        }
+        scene
+            .until("the new leader drains a node", |world| {
+                world.nodes.keys().any(|name| step_of(world, name) == Some(Step::Draining))
+            })
+            .await?;
+        // It finds two staged nodes, and does not know yet that one has the slot. By its order, its own node comes last,
+        // so it would choose another one than the new leader.
+        signal(std::slice::from_ref(&old), Signal::SIGCONT);
+        until_ended(scene, &old).await?;
+
+        unblock(scene).await?;
+        let last = poll("the third host downloads", async || Ok(scene.bed.members.iter().find(|m| downloads(&m.host))))
+            .await?;
+        last.host.release_command();
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    let stats = &ending.verdict.stats;
+    assert_eq!((stats.arms, stats.reboots, stats.out_of_service), (3, 3, 1));
+    Ok(())
+}
+
+/// Whether a host prepares an update.
+fn downloads(host: &Host) -> bool {
+    host.snapshot().running_command == Some(Command::Prepare)
+}
+
+/// Waits until a process has ended.
+async fn until_ended(scene: &Scene, process: &PodProcess) -> anyhow::Result<()> {
+    poll("the old leader has ended itself", async || {
+        Ok((!scene.bed.processes().iter().any(|p| p.pid == process.pid)).then_some(()))
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
