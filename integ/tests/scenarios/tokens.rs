@@ -44,6 +44,7 @@ fn url(node: &str, rest: &str) -> String {
 /// The status of a refusal, and its kind.
 async fn refusal(answer: Response) -> anyhow::Result<(u16, String)> {
     let status = answer.status().as_u16();
+    anyhow::ensure!(status >= 400, "this was not refused, but answered with {status}: {}", answer.text().await?);
     let problem: Problem = answer.json().await?;
     assert_eq!(problem.status, status);
     Ok((status, problem.type_.rsplit(':').next().unwrap_or_default().to_owned()))
