@@ -19,11 +19,14 @@ use serde_json::{Value, json};
 use crate::control_plane::{self, ControlPlane};
 use crate::host::{Host, HostOptions, Releases, Timings};
 use crate::kubelet::{Addresses, Images, Kubelet, KubeletOptions, PodProcess};
-use crate::oracle::{History, Recorder};
+use crate::oracle::{Field, History, Recorder};
 use crate::proxy::ConnectProxy;
 
 pub use programs::Programs;
 pub use witness::host_log;
+
+/// How long the node controller may take to see that new nodes are Ready.
+const UNTAINTED: Duration = Duration::from_secs(60);
 
 /// What a bed is made of.
 #[derive(Clone, Debug)]
@@ -110,6 +113,12 @@ impl Bed {
         for number in 1..=bed.options.nodes {
             bed.add_node(&format!("node-{number}")).await?;
         }
+        // A new node carries a taint until the node controller has seen that it is Ready. Pods that come earlier would all
+        // go to the first node that has lost it.
+        bed.wait("every node takes pods", UNTAINTED, |history| {
+            history.end().nodes.values().all(|node| !node.fields.contains_key(&Field::Taints))
+        })
+        .await?;
         Ok(bed)
     }
 

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use futures::{StreamExt as _, TryStreamExt as _};
 use integ::bed::{Bed, BedOptions, workload};
 use integ::host::EventKind;
-use integ::oracle::{Expectations, Field, History, Shadow, Verdict, World};
+use integ::oracle::{Expectations, History, Shadow, Verdict, World};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -84,12 +84,6 @@ pub(crate) async fn run_expecting(
     };
     let began = Timestamp::now();
     let bed = Bed::start(options).await?;
-    // A new node carries a taint until the node controller has seen that it is Ready. Pods that come earlier would all go
-    // to the first node that has lost it.
-    bed.wait("every node takes pods", LIMIT, |history| {
-        history.end().nodes.values().all(|node| !node.fields.contains_key(&Field::Taints))
-    })
-    .await?;
     let mut scene = Scene { bed, chance: StdRng::seed_from_u64(seed) };
     let told = story(&mut scene).await;
     let so_far = scene.bed.recorder.so_far()?;
