@@ -78,6 +78,7 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     let mut plan = Plan::default();
     let mut candidates: Vec<(&str, Version)> = Vec::new();
     let mut wanting: Vec<&str> = Vec::new();
+    let mut beginning = 0;
     let mut wants_slot: BTreeSet<&str> = BTreeSet::new();
 
     for (name, node) in &view.nodes {
@@ -98,7 +99,9 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
             Verdict::WantsSlot => {
                 wanting.push(name);
             }
-            _ if busy => {
+            verdict if busy => {
+                // Its first write may be under way, and is not seen yet.
+                beginning += usize::from(matches!(verdict, Verdict::Candidate(_)));
                 plan.waits.insert(name.clone(), Wait::Acting);
             }
             Verdict::Act(action) => {
@@ -180,7 +183,7 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     // many nodes again.
     let staging =
         view.nodes.values().filter(|n| step_of(n).is_some_and(|s| matches!(s, Step::Staging | Step::Staged))).count();
-    let room = (2 * free).saturating_sub(staging);
+    let room = (2 * free).saturating_sub(staging + beginning);
     for (position, (name, version)) in candidates.iter().enumerate() {
         let case = view.nodes.get(*name).and_then(|node| case(view, policy, &quarantine, now, node, &held));
         match case {
