@@ -7,6 +7,7 @@ use deploy::Component;
 use integ::bed::BedOptions;
 use integ::host::faults::Transport;
 use integ::host::{Command, Fault, Timings, Worker};
+use integ::oracle::Attempt;
 use models::condition::ConditionStatus;
 use models::shadow::UPDATED;
 use nix::sys::signal::Signal;
@@ -126,7 +127,7 @@ async fn an_agent_killed_after_it_armed_the_host_asks_again_and_reboots_it() -> 
     })
     .await?;
     let attempts = ending.history.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(|a| a.updated()), "{attempts:#?}");
+    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
     let stats = &ending.verdict.stats;
     assert_eq!((stats.gos, stats.arms, stats.reboots), (3, 2, 2), "armed once, with one go more for the reboot");
     Ok(())
