@@ -87,13 +87,18 @@ pub fn next(status: Option<&UpdateStatus>, chosen: Option<&Version>, wanted: &Ve
     Next::Refresh
 }
 
+/// The shortest time between two looks for updates of an idle host.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+
 /// How long after the last look (or after it became idle, before the first one) an idle host looks again. `random` is in
 /// [0, 1).
 pub fn until_next_look(interval: Duration, looked_before: bool, failures: u32, random: f64) -> Duration {
+    // Whatever policy says: each look asks the host's update repository, which is somebody's server.
+    let interval = interval.max(SHORTEST_INTERVAL);
     match (looked_before, failures) {
         (false, _) => interval.min(FIRST_LOOK_WITHIN).mul_f64(random.clamp(0.0, 1.0)),
         (true, 0) => interval,
-        (true, failures) => exponential(RETRY_LOOK, interval.max(Duration::from_secs(1)), failures - 1).min(interval),
+        (true, failures) => exponential(RETRY_LOOK, interval, failures - 1).min(interval),
     }
 }
 
@@ -152,5 +157,6 @@ mod tests {
         assert_eq!(until_next_look(hour, true, 3, 0.5), Duration::from_secs(40));
         assert_eq!(until_next_look(hour, true, 30, 0.5), hour);
         assert_eq!(until_next_look(Duration::from_secs(1), true, 3, 0.5), Duration::from_secs(1));
+        assert_eq!(until_next_look(Duration::ZERO, true, 0, 0.5), Duration::from_secs(1), "never without a pause");
     }
 }

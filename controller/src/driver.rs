@@ -18,7 +18,7 @@ use crate::apply::{Applier, ApplyError, Outcome, pause};
 use crate::plan::{Plan, Quarantine, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
-use crate::view::{Blocked, BudgetFacts, Cache, ClusterView, NodeView, PodFacts, newer};
+use crate::view::{Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, newer};
 
 /// How often the operator's status is written when only its counts changed.
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ struct Memory {
     blocked: BTreeMap<String, Blocked>,
     /// The version of the budget at the time of its refusal, by the pod's uid.
     budget_versions: BTreeMap<String, String>,
-    lease_renewed: Option<Timestamp>,
+    lease: Option<LeaseLooks>,
     busy: bool,
     failures: u32,
     paused_until: Option<Instant>,
@@ -178,7 +178,11 @@ impl Driver {
         let nodes = self.applier.nodes.items();
         let mut shadows = self.applier.shadows.items();
         self.memory.retain(|name, memory| memory.busy || nodes.contains_key(name));
+        // Of all of them, also of nodes that left the view: a pause in the past would wake the loop again and again.
         let clock = Instant::now();
+        for memory in self.memory.values_mut() {
+            memory.paused_until = memory.paused_until.filter(|until| *until > clock);
+        }
         let mut view = ClusterView {
             operator: self.applier.operator.get(models::names::OPERATOR_NAME),
             own_node: self.own_node.clone(),
@@ -195,9 +199,6 @@ impl Driver {
                 node.pods = Some(watch.cache.items().into_values().collect());
             }
             if let Some(memory) = self.memory.get_mut(&name) {
-                if memory.paused_until.is_some_and(|until| until <= clock) {
-                    memory.paused_until = None;
-                }
                 if memory.busy || memory.paused_until.is_some() {
                     view.busy.insert(name.clone());
                 }
@@ -205,7 +206,7 @@ impl Driver {
                 if progress.is_none() {
                     memory.blocked.clear();
                     memory.budget_versions.clear();
-                    memory.lease_renewed = None;
+                    memory.lease = None;
                 }
                 for (uid, blocked) in &mut memory.blocked {
                     let Some(budget) = blocked.budget.as_ref().and_then(|key| self.budgets.get(key)) else { continue };
@@ -215,7 +216,7 @@ impl Driver {
                     }
                 }
                 node.blocked.clone_from(&memory.blocked);
-                node.lease_renewed = memory.lease_renewed;
+                node.lease = memory.lease;
             }
             view.nodes.insert(name, node);
         }
@@ -245,7 +246,9 @@ impl Driver {
                     }
                     memory.blocked.insert(uid, new);
                 }
-                memory.lease_renewed = learned.lease_renewed.or(memory.lease_renewed);
+                if let Some((renewed, now)) = learned.lease {
+                    memory.lease = Some(LeaseLooks::look(memory.lease, renewed, now));
+                }
             }
             Err(error) => {
                 memory.paused_until = Some(Instant::now() + pause(&error, memory.failures));
@@ -343,5 +346,56 @@ impl Driver {
                 PodWatch { task: tokio::spawn(cache.run(api, config)), cache }
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::leader::Leadership;
+    use crate::view::{NodeFacts, OperatorFacts, ShadowFacts};
+    use kube::core::DeserializeGuard;
+    use kube::runtime::watcher::Event;
+
+    fn cache<P: crate::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
+        let cache = Cache::new(changed.clone());
+        cache.take(Event::Init);
+        cache.take(Event::InitDone);
+        cache
+    }
+
+    /// An action failed, then the shadow went (its node has lost the label, or was made anew without it).
+    #[tokio::test]
+    async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
+        let (service, _handle) =
+            tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
+        let client = kube::Client::new(service, "default");
+        let changed = Arc::new(watch::channel(0).0);
+        let nodes = cache::<NodeFacts>(&changed);
+        let applier = Applier::new(
+            client,
+            "brupop-system".into(),
+            "me".into(),
+            Leadership::forever(),
+            crate::tls::Signer::default(),
+            crate::metrics::Metrics::new().unwrap(),
+            nodes.clone(),
+            cache::<ShadowFacts>(&changed),
+            cache::<OperatorFacts>(&changed),
+        );
+        let mut driver = Driver::new(applier, cache(&changed), changed, None, jiff::Timestamp::now());
+        nodes.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(
+            serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}),
+        )
+        .unwrap()))));
+        driver.ended(Outcome { node: "a".into(), result: Err(ApplyError::Changed("the shadow")) });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let mut in_the_past = 0;
+        for _ in 0..100 {
+            if driver.turn().is_some_and(|wake| wake <= Instant::now()) {
+                in_the_past += 1;
+            }
+        }
+        assert_eq!(in_the_past, 0, "turns that want to be followed by another one at once");
     }
 }

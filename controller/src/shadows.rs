@@ -30,7 +30,10 @@ pub fn changes(nodes: &BTreeMap<String, NodeFacts>, shadows: &BTreeMap<String, S
     let mut changes = Vec::new();
     for (name, node) in nodes.iter().filter(|(_, node)| !node.deleting) {
         match shadows.get(name) {
-            None if node.labelled => changes.push(Change::Create { node: name.clone(), uid: node.uid.clone() }),
+            // A claim of ours without a shadow is given back through one.
+            None if node.labelled || node.claimed => {
+                changes.push(Change::Create { node: name.clone(), uid: node.uid.clone() });
+            }
             Some(shadow) if !shadow.deleting && goes(node, shadow) => {
                 changes.push(Change::Delete { node: name.clone(), uid: shadow.uid.clone() });
             }

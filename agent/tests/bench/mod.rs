@@ -141,7 +141,7 @@ impl Bench {
         let header = Header { kid: Some("k1".into()), ..Header::new(Algorithm::ES256) };
         let jws = encode(&header, claims, &self.key).unwrap();
         let nonce = claims.nonce.clone();
-        self.web.order(|spec| spec.go = Some(Go { nonce, jws }));
+        self.web.order(|spec| spec.go = Some(Go { nonce, jws, repeated: false }));
     }
 
     pub(crate) async fn staged(&self, attempt: i64) {

@@ -78,8 +78,8 @@ impl ApplyError {
 pub struct Learned {
     /// What became of evictions, by the pod's uid.
     pub evictions: BTreeMap<String, Blocked>,
-    /// When the node's own Lease was last renewed.
-    pub lease_renewed: Option<jiff::Timestamp>,
+    /// A look at the node's own Lease: when it was last renewed, if there is one, and when that was seen.
+    pub lease: Option<(Option<jiff::Timestamp>, jiff::Timestamp)>,
 }
 
 /// The end of an action.

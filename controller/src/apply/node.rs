@@ -1,7 +1,6 @@
 //! Claims on Nodes are server-side-apply ownership: claiming is an apply with the field, releasing one without it. What a
 //! person set before is owned by that person too, so it stays.
 
-use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
@@ -81,8 +80,8 @@ impl Applier {
     pub(super) async fn look_at_lease(&self, node: &str) -> Result<Learned, ApplyError> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
         let lease = api.get_opt(node).await.map_err(ApplyError::api("node_lease"))?;
-        let renewed = lease.and_then(|l| l.spec).and_then(|s| s.renew_time).map_or(Timestamp::MIN, |t| t.0);
-        Ok(Learned { lease_renewed: Some(renewed), ..Learned::default() })
+        let renewed = lease.and_then(|l| l.spec).and_then(|s| s.renew_time).map(|t| t.0);
+        Ok(Learned { lease: Some((renewed, crate::clock::now())), ..Learned::default() })
     }
 }
 

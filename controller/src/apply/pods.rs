@@ -129,7 +129,10 @@ impl Applier {
             .sign(&claims)
             .ok_or(ApplyError::NoKey)?
             .map_err(|source| ApplyError::Signing(Box::new(source)))?;
-        let spec = BottlerocketShadowSpec { go: Some(Go { nonce: nonce.to_owned(), jws }), ..shadow.spec.clone() };
+        let spec = BottlerocketShadowSpec {
+            go: Some(Go { nonce: nonce.to_owned(), jws, repeated: shadow.spec.go.is_some() }),
+            ..shadow.spec.clone()
+        };
         self.leadership.check()?;
         self.write_spec(shadow, &spec).await
     }

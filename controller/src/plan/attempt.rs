@@ -167,6 +167,7 @@ impl<'a> Case<'a> {
             step: Step::Releasing,
             since: self.now,
             go_given: progress.go_given || self.shadow.spec.go.is_some(),
+            may_be_rebooting: progress.may_be_rebooting || self.may_be_rebooting(),
             ..progress.clone()
         });
         unblock(&mut status);
@@ -176,6 +177,22 @@ impl<'a> Case<'a> {
             message: format!("attempt {} to {}: {reason}: {message}", progress.attempt, progress.version),
         };
         Decision::act(Action::Status { status: Box::new(status), note: Some(note) })
+    }
+
+    /// Whether the host may have been told to reboot: a go was given, and the agent's last word is not that it still waits
+    /// to act on this only one. (Once restarted, an agent does not know what it told the host before.)
+    fn may_be_rebooting(&self) -> bool {
+        let Some(go) = &self.shadow.spec.go else { return false };
+        let still_arming = self.shadow.status.agent.armed.as_ref().is_some_and(|armed| {
+            armed.phase == ArmedPhase::Arming && armed.attempt == self.shadow.spec.attempt && armed.nonce == go.nonce
+        });
+        go.repeated || !still_arming
+    }
+
+    /// Whether the agent has reported the image of this attempt as armed.
+    fn activated(&self, progress: &Progress) -> bool {
+        let armed = self.shadow.status.agent.armed.as_ref();
+        armed.is_some_and(|a| a.attempt == progress.attempt && a.phase == ArmedPhase::Activated)
     }
 
     fn charge(&self, record: &mut Record, progress: &Progress, reason: FailureReason) {
@@ -246,15 +263,18 @@ impl<'a> Case<'a> {
                 from: self.shadow.status.agent.current_version.clone(),
                 started: self.now,
                 go_given: spec.go.is_some(),
+                may_be_rebooting: false,
+                soak_restarted: false,
                 disruptive: self.slot || self.facts().claimed,
             };
             return self.fail(&progress, FailureReason::ProgressLost, "the record of this attempt is gone");
         }
         if self.facts().claimed {
             // A claim without an attempt, from a shadow that was deleted, say. Whether a go was given is not known any
-            // more, so the host has to confirm that nothing is armed, or the longest time of a go has to pass.
-            let certain = after(self.view.leader_since, GO_LIFETIME + SHUTDOWN_LIMIT);
-            if self.disarmed() || self.now >= certain {
+            // more, nor to an agent that was restarted: the longest time that a host can take to go down has to pass.
+            let known_since = self.shadow.created.map_or(self.view.leader_since, |at| at.max(self.view.leader_since));
+            let certain = after(known_since, GO_LIFETIME + SHUTDOWN_LIMIT);
+            if self.now >= certain {
                 return Decision::act(Action::Release);
             }
             return self.with_blocked(Decision::wait(Wait::DisarmPending).waking_at(certain));
@@ -348,6 +368,8 @@ impl<'a> Case<'a> {
             from: self.shadow.status.agent.current_version.clone(),
             started: self.now,
             go_given: false,
+            may_be_rebooting: false,
+            soak_restarted: false,
             disruptive: false,
         });
         status.report.drain = None;
@@ -495,7 +517,15 @@ impl<'a> Case<'a> {
         let Some(sorted) = self.sorted_pods() else { return Decision::wait(Wait::ReadingPods) };
         if sorted.empty() {
             if !self.staged() {
-                return Decision::wait(Wait::AgentBehind).waking_at(self.deadline(progress.since, self.policy.drain));
+                let deadline = self.deadline(progress.since, self.policy.drain);
+                if self.now >= deadline {
+                    return self.fail(
+                        progress,
+                        FailureReason::AgentSilent,
+                        "the agent has not confirmed the last order",
+                    );
+                }
+                return Decision::wait(Wait::AgentBehind).waking_at(deadline);
             }
             return Decision::act(self.step(progress, Step::Rebooting, |status| {
                 set_condition(
@@ -616,6 +646,11 @@ impl<'a> Case<'a> {
         }
         let deadline = self.deadline(progress.since, self.policy.reboot);
         if self.now >= deadline {
+            if self.activated(progress) && !self.facts().ready {
+                // Armed, gone, and not seen since: an image that kills the host's network looks just like this.
+                let message = "the node has not been seen since its image was armed";
+                return self.fail(progress, FailureReason::NotReadyAfterBoot, message);
+            }
             let reason = if spec.go.is_some() { FailureReason::RebootTimedOut } else { FailureReason::AgentSilent };
             return self.fail(progress, reason, "the host did not reboot in time");
         }
@@ -688,9 +723,7 @@ impl<'a> Case<'a> {
         if self.runs_wanted(progress) {
             return self.fail(progress, FailureReason::NotReadyAfterBoot, "the node is not Ready on the new version");
         }
-        let armed = self.shadow.status.agent.armed.as_ref();
-        let activated = armed.is_some_and(|a| a.attempt == progress.attempt && a.phase == ArmedPhase::Activated);
-        let (reason, message) = if activated {
+        let (reason, message) = if self.activated(progress) {
             (FailureReason::BootFellBack, "the node came back on another version and its agent is silent")
         } else {
             (FailureReason::RebootedByOther, "the node was rebooted before it was armed and its agent is silent")
@@ -706,24 +739,20 @@ impl<'a> Case<'a> {
         if self.facts().claimed {
             return Decision::act(Action::Release);
         }
-        if self.facts().boot_id != progress.boot_id {
-            if self.runs_wanted(progress) {
-                return Decision::act(self.step(progress, Step::Monitoring, |_| {}));
-            }
-            return self.fail(
-                progress,
-                FailureReason::BootedOtherVersion,
-                "the node was rebooted into another version",
-            );
-        }
         let until = after(progress.since, self.policy.soak);
         if self.shadow.spec.state != HostState::Idle {
-            if !self.facts().ready {
-                let deadline = self.deadline(progress.since, self.policy.soak + self.policy.returning);
-                if self.now >= deadline {
-                    return self.fail(progress, FailureReason::SoakFailed, "the node did not stay Ready");
+            let another_boot = self.facts().boot_id != progress.boot_id;
+            if another_boot && !self.runs_wanted(progress) {
+                let message = "the node was rebooted into another version";
+                return self.fail(progress, FailureReason::BootedOtherVersion, message);
+            }
+            if another_boot || !self.facts().ready {
+                // Once is nothing: the soak begins anew when the node is Ready. Twice is a node that does not hold.
+                if progress.soak_restarted {
+                    return self.fail(progress, FailureReason::SoakFailed, "the node did not stay Ready in one boot");
                 }
-                return Decision::wait(Wait::AwaitingReady).waking_at(deadline);
+                let anew = Progress { soak_restarted: true, ..progress.clone() };
+                return Decision::act(self.step(&anew, Step::Returning, |_| {}));
             }
             if self.now < until {
                 return Decision::wait(Wait::Soaking { until }).waking_at(until);
@@ -756,10 +785,10 @@ impl<'a> Case<'a> {
             let quiet = after(progress.since, GO_LIFETIME);
             let certain = after(progress.since, GO_LIFETIME + SHUTDOWN_LIMIT);
             if self.now < certain {
-                let wake = if self.disarmed() { quiet } else { certain };
+                let wake = if self.disarmed() && !progress.may_be_rebooting { quiet } else { certain };
                 return Decision::wait(Wait::NodeNotBack { reason }).waking_at(wake);
             }
-            let look = self.node.lease_renewed.map_or(self.now, |at| after(at, LEASE_LOOK));
+            let look = self.node.lease.map_or(self.now, |lease| after(lease.looked_at, LEASE_LOOK));
             if look <= self.now {
                 return Decision::act(Action::LookAtLease);
             }
@@ -787,11 +816,12 @@ impl<'a> Case<'a> {
 
     /// After a go: whether the host can no longer act on it, so that the node may be given back.
     fn cannot_reboot_any_more(&self, progress: &Progress) -> bool {
-        let go_is_over = self.now >= after(progress.since, GO_LIFETIME);
-        let confirmed = self.disarmed() && go_is_over;
+        let certain = after(progress.since, GO_LIFETIME + SHUTDOWN_LIMIT);
+        let quiet = if progress.may_be_rebooting { certain } else { after(progress.since, GO_LIFETIME) };
+        let confirmed = self.disarmed() && self.now >= quiet;
         let another_boot = self.facts().boot_id != progress.boot_id;
-        let outlived =
-            self.node.lease_renewed.is_some_and(|at| at > after(progress.since, GO_LIFETIME + SHUTDOWN_LIMIT));
+        // Looked at only after `certain`: a sign of life after that is one of a host that did not go down.
+        let outlived = self.now >= certain && self.node.lease.is_some_and(|lease| lease.alive());
         confirmed || another_boot || outlived
     }
 

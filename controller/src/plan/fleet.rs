@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
 use models::operator::{BottlerocketUpdateOperatorStatus, Counts, Slot, WaitingCount};
-use models::shadow::{HostState, Step};
+use models::shadow::{HostState, Step, VersionFailure};
 use semver::Version;
 
 use super::attempt::{Case, refusal};
@@ -30,11 +30,19 @@ pub struct Quarantine {
 impl Quarantine {
     /// Counts each node once per version, variant and architecture.
     pub fn of(view: &ClusterView, max_failures: usize) -> Self {
+        Self::with(view, max_failures, &[])
+    }
+
+    /// The same with the records of some nodes as they are about to be written.
+    fn with(view: &ClusterView, max_failures: usize, pending: &[(&str, Vec<VersionFailure>)]) -> Self {
         let mut counts: BTreeMap<(String, String, Version), usize> = BTreeMap::new();
-        for shadow in view.nodes.values().filter_map(|n| n.shadow.as_ref()) {
-            let Some(record) = &shadow.status.controller.record else { continue };
-            let keys: BTreeSet<_> = record
-                .version_failures
+        for (name, node) in &view.nodes {
+            let written = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
+            let failures = match pending.iter().find(|(n, _)| n == name) {
+                Some((_, failures)) => failures.as_slice(),
+                None => written.map(|r| r.version_failures.as_slice()).unwrap_or_default(),
+            };
+            let keys: BTreeSet<_> = failures
                 .iter()
                 .filter(|f| f.resolved_by.is_none())
                 .map(|f| (f.variant.clone(), f.arch.clone(), f.version.clone()))
@@ -80,6 +88,7 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     let mut wanting: Vec<&str> = Vec::new();
     let mut beginning = 0;
     let mut wants_slot: BTreeSet<&str> = BTreeSet::new();
+    let mut pending: Vec<(&str, Vec<VersionFailure>)> = Vec::new();
 
     for (name, node) in &view.nodes {
         let decision = match case(view, policy, &quarantine, now, node, &held) {
@@ -92,6 +101,11 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
         }
         plan.wake = earliest(plan.wake, decision.wake);
         let busy = view.busy.contains(name);
+        if let Verdict::Act(Action::Status { status, .. }) = &decision.verdict
+            && let Some(record) = &status.report.record
+        {
+            pending.push((name, record.version_failures.clone()));
+        }
         if makes_use_of_slot(&decision.verdict) {
             wants_slot.insert(name);
         }
@@ -114,6 +128,17 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
         }
     }
 
+    // A failure whose record is about to be written counts already: nothing starts beside the write that freezes.
+    let freezes = Quarantine::with(view, policy.max_failures, &pending).frozen_by().cloned();
+    let freezes = freezes.filter(|_| quarantine.frozen_by().is_none());
+    if let Some(version) = &freezes {
+        let starting: Vec<_> = plan.actions.iter().filter(|(_, a)| Plan::starts(a)).map(|(n, _)| n.clone()).collect();
+        for name in starting {
+            plan.actions.remove(&name);
+            plan.waits.insert(name, Wait::Frozen { version: version.clone() });
+        }
+    }
+
     let ordered = |a: &&str, b: &&str| order(view, a).cmp(&order(view, b));
     wanting.sort_by(ordered);
     candidates.sort_by(|(a, _), (b, _)| ordered(a, b));
@@ -129,11 +154,12 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
             in_use.insert(&node.facts.uid);
         }
     }
-    let free = budget.saturating_sub(in_use.len());
+    let free = if freezes.is_some() { 0 } else { budget.saturating_sub(in_use.len()) };
 
     let mut slots = kept_slots(view, &held, &wants_slot, now);
     let mut given = 0;
     let mut looked_at = 0;
+    let mut in_the_way = 0;
     for (position, name) in wanting.iter().enumerate() {
         let Some(node) = view.nodes.get(*name) else { continue };
         if held.contains_key(node.facts.uid.as_str()) {
@@ -149,6 +175,7 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
                     Some(refused) => {
                         wait = refused;
                         looked_at -= 1;
+                        in_the_way += 1;
                     }
                     None if given < free && view.operator.is_some() => {
                         given += 1;
@@ -183,7 +210,8 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     // many nodes again.
     let staging =
         view.nodes.values().filter(|n| step_of(n).is_some_and(|s| matches!(s, Step::Staging | Step::Staged))).count();
-    let room = (2 * free).saturating_sub(staging + beginning);
+    // A staged node that cannot be drained gives way: it does not count.
+    let room = (2 * free + in_the_way).saturating_sub(staging + beginning);
     for (position, (name, version)) in candidates.iter().enumerate() {
         let case = view.nodes.get(*name).and_then(|node| case(view, policy, &quarantine, now, node, &held));
         match case {
@@ -255,7 +283,9 @@ fn kept_slots(
     for (name, node) in &view.nodes {
         let uid = node.facts.uid.as_str();
         let past_staging = step_of(node).is_some_and(|s| !matches!(s, Step::Staging | Step::Staged));
-        let keeps = disrupted(node) || past_staging || wants_slot.contains(name.as_str());
+        // While a write about the node is under way, it may be the one that begins its drain.
+        let busy = view.busy.contains(name);
+        let keeps = disrupted(node) || past_staging || busy || wants_slot.contains(name.as_str());
         match held.get(uid) {
             Some(slot) if keeps => slots.push((*slot).clone()),
             None if disrupted(node) => {

@@ -13,6 +13,8 @@
 //! slot → progress → claim → … → claim → progress → slot.
 
 mod attempt;
+#[cfg(test)]
+mod cases;
 mod fleet;
 #[cfg(test)]
 mod simulation;

@@ -17,7 +17,7 @@ use super::{Action, Plan, plan};
 use crate::drain::filter;
 use crate::lint::lint;
 use crate::policy::Policy;
-use crate::view::{Blocked, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+use crate::view::{Blocked, ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
 const OLD: Version = Version::new(1, 20, 0);
 const NEW: Version = Version::new(1, 20, 5);
@@ -36,6 +36,9 @@ struct Host {
     cleared: bool,
     /// The host goes down, which may take a while.
     going_down: Option<Timestamp>,
+    /// The agent was restarted while the host goes down: the new process knows nothing of the reboot that the old one
+    /// ordered.
+    restarted: bool,
     pods_made: u32,
     next_boot_fails: bool,
     next_stage_fails: bool,
@@ -187,11 +190,15 @@ impl World {
                 let pods = node.pods.clone().unwrap_or_default();
                 let empty = filter::sort(&pods, drain.as_ref(), models::names::SYSTEM_NAMESPACE).empty();
                 if empty && node.facts.claimed && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
-                    shadow.spec.go = Some(Go { nonce, jws: String::new() });
+                    shadow.spec.go = Some(Go { nonce, jws: String::new(), repeated: shadow.spec.go.is_some() });
                     shadow.generation += 1;
                 }
             }
-            Action::LookAtLease => node.lease_renewed = Some(now),
+            Action::LookAtLease => {
+                // A host that is going down renews nothing.
+                let renewed = if host.going_down.is_some() { Timestamp::UNIX_EPOCH } else { now };
+                node.lease = Some(LeaseLooks::look(node.lease, Some(renewed), now));
+            }
         }
     }
 
@@ -201,7 +208,7 @@ impl World {
         let (stalls, slow) = (self.rng.random_bool(0.4), self.rng.random_bool(0.5));
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
-        if host.going_down.is_some() {
+        if host.going_down.is_some() && !host.restarted {
             if !slow {
                 self.goes_down(name);
             }
@@ -312,7 +319,7 @@ impl World {
         }
         host.next_boot_fails &= !host.armed;
         (host.armed, host.staged, host.asked) = (false, false, None);
-        (host.cleared, host.going_down) = (false, None);
+        (host.cleared, host.going_down, host.restarted) = (false, None, false);
         node.facts.os_image = format!("Bottlerocket OS {} (aws-k8s-1.37)", host.runs.as_ref().unwrap());
     }
 
@@ -337,7 +344,7 @@ impl World {
                 self.view.leader_since = self.now;
                 for node in self.view.nodes.values_mut() {
                     node.blocked.clear();
-                    node.lease_renewed = None;
+                    node.lease = None;
                 }
             }
             7 => node.facts.ready = !node.facts.ready,
@@ -351,6 +358,10 @@ impl World {
                 node.facts.unschedulable = node.facts.claimed || host.person_cordoned;
             }
             10 => node.facts.labelled = !node.facts.labelled,
+            11 => {
+                host.restarted = host.going_down.is_some();
+                (host.asked, host.cleared) = (None, false);
+            }
             _ => {}
         }
     }

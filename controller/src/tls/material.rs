@@ -12,6 +12,7 @@ use rcgen::{
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
 };
 use sha2::{Digest, Sha256};
+use x509_parser::extensions::ParsedExtension;
 
 /// How long the certificate authority is good for.
 const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -87,6 +88,12 @@ impl Authority {
         Ok(Self { certificate: certificate.to_owned(), key: key.to_owned() })
     }
 
+    /// Whether it issued a certificate, by the identifiers of the keys in both.
+    pub(super) fn issued(&self, leaf: &str) -> bool {
+        let issuer = key_identifiers(leaf).and_then(|ids| ids.issuer);
+        issuer.is_some() && issuer == key_identifiers(&self.certificate).and_then(|ids| ids.own)
+    }
+
     /// Its certificate, PEM.
     pub(super) fn certificate(&self) -> &str {
         &self.certificate
@@ -109,6 +116,28 @@ impl Authority {
         let leaf = params.signed_by(&key, &issuer)?;
         Ok(BTreeMap::from([("tls.crt".into(), leaf.pem()), ("tls.key".into(), key.serialize_pem())]))
     }
+}
+
+/// The identifiers of keys that a certificate names.
+struct KeyIdentifiers {
+    own: Option<Vec<u8>>,
+    issuer: Option<Vec<u8>>,
+}
+
+fn key_identifiers(pem: &str) -> Option<KeyIdentifiers> {
+    let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok()?;
+    let certificate = pem.parse_x509().ok()?;
+    let mut ids = KeyIdentifiers { own: None, issuer: None };
+    for extension in certificate.extensions() {
+        match extension.parsed_extension() {
+            ParsedExtension::SubjectKeyIdentifier(id) => ids.own = Some(id.0.to_vec()),
+            ParsedExtension::AuthorityKeyIdentifier(id) => {
+                ids.issuer = id.key_identifier.as_ref().map(|id| id.0.to_vec());
+            }
+            _ => {}
+        }
+    }
+    Some(ids)
 }
 
 /// When a certificate made `now` is renewed.
@@ -186,6 +215,7 @@ mod tests {
         let leaf = loaded.issue(vec!["brupop-apiserver.brupop-system.svc".into()], now()).unwrap();
         let renewal = renew_at(&leaf["tls.crt"]).unwrap();
         assert!(renewal > now() && renewal <= default_renewal(now()));
+        assert!(loaded.issued(&leaf["tls.crt"]) && !Authority::make(now()).unwrap().issued(&leaf["tls.crt"]));
     }
 
     #[test]

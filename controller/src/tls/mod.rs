@@ -98,6 +98,31 @@ impl Vault<'_> {
     }
 }
 
+/// Publishes what agents have to trust, where it is not published already.
+async fn publish(
+    client: &kube::Client,
+    config: &Config,
+    leadership: &crate::leader::Leadership,
+    trust: BTreeMap<String, String>,
+) -> Result<(), TlsError> {
+    let name = names::TRUST_CONFIG_MAP;
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &config.agent_namespace);
+    let published = maps.get_opt(name).await.map_err(|source| TlsError::Api { name, verb: "read", source })?;
+    if published.and_then(|map| map.data).as_ref() == Some(&trust) {
+        return Ok(());
+    }
+    let map = serde_json::json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": config.agent_namespace},
+        "data": trust,
+    });
+    leadership.check()?;
+    maps.patch(name, &PatchParams::apply(names::CONTROLLER_MANAGER).force(), &Patch::Apply(map))
+        .await
+        .map(|_| ())
+        .map_err(|source| TlsError::Api { name, verb: "applied", source })
+}
+
 /// Makes what is missing or about to expire, loads the signing key, and publishes what agents have to trust.
 /// Returns when to look again.
 pub async fn ensure(
@@ -121,7 +146,11 @@ pub async fn ensure(
     };
 
     let serving = vault.get(names::SERVING_SECRET).await?;
-    let renew_at = serving.as_ref().and_then(|s| field(s, "tls.crt")).and_then(|pem| material::renew_at(&pem));
+    let renew_at = serving
+        .as_ref()
+        .and_then(|s| field(s, "tls.crt"))
+        .filter(|pem| authority.issued(pem))
+        .and_then(|pem| material::renew_at(&pem));
     let next = match renew_at {
         Some(at) if at > now => at,
         _ => {
@@ -143,20 +172,60 @@ pub async fn ensure(
     };
 
     // Agents have to know a key before the first go is signed with it.
-    let published = serde_json::json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {"name": names::TRUST_CONFIG_MAP, "namespace": config.agent_namespace},
-        "data": {names::TRUST_CA_KEY: authority.certificate(), names::TRUST_GO_KEYS: key.jwks().map_err(material(names::GO_KEY_SECRET))?},
-    });
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &config.agent_namespace);
-    leadership.check()?;
-    maps.patch(
-        names::TRUST_CONFIG_MAP,
-        &PatchParams::apply(names::CONTROLLER_MANAGER).force(),
-        &Patch::Apply(published),
-    )
-    .await
-    .map_err(|source| TlsError::Api { name: names::TRUST_CONFIG_MAP, verb: "applied", source })?;
+    let trust = BTreeMap::from([
+        (names::TRUST_CA_KEY.to_owned(), authority.certificate().to_owned()),
+        (names::TRUST_GO_KEYS.to_owned(), key.jwks().map_err(material(names::GO_KEY_SECRET))?),
+    ]);
+    publish(client, config, leadership, trust).await?;
     *signer.key.lock().unwrap_or_else(PoisonError::into_inner) = Some(key);
     Ok(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    /// The documented cure for a spoilt Secret is to delete it.
+    #[tokio::test]
+    async fn a_new_authority_issues_a_new_serving_certificate() {
+        let now = crate::clock::now();
+        let old = Authority::make(now).unwrap();
+        let leaf = old.issue(vec!["brupop-apiserver.brupop-system.svc".into()], now).unwrap();
+        let secret = move |name: &str, data: BTreeMap<String, String>| {
+            let data: BTreeMap<_, _> = data.into_iter().map(|(k, v)| (k, ByteString(v.into_bytes()))).collect();
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "resourceVersion": "1"}, "data": data})
+        };
+        let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+        let log = seen.clone();
+        tokio::spawn(async move {
+            while let Some((request, reply)) = handle.next_request().await {
+                let (parts, body) = request.into_parts();
+                let (method, path) = (parts.method.to_string(), parts.uri.path().to_owned());
+                log.lock().unwrap().push(format!("{method} {path}"));
+                let body: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or(Value::Null);
+                let (code, answer) = match (method.as_str(), path.rsplit('/').next().unwrap()) {
+                    ("GET", "brupop-apiserver-tls") => (200, secret("brupop-apiserver-tls", leaf.clone())),
+                    ("GET", _) => (
+                        404,
+                        json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "no"}),
+                    ),
+                    _ => (200, body),
+                };
+                let answer = Body::from(answer.to_string().into_bytes());
+                reply.send_response(http::Response::builder().status(code).body(answer).unwrap());
+            }
+        });
+        let config = <Config as clap::Parser>::parse_from(["controller", "--identity", "me"]);
+        let client = kube::Client::new(service, "default");
+        let leadership = crate::leader::Leadership::forever();
+        let next = ensure(&client, &config, &leadership, &Signer::default(), now).await.unwrap();
+        let seen = seen.lock().unwrap().clone();
+        assert!(
+            seen.iter().any(|call| call.starts_with("PUT") && call.ends_with("brupop-apiserver-tls")),
+            "the CA is new and published, the certificate is the old CA's until {next}: {seen:#?}"
+        );
+    }
 }

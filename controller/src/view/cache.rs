@@ -3,7 +3,7 @@
 //! A watch fills it; what a write of ours returns goes in at once. Of two versions of an object the newer one stays, so a
 //! decision is never made on a state that we have already changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -43,7 +43,13 @@ struct State<P> {
     /// Keys seen since a re-list began; the others are gone when it ends.
     relisted: Option<BTreeMap<String, P>>,
     synced: bool,
+    /// Keys and versions of the last deletions: an answer to a write of ours may arrive after the watch told of the
+    /// object's end, and must not bring it back.
+    buried: VecDeque<(String, String)>,
 }
+
+/// How many deletions are remembered. An answer is behind the watch by moments, not by a thousand deletions.
+const BURIED: usize = 1024;
 
 /// The cache. Cloning shares it.
 pub struct Cache<P> {
@@ -60,7 +66,8 @@ impl<P> Clone for Cache<P> {
 impl<P: Projection> Cache<P> {
     /// An empty cache that tells `changed` of each change that matters.
     pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
-        Self { state: Arc::new(Mutex::new(State { items: BTreeMap::new(), relisted: None, synced: false })), changed }
+        let state = State { items: BTreeMap::new(), relisted: None, synced: false, buried: VecDeque::new() };
+        Self { state: Arc::new(Mutex::new(state)), changed }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<P>> {
@@ -88,7 +95,11 @@ impl<P: Projection> Cache<P> {
 
     /// Takes in an object that a write of ours returned.
     pub fn written(&self, object: &P::Object) {
-        if let Some(item) = P::project(object) {
+        let Some(item) = P::project(object) else { return };
+        let key = item.key();
+        let outlived =
+            self.lock().buried.iter().any(|(k, version)| *k == key && !newer(item.resource_version(), version));
+        if !outlived {
             self.upsert(item);
         }
     }
@@ -115,7 +126,7 @@ impl<P: Projection> Cache<P> {
         }
     }
 
-    fn take(&self, event: watcher::Event<DeserializeGuard<P::Object>>) {
+    pub(crate) fn take(&self, event: watcher::Event<DeserializeGuard<P::Object>>) {
         match event {
             watcher::Event::Init => self.lock().relisted = Some(BTreeMap::new()),
             watcher::Event::InitApply(guard) => {
@@ -156,6 +167,13 @@ impl<P: Projection> Cache<P> {
         let Ok(object) = &guard.0 else { return };
         let key = P::key_of(object);
         let version = object.meta().resource_version.as_deref().unwrap_or_default();
+        {
+            let mut state = self.lock();
+            state.buried.push_back((key.clone(), version.to_owned()));
+            if state.buried.len() > BURIED {
+                state.buried.pop_front();
+            }
+        }
         if self.get(&key).is_some_and(|item| !newer(item.resource_version(), version)) {
             self.forget(&key);
         }
@@ -211,6 +229,29 @@ pub(crate) fn key_of<K: kube::Resource>(object: &K) -> String {
 #[cfg(test)]
 mod tests {
     use super::newer;
+
+    fn node(version: &str) -> k8s_openapi::api::core::v1::Node {
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "a", "uid": "node-1", "resourceVersion": version,
+                "labels": {"bottlerocket.aws/updater-interface-version": "2.0.0"}}
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn an_answer_that_arrives_after_the_deletion_revives_nothing() {
+        use kube::core::DeserializeGuard;
+        use kube::runtime::watcher::Event;
+        let cache = super::Cache::<crate::view::NodeFacts>::new(std::sync::Arc::new(tokio::sync::watch::channel(0).0));
+        cache.take(Event::Init);
+        cache.take(Event::InitApply(DeserializeGuard(Ok(node("5")))));
+        cache.take(Event::InitDone);
+        // Our claim makes version 6; the node is deleted at 7. The watch is faster than the answer to the claim.
+        cache.take(Event::Apply(DeserializeGuard(Ok(node("6")))));
+        cache.take(Event::Delete(DeserializeGuard(Ok(node("7")))));
+        cache.written(&node("6"));
+        assert!(cache.get("a").is_none(), "the deleted node is back, until the next re-list");
+    }
 
     #[test]
     fn resource_versions_compare_by_length_and_then_as_text() {

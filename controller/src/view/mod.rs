@@ -66,6 +66,8 @@ pub struct ShadowFacts {
     pub status: BottlerocketShadowStatus,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// When it was made.
+    pub created: Option<Timestamp>,
 }
 
 /// The operator's resource.
@@ -138,6 +140,30 @@ pub struct Blocked {
     pub accepted: bool,
 }
 
+/// What looks at a node's own Lease have shown. Its times are the node's own, whose clock may be off: they are compared
+/// with each other only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseLooks {
+    /// What the first look showed as the time of renewal; `None` if there was no Lease.
+    pub first: Option<Timestamp>,
+    /// What the last look showed.
+    pub last: Option<Timestamp>,
+    /// When the last look was, by our clock.
+    pub looked_at: Timestamp,
+}
+
+impl LeaseLooks {
+    /// Takes in another look.
+    pub fn look(before: Option<Self>, renewed: Option<Timestamp>, now: Timestamp) -> Self {
+        Self { first: before.map_or(renewed, |b| b.first), last: renewed, looked_at: now }
+    }
+
+    /// Whether the node has shown life since the first look.
+    pub fn alive(&self) -> bool {
+        self.last.is_some() && self.last != self.first
+    }
+}
+
 /// One node with all that belongs to it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeView {
@@ -149,8 +175,8 @@ pub struct NodeView {
     pub pods: Option<Vec<PodFacts>>,
     /// Evictions that were refused, by the pod's uid.
     pub blocked: BTreeMap<String, Blocked>,
-    /// When the node's own Lease was last seen renewed; looked up only where a release depends on it.
-    pub lease_renewed: Option<Timestamp>,
+    /// The node's own Lease; looked up only where a release depends on it.
+    pub lease: Option<LeaseLooks>,
 }
 
 /// Everything that a plan is made from.

@@ -1,0 +1,321 @@
+//! Single decisions that went wrong once, each as a sentence about what holds.
+
+use jiff::Timestamp;
+use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
+use models::reason::FailureReason;
+use models::shadow::{Armed, ArmedPhase, Go, HostState, OfferedUpdates, Progress, Step};
+use semver::Version;
+
+use super::{Action, Plan, Wait, plan};
+use crate::policy::Policy;
+use crate::view::{ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+
+const OLD: Version = Version::new(1, 20, 0);
+const NEW: Version = Version::new(1, 20, 5);
+
+fn t(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+fn pod(node: &str, bare: bool) -> PodFacts {
+    PodFacts {
+        namespace: "shop".into(),
+        name: format!("p-{node}"),
+        uid: format!("p-{node}"),
+        node: node.into(),
+        controller_kind: (!bare).then(|| "ReplicaSet".into()),
+        controller_uid: (!bare).then(|| "rs".into()),
+        ..PodFacts::default()
+    }
+}
+
+fn node(name: &str) -> NodeView {
+    let facts = NodeFacts {
+        name: name.into(),
+        uid: format!("uid-{name}"),
+        labelled: true,
+        ready: true,
+        boot_id: "b1".into(),
+        os_image: format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"),
+        ..NodeFacts::default()
+    };
+    let mut shadow = ShadowFacts {
+        node: name.into(),
+        uid: format!("shadow-{name}"),
+        generation: 1,
+        owner_uid: Some(facts.uid.clone()),
+        ..ShadowFacts::default()
+    };
+    shadow.spec.host = Some(models::shadow::HostPolicy {
+        refresh_interval: Some(Policy::default().refresh_interval),
+        ..models::shadow::HostPolicy::default()
+    });
+    let agent = &mut shadow.status.agent;
+    agent.state = Some(HostState::Idle);
+    agent.observed_generation = Some(1);
+    agent.boot_id = Some("b1".into());
+    agent.current_version = Some(OLD);
+    agent.variant = Some("aws-k8s-1.37".into());
+    agent.arch = Some("x86_64".into());
+    agent.updates = Some(OfferedUpdates { chosen_version: Some(NEW), ..OfferedUpdates::default() });
+    NodeView { facts, shadow: Some(shadow), pods: Some(vec![]), ..NodeView::default() }
+}
+
+fn progress(step: Step, since: i64) -> Progress {
+    Progress {
+        step,
+        since: t(since),
+        attempt: 1,
+        boot_id: "b1".into(),
+        version: NEW,
+        from: Some(OLD),
+        started: t(0),
+        go_given: false,
+        may_be_rebooting: false,
+        soak_restarted: false,
+        disruptive: !matches!(step, Step::Staging | Step::Staged),
+    }
+}
+
+/// A node of which the attempt stands at `step`, with the order `state`.
+fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeView {
+    let mut node = node(name);
+    let shadow = node.shadow.as_mut().unwrap();
+    shadow.spec.state = state;
+    shadow.spec.attempt = 1;
+    if state != HostState::Idle {
+        shadow.spec.version = Some(NEW);
+        shadow.spec.boot_id = Some("b1".into());
+    }
+    shadow.status.agent.state = Some(state);
+    if state == HostState::RebootedIntoUpdate {
+        shadow.status.agent.state = Some(HostState::StagedUpdate);
+    }
+    shadow.status.controller.progress = Some(progress(step, since));
+    if progress(step, 0).disruptive {
+        node.facts.claimed = true;
+        node.facts.unschedulable = true;
+    }
+    node
+}
+
+fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Policy) {
+    let mut operator = OperatorFacts { uid: "op".into(), ..OperatorFacts::default() };
+    operator.spec = BottlerocketUpdateOperatorSpec::default();
+    operator.status.slots =
+        slots.iter().map(|n| Slot { uid: format!("uid-{n}"), node: (*n).into(), since: t(0) }).collect();
+    let policy = Policy::from_spec(&operator.spec);
+    let nodes = nodes.into_iter().map(|n| (n.facts.name.clone(), n)).collect();
+    (ClusterView { nodes, operator: Some(operator), leader_since: t(-100_000), ..ClusterView::default() }, policy)
+}
+
+fn armed(phase: ArmedPhase) -> Armed {
+    Armed { attempt: 1, boot_id: "b1".into(), version: NEW, phase, nonce: "n".into() }
+}
+
+/// a node that took the go and never came back: the Lease is looked at every 10 s, not in a loop.
+#[test]
+fn a_dead_nodes_lease_is_not_read_in_a_hot_loop() {
+    let mut dead = at("a", Step::Releasing, 0, HostState::Idle);
+    dead.facts.ready = false;
+    dead.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().go_given = true;
+    dead.shadow.as_mut().unwrap().status.agent.observed_generation = Some(0);
+    let (mut view, policy) = cluster(vec![dead], &["a"]);
+    let mut looks = 0;
+    for millisecond in 0..100 {
+        let now = t(200).checked_add(jiff::SignedDuration::from_millis(millisecond)).unwrap();
+        if plan(&view, &policy, now).actions.get("a") == Some(&Action::LookAtLease) {
+            looks += 1;
+            // What a look brings back: the time at which the kubelet last renewed it, before the host died.
+            let node = view.nodes.get_mut("a").unwrap();
+            node.lease = Some(LeaseLooks::look(node.lease, Some(t(-30)), now));
+        }
+    }
+    assert!(looks <= 1, "{looks} reads of the Lease in 100 ms, one for each turn");
+}
+
+/// nodes whose pods cannot be evicted give way to the others.
+#[test]
+fn staged_nodes_with_a_bare_pod_do_not_starve_the_rest() {
+    let mut nodes: Vec<_> = ["a", "b"].map(|n| at(n, Step::Staged, 0, HostState::StagedUpdate)).into();
+    for n in &mut nodes {
+        n.pods = Some(vec![pod(&n.facts.name, true)]);
+    }
+    nodes.extend(["c", "d", "e"].map(node));
+    let (view, policy) = cluster(nodes, &[]);
+    let far = plan(&view, &policy, t(7 * 24 * 3600));
+    let started = ["c", "d", "e"].iter().any(|n| matches!(far.actions.get(*n), Some(Action::Status { .. })));
+    assert!(started, "after a week: {:?} {:?}", far.actions.keys(), far.waits);
+}
+
+/// the shadow is deleted right after its go (the docs tell people to delete shadows): the new one knows of no go.
+#[test]
+fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_go_may_be_out() {
+    let mut orphan = node("a");
+    orphan.facts.claimed = true;
+    orphan.facts.unschedulable = true;
+    // Made anew a moment ago, the agent (which has just told the host to reboot) has not reported to it.
+    let shadow = orphan.shadow.as_mut().unwrap();
+    shadow.status = models::shadow::BottlerocketShadowStatus::default();
+    shadow.created = Some(t(0));
+    let (view, policy) = cluster(vec![orphan], &["a"]);
+    let action = |at| plan(&view, &policy, t(at)).actions.get("a").cloned();
+    assert_ne!(action(1), Some(Action::Release), "released one second after the go");
+    assert_eq!(action(181), Some(Action::Release), "and never given back");
+}
+
+/// label and shadow are gone, the cordon is ours.
+#[test]
+fn a_claim_without_label_and_shadow_is_found_and_released() {
+    let mut orphan = node("a");
+    orphan.facts.claimed = true;
+    orphan.facts.unschedulable = true;
+    orphan.facts.labelled = false;
+    orphan.shadow = None;
+    let nodes = [("a".to_owned(), orphan.facts.clone())].into();
+    let made = crate::shadows::changes(&nodes, &std::collections::BTreeMap::new());
+    assert_eq!(made, [crate::shadows::Change::Create { node: "a".into(), uid: "uid-a".into() }]);
+    let mut shadowed = node("a");
+    shadowed.facts = orphan.facts;
+    shadowed.shadow.as_mut().unwrap().created = Some(t(0));
+    let (view, policy) = cluster(vec![shadowed], &["a"]);
+    assert_eq!(plan(&view, &policy, t(181)).actions.get("a"), Some(&Action::Release));
+}
+
+/// a drained node with a silent agent is given up at the deadline, and nothing wakes in the past.
+#[test]
+fn an_empty_node_whose_agent_is_behind_is_given_up_at_the_drains_deadline() {
+    let mut silent = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    silent.shadow.as_mut().unwrap().generation = 2; // the spec was touched, and nobody acknowledges it
+    let (view, policy) = cluster(vec![silent], &["a"]);
+    let now = t(365 * 24 * 3600);
+    let plan = plan(&view, &policy, now);
+    assert!(plan.wake.is_none_or(|at| at > now), "wakes at {:?}, in the past, again and again", plan.wake);
+    assert!(plan.actions.contains_key("a"), "after a year: {:?}", plan.waits);
+}
+
+/// an image that kills the host's network: armed, rebooted, never seen again.
+#[test]
+fn a_node_that_never_comes_back_from_its_update_is_charged_to_the_version() {
+    let mut gone = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    gone.facts.ready = false;
+    let shadow = gone.shadow.as_mut().unwrap();
+    shadow.spec.go = Some(Go { nonce: "n".into(), jws: String::new(), repeated: false });
+    shadow.status.agent.armed = Some(armed(ArmedPhase::Activated));
+    let (view, policy) = cluster(vec![gone], &["a"]);
+    let plan = plan(&view, &policy, t(3600));
+    let Some(Action::Status { status, .. }) = plan.actions.get("a") else { panic!("{:?}", plan.waits) };
+    let record = status.report.record.as_ref().unwrap();
+    assert!(!record.version_failures.is_empty(), "charged to nobody: {:?}", record.last.as_ref().unwrap().reason);
+}
+
+/// while the write that begins a drain is under way, its slot stays, whatever happens to the node meanwhile.
+#[test]
+fn the_slot_of_a_busy_node_is_never_given_away() {
+    // The write of Draining is under way for a; a bare pod is bound to it in the same moment.
+    let mut a = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    a.pods = Some(vec![pod("a", true)]);
+    let b = at("b", Step::Staged, 0, HostState::StagedUpdate);
+    let (mut view, policy) = cluster(vec![a, b], &["a"]);
+    view.busy.insert("a".into());
+    let first = plan(&view, &policy, t(1));
+    let slots = |plan: &Plan| plan.slots.as_ref().map(|s| s.iter().map(|s| s.node.clone()).collect::<Vec<_>>());
+    // Both land, in this order: the slots, and then the drain of a.
+    if let Some(slots) = first.slots.clone() {
+        view.operator.as_mut().unwrap().status.slots = slots;
+    }
+    let second = plan(&view, &policy, t(1));
+    if let Some(slots) = second.slots.clone() {
+        view.operator.as_mut().unwrap().status.slots = slots;
+    }
+    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.progress =
+        Some(progress(Step::Draining, 1));
+    view.busy.clear();
+    let third = plan(&view, &policy, t(1));
+    let mut end = view;
+    end.operator.as_mut().unwrap().status.slots = third.slots.clone().unwrap_or_default();
+    let fourth = plan(&end, &policy, t(1));
+    assert!(
+        third.slots.as_ref().is_none_or(|s| s.len() <= 1),
+        "slots one after the other: {:?} {:?} {:?}; then {:?}",
+        slots(&first),
+        slots(&second),
+        slots(&third),
+        fourth.actions
+    );
+}
+
+/// a host that reboots again and again on the wanted version.
+#[test]
+fn another_boot_restarts_the_soak_once() {
+    let mut looping = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    looping.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    (looping.facts.claimed, looping.facts.unschedulable) = (false, false);
+    let (mut view, policy) = cluster(vec![looping], &["a"]);
+    for boot in 0..1000 {
+        let now = t(40 * boot);
+        let node = view.nodes.get_mut("a").unwrap();
+        node.facts.boot_id = format!("b{}", boot + 2);
+        let made = plan(&view, &policy, now);
+        let node = view.nodes.get_mut("a").unwrap();
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+        node.shadow.as_mut().unwrap().status.controller = status.report.clone();
+        if status.report.progress.as_ref().is_none_or(|p| p.step != Step::Monitoring) {
+            return;
+        }
+    }
+    panic!("1000 boots in 11 hours, and the soak begins anew each time");
+}
+
+/// a node that was not Ready for the whole soak time has not been Ready for the soak time.
+#[test]
+fn the_soak_counts_only_the_time_that_the_node_is_ready() {
+    let mut flaky = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    flaky.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    (flaky.facts.claimed, flaky.facts.unschedulable) = (false, false);
+    flaky.facts.ready = false;
+    let (mut view, policy) = cluster(vec![flaky], &["a"]);
+    let mut step = |ready: bool, at: i64| {
+        view.nodes.get_mut("a").unwrap().facts.ready = ready;
+        let made = plan(&view, &policy, t(at));
+        if let Some(Action::Status { status, .. }) = made.actions.get("a") {
+            let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+            shadow.status.controller = status.report.clone();
+        }
+        let shadow = view.nodes["a"].shadow.as_ref().unwrap();
+        let progress = shadow.status.controller.progress.clone().unwrap();
+        (progress.step, made.waits.get("a").cloned())
+    };
+    assert_eq!(step(false, 10).0, Step::Returning);
+    assert_eq!(step(false, 600), (Step::Returning, Some(Wait::AwaitingReady)));
+    assert_eq!(step(true, 601).0, Step::Monitoring);
+    assert_eq!(step(true, 602), (Step::Monitoring, Some(Wait::Soaking { until: t(661) })));
+    // Once is nothing; a node that does it again does not hold.
+    assert_eq!(step(false, 610).0, Step::Releasing);
+}
+
+/// the failure that spends the budget and another node's start stand in one plan.
+#[test]
+fn no_node_starts_beside_the_failure_that_spends_the_budget() {
+    let mut a = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
+    a.facts.boot_id = "b2".into();
+    let shadow = a.shadow.as_mut().unwrap();
+    shadow.status.agent.failure = Some(models::shadow::Failure {
+        attempt: 1,
+        step: HostState::RebootedIntoUpdate,
+        reason: FailureReason::BootFellBack,
+        message: String::new(),
+        time: t(1),
+    });
+    let b = at("b", Step::Staged, 0, HostState::StagedUpdate);
+    let (mut view, policy) = cluster(vec![a, b], &["a", "b"]);
+    view.operator.as_mut().unwrap().spec.max_unavailable = Some(models::operator::CountOrPercent::Count(2));
+    let mut policy = policy;
+    policy.max_unavailable = models::operator::CountOrPercent::Count(2);
+    let both = plan(&view, &policy, t(2));
+    assert!(matches!(both.actions.get("a"), Some(Action::Status { .. })));
+    assert!(!both.actions.contains_key("b"), "b starts its drain in the plan that freezes the rollout");
+    // ... and also in each later plan while the failure's write is under way.
+    view.busy.insert("a".into());
+    assert!(!plan(&view, &policy, t(2)).actions.contains_key("b"));
+}
