@@ -1,5 +1,6 @@
 //! Evictions, and the last look before a go.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -20,12 +21,25 @@ use crate::view::{Blocked, NodeFacts, NodeView, PodFacts, Projection};
 const ACCEPTED: Duration = Duration::from_secs(30);
 
 impl Applier {
-    /// Evicts pods, each under its uid, side by side: one that is blocked does not hold back the others.
+    /// Evicts pods, each under its uid. Namespaces go side by side, and one that is blocked does not hold back the others;
+    /// within a namespace it is one after the other, since evictions that meet on one budget make the API server sleep
+    /// for half a second between its own tries.
     pub(super) async fn evict(&self, pods: &[Eviction]) -> Result<Learned, ApplyError> {
-        let answers = join_all(pods.iter().map(|pod| self.evict_one(pod))).await;
+        let mut namespaces: BTreeMap<&str, Vec<&Eviction>> = BTreeMap::new();
+        for pod in pods {
+            namespaces.entry(&pod.namespace).or_default().push(pod);
+        }
+        let answers = join_all(namespaces.into_values().map(|pods| async move {
+            let mut answers = Vec::new();
+            for pod in pods {
+                answers.push((pod, self.evict_one(pod).await));
+            }
+            answers
+        }))
+        .await;
         let now = crate::clock::now();
         let mut learned = Learned::default();
-        for (pod, answer) in pods.iter().zip(answers) {
+        for (pod, answer) in answers.into_iter().flatten() {
             let (means, message) = answer?;
             let after = |span: Duration| {
                 jiff::SignedDuration::try_from(span).ok().and_then(|s| now.checked_add(s).ok()).unwrap_or(now)

@@ -403,6 +403,8 @@ impl Story {
                 version: version(WANTED),
                 from: Some(version(OLD)),
                 started: old.map_or(since, |old| old.started),
+                may_be_rebooting: false,
+                soak_restarted: false,
                 go_given: false,
                 disruptive: !matches!(step, Step::Staging | Step::Staged),
             });
@@ -484,7 +486,7 @@ impl Story {
     pub(super) fn go(&mut self, node: &str) {
         self.controller(node, |shadow| {
             let nonce = shadow.status.agent.armed.as_ref().unwrap().nonce.clone();
-            shadow.spec.go = Some(Go { nonce, jws: String::new() });
+            shadow.spec.go = Some(Go { nonce, jws: String::new(), repeated: false });
         });
     }
 
