@@ -17,8 +17,8 @@ use semver::Version;
 use serde_json::json;
 
 use crate::interfere::{
-    agent_on, ask_unheard, blocked_drain, continue_controllers, given_back, go_of, is_activate, is_armed, poll, signal,
-    unblock, until_host,
+    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, go_of, is_activate,
+    is_armed, poll, signal, unblock, until_host,
 };
 use crate::support::{Ending, LIMIT, NEW, Scene, nodes, operator_condition, run, shadow_of};
 
@@ -121,7 +121,7 @@ async fn an_agent_killed_after_it_armed_the_host_asks_again_and_reboots_it() -> 
         until_host(host, "the host is asked to arm", is_activate).await?;
         let agent = agent_on(scene, &target).await?;
         signal(&[agent], Signal::SIGKILL);
-        host.release_command();
+        finish_command(host).await?;
         scene.updated().await?;
         Ok(())
     })

@@ -73,6 +73,16 @@ pub(crate) fn is_activate(event: &Event) -> bool {
     matches!(&event.kind, EventKind::Call { method, path, .. } if method == "POST" && path == "/actions/activate-update")
 }
 
+/// Lets a command end that was scripted to wait, and returns when it has.
+pub(crate) async fn finish_command(host: &Host) -> anyhow::Result<()> {
+    poll("the host's command ends", async || {
+        // The host may have answered the one who asked for the command, and not have begun to wait.
+        host.release_command();
+        Ok(host.snapshot().running_command.is_none().then_some(()))
+    })
+    .await
+}
+
 /// Whether a host's next boot takes another image than the running one.
 pub(crate) fn is_armed(host: &Host) -> bool {
     let disk = host.snapshot().disk;

@@ -20,7 +20,7 @@ use semver::Version;
 use serde_json::json;
 
 use crate::crashes::after_changes;
-use crate::interfere::{blocked_drain, poll, signal, unblock};
+use crate::interfere::{blocked_drain, finish_command, poll, signal, unblock};
 use crate::support::{LIMIT, NEW, Scene, nodes, run, step_of};
 
 /// Options for so many nodes with two controllers.
@@ -113,8 +113,8 @@ async fn a_leader_that_wakes_up_on_old_news_gives_no_second_slot() -> anyhow::Re
         let old = leader(scene).await?;
         signal(std::slice::from_ref(&old), Signal::SIGSTOP);
         another_leads(scene, &old).await?;
-        for member in &scene.bed.members {
-            member.host.release_command();
+        for member in scene.bed.members.iter().filter(|m| downloads(&m.host)) {
+            finish_command(&member.host).await?;
         }
         scene
             .until("the new leader drains a node", |world| {
@@ -128,7 +128,7 @@ async fn a_leader_that_wakes_up_on_old_news_gives_no_second_slot() -> anyhow::Re
         unblock(scene).await?;
         let last = poll("the third host downloads", async || Ok(scene.bed.members.iter().find(|m| downloads(&m.host))))
             .await?;
-        last.host.release_command();
+        finish_command(&last.host).await?;
         scene.updated().await?;
         Ok(())
     })

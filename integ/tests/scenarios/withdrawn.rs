@@ -11,8 +11,8 @@ use models::shadow::{HostState, UPDATED};
 use nix::sys::signal::Signal;
 
 use crate::interfere::{
-    agent_on, ask_unheard, blocked_drain, continue_controllers, given_back, go_of, is_activate, is_armed, signal,
-    unblock, until_host, withdraw,
+    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, go_of, is_activate,
+    is_armed, signal, unblock, until_host, withdraw,
 };
 use crate::support::{Ending, Scene, nodes, run, shadow_of};
 
@@ -107,7 +107,7 @@ async fn an_agent_stalled_while_its_host_arms_disarms_when_the_order_is_gone() -
         let agent = agent_on(scene, &target).await?;
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
         withdraw(scene, &target).await?;
-        host.release_command();
+        finish_command(host).await?;
         anyhow::ensure!(is_armed(host), "the image is armed while the agent sleeps");
         let boot = host.snapshot().boot_id;
         let world = scene.bed.recorder.so_far()?.end();
@@ -141,7 +141,7 @@ async fn an_agent_killed_while_its_host_arms_disarms_after_its_restart_when_the_
         let agent = agent_on(scene, &target).await?;
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
         withdraw(scene, &target).await?;
-        host.release_command();
+        finish_command(host).await?;
         let boot = host.snapshot().boot_id;
         signal(&[agent], Signal::SIGKILL);
         given_back(scene, &target).await?;
@@ -203,7 +203,7 @@ async fn a_silent_agent_whose_node_was_given_back_disarms_and_reboots_nothing_wh
         anyhow::ensure!(agents.contains(&agent));
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
         withdraw(scene, &target).await?;
-        host.release_command();
+        finish_command(host).await?;
         let boot = host.snapshot().boot_id;
         scene
             .bed
