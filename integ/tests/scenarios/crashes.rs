@@ -20,7 +20,12 @@ use crate::interfere::{
     agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, go_of, is_activate,
     is_armed, poll, signal, unblock, until_host,
 };
-use crate::support::{Ending, LIMIT, NEW, Scene, nodes, operator_condition, run, shadow_of};
+use crate::support::{Ending, NEW, Scene, nodes, operator_condition, run, shadow_of};
+
+/// How long an update may take that is interrupted in the middle of evictions. The API server counts a pod against its
+/// budget before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
+/// Kubernetes forgets about it two minutes later, and the drain is rightly blocked meanwhile.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Asserts that a node's first attempt failed for a reason that is nobody's fault but the node's, and a later one did not.
 fn assert_rebooted_by_other_and_updated_later(ending: &Ending, node: &str) {
@@ -182,7 +187,7 @@ async fn a_restart_of_the_api_server_in_mid_update_heals_by_itself() -> anyhow::
     // The recorder reads what it missed during the outage from etcd's history.
     options.control_plane.watch_cache = false;
     let ending = run(options, async |scene| {
-        scene.shop(PODS).await?;
+        scene.shop_with(PODS, json!({"maxUnavailable": 2})).await?;
         scene.install().await?;
         scene.release();
         for _ in 0..2 {
@@ -190,7 +195,7 @@ async fn a_restart_of_the_api_server_in_mid_update_heals_by_itself() -> anyhow::
             after_changes(scene, changes, &NEW).await?;
             scene.bed.control_plane.restart_apiserver().await?;
         }
-        scene.updated().await?;
+        scene.bed.wait_updated(&NEW, PATIENCE).await?;
         scene.shop_is_ready(PODS).await
     })
     .await?;
@@ -202,10 +207,10 @@ async fn a_restart_of_the_api_server_in_mid_update_heals_by_itself() -> anyhow::
 /// Waits until the API server has made so many more changes, or the update to `version` has ended before.
 pub(crate) async fn after_changes(scene: &Scene, changes: usize, version: &Version) -> anyhow::Result<()> {
     let until = scene.bed.recorder.so_far()?.changes().len() + changes;
-    let reached = scene.bed.wait("so many changes", LIMIT, |history| history.changes().len() >= until);
+    let reached = scene.bed.wait("so many changes", PATIENCE, |history| history.changes().len() >= until);
     tokio::select! {
         reached = reached => reached.map(drop),
-        updated = scene.bed.wait_updated(version, LIMIT) => updated.map(drop),
+        updated = scene.bed.wait_updated(version, PATIENCE) => updated.map(drop),
     }
 }
 
@@ -220,7 +225,7 @@ async fn after_events(scene: &Scene, node: &str, events: usize, version: &Versio
     });
     tokio::select! {
         reached = reached => reached,
-        updated = scene.bed.wait_updated(version, LIMIT) => updated.map(drop),
+        updated = scene.bed.wait_updated(version, PATIENCE) => updated.map(drop),
     }
 }
 
@@ -232,7 +237,7 @@ async fn whatever_part_is_killed_at_whatever_moment_the_update_ends_right() -> a
     let brief = Duration::from_millis(100);
     let timings = Timings { prepare: brief, activate: brief, shutdown: brief, ..Timings::instant() };
     let ending = run(BedOptions { timings, ..nodes(3) }, async |scene| {
-        scene.shop(PODS).await?;
+        scene.shop_with(PODS, json!({"maxUnavailable": 3})).await?;
         scene.install().await?;
         for round in 0..ROUNDS {
             let version = Version::new(1, 20, 5 + round);
@@ -255,7 +260,7 @@ async fn whatever_part_is_killed_at_whatever_moment_the_update_ends_right() -> a
                     signal(std::slice::from_ref(process), Signal::SIGKILL);
                 }
             }
-            scene.bed.wait_updated(&version, LIMIT).await?;
+            scene.bed.wait_updated(&version, PATIENCE).await?;
         }
         scene.shop_is_ready(PODS).await
     })

@@ -15,6 +15,7 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, timeout_at};
 
+use crate::crashes::PATIENCE;
 use crate::support::{LIMIT, SHOP, Scene, shadow_of};
 
 /// How long a host that was asked for its status keeps an agent waiting where a scenario needs the time to act: longer than
@@ -58,9 +59,9 @@ pub(crate) async fn until_host(host: &Host, what: &str, mut seen: impl FnMut(&Ev
     if host.log().iter().any(&mut seen) {
         return Ok(());
     }
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + PATIENCE;
     loop {
-        match timeout_at(deadline, live.recv()).await.with_context(|| format!("not within {LIMIT:?}: {what}"))? {
+        match timeout_at(deadline, live.recv()).await.with_context(|| format!("not within {PATIENCE:?}: {what}"))? {
             Ok(event) if seen(&event) => return Ok(()),
             Ok(_) | Err(RecvError::Lagged(_)) => {}
             Err(RecvError::Closed) => anyhow::bail!("the host has ended before: {what}"),

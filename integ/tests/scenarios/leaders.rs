@@ -19,9 +19,9 @@ use rand::Rng as _;
 use semver::Version;
 use serde_json::json;
 
-use crate::crashes::after_changes;
+use crate::crashes::{PATIENCE, after_changes};
 use crate::interfere::{blocked_drain, finish_command, poll, signal, unblock};
-use crate::support::{LIMIT, NEW, Scene, nodes, run, step_of};
+use crate::support::{NEW, Scene, nodes, run, step_of};
 
 /// Options for so many nodes with two controllers.
 fn two_controllers(count: usize) -> BedOptions {
@@ -70,7 +70,7 @@ async fn a_leader_that_sleeps_through_its_succession_does_nothing_more() -> anyh
             after_changes(scene, changes, &version).await?;
             signal(std::slice::from_ref(&old), Signal::SIGCONT);
             until_ended(scene, &old).await?;
-            scene.bed.wait_updated(&version, LIMIT).await?;
+            scene.bed.wait_updated(&version, PATIENCE).await?;
         }
         scene.shop_is_ready(PODS).await
     })
