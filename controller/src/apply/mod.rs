@@ -4,6 +4,8 @@
 mod node;
 mod pods;
 mod shadow;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -43,6 +43,12 @@ impl Leadership {
         self.leads.clone()
     }
 
+    /// A leadership that is over, for tests.
+    #[cfg(test)]
+    pub fn over() -> Self {
+        Self { renewed: Arc::default(), ..Self::forever() }
+    }
+
     /// A leadership that never ends, for tests.
     #[cfg(test)]
     pub fn forever() -> Self {

@@ -188,7 +188,6 @@ async fn a_go_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again() -> 
 const CERTAIN: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes four minutes: a silent agent's node is given back only after the longest shutdown has passed"]
 async fn a_silent_agent_whose_node_was_given_back_disarms_and_reboots_nothing_when_it_comes_to_life()
 -> anyhow::Result<()> {
     let mut target = String::new();

@@ -1,0 +1,157 @@
+//! What the writes look like on the wire: each carries what guards it.
+
+use std::sync::{Arc, Mutex};
+
+use http::{Request, Response};
+use kube::client::Body;
+use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
+use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::Applier;
+use crate::leader::Leadership;
+use crate::plan::{Action, Eviction};
+use crate::view::{Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
+
+#[derive(Clone, Debug)]
+struct Call {
+    method: String,
+    path: String,
+    query: String,
+    body: Value,
+}
+
+/// An applier whose calls are recorded; each is answered with what it sent.
+fn applier() -> (Applier, Arc<Mutex<Vec<Call>>>) {
+    let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
+    let log = calls.clone();
+    tokio::spawn(async move {
+        while let Some((request, reply)) = handle.next_request().await {
+            let (parts, body) = request.into_parts();
+            let body: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or(Value::Null);
+            log.lock().unwrap().push(Call {
+                method: parts.method.to_string(),
+                path: parts.uri.path().to_owned(),
+                query: parts.uri.query().unwrap_or_default().to_owned(),
+                body: body.clone(),
+            });
+            let answer = if parts.uri.path().ends_with("/eviction") {
+                json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201})
+            } else {
+                let mut answer = body;
+                if answer.get("spec").is_none() {
+                    answer["spec"] = json!({"attempt": 0});
+                }
+                answer
+            };
+            let answer = Body::from(answer.to_string().into_bytes());
+            reply.send_response(Response::builder().status(200).body(answer).unwrap());
+        }
+    });
+    let changed = Arc::new(watch::channel(0).0);
+    let applier = Applier::new(
+        kube::Client::new(service, "default"),
+        "brupop-system".into(),
+        "me".into(),
+        Leadership::forever(),
+        crate::tls::Signer::default(),
+        crate::metrics::Metrics::new().unwrap(),
+        Cache::new(changed.clone()),
+        Cache::new(changed.clone()),
+        Cache::new(changed),
+    );
+    (applier, calls)
+}
+
+fn node() -> NodeView {
+    NodeView {
+        facts: NodeFacts {
+            name: "a".into(),
+            uid: "node-uid".into(),
+            resource_version: "41".into(),
+            ..NodeFacts::default()
+        },
+        shadow: Some(ShadowFacts {
+            node: "a".into(),
+            uid: "shadow-uid".into(),
+            resource_version: "42".into(),
+            ..ShadowFacts::default()
+        }),
+        ..NodeView::default()
+    }
+}
+
+async fn call_of(action: Action) -> Call {
+    let (applier, calls) = applier();
+    applier.carry_out(&node(), action).await.unwrap();
+    let calls = calls.lock().unwrap();
+    assert_eq!(calls.len(), 1, "{calls:#?}");
+    calls[0].clone()
+}
+
+#[tokio::test]
+async fn every_apply_to_a_status_carries_the_resource_version_that_was_decided_on() {
+    let status = Action::Status { status: Box::new(ControllerStatus::default()), note: None };
+    let call = call_of(status).await;
+    assert!(call.path.ends_with("/bottlerocketshadows/brs-a/status"), "{call:?}");
+    assert_eq!(call.body["metadata"]["resourceVersion"], "42");
+    assert!(call.query.contains("fieldManager=brupop-controller"), "{call:?}");
+}
+
+#[tokio::test]
+async fn every_order_carries_uid_and_resource_version() {
+    let call = call_of(Action::Spec { spec: Box::new(BottlerocketShadowSpec::default()) }).await;
+    assert_eq!((call.method.as_str(), call.path.ends_with("/brs-a")), ("PATCH", true));
+    assert_eq!(call.body["metadata"]["uid"], "shadow-uid");
+    assert_eq!(call.body["metadata"]["resourceVersion"], "42");
+}
+
+#[tokio::test]
+async fn every_claim_and_release_carries_uid_and_resource_version_and_forces_nothing() {
+    for (action, unschedulable) in [(Action::Claim, json!(true)), (Action::Release, Value::Null)] {
+        let call = call_of(action).await;
+        assert_eq!(call.path, "/api/v1/nodes/a");
+        assert_eq!(call.body["metadata"]["uid"], "node-uid");
+        assert_eq!(call.body["metadata"]["resourceVersion"], "41");
+        assert_eq!(call.body["spec"]["unschedulable"], unschedulable);
+        assert!(!call.query.contains("force=true"), "{call:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_eviction_carries_the_uid_of_the_pod_that_was_seen() {
+    let pods = vec![Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() }];
+    let call = call_of(Action::Evict { pods }).await;
+    assert_eq!(call.path, "/api/v1/namespaces/shop/pods/web-1/eviction");
+    // The key is `deleteOptions`; the client's own `evict` writes another one, which the server ignores.
+    assert_eq!(call.body["deleteOptions"]["preconditions"]["uid"], "pod-uid");
+}
+
+#[tokio::test]
+async fn slots_are_written_with_the_resource_version_that_the_plan_was_made_on() {
+    let (applier, calls) = applier();
+    let operator = OperatorFacts { uid: "op".into(), resource_version: "43".into(), ..OperatorFacts::default() };
+    let view = ClusterView { operator: Some(operator), ..ClusterView::default() };
+    let slot = Slot { uid: "node-uid".into(), node: "a".into(), since: crate::clock::now() };
+    let status = BottlerocketUpdateOperatorStatus { slots: vec![slot], ..Default::default() };
+    applier.write_operator(&view, &status).await.unwrap();
+    let call = calls.lock().unwrap()[0].clone();
+    assert!(call.path.ends_with("/bottlerocketupdateoperators/default/status"), "{call:?}");
+    assert_eq!(call.body["metadata"]["resourceVersion"], "43");
+    assert_eq!(call.body["status"]["slots"][0]["uid"], "node-uid");
+}
+
+#[tokio::test]
+async fn a_process_that_lost_the_lease_writes_nothing() {
+    let (mut applier, calls) = applier();
+    applier.leadership = Leadership::over();
+    let action = Action::Evict { pods: vec![Eviction { namespace: "n".into(), name: "p".into(), uid: "u".into() }] };
+    for action in [Action::Claim, Action::Release, action, Action::Go { nonce: "n".into() }] {
+        assert!(applier.carry_out(&node(), action).await.is_err());
+    }
+    assert!(applier.create_shadow("a", "uid", Default::default()).await.is_err());
+    assert!(applier.delete_shadow("a", "uid").await.is_err());
+    assert!(calls.lock().unwrap().is_empty());
+}
