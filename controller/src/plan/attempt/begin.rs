@@ -1,0 +1,196 @@
+//! From idle to a staged image: whether an attempt may begin, and staging, which disrupts nothing.
+
+use models::go::{GO_LIFETIME, SHUTDOWN_LIMIT};
+use models::reason::FailureReason;
+use models::shadow::{HOST_REACHABLE, HostState, Progress, Step};
+use semver::Version;
+
+use super::{Case, after, unblock};
+use crate::plan::{Action, Decision, Verdict, Wait};
+
+impl Case<'_> {
+    /// Nothing is under way: clean up what an interrupted attempt left, else see whether a new one may begin.
+    pub(super) fn idle(&self) -> Decision {
+        let spec = &self.shadow.spec;
+        if spec.state != HostState::Idle {
+            // An order without a record of its attempt: take it back like a failed one.
+            let (Some(version), Some(boot_id)) = (spec.version.clone(), spec.boot_id.clone()) else {
+                return Decision::act(self.withdraw());
+            };
+            let progress = Progress {
+                step: Step::Releasing,
+                since: self.now,
+                attempt: spec.attempt,
+                boot_id,
+                version,
+                from: self.shadow.status.agent.current_version.clone(),
+                started: self.now,
+                go_given: spec.go.is_some(),
+                may_be_rebooting: false,
+                soak_restarted: false,
+                disruptive: self.slot || self.facts().claimed,
+            };
+            return self.fail(&progress, FailureReason::ProgressLost, "the record of this attempt is gone");
+        }
+        if self.facts().claimed {
+            // A claim without an attempt, from a shadow that was deleted, say. Whether a go was given is not known any
+            // more, nor to an agent that was restarted: the longest time that a host can take to go down has to pass.
+            let known_since = self.shadow.created.map_or(self.view.leader_since, |at| at.max(self.view.leader_since));
+            let certain = after(known_since, GO_LIFETIME + SHUTDOWN_LIMIT);
+            if self.now >= certain {
+                return Decision::act(Action::Release);
+            }
+            return self.with_blocked(Decision::wait(Wait::DisarmPending).waking_at(certain));
+        }
+        let decision = self.may_begin();
+        if matches!(decision.verdict, Verdict::Wait(_)) && spec.host.as_ref() != Some(&self.host_policy()) {
+            return Decision::act(self.withdraw());
+        }
+        self.with_blocked(decision)
+    }
+
+    /// The gates that look at nothing but the fleet's switches and the node itself, in the order in which their reasons
+    /// are worth reading.
+    pub(super) fn may_begin(&self) -> Decision {
+        let agent = &self.shadow.status.agent;
+        let facts = self.facts();
+        if !facts.labelled {
+            return Decision::wait(Wait::NotLabelled);
+        }
+        if facts.deleting || self.shadow.deleting {
+            return Decision::wait(Wait::Deleting);
+        }
+        if agent.boot_id.as_deref() != Some(facts.boot_id.as_str()) {
+            return Decision::wait(Wait::NoReport);
+        }
+        if models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
+            .is_some_and(|c| c.reason == "HostArmedByOther")
+        {
+            return Decision::wait(Wait::HostArmedByOther);
+        }
+        if !self.disarmed() {
+            return Decision::wait(if agent.armed.is_some() { Wait::DisarmPending } else { Wait::AgentBehind });
+        }
+        let Some(current) = &agent.current_version else { return Decision::wait(Wait::NoReport) };
+        let Some(updates) = &agent.updates else { return Decision::wait(Wait::UpToDate) };
+        // Under `latest`, a host can offer a lower version after a release was pulled; that is never taken.
+        let Some(version) = updates.chosen_version.as_ref().filter(|chosen| *chosen > current) else {
+            return Decision::wait(match &updates.refresh_failure {
+                Some(message) => Wait::RefreshFails { message: message.clone() },
+                None => Wait::UpToDate,
+            });
+        };
+        if let Some(message) = &updates.refresh_failure {
+            return Decision::wait(Wait::RefreshFails { message: message.clone() });
+        }
+        if let Some(wait) = self.gates(version) {
+            return Decision::wait(wait);
+        }
+        let record = self.shadow.status.controller.record.as_ref();
+        if let Some(until) = record.and_then(|r| r.not_before).filter(|until| *until > self.now) {
+            let reason = record.and_then(|r| r.last.as_ref()).map(|l| l.reason.clone()).unwrap_or_default();
+            return Decision::wait(Wait::BackOff { until, reason }).waking_at(until);
+        }
+        Decision { verdict: Verdict::Candidate(version.clone()), ..Decision::default() }
+    }
+
+    /// The gates that hold for a start as for the disruption.
+    pub(super) fn gates(&self, version: &Version) -> Option<Wait> {
+        if !self.policy.present {
+            return Some(Wait::NoOperatorResource);
+        }
+        if !self.policy.enabled {
+            return Some(Wait::Disabled);
+        }
+        let agent = &self.shadow.status.agent;
+        if self.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version) {
+            return Some(Wait::Quarantined { version: version.clone() });
+        }
+        if let Some(version) = self.quarantine.frozen_by() {
+            return Some(Wait::Frozen { version: version.clone() });
+        }
+        if self.facts().held {
+            return Some(Wait::Held);
+        }
+        if !self.facts().ready {
+            return Some(Wait::NodeNotReady);
+        }
+        None
+    }
+
+    /// The first write of an attempt. The order follows once it is recorded.
+    pub(in crate::plan) fn begin(&self, version: &Version) -> Action {
+        let mut status = self.half();
+        let last = status.report.record.as_ref().and_then(|r| r.last.as_ref()).map_or(0, |l| l.attempt);
+        status.report.progress = Some(Progress {
+            step: Step::Staging,
+            since: self.now,
+            attempt: self.shadow.spec.attempt.max(last) + 1,
+            boot_id: self.facts().boot_id.clone(),
+            version: version.clone(),
+            from: self.shadow.status.agent.current_version.clone(),
+            started: self.now,
+            go_given: false,
+            may_be_rebooting: false,
+            soak_restarted: false,
+            disruptive: false,
+        });
+        status.report.drain = None;
+        unblock(&mut status);
+        Action::Status { status: Box::new(status), note: None }
+    }
+
+    pub(super) fn staging(&self, progress: &Progress) -> Decision {
+        let spec = &self.shadow.spec;
+        if let Some(decision) = self.ended_from_outside(progress) {
+            return decision;
+        }
+        if !self.policy.enabled && !self.slot {
+            return self.fail(progress, FailureReason::Disabled, "updates were switched off");
+        }
+        if spec.attempt < progress.attempt {
+            return Decision::act(self.order(HostState::StagedUpdate, progress));
+        }
+        if spec.attempt != progress.attempt || spec.state != HostState::StagedUpdate {
+            return self.fail(progress, FailureReason::ProgressLost, "the order does not belong to this attempt");
+        }
+        if let Some((reason, message)) = self.agent_failure(progress.attempt) {
+            return self.fail(progress, reason, message);
+        }
+        let agent = &self.shadow.status.agent;
+        if agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+            && agent.current_version.as_ref() == Some(&progress.version)
+        {
+            return self.fail(progress, FailureReason::UpdatedByOther, "the host runs the version already");
+        }
+        if spec.boot_id.as_deref() != Some(self.facts().boot_id.as_str()) {
+            // Rebooted by somebody else while nothing was disrupted: the same attempt goes on in the new boot.
+            return Decision::act(self.order(HostState::StagedUpdate, progress));
+        }
+        if !self.staged() {
+            if progress.step == Step::Staged {
+                return Decision::act(self.step(progress, Step::Staging, |_| {}));
+            }
+            let deadline = self.deadline(progress.since, self.policy.stage);
+            if self.now >= deadline {
+                return self.fail(progress, FailureReason::StageTimedOut, "the host did not stage the image in time");
+            }
+            return Decision::wait(Wait::Staging).waking_at(deadline);
+        }
+        if let Some(wait) = self.gates(&progress.version) {
+            return self.waiting_staged(progress, wait);
+        }
+        if self.slot {
+            return self.start_drain(progress);
+        }
+        Decision { verdict: Verdict::WantsSlot, ..Decision::default() }
+    }
+
+    /// A staged node that has to wait says so, once.
+    pub(in crate::plan) fn waiting_staged(&self, progress: &Progress, wait: Wait) -> Decision {
+        if progress.step == Step::Staging {
+            return Decision::act(self.step(progress, Step::Staged, |_| {}));
+        }
+        self.with_blocked(Decision::wait(wait))
+    }
+}

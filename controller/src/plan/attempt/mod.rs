@@ -1,0 +1,196 @@
+//! What is next for one node: its attempt from the first write to the last.
+
+mod begin;
+mod disrupt;
+mod judge;
+mod release;
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::condition::{Condition, set_condition};
+use models::reason::FailureReason;
+use models::shadow::{BLOCKED, BottlerocketShadowSpec, ControllerStatus, HostPolicy, HostState, Progress, Step};
+
+use crate::drain::filter;
+use crate::drain::filter::Sorted;
+use crate::plan::{Action, Decision, Note, Quarantine, Verdict, Wait};
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
+
+/// How long a new leader waits before it gives up on a step that it finds past its deadline: long enough to see what the
+/// step has come to.
+pub(super) const NEW_LEADER_GRACE: Duration = Duration::from_secs(30);
+
+/// How often a Lease is looked at while a release waits for it: kubelets renew theirs every 10 s.
+const LEASE_LOOK: Duration = Duration::from_secs(10);
+
+/// How many failures against versions a shadow keeps.
+const VERSION_FAILURES: usize = 8;
+
+/// How many blockers a shadow names.
+const BLOCKERS: usize = 8;
+
+/// How many pods of a drain a shadow lists.
+const LISTED_PODS: usize = 1024;
+
+fn after(at: Timestamp, span: Duration) -> Timestamp {
+    jiff::SignedDuration::try_from(span).ok().and_then(|span| at.checked_add(span).ok()).unwrap_or(Timestamp::MAX)
+}
+
+/// Everything that the rules for one node look at.
+pub(super) struct Case<'a> {
+    pub(super) view: &'a ClusterView,
+    pub(super) node: &'a NodeView,
+    pub(super) shadow: &'a ShadowFacts,
+    pub(super) policy: &'a Policy,
+    pub(super) quarantine: &'a Quarantine,
+    pub(super) now: Timestamp,
+    /// Whether the node has a slot.
+    pub(super) slot: bool,
+}
+
+impl<'a> Case<'a> {
+    fn facts(&self) -> &'a NodeFacts {
+        &self.node.facts
+    }
+
+    fn half(&self) -> ControllerStatus {
+        self.shadow.status.controller_half()
+    }
+
+    fn host_policy(&self) -> HostPolicy {
+        HostPolicy { refresh_interval: Some(self.policy.refresh_interval), ..HostPolicy::default() }
+    }
+
+    fn condition(&self, type_: &str, holds: bool, reason: &str, message: &str) -> Condition {
+        Condition {
+            type_: type_.to_owned(),
+            status: holds.into(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            last_transition_time: self.now,
+            observed_generation: None,
+        }
+    }
+
+    /// When a step that began at `since` and may take `limit` is given up.
+    fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
+        let at = after(since, limit);
+        if since < self.view.leader_since { at.max(after(self.view.leader_since, NEW_LEADER_GRACE)) } else { at }
+    }
+
+    fn sorted_pods(&self) -> Option<Sorted<'a>> {
+        let pods = self.node.pods.as_ref()?;
+        Some(filter::sort(pods, self.shadow.status.controller.drain.as_ref(), models::names::SYSTEM_NAMESPACE))
+    }
+
+    fn agent_failure(&self, attempt: i64) -> Option<(FailureReason, &'a str)> {
+        let failure = self.shadow.status.agent.failure.as_ref().filter(|f| f.attempt == attempt)?;
+        Some((failure.reason, failure.message.as_str()))
+    }
+
+    /// Whether the agent has confirmed, in the node's current boot, that the last order is carried out.
+    fn caught_up(&self) -> bool {
+        let agent = &self.shadow.status.agent;
+        agent.observed_generation == Some(self.shadow.generation)
+            && agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+    }
+
+    /// Whether the agent has confirmed that nothing of ours is armed.
+    fn disarmed(&self) -> bool {
+        let agent = &self.shadow.status.agent;
+        self.shadow.spec.state == HostState::Idle
+            && self.caught_up()
+            && agent.state == Some(HostState::Idle)
+            && agent.armed.is_none()
+    }
+
+    fn staged(&self) -> bool {
+        let agent = &self.shadow.status.agent;
+        self.caught_up()
+            && agent.state == Some(HostState::StagedUpdate)
+            && self.shadow.spec.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+    }
+
+    /// A write of the status with the step changed.
+    fn step(&self, progress: &Progress, step: Step, change: impl FnOnce(&mut ControllerStatus)) -> Action {
+        let mut status = self.half();
+        status.report.progress =
+            Some(Progress { step, since: self.now, boot_id: self.facts().boot_id.clone(), ..progress.clone() });
+        unblock(&mut status);
+        change(&mut status);
+        Action::Status { status: Box::new(status), note: None }
+    }
+
+    /// The order as it has to be.
+    fn order(&self, state: HostState, progress: &Progress) -> Action {
+        Action::Spec {
+            spec: Box::new(BottlerocketShadowSpec {
+                state,
+                version: Some(progress.version.clone()),
+                attempt: progress.attempt,
+                boot_id: Some(self.facts().boot_id.clone()),
+                host: Some(self.host_policy()),
+                go: None,
+            }),
+        }
+    }
+
+    /// The order taken back. The attempt stays, since it never falls.
+    fn withdraw(&self) -> Action {
+        Action::Spec {
+            spec: Box::new(BottlerocketShadowSpec {
+                state: HostState::Idle,
+                attempt: self.shadow.spec.attempt,
+                host: Some(self.host_policy()),
+                ..BottlerocketShadowSpec::default()
+            }),
+        }
+    }
+
+    /// What is next.
+    pub(super) fn decide(&self) -> Decision {
+        let Some(progress) = &self.shadow.status.controller.progress else { return self.idle() };
+        let decision = match progress.step {
+            Step::Staging | Step::Staged => self.staging(progress),
+            Step::LeavingBalancer | Step::Draining => self.draining(progress),
+            Step::Rebooting => self.rebooting(progress),
+            Step::Returning => self.returning(progress),
+            Step::Monitoring => self.monitoring(progress),
+            Step::Releasing => self.releasing(progress),
+        };
+        self.with_blocked(decision)
+    }
+
+    /// Keeps the `Blocked` condition true to the reason, in a write of its own only where no other write is due.
+    fn with_blocked(&self, decision: Decision) -> Decision {
+        let Verdict::Wait(wait) = &decision.verdict else { return decision };
+        let stored = models::condition::find_condition(&self.shadow.status.conditions, BLOCKED);
+        let wanted = wait.blocks().then(|| wait.as_str());
+        let now = stored.filter(|c| c.status == models::condition::ConditionStatus::True).map(|c| c.reason.as_str());
+        if wanted == now {
+            return decision;
+        }
+        let mut status = self.half();
+        match wanted {
+            Some(reason) => {
+                set_condition(&mut status.conditions, self.condition(BLOCKED, true, reason, &wait.to_string()));
+            }
+            None => unblock(&mut status),
+        }
+        let note = wanted.map(|reason| Note { warning: true, reason, message: wait.to_string() });
+        Decision { verdict: Verdict::Act(Action::Status { status: Box::new(status), note }), ..decision }
+    }
+}
+
+/// Any other write ends a block.
+fn unblock(status: &mut ControllerStatus) {
+    status.conditions.retain(|c| c.type_ != BLOCKED);
+}
+
+/// Why these pods keep a node from being drained at all.
+pub(super) fn refusal(sorted: &Sorted<'_>) -> Option<Wait> {
+    let first = sorted.refused.first()?;
+    Some(Wait::DrainRefused { pod: format!("{}/{}", first.namespace, first.name), count: sorted.refused.len() })
+}

@@ -1,0 +1,143 @@
+//! How an attempt fails, what that is charged to, and when the node may be given back.
+
+use models::condition::set_condition;
+use models::go::{GO_LIFETIME, SHUTDOWN_LIMIT};
+use models::reason::{FailureClass, FailureReason};
+use models::shadow::{ArmedPhase, AttemptResult, CORDONED, DRAINED, HostState, Progress, Record, Step, VersionFailure};
+
+use super::{Case, LEASE_LOOK, VERSION_FAILURES, after, unblock};
+use crate::plan::{Action, Decision, Note, Wait};
+
+impl Case<'_> {
+    /// The attempt is given up: recorded first, then withdrawn, then released.
+    pub(super) fn fail(&self, progress: &Progress, reason: FailureReason, message: &str) -> Decision {
+        let mut status = self.half();
+        let mut record = status.report.record.take().unwrap_or_default();
+        let counts = reason.class() != FailureClass::Wait;
+        if counts {
+            record.failures = record.failures.saturating_add(1);
+            record.not_before = Some(after(self.now, self.policy.back_off_after(record.failures)));
+        }
+        if reason.class() == FailureClass::Version {
+            self.charge(&mut record, progress, reason);
+        }
+        record.last = Some(self.result(progress, reason.as_str(), message));
+        status.report.record = Some(record);
+        status.report.progress = Some(Progress {
+            step: Step::Releasing,
+            since: self.now,
+            go_given: progress.go_given || self.shadow.spec.go.is_some(),
+            may_be_rebooting: progress.may_be_rebooting || self.may_be_rebooting(),
+            ..progress.clone()
+        });
+        unblock(&mut status);
+        let note = Note {
+            warning: counts,
+            reason: if counts { "UpdateFailed" } else { "UpdateWithdrawn" },
+            message: format!("attempt {} to {}: {reason}: {message}", progress.attempt, progress.version),
+        };
+        Decision::act(Action::Status { status: Box::new(status), note: Some(note) })
+    }
+
+    /// Whether the host may have been told to reboot: a go was given, and the agent's last word is not that it still waits
+    /// to act on this only one. (Once restarted, an agent does not know what it told the host before.)
+    pub(super) fn may_be_rebooting(&self) -> bool {
+        let Some(go) = &self.shadow.spec.go else { return false };
+        let still_arming = self.shadow.status.agent.armed.as_ref().is_some_and(|armed| {
+            armed.phase == ArmedPhase::Arming && armed.attempt == self.shadow.spec.attempt && armed.nonce == go.nonce
+        });
+        go.repeated || !still_arming
+    }
+
+    /// Whether the agent has reported the image of this attempt as armed.
+    pub(super) fn activated(&self, progress: &Progress) -> bool {
+        let armed = self.shadow.status.agent.armed.as_ref();
+        armed.is_some_and(|a| a.attempt == progress.attempt && a.phase == ArmedPhase::Activated)
+    }
+
+    pub(super) fn charge(&self, record: &mut Record, progress: &Progress, reason: FailureReason) {
+        let agent = &self.shadow.status.agent;
+        let failure = VersionFailure {
+            version: progress.version.clone(),
+            variant: agent.variant.clone().unwrap_or_default(),
+            arch: agent.arch.clone().unwrap_or_default(),
+            reason,
+            time: self.now,
+            resolved_by: None,
+        };
+        let failures = &mut record.version_failures;
+        let same = |f: &VersionFailure| {
+            f.resolved_by.is_none()
+                && (&f.version, &f.variant, &f.arch) == (&failure.version, &failure.variant, &failure.arch)
+        };
+        if failures.iter().any(same) {
+            return;
+        }
+        if failures.len() >= VERSION_FAILURES {
+            let settled = failures.iter().position(|f| f.resolved_by.is_some()).unwrap_or(0);
+            failures.remove(settled);
+        }
+        failures.push(failure);
+    }
+
+    pub(super) fn result(&self, progress: &Progress, reason: &str, message: &str) -> AttemptResult {
+        AttemptResult {
+            attempt: progress.attempt,
+            from: progress.from.clone(),
+            version: progress.version.clone(),
+            reason: reason.to_owned(),
+            message: message.chars().take(1024).collect(),
+            started: progress.started,
+            ended: self.now,
+        }
+    }
+
+    pub(super) fn releasing(&self, progress: &Progress) -> Decision {
+        if self.shadow.spec.state != HostState::Idle {
+            return Decision::act(self.withdraw());
+        }
+        if progress.go_given && !self.cannot_reboot_any_more(progress) {
+            let reason = self.last_failure();
+            let quiet = after(progress.since, GO_LIFETIME);
+            let certain = after(progress.since, GO_LIFETIME + SHUTDOWN_LIMIT);
+            if self.now < certain {
+                let wake = if self.disarmed() && !progress.may_be_rebooting { quiet } else { certain };
+                return Decision::wait(Wait::NodeNotBack { reason }).waking_at(wake);
+            }
+            let look = self.node.lease.map_or(self.now, |lease| after(lease.looked_at, LEASE_LOOK));
+            if look <= self.now {
+                return Decision::act(Action::LookAtLease);
+            }
+            return Decision::wait(Wait::NodeNotBack { reason }).waking_at(look);
+        }
+        if self.facts().claimed {
+            return Decision::act(Action::Release);
+        }
+        let mut status = self.half();
+        status.report.progress = None;
+        if status.report.drain.is_some() {
+            set_condition(&mut status.conditions, self.condition(CORDONED, false, "Released", "the attempt has ended"));
+            set_condition(&mut status.conditions, self.condition(DRAINED, false, "Released", "the attempt has ended"));
+        }
+        status.report.drain = None;
+        unblock(&mut status);
+        Decision::act(Action::Status { status: Box::new(status), note: None })
+    }
+
+    pub(super) fn last_failure(&self) -> FailureReason {
+        let last = self.shadow.status.controller.record.as_ref().and_then(|r| r.last.as_ref());
+        last.and_then(|l| serde_json::from_value(serde_json::Value::String(l.reason.clone())).ok())
+            .unwrap_or(FailureReason::Unknown)
+    }
+
+    /// After a go: whether the host can no longer act on it, so that the node may be given back.
+    pub(super) fn cannot_reboot_any_more(&self, progress: &Progress) -> bool {
+        let certain = after(progress.since, GO_LIFETIME + SHUTDOWN_LIMIT);
+        let quiet = if progress.may_be_rebooting { certain } else { after(progress.since, GO_LIFETIME) };
+        let confirmed = self.disarmed() && self.now >= quiet;
+        let another_boot = self.facts().boot_id != progress.boot_id;
+        // Looked at only after `certain`: a sign of life after that is one of a host that did not go down.
+        let outlived = self.now >= certain && self.node.lease.is_some_and(|lease| lease.alive());
+        confirmed || another_boot || outlived
+    }
+}
