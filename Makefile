@@ -7,6 +7,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # Arguments of the demo, e.g. make demo ARGS="--nodes 5 --keep"
 ARGS ?=
 
@@ -16,15 +17,15 @@ help: ## List the commands
 
 .PHONY: demo
 demo: tools control-plane build agent ## Show one update rolling through three simulated nodes (ARGS="--help" for more)
-	@BRUPOP_AGENT_BIN="$(CURDIR)/target/release/brupop-agent" target/debug/brupop-demo $(ARGS)
+	@BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
-test: tools control-plane ## Run every check and test: what has to pass before a change lands
+test: tools tools-lint control-plane agent ## Run every check and test: what has to pass before a change lands
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) build --workspace --bins --locked
-	target/debug/brupop-deploy --check
-	$(CARGO) test --workspace --locked --no-fail-fast
+	"$(TARGET)/debug/brupop-deploy" --check
+	BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
 
 .PHONY: test-unit
 test-unit: tools ## Run the tests that need no control plane
@@ -55,7 +56,7 @@ release: tools ## Build all programs as they ship
 
 .PHONY: manifests
 manifests: build ## Write the generated files anew: manifests and the reference of the resources
-	target/debug/brupop-deploy --write
+	"$(TARGET)/debug/brupop-deploy" --write
 
 .PHONY: fmt
 fmt: tools ## Format the code
@@ -66,6 +67,9 @@ fmt: tools ## Format the code
 tools:
 	@command -v $(CARGO) >/dev/null || { echo "make: Rust is needed: install it with rustup (https://rustup.rs)" >&2; exit 1; }
 	@command -v cc >/dev/null || { echo "make: a C compiler is needed for the TLS library: install gcc or clang (Debian: apt-get install build-essential)" >&2; exit 1; }
+
+.PHONY: tools-lint
+tools-lint:
 	@for part in fmt clippy; do $(CARGO) $$part --version >/dev/null 2>&1 || { echo "make: cargo $$part is needed: rustup component add rustfmt clippy" >&2; exit 1; }; done
 
 .PHONY: tools-go

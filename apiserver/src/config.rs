@@ -1,6 +1,6 @@
 //! What the web API is told at its start: one flag each, with an environment variable as its alternative.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -14,11 +14,11 @@ use models::names;
 #[command(name = "brupop-apiserver", version)]
 pub struct Config {
     /// Address and port of the web API (TLS only), such as $(POD_IP):8443.
-    #[arg(long, env = "BRUPOP_LISTEN", default_value = "0.0.0.0:8443", value_parser = parse_address)]
+    #[arg(long, env = "BRUPOP_LISTEN", default_value = "0.0.0.0:8443", value_parser = models::listen::address)]
     pub listen: SocketAddr,
 
     /// Address and port of /healthz, /readyz and /metrics (plain HTTP), such as $(POD_IP):8080.
-    #[arg(long, env = "BRUPOP_PLAIN_LISTEN", default_value = "0.0.0.0:8080", value_parser = parse_address)]
+    #[arg(long, env = "BRUPOP_PLAIN_LISTEN", default_value = "0.0.0.0:8080", value_parser = models::listen::address)]
     pub plain_listen: SocketAddr,
 
     /// Directory with tls.crt and tls.key (PEM). Looked at each second and swapped live; may be empty at first.
@@ -47,7 +47,7 @@ pub struct Config {
     pub stream_max_age: Duration,
 
     /// What to log, in the syntax of RUST_LOG, such as info,apiserver=debug.
-    #[arg(long, env = "BRUPOP_LOG_FILTER", default_value = "info,actix_server=warn")]
+    #[arg(long, env = "RUST_LOG", default_value = "info,actix_server=warn")]
     pub log_filter: String,
 }
 
@@ -63,18 +63,6 @@ fn parse_stream_age(text: &str) -> Result<Duration, String> {
     Ok(age)
 }
 
-/// Reads `ip:port`. An IPv6 address may stand without brackets, because `$(POD_IP):8443` in a pod's spec makes it so.
-fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    if let Ok(address) = text.parse() {
-        return Ok(address);
-    }
-    let fail = || format!("'{text}' is no IP address with a port");
-    let (ip, port) = text.rsplit_once(':').ok_or_else(fail)?;
-    let ip: IpAddr = ip.parse().map_err(|_| fail())?;
-    let port: u16 = port.parse().map_err(|_| fail())?;
-    Ok(SocketAddr::new(ip, port))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -84,15 +72,6 @@ mod tests {
     #[test]
     fn the_flags_are_consistent() {
         Config::command().debug_assert();
-    }
-
-    #[test]
-    fn the_address_of_a_pod_makes_a_listener_in_both_families() {
-        assert_eq!(parse_address("10.0.0.7:8443").unwrap().to_string(), "10.0.0.7:8443");
-        assert_eq!(parse_address("fd00::7:8443").unwrap().to_string(), "[fd00::7]:8443");
-        assert_eq!(parse_address("[fd00::7]:8443").unwrap().to_string(), "[fd00::7]:8443");
-        assert!(parse_address("apiserver:8443").is_err());
-        assert!(parse_address(":8443").is_err());
     }
 
     #[test]

@@ -44,11 +44,9 @@ fn render(operator: Option<&BottlerocketUpdateOperator>, shadows: &[Bottlerocket
             if operator.spec.enabled == Some(false) {
                 line("Updates are switched off (spec.enabled is false).".to_owned());
             }
-            for type_ in ["Frozen", "Degraded"] {
-                let condition = find_condition(&status.conditions, type_);
-                if let Some(condition) = condition.filter(|c| c.status == ConditionStatus::True) {
-                    line(format!("{type_}: {}", condition.message));
-                }
+            let frozen = find_condition(&status.conditions, "Frozen");
+            if let Some(condition) = frozen.filter(|c| c.status == ConditionStatus::True) {
+                line(format!("Frozen: {}", condition.message));
             }
             for waiting in status.waiting {
                 line(format!("  {} wait: {}", waiting.nodes, waiting.reason));

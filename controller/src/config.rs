@@ -22,7 +22,7 @@ pub struct Config {
     #[arg(long, env = "BRUPOP_NODE_NAME")]
     pub node_name: Option<String>,
     /// Where /healthz, /readyz and /metrics are served, plain HTTP.
-    #[arg(long, env = "BRUPOP_PLAIN_LISTEN", default_value = "0.0.0.0:8080")]
+    #[arg(long, env = "BRUPOP_PLAIN_LISTEN", default_value = "0.0.0.0:8080", value_parser = models::listen::address)]
     pub plain_listen: SocketAddr,
     /// The cluster's domain, for the names in the web API's certificate.
     #[arg(long, env = "BRUPOP_CLUSTER_DOMAIN", default_value = "cluster.local")]

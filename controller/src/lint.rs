@@ -31,7 +31,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
         if let Some(node) = view.nodes.get(name) {
             findings.extend(check_order(name, node, action));
             findings.extend(check_disruption(view, name, node, action));
-            findings.extend(check_evictions(name, node, action));
+            findings.extend(check_evictions(view, name, node, action));
         }
     }
     if !findings.is_empty() {
@@ -109,7 +109,7 @@ fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Ac
 }
 
 /// S6, and the order of writes: only pods that have to go, only from a node that we have cordoned.
-fn check_evictions(name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
+fn check_evictions(view: &ClusterView, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
     let Action::Evict { pods } = action else { return None };
     let finding = |text: String| Some(Finding { property: "S6", node: Some(name.to_owned()), text });
     if !node.facts.claimed {
@@ -117,7 +117,7 @@ fn check_evictions(name: &str, node: &NodeView, action: &Action) -> Option<Findi
     }
     let drain = node.shadow.as_ref().and_then(|s| s.status.controller.drain.as_ref());
     let known = node.pods.as_deref().unwrap_or_default();
-    let sorted = filter::sort(known, drain, models::names::SYSTEM_NAMESPACE);
+    let sorted = filter::sort(known, drain, &view.own_namespace);
     let stranger = pods.iter().find(|e| !sorted.go.iter().any(|p| p.uid == e.uid && p.node == name))?;
     finding(format!("{}/{} is no pod that has to leave this node", stranger.namespace, stranger.name))
 }

@@ -43,13 +43,11 @@ fn controller_in_cluster() -> Vec<PolicyRule> {
         // Which nodes there are, how they are, and which boot they are in; patch: the claims (cordon, labels, annotations).
         rule(CORE, &["nodes"], &["get", "list", "watch", "patch"]),
         // What runs on a node that is to be drained, and whether it is gone.
-        rule(CORE, &["pods"], &["get", "list", "watch"]),
+        rule(CORE, &["pods"], &["list", "watch"]),
         // The drain. Pods are only ever evicted, so that budgets hold; nothing here may delete one.
         rule(CORE, &["pods/eviction"], &["create"]),
-        // Whether the DaemonSet behind a pod still exists: the pods of one that does not are drained like any other.
-        rule("apps", &["daemonsets"], &["get"]),
         // Which budget blocks a drain, and when it lets go.
-        rule("policy", &["poddisruptionbudgets"], &["get", "list", "watch"]),
+        rule("policy", &["poddisruptionbudgets"], &["list", "watch"]),
         // What happened, where people look for it. An Event stands in the namespace of its object; a Node's in `default`.
         rule("events.k8s.io", &["events"], &["create", "patch"]),
     ]
@@ -59,11 +57,11 @@ fn controller_in_cluster() -> Vec<PolicyRule> {
 fn controller_in_system() -> Vec<PolicyRule> {
     vec![
         // The orders: a shadow for each node, and its spec.
-        rule(GROUP, &[SHADOWS], &["get", "list", "watch", "create", "patch", "delete"]),
+        rule(GROUP, &[SHADOWS], &["list", "watch", "create", "patch", "delete"]),
         // The controller's half of a shadow's status.
         rule(GROUP, &[SHADOWS_STATUS], &["patch"]),
         // The policy, which is people's: it is read, never written.
-        rule(GROUP, &[OPERATORS], &["get", "list", "watch"]),
+        rule(GROUP, &[OPERATORS], &["list", "watch"]),
         // Slots, counts and conditions.
         rule(GROUP, &[OPERATORS_STATUS], &["patch"]),
         // Who leads; watched by the standby, which hears of a release at once. A rule cannot name an object that is to be
@@ -103,7 +101,7 @@ fn apiserver_in_system() -> Vec<PolicyRule> {
         // The orders, to stream to each agent its own.
         rule(GROUP, &[SHADOWS], &["get", "list", "watch"]),
         // The agents' half of the status.
-        rule(GROUP, &[SHADOWS_STATUS], &["get", "patch"]),
+        rule(GROUP, &[SHADOWS_STATUS], &["patch"]),
     ]
 }
 

@@ -12,6 +12,7 @@ pub mod agent_step;
 pub mod condition;
 pub mod duration;
 pub mod go;
+pub mod listen;
 pub mod names;
 pub mod operator;
 pub mod reason;

@@ -265,7 +265,7 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic")))]
     pub waiting: Vec<WaitingCount>,
-    /// `Enabled`, `Progressing`, `Frozen`, `Degraded`.
+    /// `Enabled`, `Progressing`, `Frozen`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(
         feature = "crd",

@@ -444,7 +444,7 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
     pub pods: Vec<DrainedPod>,
-    /// How many of them are gone.
+    /// How many of them were gone when the drain ended.
     #[serde(default)]
     pub gone: i64,
     /// The first few that do not leave.

@@ -126,7 +126,7 @@ impl Applier {
         }
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
         let drain = shadow.status.controller.drain.as_ref();
-        let sorted = filter::sort(&pods, drain, models::names::SYSTEM_NAMESPACE);
+        let sorted = filter::sort(&pods, drain, &self.namespace);
         if let Some(pod) = sorted.go.iter().chain(&sorted.leaving).chain(&sorted.refused).next() {
             return Err(ApplyError::NoGo(format!("{}/{} is on the node", pod.namespace, pod.name)));
         }

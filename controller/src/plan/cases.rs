@@ -319,3 +319,17 @@ fn no_node_starts_beside_the_failure_that_spends_the_budget() {
     view.busy.insert("a".into());
     assert!(!plan(&view, &policy, t(2)).actions.contains_key("b"));
 }
+
+/// A Node whose cordon is refused for ever does not keep the fleet waiting.
+#[test]
+fn a_node_that_cannot_be_cordoned_is_given_up_at_the_deadline() {
+    for (step, order) in [(Step::Draining, HostState::StagedUpdate), (Step::Rebooting, HostState::RebootedIntoUpdate)] {
+        let mut stubborn = at("a", step, 0, order);
+        (stubborn.facts.claimed, stubborn.facts.unschedulable) = (false, false);
+        let (view, policy) = cluster(vec![stubborn], &["a"]);
+        assert_eq!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Claim));
+        let later = plan(&view, &policy, t(3600));
+        let Some(Action::Status { status, .. }) = later.actions.get("a") else { panic!("{:?}", later.actions) };
+        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+    }
+}

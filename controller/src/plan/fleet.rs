@@ -3,13 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use models::condition::{Condition, set_condition};
-use models::operator::{BottlerocketUpdateOperatorStatus, Counts, Slot, WaitingCount};
+use models::operator::Slot;
 use models::shadow::{HostState, Step, VersionFailure};
 use semver::Version;
 
 use super::attempt::{Case, refusal};
-use super::{Action, Decision, Plan, Verdict, Wait};
+use super::{Action, Decision, Plan, Quarantine, Verdict, Wait, report};
 use crate::drain::filter;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
@@ -17,55 +16,6 @@ use crate::view::{ClusterView, NodeView};
 /// How many candidates beyond the free slots have their pods looked at, so that one with a pod in the way gives its turn
 /// to the next at once.
 const MARGIN: usize = 2;
-
-/// How many reasons the operator's status names.
-const REASONS: usize = 32;
-
-/// The versions that have failed too often, from the failures that stand unresolved in the shadows' records.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Quarantine {
-    spent: BTreeSet<(String, String, Version)>,
-}
-
-impl Quarantine {
-    /// Counts each node once per version, variant and architecture.
-    pub fn of(view: &ClusterView, max_failures: usize) -> Self {
-        Self::with(view, max_failures, &[])
-    }
-
-    /// The same with the records of some nodes as they are about to be written.
-    fn with(view: &ClusterView, max_failures: usize, pending: &[(&str, Vec<VersionFailure>)]) -> Self {
-        let mut counts: BTreeMap<(String, String, Version), usize> = BTreeMap::new();
-        for (name, node) in &view.nodes {
-            let written = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
-            let failures = match pending.iter().find(|(n, _)| n == name) {
-                Some((_, failures)) => failures.as_slice(),
-                None => written.map(|r| r.version_failures.as_slice()).unwrap_or_default(),
-            };
-            let keys: BTreeSet<_> = failures
-                .iter()
-                .filter(|f| f.resolved_by.is_none())
-                .map(|f| (f.variant.clone(), f.arch.clone(), f.version.clone()))
-                .collect();
-            for key in keys {
-                *counts.entry(key).or_default() += 1;
-            }
-        }
-        Self { spent: counts.into_iter().filter(|(_, n)| *n >= max_failures.max(1)).map(|(key, _)| key).collect() }
-    }
-
-    /// Whether this version is quarantined for this kind of host.
-    pub fn holds(&self, variant: Option<&str>, arch: Option<&str>, version: &Version) -> bool {
-        self.spent
-            .iter()
-            .any(|(v, a, spent)| spent == version && Some(v.as_str()) == variant && Some(a.as_str()) == arch)
-    }
-
-    /// A version that has stopped the rollout, if one has.
-    pub fn frozen_by(&self) -> Option<&Version> {
-        self.spent.iter().next().map(|(_, _, version)| version)
-    }
-}
 
 /// Whether a node is, or may be, out of service because of us.
 fn disrupted(node: &NodeView) -> bool {
@@ -171,7 +121,7 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
             plan.pods.insert((*name).to_owned());
             match &node.pods {
                 None => wait = Wait::ReadingPods,
-                Some(pods) => match refusal(&filter::sort(pods, None, models::names::SYSTEM_NAMESPACE)) {
+                Some(pods) => match refusal(&filter::sort(pods, None, &view.own_namespace)) {
                     Some(refused) => {
                         wait = refused;
                         looked_at -= 1;
@@ -227,7 +177,7 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     if let Some(operator) = &view.operator {
         let unchanged = operator.status.slots.len() == slots.len()
             && operator.status.slots.iter().zip(&slots).all(|(a, b)| a.uid == b.uid);
-        let mut status = status(view, policy, &quarantine, &plan, now);
+        let mut status = report::status(view, policy, &quarantine, &plan, now);
         status.slots = if unchanged { operator.status.slots.clone() } else { slots.clone() };
         plan.slots = (!unchanged).then_some(slots);
         plan.status = Some(status);
@@ -248,7 +198,7 @@ fn case<'a>(
     Some(Case { view, node, shadow, policy, quarantine, now, slot })
 }
 
-fn step_of(node: &NodeView) -> Option<Step> {
+pub(super) fn step_of(node: &NodeView) -> Option<Step> {
     node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref()).map(|p| p.step)
 }
 
@@ -301,71 +251,6 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
-    }
-}
-
-/// The operator's status, without its slots.
-fn status(
-    view: &ClusterView,
-    policy: &Policy,
-    quarantine: &Quarantine,
-    plan: &Plan,
-    now: Timestamp,
-) -> BottlerocketUpdateOperatorStatus {
-    let Some(operator) = &view.operator else { return BottlerocketUpdateOperatorStatus::default() };
-    let mut counts = Counts::default();
-    for (name, node) in view.nodes.iter().filter(|(_, n)| n.facts.labelled) {
-        counts.total += 1;
-        let step = step_of(node);
-        let wait = plan.waits.get(name);
-        let record = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
-        counts.updating += i64::from(step.is_some_and(|s| !matches!(s, Step::Staging | Step::Staged)));
-        counts.staged += i64::from(step == Some(Step::Staged));
-        counts.current += i64::from(step.is_none() && wait == Some(&Wait::UpToDate));
-        counts.blocked += i64::from(wait.is_some_and(Wait::blocks));
-        counts.failed += i64::from(record.is_some_and(|r| r.failures > 0));
-    }
-    let mut reasons: BTreeMap<&'static str, i64> = BTreeMap::new();
-    for wait in plan.waits.values().filter(|w| !matches!(w, Wait::UpToDate | Wait::Acting | Wait::NotLabelled)) {
-        *reasons.entry(wait.as_str()).or_default() += 1;
-    }
-    let mut waiting: Vec<WaitingCount> =
-        reasons.into_iter().map(|(reason, nodes)| WaitingCount { reason: reason.to_owned(), nodes }).collect();
-    waiting.sort_by(|a, b| b.nodes.cmp(&a.nodes).then_with(|| a.reason.cmp(&b.reason)));
-    waiting.truncate(REASONS);
-
-    let mut conditions = operator.status.conditions.clone();
-    let mut set = |type_: &str, holds: bool, reason: &str, message: String| {
-        let condition = Condition {
-            type_: type_.to_owned(),
-            status: holds.into(),
-            reason: reason.to_owned(),
-            message,
-            last_transition_time: now,
-            observed_generation: None,
-        };
-        set_condition(&mut conditions, condition);
-    };
-    let switched =
-        if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
-    set("Enabled", policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned());
-    let progressing = view.nodes.values().any(|n| step_of(n).is_some());
-    set("Progressing", progressing, if progressing { "Updating" } else { "Idle" }, String::new());
-    match quarantine.frozen_by() {
-        Some(version) => set(
-            "Frozen",
-            true,
-            "VersionFailed",
-            format!("{version} has failed on as many nodes as failurePolicy.maxFailures allows; no new update starts"),
-        ),
-        None => set("Frozen", false, "NoFailures", String::new()),
-    }
-    BottlerocketUpdateOperatorStatus {
-        observed_generation: Some(operator.generation),
-        counts: Some(counts),
-        slots: Vec::new(),
-        waiting,
-        conditions,
     }
 }
 

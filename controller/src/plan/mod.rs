@@ -16,6 +16,8 @@ mod attempt;
 #[cfg(test)]
 mod cases;
 mod fleet;
+mod quarantine;
+mod report;
 #[cfg(test)]
 mod simulation;
 mod wait;
@@ -26,7 +28,8 @@ use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
 
-pub use fleet::{Quarantine, plan};
+pub use fleet::plan;
+pub use quarantine::Quarantine;
 pub use wait::Wait;
 
 /// An Event that goes with a write.

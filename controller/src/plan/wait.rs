@@ -145,7 +145,9 @@ impl Wait {
     pub const fn blocks(&self) -> bool {
         matches!(
             self,
-            Self::HostArmedByOther
+            Self::Held
+                | Self::RefreshFails { .. }
+                | Self::HostArmedByOther
                 | Self::BackOff { .. }
                 | Self::DrainRefused { .. }
                 | Self::DrainBlocked { .. }

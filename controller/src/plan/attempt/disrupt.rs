@@ -6,6 +6,7 @@ use models::shadow::{CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Prog
 
 use super::{BLOCKERS, Case, LISTED_PODS, refusal};
 use crate::apply::CORDONED_BEFORE;
+use crate::drain::filter::Sorted;
 use crate::plan::{Action, Decision, Eviction, Note, Wait};
 
 impl Case<'_> {
@@ -26,7 +27,7 @@ impl Case<'_> {
         let mut own: Vec<String> = sorted
             .go
             .iter()
-            .filter(|pod| pod.namespace == models::names::SYSTEM_NAMESPACE)
+            .filter(|pod| pod.namespace == self.view.own_namespace)
             .filter_map(|pod| pod.controller_uid.clone())
             .collect();
         own.sort();
@@ -70,20 +71,18 @@ impl Case<'_> {
             // The resource is new and its slots are being rebuilt; nothing is disrupted without one.
             return Decision::wait(Wait::Queued { position: 0 });
         }
-        if !self.facts().claimed || !self.facts().unschedulable {
-            return Decision::act(Action::Claim);
+        let cordoned = self.facts().claimed && self.facts().unschedulable;
+        let sorted = self.sorted_pods();
+        let deadline = self.deadline(progress.since, self.policy.drain);
+        if self.now >= deadline && !(cordoned && self.staged() && sorted.as_ref().is_some_and(Sorted::empty)) {
+            return self.drain_timed_out(progress, cordoned, sorted.as_ref());
         }
-        let Some(sorted) = self.sorted_pods() else { return Decision::wait(Wait::ReadingPods) };
+        if !cordoned {
+            return Decision::act(Action::Claim).waking_at(deadline);
+        }
+        let Some(sorted) = sorted else { return Decision::wait(Wait::ReadingPods).waking_at(deadline) };
         if sorted.empty() {
             if !self.staged() {
-                let deadline = self.deadline(progress.since, self.policy.drain);
-                if self.now >= deadline {
-                    return self.fail(
-                        progress,
-                        FailureReason::AgentSilent,
-                        "the agent has not confirmed the last order",
-                    );
-                }
                 return Decision::wait(Wait::AgentBehind).waking_at(deadline);
             }
             return Decision::act(self.step(progress, Step::Rebooting, |status| {
@@ -105,18 +104,6 @@ impl Case<'_> {
         if let Some((pod, fatal)) = sorted.go.iter().find_map(|p| Some((p, blocked(&p.uid).filter(|b| b.fatal)?))) {
             let message = format!("{}/{} cannot be evicted: {}", pod.namespace, pod.name, fatal.message);
             return self.fail(progress, FailureReason::DrainRefused, &message);
-        }
-        let deadline = self.deadline(progress.since, self.policy.drain);
-        if self.now >= deadline {
-            let left: Vec<_> = sorted
-                .go
-                .iter()
-                .chain(&sorted.leaving)
-                .take(3)
-                .map(|p| format!("{}/{}", p.namespace, p.name))
-                .collect();
-            let message = format!("still on the node: {}", left.join(", "));
-            return self.fail(progress, FailureReason::DrainTimedOut, &message);
         }
         let due: Vec<_> = sorted
             .go
@@ -148,6 +135,24 @@ impl Case<'_> {
         };
         let decision = Decision::wait(wait).waking_at(deadline);
         retry.map_or(decision.clone(), |at| decision.waking_at(at))
+    }
+
+    fn drain_timed_out(&self, progress: &Progress, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Decision {
+        let left: Vec<_> = sorted
+            .iter()
+            .flat_map(|s| s.go.iter().chain(&s.leaving).chain(&s.refused))
+            .take(3)
+            .map(|p| format!("{}/{}", p.namespace, p.name))
+            .collect();
+        let (reason, message) = match (cordoned, sorted) {
+            (false, _) => (FailureReason::DrainTimedOut, "the node could not be cordoned".to_owned()),
+            (true, None) => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
+            (true, Some(_)) if left.is_empty() => {
+                (FailureReason::AgentSilent, "the agent has not confirmed the last order".to_owned())
+            }
+            (true, Some(_)) => (FailureReason::DrainTimedOut, format!("still on the node: {}", left.join(", "))),
+        };
+        self.fail(progress, reason, &message)
     }
 
     /// Writes who blocks the drain when that has changed.
@@ -191,13 +196,6 @@ impl Case<'_> {
         if spec.attempt != progress.attempt || spec.state == HostState::Idle {
             return self.fail(progress, FailureReason::ProgressLost, "the order does not belong to this attempt");
         }
-        if !self.facts().claimed {
-            // Uncordoned under our hands: what the scheduler put here since would be lost.
-            return Decision::act(Action::Claim).watching_pods();
-        }
-        if spec.state == HostState::StagedUpdate {
-            return Decision::act(self.order(HostState::RebootedIntoUpdate, progress)).watching_pods();
-        }
         let deadline = self.deadline(progress.since, self.policy.reboot);
         if self.now >= deadline {
             if self.activated(progress) && !self.facts().ready {
@@ -209,6 +207,13 @@ impl Case<'_> {
             return self.fail(progress, reason, "the host did not reboot in time");
         }
         // An agent that was restarted after it had armed the host asks as well, for the reboot alone.
+        if !self.facts().claimed {
+            // Uncordoned under our hands: what the scheduler put here since would be lost.
+            return Decision::act(Action::Claim).watching_pods().waking_at(deadline);
+        }
+        if spec.state == HostState::StagedUpdate {
+            return Decision::act(self.order(HostState::RebootedIntoUpdate, progress)).watching_pods();
+        }
         let asks = self.shadow.status.agent.armed.as_ref().filter(|armed| {
             armed.attempt == spec.attempt
                 && spec.boot_id.as_ref() == Some(&armed.boot_id)

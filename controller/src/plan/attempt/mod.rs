@@ -82,7 +82,7 @@ impl<'a> Case<'a> {
 
     fn sorted_pods(&self) -> Option<Sorted<'a>> {
         let pods = self.node.pods.as_ref()?;
-        Some(filter::sort(pods, self.shadow.status.controller.drain.as_ref(), models::names::SYSTEM_NAMESPACE))
+        Some(filter::sort(pods, self.shadow.status.controller.drain.as_ref(), &self.view.own_namespace))
     }
 
     fn agent_failure(&self, attempt: i64) -> Option<(FailureReason, &'a str)> {

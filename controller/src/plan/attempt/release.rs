@@ -3,7 +3,9 @@
 use models::condition::set_condition;
 use models::go::{GO_LIFETIME, SHUTDOWN_LIMIT};
 use models::reason::{FailureClass, FailureReason};
-use models::shadow::{ArmedPhase, AttemptResult, CORDONED, DRAINED, HostState, Progress, Record, Step, VersionFailure};
+use models::shadow::{
+    ArmedPhase, AttemptResult, CORDONED, DRAINED, HEALTHY, HostState, Progress, Record, Step, VersionFailure,
+};
 
 use super::{Case, LEASE_LOOK, VERSION_FAILURES, after, unblock};
 use crate::plan::{Action, Decision, Note, Wait};
@@ -20,6 +22,7 @@ impl Case<'_> {
         }
         if reason.class() == FailureClass::Version {
             self.charge(&mut record, progress, reason);
+            set_condition(&mut status.conditions, self.condition(HEALTHY, false, reason.as_str(), message));
         }
         record.last = Some(self.result(progress, reason.as_str(), message));
         status.report.record = Some(record);
