@@ -15,6 +15,9 @@ use super::BedOptions;
 /// Field manager of the installation.
 const MANAGER: &str = "brupop-install";
 
+/// The manifest that users apply.
+const MANIFEST: &str = include_str!("../../../deploy/manifests/brupop.yaml");
+
 /// How long a definition may take to be served.
 const ESTABLISHED: Duration = Duration::from_secs(20);
 
@@ -36,7 +39,7 @@ pub(crate) fn merge(target: &mut Value, patch: &Value) {
 
 pub(super) async fn install(client: &Client, options: &BedOptions) -> anyhow::Result<()> {
     let mut known: BTreeMap<String, (ApiResource, ApiCapabilities)> = BTreeMap::new();
-    for mut object in deploy::objects(&options.deploy)? {
+    for mut object in objects(&options.deploy)? {
         if object["kind"] == "BottlerocketUpdateOperator" {
             if options.policy.is_null() {
                 continue;
@@ -46,6 +49,14 @@ pub(super) async fn install(client: &Client, options: &BedOptions) -> anyhow::Re
         apply(client, &mut known, object).await?;
     }
     Ok(())
+}
+
+/// The checked-in manifest, unless something is asked for that it does not have.
+fn objects(options: &deploy::Options) -> anyhow::Result<Vec<Value>> {
+    if *options == deploy::Options::default() {
+        return serde_saphyr::from_multiple(MANIFEST).context("the checked-in manifest cannot be read");
+    }
+    deploy::objects(options)
 }
 
 /// Server-side applies any object.

@@ -25,9 +25,21 @@ pub fn host_log(name: &str, host: &crate::host::Host) -> HostLog {
 }
 
 impl Bed {
+    /// Judges the run up to now, which goes on.
+    pub async fn judge_so_far(&self, expectations: &Expectations) -> anyhow::Result<(Verdict, History)> {
+        let hosts = self.host_logs();
+        let history = self.recorder.so_far()?;
+        let audit = settled_audit(&mut self.control_plane.audit(), &self.client).await?;
+        Ok((judge(&history, &hosts, &audit, expectations), history))
+    }
+
+    fn host_logs(&self) -> Vec<HostLog> {
+        self.members.iter().map(|m| host_log(&m.name, &m.host)).collect()
+    }
+
     /// Lets the recorder catch up and judges the whole run.
     pub async fn judge(self, expectations: &Expectations) -> anyhow::Result<(Verdict, History)> {
-        let hosts: Vec<HostLog> = self.members.iter().map(|m| host_log(&m.name, &m.host)).collect();
+        let hosts = self.host_logs();
         let history = self.recorder.finish().await?;
         let audit = settled_audit(&mut self.control_plane.audit(), &self.client).await?;
         for member in self.members {

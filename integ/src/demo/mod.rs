@@ -116,7 +116,7 @@ pub async fn run(options: Options) -> anyhow::Result<bool> {
     bed.releases.publish(new.clone());
     say(&format!("Release {new} appears in the hosts' update repository."));
     let expects_freeze = options.faults.contains(&Trouble::Boot);
-    let end = table::follow(&bed, &new, expects_freeze, Duration::from_secs(options.limit)).await?;
+    let (end, agents) = table::follow(&bed, &new, expects_freeze, Duration::from_secs(options.limit)).await?;
     let ended = Timestamp::now();
 
     let view = summary::Run {
@@ -124,19 +124,21 @@ pub async fn run(options: Options) -> anyhow::Result<bool> {
         ended,
         host_calls: host_calls(&bed) - calls_before,
         workload_ready: workload_ready(&bed.recorder.so_far()?, pods),
-        agents: summary::agents(&bed),
+        agents,
         audit: bed.control_plane.audit().read()?,
     };
+    let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
     if options.keep {
-        summary::print(&view, &bed.recorder.so_far()?, &new);
+        let (verdict, history) = bed.judge_so_far(&expectations).await?;
+        summary::print(&view, &history, &new);
+        summary::held(&view, &history, &verdict, &new, &end, expects_freeze);
         say(&format!(
-            "\nEverything keeps running. In another terminal:\n\n  export KUBECONFIG={}\n  {} get brs -A\n\nCtrl-C ends it.",
+            "\nEverything keeps running. In another terminal:\n\n  export KUBECONFIG={}\n  {} get brs\n\nCtrl-C ends it.",
             bed.control_plane.kubeconfig().display(),
             bed.control_plane.kubectl().display()
         ));
         std::future::pending::<()>().await;
     }
-    let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
     let (verdict, history) = bed.judge(&expectations).await?;
     summary::print(&view, &history, &new);
     Ok(summary::held(&view, &history, &verdict, &new, &end, expects_freeze))

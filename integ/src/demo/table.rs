@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use comfy_table::{Table, presets};
 use models::condition::{ConditionStatus, find_condition};
-use models::shadow::{BLOCKED, UPDATED};
+use models::shadow::{BLOCKED, Step, UPDATED};
 use semver::Version;
 use tokio::time::Instant;
 
+use super::summary::Agents;
 use crate::bed::Bed;
-use crate::oracle::World;
+use crate::oracle::{Shadow, World};
 
 /// How the rollout ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,7 @@ struct Row {
 
 fn rows(world: &World, target: &Version) -> Vec<Row> {
     let mut rows = Vec::new();
+    let turn = if world.frozen_by().is_empty() { "its turn" } else { "the rollout is frozen" };
     for (name, node) in &world.nodes {
         let Some(shadow) = world.shadow_of(node) else { continue };
         let status = &shadow.status;
@@ -46,12 +48,13 @@ fn rows(world: &World, target: &Version) -> Vec<Row> {
             (Some(condition), _) => condition.message.clone(),
             (None, None) if !node.ready => "the node is not Ready".to_owned(),
             (None, None) if current == Some(target) => String::new(),
-            (None, None) => "its turn".to_owned(),
+            (None, None) => turn.to_owned(),
+            (None, Some(Step::Staged)) => turn.to_owned(),
             (None, Some(step)) => describe(step, shadow).to_owned(),
         };
         rows.push(Row {
             node: name.clone(),
-            step: step.map_or("Idle", models::shadow::Step::as_str).to_owned(),
+            step: step.map_or("Idle", Step::as_str).to_owned(),
             version: current.map_or_else(|| "?".to_owned(), ToString::to_string),
             pods: world
                 .pods
@@ -64,11 +67,10 @@ fn rows(world: &World, target: &Version) -> Vec<Row> {
     rows
 }
 
-fn describe(step: models::shadow::Step, shadow: &crate::oracle::Shadow) -> &'static str {
-    use models::shadow::Step;
+fn describe(step: Step, shadow: &Shadow) -> &'static str {
     match step {
         Step::Staging => "the host downloads the image",
-        Step::Staged => "its turn",
+        Step::Staged => "its slot",
         Step::LeavingBalancer => "leaving the load balancer",
         Step::Draining => "its pods leave, within their budget",
         Step::Rebooting if shadow.spec.go.is_some() => "the host arms the image and reboots",
@@ -116,12 +118,20 @@ fn frozen(world: &World) -> bool {
 }
 
 /// Shows the rollout until it ends: as a table that is drawn again and again on a terminal, as a line per change elsewhere.
-pub(super) async fn follow(bed: &Bed, target: &Version, expects_freeze: bool, limit: Duration) -> anyhow::Result<End> {
+/// Meanwhile it measures the agents, which end with every reboot of their hosts.
+pub(super) async fn follow(
+    bed: &Bed,
+    target: &Version,
+    expects_freeze: bool,
+    limit: Duration,
+) -> anyhow::Result<(End, Agents)> {
     let terminal = std::io::stdout().is_terminal();
     let began = Instant::now();
     let mut lines = 0;
+    let mut agents = Agents::default();
     let mut told = std::collections::BTreeMap::new();
     loop {
+        agents.sample(bed);
         let world = bed.recorder.so_far()?.end();
         let rows = rows(&world, target);
         let seconds = began.elapsed().as_secs_f64();
@@ -139,13 +149,13 @@ pub(super) async fn follow(bed: &Bed, target: &Version, expects_freeze: bool, li
             }
         }
         if ended(&world, target, bed.members.len()) {
-            return Ok(End::Updated);
+            return Ok((End::Updated, agents));
         }
         if expects_freeze && frozen(&world) {
-            return Ok(End::Frozen);
+            return Ok((End::Frozen, agents));
         }
         if began.elapsed() > limit {
-            return Ok(End::TimedOut);
+            return Ok((End::TimedOut, agents));
         }
         tokio::time::sleep(FRAME).await;
     }

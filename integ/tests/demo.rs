@@ -1,0 +1,33 @@
+//! The demo as users run it: it ends well, and its summary speaks of every node.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+
+/// Runs the demo to its end and returns the summary.
+fn demo(arguments: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_brupop-demo")).args(arguments).stdin(Stdio::null()).output()?;
+    let said = String::from_utf8(output.stdout)?;
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}:\n{said}\n{complaints}", output.status);
+    // The rollout comes first, as a line for every change, and then the table of results.
+    let (_, summary) = said.split_once("RESULT").with_context(|| format!("no summary:\n{said}"))?;
+    for node in ["node-1", "node-2", "node-3"] {
+        ensure!(summary.contains(node), "{node} is missing:\n{said}");
+    }
+    Ok(summary.to_owned())
+}
+
+#[test]
+fn the_demo_ends_well() -> anyhow::Result<()> {
+    let summary = demo(&[])?;
+    ensure!(summary.contains("every node is on 1.20.5") && !summary.contains("FAIL"), "{summary}");
+    Ok(())
+}
+
+#[test]
+fn a_boot_that_fails_ends_the_demo_as_it_has_to() -> anyhow::Result<()> {
+    let summary = demo(&["--fault", "boot"])?;
+    ensure!(summary.contains("froze the rollout") && !summary.contains("FAIL"), "{summary}");
+    Ok(())
+}
