@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::Context;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::{Api, Client, Config};
+use models::names;
 use tokio::process::Command;
 use tokio::time::Instant;
 
@@ -125,12 +126,12 @@ impl ControlPlane {
         write_private(&audit_log, "")?;
         write_private(&dir.join("audit-policy.yaml"), settings::AUDIT_POLICY)?;
         let admin = pki.client("admin", &["system:masters"])?;
-        for (name, identity) in [
-            ("admin", &admin),
-            ("controller-manager", &pki.client("system:kube-controller-manager", &[])?),
-            ("scheduler", &pki.client("system:kube-scheduler", &[])?),
+        for (name, identity, namespace) in [
+            ("admin", &admin, Some(names::SYSTEM_NAMESPACE)),
+            ("controller-manager", &pki.client("system:kube-controller-manager", &[])?, None),
+            ("scheduler", &pki.client("system:kube-scheduler", &[])?, None),
         ] {
-            let content = settings::kubeconfig(&url, pki.ca_pem(), identity)?;
+            let content = settings::kubeconfig(&url, pki.ca_pem(), identity, namespace)?;
             write_private(&dir.join(format!("{name}.kubeconfig")), &content)?;
         }
         let config = client_config(&url, &pki, admin)?;
@@ -212,7 +213,7 @@ impl ControlPlane {
         self.pki.ca_pem()
     }
 
-    /// A kubeconfig of the cluster's administrator that needs no other file.
+    /// A kubeconfig of the cluster's administrator that needs no other file. Its namespace is the operator's.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }

@@ -161,7 +161,16 @@ fn arguments<const N: usize>(all: [String; N]) -> Vec<String> {
 }
 
 /// A kubeconfig that needs no other file. It is JSON, which every reader of YAML takes.
-pub(super) fn kubeconfig(url: &str, ca_pem: &str, identity: &Identity) -> anyhow::Result<String> {
+pub(super) fn kubeconfig(
+    url: &str,
+    ca_pem: &str,
+    identity: &Identity,
+    namespace: Option<&str>,
+) -> anyhow::Result<String> {
+    let mut context = json!({"cluster": "bed", "user": "user"});
+    if let Some(namespace) = namespace {
+        context["namespace"] = namespace.into();
+    }
     let data = |pem: &str| BASE64_STANDARD.encode(pem);
     let content = json!({
         "apiVersion": "v1",
@@ -171,7 +180,7 @@ pub(super) fn kubeconfig(url: &str, ca_pem: &str, identity: &Identity) -> anyhow
             "client-certificate-data": data(&identity.certificate),
             "client-key-data": data(&identity.key),
         }}],
-        "contexts": [{"name": "bed", "context": {"cluster": "bed", "user": "user"}}],
+        "contexts": [{"name": "bed", "context": context}],
         "current-context": "bed",
     });
     Ok(serde_json::to_string_pretty(&content)?)
