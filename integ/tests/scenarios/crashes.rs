@@ -12,7 +12,7 @@ use models::condition::ConditionStatus;
 use models::shadow::UPDATED;
 use nix::sys::signal::Signal;
 use rand::Rng as _;
-use rand::seq::IndexedRandom as _;
+use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use semver::Version;
 use serde_json::json;
 
@@ -232,20 +232,24 @@ async fn after_events(scene: &Scene, node: &str, events: usize, version: &Versio
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_part_is_killed_at_whatever_moment_the_update_ends_right() -> anyhow::Result<()> {
     const PODS: usize = 6;
+    const PARTS: [Component; 3] = [Component::Controller, Component::Apiserver, Component::Agent];
     const ROUNDS: u64 = 4;
-    const KILLS: usize = 4;
+    // More, if some part was never hit while there was something to interrupt.
+    const MOST_ROUNDS: u64 = 8;
     let brief = Duration::from_millis(100);
     let timings = Timings { prepare: brief, activate: brief, shutdown: brief, ..Timings::instant() };
+    let mut rounds = 0;
+    let mut hits = [0_usize; PARTS.len()];
     let ending = run(BedOptions { timings, ..nodes(3) }, async |scene| {
         scene.shop_with(PODS, json!({"maxUnavailable": 3})).await?;
         scene.install().await?;
-        for round in 0..ROUNDS {
-            let version = Version::new(1, 20, 5 + round);
+        while rounds < ROUNDS || (rounds < MOST_ROUNDS && hits.contains(&0)) {
+            let version = Version::new(1, 20, 5 + rounds);
             scene.bed.releases.publish(version.clone());
-            for _ in 0..KILLS {
-                let part = *[Component::Controller, Component::Apiserver, Component::Agent]
-                    .choose(&mut scene.chance)
-                    .context("there are parts")?;
+            // Each part once, and one of them twice.
+            let mut kills = vec![0, 1, 2, scene.chance.random_range(0..PARTS.len())];
+            kills.shuffle(&mut scene.chance);
+            for part in kills {
                 let by_host = scene.chance.random_bool(0.3);
                 if by_host {
                     let node = format!("node-{}", scene.chance.random_range(1..=3));
@@ -255,18 +259,23 @@ async fn whatever_part_is_killed_at_whatever_moment_the_update_ends_right() -> a
                     let changes = scene.chance.random_range(1..80);
                     after_changes(scene, changes, &version).await?;
                 }
-                let running = scene.bed.processes_of(part);
+                let world = scene.bed.recorder.so_far()?.end();
+                let under_way = world.shadows.values().any(|shadow| shadow.status.controller.progress.is_some());
+                let running = scene.bed.processes_of(PARTS[part]);
                 if let Some(process) = running.choose(&mut scene.chance) {
                     signal(std::slice::from_ref(process), Signal::SIGKILL);
+                    hits[part] += usize::from(under_way);
                 }
             }
             scene.bed.wait_updated(&version, PATIENCE).await?;
+            rounds += 1;
         }
+        assert!(!hits.contains(&0), "kills of {PARTS:?} while an update was under way: {hits:?}");
         scene.shop_is_ready(PODS).await
     })
     .await?;
     let updated = ending.history.attempts().iter().filter(|a| a.updated()).count();
-    let wanted = 3 * usize::try_from(ROUNDS)?;
+    let wanted = 3 * usize::try_from(rounds)?;
     assert_eq!(updated, wanted);
     assert_eq!(ending.verdict.stats.reboots, wanted, "no host was rebooted twice for one version");
     Ok(())

@@ -10,6 +10,7 @@ use models::shadow::UPDATED;
 use semver::Version;
 use serde_json::json;
 
+use crate::interfere::is_activate;
 use crate::support::{NEW, OLD, nodes, operator_condition, run, shadow_of};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -130,6 +131,8 @@ async fn an_image_that_cannot_be_armed_at_first_still_ends_up_running() -> anyho
         host.script(Fault::fails(Command::Activate, "the partition table is busy\n"));
         scene.release();
         scene.updated().await?;
+        let tries = host.log().iter().filter(|event| is_activate(event)).count();
+        assert!(tries >= 2, "the fault was there to be met: {tries}");
         Ok(())
     })
     .await?;
