@@ -121,6 +121,10 @@ impl Applier {
         if live.uid != view.facts.uid || live.boot_id != boot_id {
             return Err(ApplyError::Changed("the node"));
         }
+        // The caches of nodes and shadows are not in step: a hold may have come before the agent asked.
+        if live.held || !live.labelled || live.deleting {
+            return Err(ApplyError::NoGo("the node is held, leaving, or no longer under the operator".to_owned()));
+        }
         if !live.unschedulable || !live.claimed {
             return Err(ApplyError::NoGo("the node is not cordoned any more".to_owned()));
         }

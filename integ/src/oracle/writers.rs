@@ -108,6 +108,10 @@ pub(super) fn removals(audit: &[Record]) -> Vec<Removal> {
         if !eviction && !deletion {
             continue;
         }
+        // A request that failed before its body was read (an API server going down, say) asked for nothing.
+        if record.request.is_none() && !record.succeeded() {
+            continue;
+        }
         let options = if eviction { "/deleteOptions/preconditions/uid" } else { "/preconditions/uid" };
         let uid = record.request.as_ref().and_then(|request| request.pointer(options)).and_then(Value::as_str);
         all.push(Removal {
