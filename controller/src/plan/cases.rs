@@ -333,3 +333,16 @@ fn a_node_that_cannot_be_cordoned_is_given_up_at_the_deadline() {
         assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
     }
 }
+
+/// The write that ends an attempt has come back, but not its outcome: the slot is kept for that moment, and counts.
+#[test]
+fn a_slot_that_is_kept_for_a_busy_node_counts_against_the_budget() {
+    let ended = node("a");
+    let mut wanting = at("b", Step::Staged, 0, HostState::StagedUpdate);
+    wanting.pods = Some(vec![]);
+    let (mut view, policy) = cluster(vec![ended, wanting], &["a"]);
+    view.busy.insert("a".into());
+    let mut plan = plan(&view, &policy, t(1));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut plan), []);
+    assert!(plan.slots.is_none_or(|slots| slots.len() <= 1));
+}

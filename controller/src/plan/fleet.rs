@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use models::operator::Slot;
-use models::shadow::{HostState, Step, VersionFailure};
+use models::shadow::{Step, VersionFailure};
 use semver::Version;
 
 use super::attempt::{Case, refusal};
@@ -21,11 +21,6 @@ const MARGIN: usize = 2;
 fn disrupted(node: &NodeView) -> bool {
     node.facts.claimed
         || node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref()).is_some_and(|p| p.disruptive)
-}
-
-/// Whether a slot of this node is still needed even if nothing is disrupted (yet, or any more).
-fn under_way(node: &NodeView) -> bool {
-    node.shadow.as_ref().is_some_and(|s| s.status.controller.progress.is_some() || s.spec.state != HostState::Idle)
 }
 
 /// Makes the plan.
@@ -96,17 +91,16 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     // The budget: what we disrupt, and what is out of service without us.
     let total = view.nodes.values().filter(|n| n.facts.labelled).count();
     let budget = policy.max_unavailable.of(total).unwrap_or(1);
-    let mut in_use: BTreeSet<&str> = BTreeSet::new();
+    let mut slots = kept_slots(view, &held, &wants_slot, now);
+    let mut in_use: BTreeSet<String> = slots.iter().map(|slot| slot.uid.clone()).collect();
     for node in view.nodes.values() {
-        let slot_in_use = held.contains_key(node.facts.uid.as_str()) && under_way(node);
         let out_without_us = node.facts.labelled && !node.facts.ready && !node.facts.deleting;
-        if slot_in_use || disrupted(node) || out_without_us {
-            in_use.insert(&node.facts.uid);
+        if disrupted(node) || out_without_us {
+            in_use.insert(node.facts.uid.clone());
         }
     }
     let free = if freezes.is_some() { 0 } else { budget.saturating_sub(in_use.len()) };
 
-    let mut slots = kept_slots(view, &held, &wants_slot, now);
     let mut given = 0;
     let mut looked_at = 0;
     let mut in_the_way = 0;
