@@ -69,10 +69,8 @@ impl Bench {
     }
 
     pub(crate) fn start_agent(&mut self) {
-        let binary = std::env::var_os("BRUPOP_AGENT_BINARY");
-        let binary = binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_brupop-agent").into());
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("agent.log")).unwrap();
-        let child = Command::new(binary)
+        let child = Command::new(env!("CARGO_BIN_EXE_brupop-agent"))
             .arg("--node-name=a")
             .arg(format!("--host-socket={}", self.host.socket().display()))
             .arg(format!("--boot-id-file={}", self.path("proc/sys/kernel/random/boot_id").display()))
