@@ -20,14 +20,21 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::f
 /// failure even if it said something, or a server that dies of its first request would be asked without pause.
 const HELD: Duration = Duration::from_secs(5);
 
+/// As how many failures a stream counts that ended sooner but told of the shadow: the web API is there, so what failed
+/// before it no longer says how long to wait, and yet such a server is not asked without pause.
+const SERVED: u32 = 2;
+
 /// Follows the shadow and tells `views` of each change; connects again whenever the stream ends.
 pub async fn follow(server: &Server, views: &Views) -> Infallible {
     let mut failures = 0;
     loop {
         let began = Instant::now();
-        let ended = follow_once(server, views).await;
+        let mut served = false;
+        let ended = follow_once(server, views, &mut served).await;
         if began.elapsed() >= HELD {
             failures = 0;
+        } else if served {
+            failures = failures.min(SERVED);
         }
         match ended {
             Ok(()) => tracing::debug!("the stream ended"),
@@ -40,7 +47,7 @@ pub async fn follow(server: &Server, views: &Views) -> Infallible {
     }
 }
 
-async fn follow_once(server: &Server, views: &Views) -> Result<(), ServerError> {
+async fn follow_once(server: &Server, views: &Views, served: &mut bool) -> Result<(), ServerError> {
     let mut lines = server.watch().await?;
     tracing::info!("following the shadow");
     loop {
@@ -50,6 +57,7 @@ async fn follow_once(server: &Server, views: &Views) -> Result<(), ServerError> 
             Ok(WatchLine::Shadow { object }) => {
                 tracing::debug!(generation = object.metadata.generation, state = ?object.spec.state, "shadow");
                 views.streamed(*object);
+                *served = true;
             }
             Ok(WatchLine::Absent) => {
                 tracing::debug!("this node has no shadow");
