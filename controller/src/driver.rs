@@ -146,7 +146,7 @@ impl Driver {
         }
         let now = crate::clock::now();
         let view = self.view(now);
-        let policy = view.operator.as_ref().map_or_else(Policy::default, |o| Policy::from_spec(&o.spec));
+        let policy = Policy::in_force(view.operator.as_ref()).0;
         let mut plan = plan(&view, &policy, now);
         for finding in crate::lint::lint(&view, &policy, &mut plan) {
             tracing::error!(

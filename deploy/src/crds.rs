@@ -114,8 +114,11 @@ mod tests {
             "default",
             "minimum",
             "maximum",
+            "minLength",
             "maxLength",
             "maxItems",
+            "maxProperties",
+            "additionalProperties",
             "pattern",
             "x-kubernetes-list-type",
             "x-kubernetes-list-map-keys",
@@ -155,6 +158,12 @@ mod tests {
                     other => complain(&format!("is a list of type {other:?}")),
                 }
                 complaints(&schema["items"], &format!("{path}[]"), found);
+            }
+            (Some("object"), None) if schema["additionalProperties"].is_object() => {
+                if !schema["maxProperties"].is_u64() {
+                    complain("has no maxProperties");
+                }
+                complaints(&schema["additionalProperties"], &format!("{path}[]"), found);
             }
             (Some("object"), None) => {
                 let Some(properties) = schema["properties"].as_object() else {

@@ -15,10 +15,17 @@ use crate::object::namespaced;
 pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
     let spec = BottlerocketUpdateOperatorSpec {
         enabled: Some(true),
-        version: Some(VersionPolicy { refresh_interval: Some(Duration::from_mins(60)) }),
+        version: Some(VersionPolicy {
+            target: Some("latest".to_owned()),
+            refresh_interval: Some(Duration::from_mins(60)),
+            ..VersionPolicy::default()
+        }),
         max_unavailable: Some(CountOrPercent::Count(1)),
         drain: Some(DrainPolicy { timeout: Some(Duration::from_mins(30)), ..DrainPolicy::default() }),
-        health: Some(HealthPolicy { after: Some(AfterUpdatePolicy { soak: Some(Duration::from_mins(1)) }) }),
+        health: Some(HealthPolicy {
+            after: Some(AfterUpdatePolicy { soak: Some(Duration::from_mins(1)), ..AfterUpdatePolicy::default() }),
+            ..HealthPolicy::default()
+        }),
         failure_policy: Some(FailurePolicy { max_failures: Some(1), ..FailurePolicy::default() }),
         ..BottlerocketUpdateOperatorSpec::default()
     };

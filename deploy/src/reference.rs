@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::Context;
 use models::duration::Duration;
 use models::reason::{FailureClass, FailureReason};
-use models::schema::VersionText;
+use models::schema::{Date, TimeOfCron, TimeZone, VersionRange, VersionText};
 use models::shadow::{AGENT_CONDITIONS, AgentReport};
 use schemars::{JsonSchema, Schema, schema_for};
 use serde_json::Value;
@@ -111,7 +111,7 @@ fn rows(text: &mut String, schema: &Value, path: &str, writer: &dyn Fn(&str) -> 
             writer(&place),
             cell(&prose(&meaning))
         )?;
-        if property["type"] == "object" {
+        if property["properties"].is_object() {
             rows(text, property, &place, writer)?;
         } else if property["items"]["type"] == "object" {
             rows(text, &property["items"], &format!("{place}[]"), writer)?;
@@ -133,6 +133,10 @@ fn type_of(schema: &Value) -> String {
         Some("string") if schema["format"] == "date-time" => "time".to_owned(),
         Some("string") if same_pattern::<Duration>(schema) => "duration".to_owned(),
         Some("string") if same_pattern::<VersionText>(schema) => "version".to_owned(),
+        Some("string") if same_pattern::<VersionRange>(schema) => "version or range of versions".to_owned(),
+        Some("string") if same_pattern::<TimeOfCron>(schema) => "five fields of cron".to_owned(),
+        Some("string") if same_pattern::<TimeZone>(schema) => "time zone".to_owned(),
+        Some("string") if same_pattern::<Date>(schema) => "date".to_owned(),
         Some("string") if same_pattern::<FailureReason>(schema) => "[reason](#reasons-of-failures)".to_owned(),
         Some("string") => {
             limit.map_or_else(|| "string".to_owned(), |limit| format!("string, up to {limit} characters"))
@@ -142,6 +146,7 @@ fn type_of(schema: &Value) -> String {
             (Some(low), None) => format!("integer, at least {low}"),
             _ => "integer".to_owned(),
         },
+        Some("object") if schema["additionalProperties"].is_object() => "map of strings".to_owned(),
         Some("array") => {
             let items = &schema["items"];
             let limit = schema["maxItems"].as_u64().map(|limit| format!("up to {limit} ")).unwrap_or_default();

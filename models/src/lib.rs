@@ -1,7 +1,8 @@
 //! What all parts of the operator agree on: the custom resources, the wire types of the web API, and the pure rules that
 //! more than one part follows. No I/O of any kind.
 //!
-//! With the feature `crd` the resources are Kubernetes objects with schemas; the agent does without.
+//! With the feature `crd` the resources are Kubernetes objects with schemas, and the operator's resource is there at all;
+//! the agent does without.
 
 #![cfg_attr(
     feature = "crd",
@@ -14,6 +15,7 @@ pub mod duration;
 pub mod go;
 pub mod listen;
 pub mod names;
+#[cfg(feature = "crd")]
 pub mod operator;
 pub mod reason;
 #[cfg(feature = "crd")]

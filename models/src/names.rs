@@ -32,6 +32,24 @@ pub const INTERFACE_VERSION: &str = "2.0.0";
 /// Annotation on a Node: no new attempt starts, a running one ends, and a cordon of ours stays until it is removed.
 pub const HOLD_ANNOTATION: &str = "brupop.bottlerocket.aws/hold";
 
+/// Annotation on the operator's resource: failures of versions are settled and the rollout goes on. Its value names the
+/// request; a value that is acknowledged in `status.requests` is not carried out again.
+pub const RESUME_ANNOTATION: &str = "brupop.bottlerocket.aws/resume";
+/// Annotation on the operator's resource: the canary step that waits for approval has it. Its value names the request.
+pub const APPROVE_STEP_ANNOTATION: &str = "brupop.bottlerocket.aws/approve-step";
+/// Annotation on a shadow: the node's back-off ends, and what somebody else armed on its host may be disarmed. Its value
+/// names the request.
+pub const RETRY_ANNOTATION: &str = "brupop.bottlerocket.aws/retry";
+/// Annotation on a shadow: the attempt under way ends and the node is given back. Its value names the request.
+pub const RELEASE_ANNOTATION: &str = "brupop.bottlerocket.aws/release";
+
+/// Label on a Node, a whole number: nodes with a higher one come first. Default 0.
+pub const PRIORITY_LABEL: &str = "brupop.bottlerocket.aws/priority";
+/// Label on a Node: the zone that it stands in.
+pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// Field manager of the label that puts a node under the operator, where the operator sets it.
+pub const LABEL_MANAGER: &str = "brupop-labels";
+
 /// Name of the one operator's resource that counts.
 pub const OPERATOR_NAME: &str = "default";
 

@@ -98,6 +98,14 @@ reasons! {
     ProgressLost => Wait,
     /// Somebody holds the node.
     Held => Wait,
+    /// Somebody asked for the attempt to end.
+    ReleaseRequested => Wait,
+    /// The policy names another version now.
+    PolicyChanged => Wait,
+    /// The host's version lock was set by somebody else, and does not let the wanted version in.
+    LockedByOther => Node,
+    /// The host refused a change of its settings.
+    SettingsFailed => Node,
     /// The version has been quarantined.
     Quarantined => Wait,
     /// The node no longer carries the label that places it under the operator.

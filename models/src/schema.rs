@@ -26,6 +26,39 @@ impl JsonSchema for VersionText {
     }
 }
 
+/// Strings that are read with more than a pattern, each a type that stands for it in a schema.
+macro_rules! texts {
+    ($($(#[doc = $doc:literal])+ $name:ident = $pattern:expr, up to $length:literal;)+) => {$(
+        $(#[doc = $doc])+
+        pub struct $name;
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({"type": "string", "maxLength": $length, "pattern": $pattern})
+            }
+        }
+    )+};
+}
+
+texts! {
+    /// `latest`, a version, or a range of versions as [`semver::VersionReq`] reads it.
+    VersionRange = "^(latest|((=|>|>=|<|<=|~|\\^)? ?[0-9][0-9A-Za-z.*+-]*)(, ?(=|>|>=|<|<=|~|\\^)? ?[0-9][0-9A-Za-z.*+-]*)*)$", up to 256;
+    /// The five fields of cron. What they mean is judged by who reads them.
+    TimeOfCron = "^[0-9A-Za-z*/,#L-]+( [0-9A-Za-z*/,#L?-]+){4}$", up to 128;
+    /// The IANA name of a time zone. Whether there is such a zone is judged by who reads it.
+    TimeZone = "^[A-Za-z][A-Za-z0-9+_-]*(/[A-Za-z0-9+_-]+){0,2}$", up to 64;
+    /// A day of the calendar.
+    Date = "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$", up to 10;
+}
+
 /// semver.org's own expression, without capture groups, and with numbers that fit 64 bits.
 const VERSION: &str = "^(0|[1-9][0-9]{0,17})\\.(0|[1-9][0-9]{0,17})\\.(0|[1-9][0-9]{0,17})\
     (-(0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*)(\\.(0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*))*)?\

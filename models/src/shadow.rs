@@ -64,6 +64,11 @@ pub struct HostPolicy {
     /// How often an idle host looks for updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refresh_interval: Option<Duration>,
+    /// The boot in which an image that somebody else armed may be disarmed, because a person asked for a retry; absent: it
+    /// is left alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub disarm_in_boot: Option<String>,
 }
 
 /// The controller's signed answer to an agent's nonce ([`crate::go`]).
@@ -397,6 +402,13 @@ pub struct Progress {
     /// Whether the attempt holds a slot and may have claims on the node.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disruptive: bool,
+    /// While `Monitoring`: how often the containers on the node had been restarted when the soak began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<i64>,
+    /// While `Monitoring`: since when the node has been watched; the soak itself may have begun anew since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub watched_since: Option<Timestamp>,
 }
 
 /// A pod that has to leave the node.
@@ -455,6 +467,10 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 16), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub own_evicted: Vec<String>,
+    /// Owners (uid) of pods that were not healthy before the drain: theirs are not judged after it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
+    pub unhealthy_before: Vec<String>,
 }
 
 /// How an attempt ended.
@@ -513,6 +529,21 @@ pub struct VersionFailure {
     pub resolved_by: Option<String>,
 }
 
+/// One-shot requests that were carried out, each with the value of its annotation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ShadowRequests {
+    /// `brupop.bottlerocket.aws/retry`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub retry: Option<String>,
+    /// `brupop.bottlerocket.aws/release`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub release: Option<String>,
+}
+
 /// What the controller remembers of a node's attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
@@ -528,6 +559,9 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
     pub not_before: Option<Timestamp>,
+    /// One-shot requests that were carried out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<ShadowRequests>,
     /// Failures that count against versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]

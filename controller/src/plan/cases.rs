@@ -73,6 +73,8 @@ fn progress(step: Step, since: i64) -> Progress {
         go_given: false,
         may_be_rebooting: false,
         soak_restarted: false,
+        restarts: None,
+        watched_since: None,
         disruptive: !matches!(step, Step::Staging | Step::Staged),
     }
 }
@@ -104,7 +106,7 @@ fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Policy) {
     operator.spec = BottlerocketUpdateOperatorSpec::default();
     operator.status.slots =
         slots.iter().map(|n| Slot { uid: format!("uid-{n}"), node: (*n).into(), since: t(0) }).collect();
-    let policy = Policy::from_spec(&operator.spec);
+    let policy = Policy::from_spec(&operator.spec).unwrap();
     let nodes = nodes.into_iter().map(|n| (n.facts.name.clone(), n)).collect();
     (ClusterView { nodes, operator: Some(operator), leader_since: t(-100_000), ..ClusterView::default() }, policy)
 }

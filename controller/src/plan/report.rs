@@ -76,5 +76,6 @@ pub(super) fn status(
         slots: Vec::new(),
         waiting,
         conditions,
+        ..operator.status.clone()
     }
 }

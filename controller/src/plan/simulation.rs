@@ -101,7 +101,7 @@ impl World {
             );
             hosts.insert(name, Host { runs: Some(OLD), pods_made: 10, ..Host::default() });
         }
-        let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec);
+        let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
         Self { view, hosts, now, rng, seed, policy }
     }
 
@@ -337,7 +337,7 @@ impl World {
             4 => {
                 let operator = self.view.operator.as_mut().unwrap();
                 operator.spec.enabled = Some(operator.spec.enabled == Some(false));
-                self.policy = Policy::from_spec(&operator.spec);
+                self.policy = Policy::from_spec(&operator.spec).unwrap();
             }
             5 | 6 => {
                 // The controller crashed: what it only remembered is gone.
@@ -395,7 +395,7 @@ impl World {
         }
         let operator = self.view.operator.as_mut().unwrap();
         operator.spec.enabled = Some(true);
-        self.policy = Policy::from_spec(&operator.spec);
+        self.policy = Policy::from_spec(&operator.spec).unwrap();
         for _ in 0..1000 {
             for name in self.names() {
                 self.agent(&name);

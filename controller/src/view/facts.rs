@@ -1,5 +1,7 @@
 //! How each kind of object becomes the facts that decisions need.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
@@ -10,6 +12,9 @@ use models::shadow::BottlerocketShadow;
 use super::cache::{Projection, key, key_of};
 use super::{BudgetFacts, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
 
+/// Conditions of a Node that are bad when they are true, in the order in which they are worth telling.
+const PRESSURE: &[&str] = &["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
+
 fn text(value: Option<&String>) -> String {
     value.cloned().unwrap_or_default()
 }
@@ -17,6 +22,14 @@ fn text(value: Option<&String>) -> String {
 fn annotation<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a String> {
     meta.annotations.as_ref().and_then(|a| a.get(name))
 }
+
+/// The value of a one-shot request, as far as an acknowledgement can hold it.
+fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
+    annotation(meta, name).map(|value| value.chars().take(REQUEST_LENGTH).collect())
+}
+
+/// How much of a request's value names it: what fits an acknowledgement's field.
+const REQUEST_LENGTH: usize = 64;
 
 /// Whether `entry` is what our applies to the main resource own.
 fn is_ours(entry: &ManagedFieldsEntry) -> bool {
@@ -59,6 +72,13 @@ impl Projection for NodeFacts {
             uid: text(node.metadata.uid.as_ref()),
             resource_version: text(node.metadata.resource_version.as_ref()),
             labelled: label.is_some_and(|value| value == names::INTERFACE_VERSION),
+            labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
+            pressure: status
+                .and_then(|s| s.conditions.as_ref())
+                .and_then(|conditions| {
+                    conditions.iter().find(|c| PRESSURE.contains(&c.type_.as_str()) && c.status == "True")
+                })
+                .map(|c| c.type_.clone()),
             ready: status
                 .and_then(|s| s.conditions.as_ref())
                 .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")),
@@ -99,6 +119,8 @@ impl Projection for ShadowFacts {
             status: shadow.status.clone().unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
             created: meta.creation_timestamp.as_ref().map(|t| t.0),
+            retry: request(meta, names::RETRY_ANNOTATION),
+            release: request(meta, names::RELEASE_ANNOTATION),
         })
     }
 
@@ -128,6 +150,8 @@ impl Projection for OperatorFacts {
             generation: meta.generation.unwrap_or_default(),
             spec: operator.spec.clone(),
             status: operator.status.clone().unwrap_or_default(),
+            resume: request(meta, names::RESUME_ANNOTATION),
+            approve_step: request(meta, names::APPROVE_STEP_ANNOTATION),
         })
     }
 
@@ -153,6 +177,18 @@ impl PodFacts {
             mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
             controller_kind: owner.map(|o| o.kind.clone()),
             controller_uid: owner.map(|o| o.uid.clone()),
+            labels: meta.labels.clone().unwrap_or_default(),
+            ready: pod
+                .status
+                .as_ref()
+                .and_then(|s| s.conditions.as_ref())
+                .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")),
+            restarts: pod
+                .status
+                .iter()
+                .flat_map(|s| s.container_statuses.iter().flatten())
+                .map(|container| i64::from(container.restart_count))
+                .sum(),
         }
     }
 }
@@ -192,9 +228,12 @@ impl Projection for BudgetFacts {
         &self.resource_version
     }
 
-    /// Only a budget that allows more than before can free a drain.
+    /// Only a budget that allows more than before can free a drain, or a node that could never be drained.
     fn matters(&self, old: &Self) -> bool {
         self.allowed > old.allowed
+            || (self.desired, self.expected, self.lets_unhealthy_go)
+                != (old.desired, old.expected, old.lets_unhealthy_go)
+            || self.selector != old.selector
     }
 
     fn project(budget: &PodDisruptionBudget) -> Option<Self> {
@@ -203,6 +242,13 @@ impl Projection for BudgetFacts {
             name: text(budget.metadata.name.as_ref()),
             resource_version: text(budget.metadata.resource_version.as_ref()),
             allowed: budget.status.as_ref().map_or(0, |s| s.disruptions_allowed.unwrap_or(0)),
+            desired: budget.status.as_ref().map_or(0, |s| s.desired_healthy.unwrap_or(0)),
+            expected: budget.status.as_ref().map_or(0, |s| s.expected_pods.unwrap_or(0)),
+            lets_unhealthy_go: budget
+                .spec
+                .as_ref()
+                .is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),
+            selector: budget.spec.as_ref().and_then(|s| s.selector.clone()).and_then(|s| s.try_into().ok()),
         })
     }
 

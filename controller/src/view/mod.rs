@@ -6,6 +6,7 @@ mod cache;
 mod facts;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus};
@@ -24,6 +25,10 @@ pub struct NodeFacts {
     pub resource_version: String,
     /// Whether it carries the label that puts it under the operator.
     pub labelled: bool,
+    /// Its labels. Shared, since a view is made anew for each plan.
+    pub labels: Arc<BTreeMap<String, String>>,
+    /// What its kubelet is short of: the type of a condition such as `DiskPressure`, where one is true.
+    pub pressure: Option<String>,
     /// Whether its kubelet says that it is Ready.
     pub ready: bool,
     /// The boot that its kubelet reports.
@@ -41,6 +46,21 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
+    /// The zone that it stands in; nodes without one are a zone together.
+    pub fn zone(&self) -> &str {
+        self.labels.get(models::names::ZONE_LABEL).map_or("", String::as_str)
+    }
+
+    /// How early it is to be updated: higher comes first.
+    pub fn priority(&self) -> i64 {
+        self.labels.get(models::names::PRIORITY_LABEL).and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    /// Whether its operating system is Bottlerocket.
+    pub fn bottlerocket(&self) -> bool {
+        self.os_image.starts_with("Bottlerocket OS")
+    }
+
     /// The version in the name of the operating system, e.g. `1.20.5` of `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
     pub fn os_version(&self) -> Option<semver::Version> {
         self.os_image.split_whitespace().find_map(|word| semver::Version::parse(word.trim_start_matches('v')).ok())
@@ -68,6 +88,10 @@ pub struct ShadowFacts {
     pub deleting: bool,
     /// When it was made.
     pub created: Option<Timestamp>,
+    /// The value of the annotation that asks for another try.
+    pub retry: Option<String>,
+    /// The value of the annotation that asks for the attempt's end.
+    pub release: Option<String>,
 }
 
 /// The operator's resource.
@@ -83,6 +107,10 @@ pub struct OperatorFacts {
     pub spec: BottlerocketUpdateOperatorSpec,
     /// What was recorded.
     pub status: BottlerocketUpdateOperatorStatus,
+    /// The value of the annotation that asks to settle failures.
+    pub resume: Option<String>,
+    /// The value of the annotation that approves a canary step.
+    pub approve_step: Option<String>,
 }
 
 /// A pod on a node that is looked at.
@@ -108,10 +136,16 @@ pub struct PodFacts {
     pub controller_kind: Option<String>,
     /// Its controller's uid.
     pub controller_uid: Option<String>,
+    /// Its labels, which budgets select by.
+    pub labels: BTreeMap<String, String>,
+    /// Whether its kubelet says that it is Ready.
+    pub ready: bool,
+    /// How often its containers have been restarted.
+    pub restarts: i64,
 }
 
-/// A PodDisruptionBudget: looked at only to wake a blocked drain.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A PodDisruptionBudget.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct BudgetFacts {
     /// Its namespace.
     pub namespace: String,
@@ -121,6 +155,30 @@ pub struct BudgetFacts {
     pub resource_version: String,
     /// How many pods may be evicted now.
     pub allowed: i32,
+    /// How many of its pods there have to be.
+    pub desired: i32,
+    /// How many of its pods there are when all are there.
+    pub expected: i32,
+    /// Whether pods that are not Ready may go whatever it says.
+    pub lets_unhealthy_go: bool,
+    /// Its pods; `None` if its selector cannot be read.
+    pub selector: Option<kube::core::Selector>,
+}
+
+impl BudgetFacts {
+    /// Whether this pod is one of its pods.
+    pub fn selects(&self, pod: &PodFacts) -> bool {
+        use kube::core::SelectorExt as _;
+        pod.namespace == self.namespace && self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels))
+    }
+
+    /// Whether it would refuse this pod even with all its pods healthy, so that no waiting helps.
+    pub fn never_lets_go(&self, pod: &PodFacts) -> bool {
+        self.selects(pod)
+            && self.expected > 0
+            && self.desired >= self.expected
+            && (pod.ready || !self.lets_unhealthy_go)
+    }
 }
 
 /// What blocks the eviction of a pod at present; kept in memory only.
@@ -179,6 +237,26 @@ pub struct NodeView {
     pub lease: Option<LeaseLooks>,
 }
 
+/// What an expression returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Nothing: all is well.
+    Quiet {
+        /// When it was asked.
+        asked: Timestamp,
+    },
+    /// Something.
+    Firing {
+        /// The first series, for a person.
+        series: String,
+    },
+    /// No answer, or none that can be read.
+    Failed {
+        /// Why.
+        message: String,
+    },
+}
+
 /// Everything that a plan is made from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterView {
@@ -194,4 +272,10 @@ pub struct ClusterView {
     pub leader_since: Timestamp,
     /// Nodes with an action of ours under way: nothing is decided about them until it is done.
     pub busy: BTreeSet<String>,
+    /// The budgets in the namespaces of the pods that are looked at.
+    pub budgets: Vec<BudgetFacts>,
+    /// What the expressions that somebody waits for have returned.
+    pub expressions: BTreeMap<String, Answer>,
+    /// Whether another replica of the controller is Ready on another node, so that it can take over.
+    pub standby: bool,
 }

@@ -405,6 +405,8 @@ impl Story {
                 started: old.map_or(since, |old| old.started),
                 may_be_rebooting: false,
                 soak_restarted: false,
+                restarts: None,
+                watched_since: None,
                 go_given: false,
                 disruptive: !matches!(step, Step::Staging | Step::Staged),
             });

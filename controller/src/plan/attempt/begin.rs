@@ -28,6 +28,8 @@ impl Case<'_> {
                 go_given: spec.go.is_some(),
                 may_be_rebooting: false,
                 soak_restarted: false,
+                restarts: None,
+                watched_since: None,
                 disruptive: self.slot || self.facts().claimed,
             };
             return self.fail(&progress, FailureReason::ProgressLost, "the record of this attempt is gone");
@@ -133,6 +135,8 @@ impl Case<'_> {
             go_given: false,
             may_be_rebooting: false,
             soak_restarted: false,
+            restarts: None,
+            watched_since: None,
             disruptive: false,
         });
         status.report.drain = None;

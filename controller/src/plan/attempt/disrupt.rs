@@ -73,7 +73,7 @@ impl Case<'_> {
         }
         let cordoned = self.facts().claimed && self.facts().unschedulable;
         let sorted = self.sorted_pods();
-        let deadline = self.deadline(progress.since, self.policy.drain);
+        let deadline = self.deadline(progress.since, self.group().drain);
         if self.now >= deadline && !(cordoned && self.staged() && sorted.as_ref().is_some_and(Sorted::empty)) {
             return self.drain_timed_out(progress, cordoned, sorted.as_ref());
         }

@@ -71,7 +71,7 @@ impl Case<'_> {
         if self.facts().claimed {
             return Decision::act(Action::Release);
         }
-        let until = after(progress.since, self.policy.soak);
+        let until = after(progress.since, self.group().after.soak);
         if self.shadow.spec.state != HostState::Idle {
             let another_boot = self.facts().boot_id != progress.boot_id;
             if another_boot && !self.runs_wanted(progress) {

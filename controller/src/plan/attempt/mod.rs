@@ -15,7 +15,7 @@ use models::shadow::{BLOCKED, BottlerocketShadowSpec, ControllerStatus, HostPoli
 use crate::drain::filter;
 use crate::drain::filter::Sorted;
 use crate::plan::{Action, Decision, Note, Quarantine, Verdict, Wait};
-use crate::policy::Policy;
+use crate::policy::{GroupPolicy, Policy};
 use crate::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
 
 /// How long a new leader waits before it gives up on a step that it finds past its deadline: long enough to see what the
@@ -53,6 +53,11 @@ pub(super) struct Case<'a> {
 impl<'a> Case<'a> {
     fn facts(&self) -> &'a NodeFacts {
         &self.node.facts
+    }
+
+    /// What policy says of nodes like this one.
+    pub(super) fn group(&self) -> &'a GroupPolicy {
+        self.policy.for_node(&self.node.facts)
     }
 
     fn half(&self) -> ControllerStatus {

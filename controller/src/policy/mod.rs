@@ -1,0 +1,475 @@
+//! The operator's resource as decisions see it: every field read, checked and with its default.
+//!
+//! The schema refuses what a pattern can refuse. What is left (a time zone that does not exist, a range that is no range)
+//! is found here, with the field, and the last good policy stays in force.
+
+mod schedule;
+mod version;
+
+use std::time::Duration;
+
+use models::operator::{
+    AtDeadline, BottlerocketUpdateOperatorSpec, CountOrPercent, DrainPolicy, Expression, HealthPolicy, NodeSelector,
+    SchedulePolicy, StepApproval,
+};
+
+use crate::view::{NodeFacts, OperatorFacts};
+
+pub use schedule::{Schedule, WindowState};
+pub use version::{Exclusion, Target};
+
+/// The longest wait after failed attempts.
+pub const BACK_OFF_LIMIT: Duration = Duration::from_secs(24 * 3600);
+
+/// A field that cannot be obeyed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct PolicyError {
+    /// The field, as a path from the resource's root, such as `spec.schedule.windows[0].timeZone`.
+    pub field: String,
+    /// What is wrong with it and what to write instead.
+    pub message: String,
+}
+
+/// A canary step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CanaryStep {
+    /// How many nodes have to be on the version, those of earlier steps included.
+    pub nodes: CountOrPercent,
+    /// How long to wait after the last of them is done.
+    pub soak: Duration,
+    /// Whether a person has to approve besides.
+    pub manual: bool,
+}
+
+/// Where expressions are asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prometheus {
+    /// The base of its API.
+    pub url: String,
+    /// How long an answer may take.
+    pub timeout: Duration,
+    /// How often an expression that somebody waits for is asked.
+    pub interval: Duration,
+}
+
+/// What has to hold before a node is taken out of service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// Whether every pod on the node has to be Ready.
+    pub pods_ready: bool,
+    /// With more nodes than that not Ready, nothing starts.
+    pub max_unhealthy_nodes: Option<CountOrPercent>,
+    /// What has to return nothing.
+    pub expressions: Vec<Expression>,
+}
+
+/// How a node is judged after its update.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct After {
+    /// How long it has to stay healthy.
+    pub soak: Duration,
+    /// Whether its pods have to be Ready and not restarting.
+    pub pods_ready: bool,
+    /// How long it may take to become healthy for the soak.
+    pub timeout: Duration,
+    /// What has to return nothing.
+    pub expressions: Vec<Expression>,
+}
+
+impl Default for After {
+    fn default() -> Self {
+        Self {
+            soak: Duration::from_secs(60),
+            pods_ready: true,
+            timeout: Duration::from_secs(15 * 60),
+            expressions: Vec::new(),
+        }
+    }
+}
+
+/// What may differ from one group of nodes to another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupPolicy {
+    /// When nodes may be taken out of service.
+    pub schedule: Schedule,
+    /// How long a drain may take.
+    pub drain: Duration,
+    /// What happens when a drain has taken that long.
+    pub at_deadline: AtDeadline,
+    /// What has to hold before.
+    pub before: Before,
+    /// How a node is judged after.
+    pub after: After,
+}
+
+impl Default for GroupPolicy {
+    fn default() -> Self {
+        Self {
+            schedule: Schedule::default(),
+            drain: Duration::from_secs(30 * 60),
+            at_deadline: AtDeadline::Release,
+            before: Before::default(),
+            after: After::default(),
+        }
+    }
+}
+
+/// A group of nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// Its nodes, where no group before it matches.
+    pub selector: NodeSelector,
+    /// How many of its nodes may be out of service, besides the limit for all nodes.
+    pub max_unavailable: Option<CountOrPercent>,
+    /// Its policy.
+    pub policy: GroupPolicy,
+}
+
+/// The policy in force. Its defaults are the ones that the resource's documentation names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// Whether the resource exists. Without it nothing new starts.
+    pub present: bool,
+    /// Whether the resource has never held a policy that can be obeyed. Then nothing new starts either.
+    pub unusable: bool,
+    /// Whether new updates start.
+    pub enabled: bool,
+    /// What nodes become.
+    pub target: Target,
+    /// How long a version has to be known.
+    pub minimum_age: Duration,
+    /// What no node takes.
+    pub exclude: Vec<Exclusion>,
+    /// Whether nodes skip their place in a release's waves.
+    pub ignore_waves: bool,
+    /// How often an idle host looks for updates.
+    pub refresh_interval: models::duration::Duration,
+    /// How many nodes may be out of service because of us.
+    pub max_unavailable: CountOrPercent,
+    /// Steps that a version has to pass before all nodes take it.
+    pub canary: Vec<CanaryStep>,
+    /// How many nodes download ahead of their turn at a time; `None`: images are downloaded for a turn only.
+    pub pre_stage: Option<CountOrPercent>,
+    /// Whether nodes of only one zone are out of service at a time.
+    pub one_zone_at_a_time: bool,
+    /// Where expressions are asked.
+    pub prometheus: Option<Prometheus>,
+    /// How long staging may take.
+    pub stage: Duration,
+    /// How long the host may take from the order to reboot to another boot.
+    pub reboot: Duration,
+    /// How long the node may take from its new boot to being Ready.
+    pub returning: Duration,
+    /// How many nodes may fail on a version before the rollout freezes.
+    pub max_failures: usize,
+    /// How long a node waits after its first failed attempt.
+    pub back_off: Duration,
+    /// Whether nodes that run Bottlerocket are put under the operator by themselves.
+    pub label_nodes: bool,
+    /// The policy of nodes in no group.
+    pub all: GroupPolicy,
+    /// The groups, in their order.
+    pub groups: Vec<Group>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            present: false,
+            unusable: false,
+            enabled: true,
+            target: Target::Latest,
+            minimum_age: Duration::ZERO,
+            exclude: Vec::new(),
+            ignore_waves: false,
+            refresh_interval: models::duration::Duration::from_mins(60),
+            max_unavailable: CountOrPercent::Count(1),
+            canary: Vec::new(),
+            pre_stage: None,
+            one_zone_at_a_time: false,
+            prometheus: None,
+            stage: Duration::from_secs(30 * 60),
+            reboot: Duration::from_secs(15 * 60),
+            returning: Duration::from_secs(10 * 60),
+            max_failures: 1,
+            back_off: Duration::from_secs(10 * 60),
+            label_nodes: false,
+            all: GroupPolicy::default(),
+            groups: Vec::new(),
+        }
+    }
+}
+
+/// How many downloads at a time, where pre-staging is on and does not say.
+const PRE_STAGE: CountOrPercent = CountOrPercent::Count(10);
+
+impl Policy {
+    /// The policy that a resource asks for.
+    ///
+    /// # Errors
+    /// Every field that cannot be obeyed.
+    pub fn from_spec(spec: &BottlerocketUpdateOperatorSpec) -> Result<Self, Vec<PolicyError>> {
+        let default = Self::default();
+        let mut errors = Vec::new();
+        let version = spec.version.clone().unwrap_or_default();
+        let strategy = spec.strategy.clone().unwrap_or_default();
+        let deadlines = spec.deadlines.clone().unwrap_or_default();
+        let failures = spec.failure_policy.clone().unwrap_or_default();
+        let mut share = |field: &str, count: CountOrPercent| {
+            if count.of(100).is_none() {
+                errors.push(PolicyError {
+                    field: field.to_owned(),
+                    message: "write a count from 1, or a percentage from 1% to 100%".to_owned(),
+                });
+            }
+            count
+        };
+        let max_unavailable =
+            share("spec.maxUnavailable", spec.max_unavailable.clone().unwrap_or(default.max_unavailable));
+        let pre_stage = strategy
+            .pre_stage
+            .map(|p| share("spec.strategy.preStage.maxConcurrent", p.max_concurrent.unwrap_or(PRE_STAGE)));
+        let canary = strategy
+            .canary
+            .into_iter()
+            .enumerate()
+            .map(|(index, step)| CanaryStep {
+                nodes: share(&format!("spec.strategy.canary[{index}].nodes"), step.nodes),
+                soak: step.soak.map_or(Duration::ZERO, |d| d.0),
+                manual: step.approval == Some(StepApproval::Manual),
+            })
+            .collect();
+        let all = group_policy("spec", &GroupPolicy::default(), &spec.schedule, &spec.drain, &spec.health, &mut errors);
+        let groups = spec
+            .node_groups
+            .iter()
+            .enumerate()
+            .map(|(index, group)| {
+                let path = format!("spec.nodeGroups[{index}]");
+                Group {
+                    name: group.name.clone(),
+                    selector: group.selector.clone(),
+                    max_unavailable: group.max_unavailable.clone(),
+                    policy: group_policy(&path, &all, &group.schedule, &group.drain, &group.health, &mut errors),
+                }
+            })
+            .collect();
+        let target = version::target("spec.version.target", version.target.as_deref(), &mut errors);
+        let exclude = version::exclusions("spec.version.exclude", &version.exclude, &mut errors);
+        let prometheus = spec.prometheus.clone().map(|p| Prometheus {
+            url: p.url,
+            timeout: p.timeout.map_or(Duration::from_secs(10), |d| d.0),
+            interval: p.interval.map_or(Duration::from_secs(30), |d| d.0.max(Duration::from_secs(1))),
+        });
+        let policy = Self {
+            present: true,
+            unusable: false,
+            enabled: spec.enabled.unwrap_or(default.enabled),
+            target,
+            minimum_age: version.minimum_age.map_or(default.minimum_age, |d| d.0),
+            exclude,
+            ignore_waves: version.ignore_waves.unwrap_or(default.ignore_waves),
+            refresh_interval: version.refresh_interval.unwrap_or(default.refresh_interval),
+            max_unavailable,
+            canary,
+            pre_stage,
+            one_zone_at_a_time: strategy.one_zone_at_a_time.unwrap_or(default.one_zone_at_a_time),
+            prometheus,
+            stage: deadlines.stage.map_or(default.stage, |d| d.0),
+            reboot: deadlines.reboot.map_or(default.reboot, |d| d.0),
+            returning: deadlines.returning.map_or(default.returning, |d| d.0),
+            max_failures: failures.max_failures.map_or(default.max_failures, |n| n as usize),
+            back_off: failures.back_off.map_or(default.back_off, |d| d.0),
+            label_nodes: spec.label_nodes.unwrap_or(default.label_nodes),
+            all,
+            groups,
+        };
+        policy.ask_somewhere(&mut errors);
+        if errors.is_empty() { Ok(policy) } else { Err(errors) }
+    }
+
+    /// Expressions need somebody who answers them.
+    fn ask_somewhere(&self, errors: &mut Vec<PolicyError>) {
+        let asks =
+            |policy: &GroupPolicy| !(policy.before.expressions.is_empty() && policy.after.expressions.is_empty());
+        if self.prometheus.is_none() && (asks(&self.all) || self.groups.iter().any(|g| asks(&g.policy))) {
+            errors.push(PolicyError {
+                field: "spec.prometheus.url".to_owned(),
+                message: "expressions of spec.health need a Prometheus to ask; write its address here".to_owned(),
+            });
+        }
+    }
+
+    /// The policy in force for a resource, and why it is not the one that stands in `spec`.
+    ///
+    /// Where `spec` cannot be obeyed, the last good one stays in force; the resource itself remembers it, so that another
+    /// leader finds it.
+    pub fn in_force(operator: Option<&OperatorFacts>) -> (Self, Vec<PolicyError>) {
+        let Some(operator) = operator else { return (Self::default(), Vec::new()) };
+        let errors = match Self::from_spec(&operator.spec) {
+            Ok(policy) => return (policy, Vec::new()),
+            Err(errors) => errors,
+        };
+        let last_good = operator
+            .status
+            .policy_in_force
+            .as_deref()
+            .and_then(|text| serde_json::from_str(text).ok())
+            .and_then(|spec| Self::from_spec(&spec).ok());
+        let policy = last_good.unwrap_or(Self { present: true, unusable: true, ..Self::default() });
+        // The switch is not hostage to a mistake elsewhere: it can always stop things.
+        let enabled = policy.enabled && operator.spec.enabled.unwrap_or(true);
+        (Self { enabled, ..policy }, errors)
+    }
+
+    /// The group of a node, by its place, if it is in one.
+    pub fn group_of(&self, node: &NodeFacts) -> Option<usize> {
+        self.groups.iter().position(|group| group.selector.matches(&node.labels))
+    }
+
+    /// What holds for a node.
+    pub fn for_node(&self, node: &NodeFacts) -> &GroupPolicy {
+        self.group_of(node).map_or(&self.all, |index| &self.groups[index].policy)
+    }
+
+    /// How long a node waits after `failures` failed attempts in a row: doubled each time, up to a day.
+    pub fn back_off_after(&self, failures: i64) -> Duration {
+        let doublings = u32::try_from(failures.clamp(1, 20) - 1).unwrap_or(0);
+        self.back_off.saturating_mul(1 << doublings).min(BACK_OFF_LIMIT)
+    }
+}
+
+fn group_policy(
+    path: &str,
+    default: &GroupPolicy,
+    schedule: &Option<SchedulePolicy>,
+    drain: &Option<DrainPolicy>,
+    health: &Option<HealthPolicy>,
+    errors: &mut Vec<PolicyError>,
+) -> GroupPolicy {
+    let schedule = match schedule {
+        Some(schedule) => Schedule::parse(&format!("{path}.schedule"), schedule, errors),
+        None => default.schedule.clone(),
+    };
+    let drain = drain.clone().unwrap_or_default();
+    let HealthPolicy { before, after } = health.clone().unwrap_or_default();
+    let before = before.map_or_else(
+        || default.before.clone(),
+        |before| Before {
+            pods_ready: before.pods_ready.unwrap_or(false),
+            max_unhealthy_nodes: before.max_unhealthy_nodes,
+            expressions: before.expressions,
+        },
+    );
+    let after = after.map_or_else(
+        || default.after.clone(),
+        |after| {
+            let none = After::default();
+            let soak = after.soak.map_or(none.soak, |d| d.0);
+            After {
+                soak,
+                pods_ready: after.pods_ready.unwrap_or(none.pods_ready),
+                timeout: after.timeout.map_or(none.timeout, |d| d.0).max(soak.saturating_mul(2)),
+                expressions: after.expressions,
+            }
+        },
+    );
+    GroupPolicy {
+        schedule,
+        drain: drain.timeout.map_or(default.drain, |d| d.0),
+        at_deadline: drain.at_deadline.unwrap_or(default.at_deadline),
+        before,
+        after,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(text: &str) -> BottlerocketUpdateOperatorSpec {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn an_empty_resource_means_the_documented_defaults() {
+        let policy = Policy::from_spec(&BottlerocketUpdateOperatorSpec::default()).unwrap();
+        assert_eq!(policy, Policy { present: true, ..Policy::default() });
+    }
+
+    #[test]
+    fn the_wait_after_failures_doubles_up_to_a_day() {
+        let policy = Policy::default();
+        let minutes = |failures| policy.back_off_after(failures).as_secs() / 60;
+        assert_eq!([minutes(1), minutes(2), minutes(3), minutes(20), minutes(i64::MAX)], [10, 20, 40, 1440, 1440]);
+    }
+
+    #[test]
+    fn what_cannot_be_obeyed_is_named_with_its_field() {
+        for (text, field) in [
+            (r#"{"maxUnavailable": "0%"}"#, "spec.maxUnavailable"),
+            (r#"{"version": {"target": "newest"}}"#, "spec.version.target"),
+            (r#"{"version": {"exclude": ["1.20.4", "never"]}}"#, "spec.version.exclude[1]"),
+            (r#"{"strategy": {"canary": [{"nodes": "200%"}]}}"#, "spec.strategy.canary[0].nodes"),
+            (
+                r#"{"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}}"#,
+                "spec.schedule.windows[0].timeZone",
+            ),
+            (
+                r#"{"nodeGroups": [{"name": "db", "selector": {}, "schedule": {"windows": [{"cron": "61 2 * * *", "duration": "4h"}]}}]}"#,
+                "spec.nodeGroups[0].schedule.windows[0].cron",
+            ),
+            (
+                r#"{"health": {"before": {"expressions": [{"name": "errors", "query": "up == 0"}]}}}"#,
+                "spec.prometheus.url",
+            ),
+        ] {
+            let errors = Policy::from_spec(&spec(text)).unwrap_err();
+            assert_eq!(errors.iter().map(|e| e.field.as_str()).collect::<Vec<_>>(), [field], "{text}: {errors:?}");
+            assert!(!errors[0].message.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_policy_that_cannot_be_obeyed_leaves_the_last_good_one_in_force() {
+        let mut operator =
+            OperatorFacts { spec: spec(r#"{"version": {"target": "newest"}}"#), ..OperatorFacts::default() };
+        let (policy, errors) = Policy::in_force(Some(&operator));
+        assert!(policy.present && policy.unusable, "nothing good is known");
+        assert_eq!(errors.len(), 1);
+
+        operator.status.policy_in_force = Some(r#"{"maxUnavailable": 3}"#.into());
+        let (policy, errors) = Policy::in_force(Some(&operator));
+        assert_eq!(policy.max_unavailable, CountOrPercent::Count(3));
+        assert!(!policy.unusable && errors.len() == 1);
+
+        operator.spec.enabled = Some(false);
+        assert!(!Policy::in_force(Some(&operator)).0.enabled, "the switch still switches off");
+        assert_eq!(Policy::in_force(None), (Policy::default(), vec![]));
+    }
+
+    #[test]
+    fn a_node_follows_the_first_group_that_matches_and_the_rest_is_as_for_all() {
+        let policy = Policy::from_spec(&spec(
+            r#"{
+                "drain": {"timeout": "5m"}, "health": {"after": {"soak": "2m"}},
+                "nodeGroups": [
+                    {"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "drain": {"timeout": "1h"}},
+                    {"name": "rest", "selector": {}, "health": {"after": {"soak": "10s"}}}
+                ]}"#,
+        ))
+        .unwrap();
+        let node = |labels: &[(&str, &str)]| NodeFacts {
+            labels: std::sync::Arc::new(labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect()),
+            ..NodeFacts::default()
+        };
+        let db = policy.for_node(&node(&[("tier", "db")]));
+        assert_eq!((db.drain.as_secs(), db.after.soak.as_secs()), (3600, 120));
+        let rest = policy.for_node(&node(&[]));
+        assert_eq!((rest.drain.as_secs(), rest.after.soak.as_secs()), (300, 10));
+        assert_eq!(policy.all.after.soak.as_secs(), 120);
+    }
+}

@@ -1,0 +1,85 @@
+//! A number of nodes, or a share of them.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
+
+/// A number of nodes, or a share of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum CountOrPercent {
+    /// That many nodes.
+    Count(u32),
+    /// A percentage such as `10%`.
+    Percent(String),
+}
+
+impl CountOrPercent {
+    /// How many of `total` nodes that is: a percentage rounds down, and never below 1; a count of 0 is 1, since 0 would be
+    /// a second switch beside `enabled`. `None` for a string that is no percentage (the schema refuses it).
+    pub fn of(&self, total: usize) -> Option<usize> {
+        match self {
+            Self::Count(count) => Some((*count as usize).max(1)),
+            Self::Percent(text) => {
+                let percent: usize = text.strip_suffix('%')?.parse().ok()?;
+                (1..=100).contains(&percent).then(|| (total * percent / 100).max(1))
+            }
+        }
+    }
+}
+
+impl Default for CountOrPercent {
+    fn default() -> Self {
+        Self::Count(1)
+    }
+}
+
+impl JsonSchema for CountOrPercent {
+    fn schema_name() -> Cow<'static, str> {
+        "CountOrPercent".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        schemars::json_schema!({
+            "x-kubernetes-int-or-string": true,
+            "maxLength": 4,
+            "x-kubernetes-validations": [{
+                "rule": "type(self) == int ? self >= 1 && self <= 10000 : self.matches('^([1-9][0-9]?|100)%$')",
+                "message": "write a count from 1 to 10000, or a percentage from 1% to 100%",
+            }],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentage_rounds_down_and_never_below_one() {
+        let percent = |text: &str| CountOrPercent::Percent(text.into());
+        for (budget, total, nodes) in [
+            (CountOrPercent::Count(3), 100, Some(3)),
+            (CountOrPercent::Count(0), 100, Some(1)),
+            (percent("10%"), 100, Some(10)),
+            (percent("10%"), 19, Some(1)),
+            (percent("10%"), 9, Some(1)),
+            (percent("10%"), 0, Some(1)),
+            (percent("33%"), 10, Some(3)),
+            (percent("99%"), 1, Some(1)),
+            (percent("100%"), 7, Some(7)),
+            (percent("0%"), 7, None),
+            (percent("101%"), 7, None),
+            (percent("ten"), 7, None),
+            (percent(""), 7, None),
+            (percent("-5%"), 7, None),
+        ] {
+            assert_eq!(budget.of(total), nodes, "{budget:?} of {total}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The parts of the policy. Every field is optional; what is left out has the default that its description names.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{CountOrPercent, NodeSelector};
+use crate::duration::Duration;
+use crate::schema::{Date, TimeOfCron, TimeZone, VersionRange};
+
+/// Which versions nodes become, and how hosts look for them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VersionPolicy {
+    /// What nodes become: `latest` (whatever newer version their host chooses, never an older one), an exact version such as
+    /// `1.20.5`, or a range such as `>=1.20.0, <1.21.0` (the highest version in it that the host offers). An exact version
+    /// or a range may also lead down. Both are put into the host's own setting `updates.version-lock`. Default latest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<VersionRange>")]
+    pub target: Option<String>,
+    /// How long a version has to be known before a node takes it, counted from when several nodes were first offered it.
+    /// Default 0s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum_age: Option<Duration>,
+    /// Versions, or ranges of versions, that no node takes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<VersionRange>", length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub exclude: Vec<String>,
+    /// Whether nodes skip their place in a release's waves, by the host's own setting `updates.ignore-waves`. Default false:
+    /// the setting is left alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_waves: Option<bool>,
+    /// How often an idle host looks for updates. Default 1h.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refresh_interval: Option<Duration>,
+}
+
+/// A time in which updates may start, that comes again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MaintenanceWindow {
+    /// When it opens, as five fields of cron (minute, hour, day of month, month, day of week), such as `0 2 * * 1-5`.
+    #[schemars(with = "TimeOfCron")]
+    pub cron: String,
+    /// How long it stays open. Counted in hours that pass, also where clocks are changed meanwhile.
+    pub duration: Duration,
+    /// The time zone of `cron`, by its IANA name, such as `Europe/Berlin`. Default UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<TimeZone>")]
+    pub time_zone: Option<String>,
+}
+
+/// Days on which nothing starts, whatever the windows say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "!has(self.to) || self.to >= self.from", "message": "a blackout ends on the day it begins, or later",
+}]))]
+#[serde(rename_all = "camelCase")]
+pub struct Blackout {
+    /// The first day, such as `2026-12-20`.
+    #[schemars(with = "Date")]
+    pub from: String,
+    /// The last day, which belongs to it. Default: the first day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Date>")]
+    pub to: Option<String>,
+    /// The time zone in which the days begin and end, by its IANA name. Default UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<TimeZone>")]
+    pub time_zone: Option<String>,
+}
+
+/// When nodes may be taken out of service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SchedulePolicy {
+    /// The windows; one that is open is enough. Default: always open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    pub windows: Vec<MaintenanceWindow>,
+    /// How long before its window closes a node is no longer started. Default 0s. What has started is finished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_starting_before: Option<Duration>,
+    /// Days on which nothing starts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub blackouts: Vec<Blackout>,
+}
+
+/// How a canary step is passed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
+pub enum StepApproval {
+    /// When its nodes are done and its soak is over.
+    #[default]
+    Automatic,
+    /// When a person approves it besides: annotation `brupop.bottlerocket.aws/approve-step` on this resource.
+    Manual,
+}
+
+/// The first nodes of a rollout, after which it waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CanaryStep {
+    /// How many nodes have to be on the version before the rollout goes on, those of earlier steps included: a count, or a
+    /// percentage of all nodes.
+    pub nodes: CountOrPercent,
+    /// How long to wait after the last of them is done. Default 0s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soak: Option<Duration>,
+    /// Whether a person has to approve besides. Default Automatic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approval: Option<StepApproval>,
+}
+
+/// Downloads ahead of time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PreStagePolicy {
+    /// How many nodes download at a time. Default 10.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_concurrent: Option<CountOrPercent>,
+}
+
+/// How a version spreads over the fleet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StrategyPolicy {
+    /// Steps that a version has to pass before all nodes take it. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
+    pub canary: Vec<CanaryStep>,
+    /// Download images as soon as they are offered, ahead of the window and of a node's turn. Default: not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pre_stage: Option<PreStagePolicy>,
+    /// Whether nodes of only one zone (label `topology.kubernetes.io/zone`) are out of service at a time. Default false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub one_zone_at_a_time: Option<bool>,
+}
+
+/// What happens at a drain's deadline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+// In a schema an optional enumeration's own description would hide that of the field.
+#[schemars(description = "")]
+pub enum AtDeadline {
+    /// Give up, release the node, and try again later.
+    #[default]
+    Release,
+}
+
+/// How nodes are drained.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainPolicy {
+    /// How long a drain may take. Default 30m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Duration>,
+    /// What happens then. Default Release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_deadline: Option<AtDeadline>,
+}
+
+/// A query that has to return nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Expression {
+    /// What it is about, for reasons and messages.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// A PromQL expression. Any series in its result is a reason to wait. `$node` stands for the node's name.
+    #[schemars(length(min = 1, max = 2048))]
+    pub query: String,
+}
+
+/// Where expressions are asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PrometheusPolicy {
+    /// The base of the Prometheus API, such as `http://prometheus.monitoring.svc:9090`.
+    #[schemars(length(max = 512), regex(pattern = "^https?://[^ ]+$"))]
+    pub url: String,
+    /// How long an answer may take. No answer is a reason to wait. Default 10s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Duration>,
+    /// How often an expression that somebody waits for is asked. Default 30s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<Duration>,
+}
+
+/// What has to hold before a node is taken out of service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BeforeUpdatePolicy {
+    /// Whether every pod on the node has to be Ready. Default false: a pod that is broken in any case does not keep its node
+    /// from updates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pods_ready: Option<bool>,
+    /// With more nodes than that not Ready (for other reasons than an update), nothing starts. Default: no such threshold; a
+    /// node that is not Ready uses up `maxUnavailable` in any case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_unhealthy_nodes: Option<CountOrPercent>,
+    /// Expressions that have to return nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub expressions: Vec<Expression>,
+}
+
+/// How a node is judged after its update.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AfterUpdatePolicy {
+    /// How long a node has to stay healthy after its update before its slot is free. Default 1m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = [{
+        "rule": "duration(self) > duration('0s')", "message": "a soak is longer than zero",
+    }]))]
+    pub soak: Option<Duration>,
+    /// Whether the pods on the node have to be Ready, and not restarting, for the soak. Pods of owners that were not
+    /// healthy before the drain do not count. Default true.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pods_ready: Option<bool>,
+    /// How long a node may take to become healthy for the soak; after that the update has failed. Default 15m, and never
+    /// less than twice the soak.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Duration>,
+    /// Expressions that have to return nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub expressions: Vec<Expression>,
+}
+
+/// How the health of nodes counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthPolicy {
+    /// Before a node is taken out of service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<BeforeUpdatePolicy>,
+    /// After its update.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<AfterUpdatePolicy>,
+}
+
+/// What failures lead to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailurePolicy {
+    /// How many nodes may fail on a version before it is quarantined and the rollout is frozen. Default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10_000), extend("format" = "int32"))]
+    pub max_failures: Option<u32>,
+    /// How long a node waits after its first failed attempt; doubled with each further one, up to 24h. Default 10m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub back_off: Option<Duration>,
+}
+
+/// How long the steps of an attempt may take, besides the drain.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Deadlines {
+    /// Downloading the image. Default 30m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<Duration>,
+    /// From the order to reboot until the host is in another boot. Default 15m.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reboot: Option<Duration>,
+    /// From the new boot until the node is Ready. Default 10m.
+    #[serde(default, rename = "return", skip_serializing_if = "Option::is_none")]
+    pub returning: Option<Duration>,
+}
+
+/// Nodes with a policy of their own, where it differs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeGroup {
+    /// Its name, for reasons and messages.
+    #[schemars(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    pub name: String,
+    /// Its nodes. A node belongs to the first group that matches.
+    pub selector: NodeSelector,
+    /// How many of its nodes may be out of service because of updates, besides the limit for all nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_unavailable: Option<CountOrPercent>,
+    /// When its nodes may be taken out of service, instead of the schedule of all nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<SchedulePolicy>,
+    /// How its nodes are drained; what is left out is as for all nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainPolicy>,
+    /// How the health of its nodes counts; `before` and `after` each replace those of all nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<HealthPolicy>,
+}

@@ -1,0 +1,117 @@
+//! Which nodes: Kubernetes' label selector, with bounds on everything in it.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How a label is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
+pub enum LabelOperator {
+    /// The label has one of the values.
+    In,
+    /// The label has none of the values, or is absent.
+    NotIn,
+    /// The label is there.
+    Exists,
+    /// The label is absent.
+    DoesNotExist,
+}
+
+/// One comparison.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-validations" = [{
+    "rule": "(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
+    "message": "In and NotIn want values, Exists and DoesNotExist take none",
+}]))]
+pub struct LabelRequirement {
+    /// The label's key.
+    #[schemars(length(max = 317))]
+    pub key: String,
+    /// How its value is compared.
+    pub operator: LabelOperator,
+    /// The values of In and NotIn.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 63)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub values: Vec<String>,
+}
+
+/// A label selector. All of it has to match; an empty one matches every node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeSelector {
+    /// Labels and their values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(with = "Labels")]
+    pub match_labels: BTreeMap<String, String>,
+    /// Comparisons.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "atomic"))]
+    pub match_expressions: Vec<LabelRequirement>,
+}
+
+/// Stands for a map of labels in a schema.
+struct Labels;
+
+impl JsonSchema for Labels {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Labels".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "type": "object",
+            "maxProperties": 16,
+            "additionalProperties": {"type": "string", "maxLength": 63},
+        })
+    }
+}
+
+impl NodeSelector {
+    /// Whether these labels match. The rules are those of `LabelSelector` in Kubernetes.
+    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        let Self { match_labels, match_expressions } = self;
+        match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+            && match_expressions.iter().all(|requirement| {
+                let value = labels.get(&requirement.key);
+                let listed = value.is_some_and(|v| requirement.values.contains(v));
+                match requirement.operator {
+                    LabelOperator::In => listed,
+                    LabelOperator::NotIn => !listed,
+                    LabelOperator::Exists => value.is_some(),
+                    LabelOperator::DoesNotExist => value.is_none(),
+                }
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selector_matches_as_kubernetes_does() {
+        let labels: BTreeMap<String, String> =
+            [("zone", "a"), ("tier", "web")].map(|(k, v)| (k.into(), v.into())).into();
+        for (selector, matches) in [
+            (r#"{}"#, true),
+            (r#"{"matchLabels": {"zone": "a"}}"#, true),
+            (r#"{"matchLabels": {"zone": "b"}}"#, false),
+            (r#"{"matchLabels": {"zone": "a", "tier": "db"}}"#, false),
+            (r#"{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}"#, true),
+            (r#"{"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["a"]}]}"#, false),
+            (r#"{"matchExpressions": [{"key": "gone", "operator": "NotIn", "values": ["a"]}]}"#, true),
+            (r#"{"matchExpressions": [{"key": "tier", "operator": "Exists"}]}"#, true),
+            (r#"{"matchExpressions": [{"key": "gone", "operator": "Exists"}]}"#, false),
+            (r#"{"matchExpressions": [{"key": "gone", "operator": "DoesNotExist"}]}"#, true),
+        ] {
+            let selector: NodeSelector = serde_json::from_str(selector).unwrap();
+            assert_eq!(selector.matches(&labels), matches, "{selector:?}");
+        }
+    }
+}
