@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::apply::{Applier, ApplyError, Outcome, pause};
-use crate::plan::{Plan, Quarantine, plan};
+use crate::plan::{Plan, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
 use crate::view::{Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, newer};
@@ -157,8 +157,7 @@ impl Driver {
             );
             self.applier.metrics.findings.with_label_values(&[finding.property]).inc();
         }
-        let frozen = Quarantine::of(&view, policy.max_failures).frozen_by().is_some();
-        self.applier.metrics.observe(&view, &plan, frozen);
+        self.applier.metrics.observe(&view, &plan, plan.quarantine.frozen_by().is_some());
         self.change_shadows(&policy);
         self.watch_pods(&plan.pods);
         let mut wakes = vec![self.write_operator(&view, &plan)];

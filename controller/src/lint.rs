@@ -53,16 +53,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
 fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan) -> Option<Finding> {
     let (slots, operator) = (plan.slots.as_ref()?, view.operator.as_ref()?);
     let held: BTreeSet<_> = operator.status.slots.iter().map(|s| s.uid.as_str()).collect();
-    let disrupted = |uid: &str| {
-        view.nodes.values().any(|n| {
-            n.facts.uid == uid
-                && (n.facts.claimed
-                    || n.shadow
-                        .as_ref()
-                        .and_then(|s| s.status.controller.progress.as_ref())
-                        .is_some_and(|p| p.disruptive))
-        })
-    };
+    let disrupted = |uid: &str| view.nodes.values().any(|n| n.facts.uid == uid && n.disrupted());
     let total = view.nodes.values().filter(|n| n.facts.labelled).count();
     let budget = policy.max_unavailable.of(total).unwrap_or(1);
     let new = slots.iter().filter(|s| !held.contains(s.uid.as_str()) && !disrupted(&s.uid)).count();

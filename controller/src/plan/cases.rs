@@ -10,14 +10,14 @@ use super::{Action, Plan, Wait, plan};
 use crate::policy::Policy;
 use crate::view::{ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
-const OLD: Version = Version::new(1, 20, 0);
-const NEW: Version = Version::new(1, 20, 5);
+pub(super) const OLD: Version = Version::new(1, 20, 0);
+pub(super) const NEW: Version = Version::new(1, 20, 5);
 
-fn t(second: i64) -> Timestamp {
+pub(super) fn t(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
-fn pod(node: &str, bare: bool) -> PodFacts {
+pub(super) fn pod(node: &str, bare: bool) -> PodFacts {
     PodFacts {
         namespace: "shop".into(),
         name: format!("p-{node}"),
@@ -29,7 +29,7 @@ fn pod(node: &str, bare: bool) -> PodFacts {
     }
 }
 
-fn node(name: &str) -> NodeView {
+pub(super) fn node(name: &str) -> NodeView {
     let facts = NodeFacts {
         name: name.into(),
         uid: format!("uid-{name}"),
@@ -61,7 +61,7 @@ fn node(name: &str) -> NodeView {
     NodeView { facts, shadow: Some(shadow), pods: Some(vec![]), ..NodeView::default() }
 }
 
-fn progress(step: Step, since: i64) -> Progress {
+pub(super) fn progress(step: Step, since: i64) -> Progress {
     Progress {
         step,
         since: t(since),
@@ -80,7 +80,7 @@ fn progress(step: Step, since: i64) -> Progress {
 }
 
 /// A node of which the attempt stands at `step`, with the order `state`.
-fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeView {
+pub(super) fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeView {
     let mut node = node(name);
     let shadow = node.shadow.as_mut().unwrap();
     shadow.spec.state = state;
@@ -101,7 +101,7 @@ fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeView {
     node
 }
 
-fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Policy) {
+pub(super) fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Policy) {
     let mut operator = OperatorFacts { uid: "op".into(), ..OperatorFacts::default() };
     operator.spec = BottlerocketUpdateOperatorSpec::default();
     operator.status.slots =
@@ -109,6 +109,17 @@ fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Policy) {
     let policy = Policy::from_spec(&operator.spec).unwrap();
     let nodes = nodes.into_iter().map(|n| (n.facts.name.clone(), n)).collect();
     (ClusterView { nodes, operator: Some(operator), leader_since: t(-100_000), ..ClusterView::default() }, policy)
+}
+
+pub(super) fn failure(version: Version) -> models::shadow::VersionFailure {
+    models::shadow::VersionFailure {
+        version,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        reason: FailureReason::BootFellBack,
+        time: t(0),
+        resolved_by: None,
+    }
 }
 
 fn armed(phase: ArmedPhase) -> Armed {

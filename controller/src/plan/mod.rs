@@ -16,11 +16,19 @@ mod attempt;
 #[cfg(test)]
 mod cases;
 mod fleet;
+mod gates;
+mod order;
 mod quarantine;
 mod report;
+mod requests;
+mod rollout;
 #[cfg(test)]
 mod simulation;
+mod slots;
+mod survey;
+mod versions;
 mod wait;
+mod want;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -96,6 +104,16 @@ pub struct Plan {
     pub waits: BTreeMap<String, Wait>,
     /// The nodes whose pods have to be watched.
     pub pods: BTreeSet<String>,
+    /// The expressions that somebody waits for.
+    pub expressions: BTreeSet<String>,
+    /// Whether another replica has to lead before anything else is done: the leader's own node is next.
+    pub hand_over: bool,
+    /// The versions that have failed too often.
+    pub quarantine: Quarantine,
+    /// Whether the time is right for any node.
+    pub window_open: bool,
+    /// How many nodes may be out of service.
+    pub slots_limit: usize,
     /// The slots as they have to be; `None` if they are so already, or if there is no resource to hold them.
     pub slots: Option<Vec<Slot>>,
     /// The operator's status as it has to be (with `slots` in it), if there is a resource to hold it.
@@ -110,6 +128,8 @@ struct Decision {
     verdict: Verdict,
     /// Whether its pods have to be watched.
     pods: bool,
+    /// The expressions that it waits for.
+    expressions: Vec<String>,
     /// When to think again.
     wake: Option<Timestamp>,
 }
@@ -141,6 +161,10 @@ impl Decision {
 
     fn watching_pods(self) -> Self {
         Self { pods: true, ..self }
+    }
+
+    fn asking(self, queries: impl IntoIterator<Item = String>) -> Self {
+        Self { expressions: self.expressions.into_iter().chain(queries).collect(), ..self }
     }
 
     fn waking_at(self, at: Timestamp) -> Self {

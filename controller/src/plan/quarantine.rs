@@ -1,16 +1,30 @@
-//! Which versions have failed too often. Nothing is kept for it: it follows from the shadows' records each time.
+//! Which versions have failed too often. It follows from two places, so that deleting either does not end it: the
+//! failures that stand unresolved in the shadows' records, and what the operator's status remembers of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use models::reason::FailureReason;
 use models::shadow::VersionFailure;
 use semver::Version;
 
 use crate::view::ClusterView;
 
-/// The versions that have failed too often, from the failures that stand unresolved in the shadows' records.
+/// A version for one kind of host: variant, architecture, version.
+pub(super) type Key = (String, String, Version);
+
+/// Why a version is quarantined, as far as it is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cause {
+    /// How the last node failed.
+    pub(super) reason: Option<FailureReason>,
+    /// The nodes that failed.
+    pub(super) nodes: Vec<String>,
+}
+
+/// The versions that have failed too often.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Quarantine {
-    spent: BTreeSet<(String, String, Version)>,
+    spent: BTreeMap<Key, Cause>,
 }
 
 impl Quarantine {
@@ -21,34 +35,65 @@ impl Quarantine {
 
     /// The same with the records of some nodes as they are about to be written.
     pub(super) fn with(view: &ClusterView, max_failures: usize, pending: &[(&str, Vec<VersionFailure>)]) -> Self {
-        let mut counts: BTreeMap<(String, String, Version), usize> = BTreeMap::new();
+        let pending: BTreeMap<&str, &[VersionFailure]> = pending.iter().map(|(n, f)| (*n, f.as_slice())).collect();
+        let mut counts: BTreeMap<Key, (usize, Cause)> = BTreeMap::new();
         for (name, node) in &view.nodes {
             let written = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
-            let failures = match pending.iter().find(|(n, _)| n == name) {
-                Some((_, failures)) => failures.as_slice(),
+            let failures = match pending.get(name.as_str()) {
+                Some(failures) => failures,
                 None => written.map(|r| r.version_failures.as_slice()).unwrap_or_default(),
             };
-            let keys: BTreeSet<_> = failures
-                .iter()
-                .filter(|f| f.resolved_by.is_none())
-                .map(|f| (f.variant.clone(), f.arch.clone(), f.version.clone()))
-                .collect();
-            for key in keys {
-                *counts.entry(key).or_default() += 1;
+            let mut counted = BTreeSet::new();
+            for failure in failures.iter().filter(|f| f.resolved_by.is_none()) {
+                let key = (failure.variant.clone(), failure.arch.clone(), failure.version.clone());
+                let (count, cause) = counts.entry(key.clone()).or_default();
+                cause.reason = Some(failure.reason);
+                if counted.insert(key) {
+                    *count += 1;
+                    cause.nodes.push(name.clone());
+                }
             }
         }
-        Self { spent: counts.into_iter().filter(|(_, n)| *n >= max_failures.max(1)).map(|(key, _)| key).collect() }
+        let mut spent: BTreeMap<Key, Cause> = counts
+            .into_iter()
+            .filter(|(_, (count, _))| *count >= max_failures.max(1))
+            .map(|(key, (_, cause))| (key, cause))
+            .collect();
+        for known in view.operator.iter().flat_map(|o| &o.status.versions) {
+            if let Some(quarantined) = &known.quarantined {
+                let key = (known.variant.clone(), known.arch.clone(), known.version.clone());
+                spent
+                    .entry(key)
+                    .or_insert_with(|| Cause { reason: Some(quarantined.reason), nodes: quarantined.nodes.clone() });
+            }
+        }
+        Self { spent }
     }
 
     /// Whether this version is quarantined for this kind of host.
     pub fn holds(&self, variant: Option<&str>, arch: Option<&str>, version: &Version) -> bool {
         self.spent
-            .iter()
+            .keys()
             .any(|(v, a, spent)| spent == version && Some(v.as_str()) == variant && Some(a.as_str()) == arch)
     }
 
     /// A version that has stopped the rollout, if one has.
     pub fn frozen_by(&self) -> Option<&Version> {
-        self.spent.iter().next().map(|(_, _, version)| version)
+        self.spent.keys().next().map(|(_, _, version)| version)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.spent.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.spent.is_empty()
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Cause)> {
+        self.spent.iter()
     }
 }

@@ -1,28 +1,36 @@
-//! What the operator's resource says of the fleet: counts, reasons, conditions.
+//! What the operator's resource says of the fleet: counts, reasons, versions, the rollout, conditions.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
-use models::operator::{BottlerocketUpdateOperatorStatus, Counts, WaitingCount};
+use models::operator::{
+    BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, WINDOW_OPEN, WaitingCount,
+};
 use models::shadow::Step;
 
-use super::{Plan, Quarantine, Wait};
-use crate::policy::Policy;
-use crate::view::ClusterView;
+use super::survey::Survey;
+use super::{Plan, Wait, requests};
+use crate::policy::{Policy, PolicyError, WindowState};
+use crate::view::{ClusterView, OperatorFacts};
 
 /// How many reasons the operator's status names.
 const REASONS: usize = 32;
 
-/// The operator's status, without its slots.
-pub(super) fn status(
-    view: &ClusterView,
-    policy: &Policy,
-    quarantine: &Quarantine,
-    plan: &Plan,
-    now: Timestamp,
-) -> BottlerocketUpdateOperatorStatus {
-    let Some(operator) = &view.operator else { return BottlerocketUpdateOperatorStatus::default() };
+/// Whether nodes may start now.
+pub(super) fn open(state: &WindowState) -> bool {
+    matches!(state, WindowState::Open { .. })
+}
+
+/// When a schedule says something else.
+pub(super) fn changes(state: &WindowState) -> Option<Timestamp> {
+    match state {
+        WindowState::Open { until } => *until,
+        WindowState::Closed { opens, .. } => *opens,
+    }
+}
+
+fn counts(view: &ClusterView, plan: &Plan) -> Counts {
     let mut counts = Counts::default();
     for (name, node) in view.nodes.iter().filter(|(_, n)| n.facts.labelled) {
         counts.total += 1;
@@ -35,6 +43,10 @@ pub(super) fn status(
         counts.blocked += i64::from(wait.is_some_and(Wait::blocks));
         counts.failed += i64::from(record.is_some_and(|r| r.failures > 0));
     }
+    counts
+}
+
+fn waiting(plan: &Plan) -> Vec<WaitingCount> {
     let mut reasons: BTreeMap<&'static str, i64> = BTreeMap::new();
     for wait in plan.waits.values().filter(|w| !matches!(w, Wait::UpToDate | Wait::Acting | Wait::NotLabelled)) {
         *reasons.entry(wait.as_str()).or_default() += 1;
@@ -43,9 +55,77 @@ pub(super) fn status(
         reasons.into_iter().map(|(reason, nodes)| WaitingCount { reason: reason.to_owned(), nodes }).collect();
     waiting.sort_by(|a, b| b.nodes.cmp(&a.nodes).then_with(|| a.reason.cmp(&b.reason)));
     waiting.truncate(REASONS);
+    waiting
+}
+
+/// A condition: whether it holds, why in one word, why for a person.
+type Said = (bool, &'static str, String);
+
+fn window(survey: &Survey<'_>) -> Said {
+    let states = survey.windows();
+    let opens = states.iter().filter_map(|s| if open(s) { None } else { changes(s) }).min();
+    match (&states[0], states.iter().any(open)) {
+        (WindowState::Open { until: None }, _) => (true, "AlwaysOpen", String::new()),
+        (WindowState::Open { until: Some(until) }, _) => (true, "Open", format!("until {until}")),
+        (_, true) => (true, "OpenForGroups", "a window of some node groups is open".to_owned()),
+        (WindowState::Closed { blackout, .. }, false) => {
+            let next = opens.map_or_else(|| "none is in sight".to_owned(), |at| format!("the next one opens at {at}"));
+            if *blackout { (false, "Blackout", next) } else { (false, "Closed", next) }
+        }
+    }
+}
+
+fn frozen(survey: &Survey<'_>, resumed: bool) -> Said {
+    let mut versions: Vec<String> = Vec::new();
+    for ((variant, arch, version), cause) in survey.quarantine.iter() {
+        let nodes = if cause.nodes.is_empty() { String::new() } else { format!(" on {}", cause.nodes.join(", ")) };
+        let reason = cause.reason.map_or_else(String::new, |reason| format!(" ({reason}{nodes})"));
+        versions.push(format!("{version} for {variant} {arch}{reason}"));
+    }
+    if versions.is_empty() || resumed {
+        return (false, "NoFailures", String::new());
+    }
+    let message = format!(
+        "failed too often: {}. No new update starts until a person resumes: kubectl annotate bruo default -n <namespace> --overwrite {}=<any new value>",
+        versions.join("; "),
+        models::names::RESUME_ANNOTATION
+    );
+    (true, "VersionFailed", message.chars().take(2000).collect())
+}
+
+fn degraded(errors: &[PolicyError], policy: &Policy) -> Said {
+    if errors.is_empty() {
+        return (false, "AsExpected", String::new());
+    }
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let force = if policy.unusable { "nothing new starts" } else { "the last good policy stays in force" };
+    let message = format!("{}; {force}", errors.join("; "));
+    (true, "InvalidPolicy", message.chars().take(2000).collect())
+}
+
+/// The operator's status, without its slots.
+pub(super) fn status(
+    view: &ClusterView,
+    operator: &OperatorFacts,
+    survey: &Survey<'_>,
+    plan: &Plan,
+    now: Timestamp,
+) -> BottlerocketUpdateOperatorStatus {
+    let policy = survey.policy;
+    let resumed = requests::resumed(view).is_some();
+    let errors = Policy::from_spec(&operator.spec).err().unwrap_or_default();
+    let progressing = view.nodes.values().any(|n| super::fleet::step_of(n).is_some());
+    let switched =
+        if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
 
     let mut conditions = operator.status.conditions.clone();
-    let mut set = |type_: &str, holds: bool, reason: &str, message: String| {
+    for (type_, (holds, reason, message)) in [
+        (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
+        (WINDOW_OPEN, window(survey)),
+        (PROGRESSING, (progressing, if progressing { "Updating" } else { "Idle" }, String::new())),
+        (FROZEN, frozen(survey, resumed)),
+        (DEGRADED, degraded(&errors, policy)),
+    ] {
         let condition = Condition {
             type_: type_.to_owned(),
             status: holds.into(),
@@ -55,27 +135,32 @@ pub(super) fn status(
             observed_generation: None,
         };
         set_condition(&mut conditions, condition);
-    };
-    let switched =
-        if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
-    set("Enabled", policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned());
-    let progressing = view.nodes.values().any(|n| super::fleet::step_of(n).is_some());
-    set("Progressing", progressing, if progressing { "Updating" } else { "Idle" }, String::new());
-    match quarantine.frozen_by() {
-        Some(version) => set(
-            "Frozen",
-            true,
-            "VersionFailed",
-            format!("{version} has failed on as many nodes as failurePolicy.maxFailures allows; no new update starts"),
-        ),
-        None => set("Frozen", false, "NoFailures", String::new()),
     }
+
+    let mut versions = survey.known.clone();
+    if resumed {
+        for known in &mut versions {
+            known.quarantined = None;
+        }
+    }
+    let policy_in_force = if errors.is_empty() {
+        serde_json::to_string(&operator.spec).ok()
+    } else {
+        operator.status.policy_in_force.clone()
+    };
     BottlerocketUpdateOperatorStatus {
         observed_generation: Some(operator.generation),
-        counts: Some(counts),
+        counts: Some(counts(view, plan)),
         slots: Vec::new(),
-        waiting,
+        waiting: waiting(plan),
+        versions,
+        active_rollout: survey.rollout.active.clone(),
+        next_window: match &survey.windows()[0] {
+            WindowState::Closed { opens, .. } => *opens,
+            WindowState::Open { .. } => None,
+        },
+        requests: requests::acknowledged(view, survey.rollout.approval_taken),
+        policy_in_force,
         conditions,
-        ..operator.status.clone()
     }
 }

@@ -101,6 +101,123 @@ pub enum Wait {
     },
     /// The host has not confirmed that nothing of ours is armed.
     DisarmPending,
+    /// The operator's resource has never held a policy that can be obeyed.
+    PolicyUnusable,
+    /// No window is open.
+    WindowClosed {
+        /// When it opens; `None`: never, as far as can be foreseen.
+        opens: Option<Timestamp>,
+    },
+    /// It is a day on which nothing starts.
+    Blackout {
+        /// When nodes may start again.
+        ends: Option<Timestamp>,
+    },
+    /// The version has not been known for long enough.
+    TooYoung {
+        /// The version.
+        version: Version,
+        /// When it is old enough; `None`: too few nodes have been offered it.
+        until: Option<Timestamp>,
+    },
+    /// Policy names the version as one that no node takes.
+    Excluded {
+        /// The version.
+        version: Version,
+    },
+    /// The host does not offer what policy asks for.
+    NotOffered {
+        /// The version; `None`: any in the range.
+        version: Option<Version>,
+    },
+    /// Other nodes are offered the version; this one's wave has not come.
+    WaveNotCome {
+        /// The version.
+        version: Version,
+    },
+    /// The host is being told which version to choose.
+    Pinning {
+        /// The version.
+        version: Version,
+    },
+    /// Somebody else has locked the host to a version.
+    LockedByOther {
+        /// What it is locked to.
+        lock: String,
+    },
+    /// The node is short of something.
+    NodePressure {
+        /// The condition that says so.
+        condition: String,
+    },
+    /// Too many nodes are not Ready.
+    UnhealthyNodes {
+        /// How many.
+        count: usize,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// Nodes of another zone are out of service.
+    ZoneBusy {
+        /// The zone.
+        zone: String,
+    },
+    /// As many nodes of its group as may be are out of service.
+    GroupFull {
+        /// The group.
+        group: String,
+    },
+    /// Pods on the node are not Ready.
+    PodsNotReady {
+        /// One of them.
+        pod: String,
+        /// How many there are.
+        count: usize,
+    },
+    /// A PodDisruptionBudget would never let a pod go.
+    BudgetNeverAllows {
+        /// The pod.
+        pod: String,
+        /// The budget.
+        budget: String,
+    },
+    /// An expression has not been answered yet.
+    AskingExpressions {
+        /// The expression.
+        name: String,
+    },
+    /// An expression that has to return nothing returned something.
+    ExpressionFires {
+        /// The expression.
+        name: String,
+        /// What it returned first.
+        series: String,
+    },
+    /// An expression cannot be asked.
+    ExpressionFails {
+        /// The expression.
+        name: String,
+        /// Why.
+        message: String,
+    },
+    /// The canary step before is not passed.
+    CanaryStep {
+        /// The step, from 1.
+        step: usize,
+        /// When its soak is over, where that is what it waits for.
+        until: Option<Timestamp>,
+        /// Whether a person has to approve it.
+        approval: bool,
+    },
+    /// The leader's own node is next: another replica takes over first.
+    HandingOver,
+    /// Pods on the updated node are not Ready yet.
+    Settling {
+        /// One of them.
+        pod: String,
+        /// How many there are.
+        count: usize,
+    },
     /// An action is under way.
     Acting,
 }
@@ -136,6 +253,27 @@ impl Wait {
             Self::Soaking { .. } => "Soaking",
             Self::NodeNotBack { .. } => "NodeNotBack",
             Self::DisarmPending => "DisarmPending",
+            Self::PolicyUnusable => "PolicyUnusable",
+            Self::WindowClosed { .. } => "WindowClosed",
+            Self::Blackout { .. } => "Blackout",
+            Self::TooYoung { .. } => "TooYoung",
+            Self::Excluded { .. } => "Excluded",
+            Self::NotOffered { .. } => "NotOffered",
+            Self::WaveNotCome { .. } => "WaveNotCome",
+            Self::Pinning { .. } => "Pinning",
+            Self::LockedByOther { .. } => "LockedByOther",
+            Self::NodePressure { .. } => "NodePressure",
+            Self::UnhealthyNodes { .. } => "UnhealthyNodes",
+            Self::ZoneBusy { .. } => "ZoneBusy",
+            Self::GroupFull { .. } => "GroupFull",
+            Self::PodsNotReady { .. } => "PodsNotReady",
+            Self::BudgetNeverAllows { .. } => "BudgetNeverAllows",
+            Self::AskingExpressions { .. } => "AskingExpressions",
+            Self::ExpressionFires { .. } => "ExpressionFires",
+            Self::ExpressionFails { .. } => "ExpressionFails",
+            Self::CanaryStep { .. } => "CanaryStep",
+            Self::HandingOver => "HandingOver",
+            Self::Settling { .. } => "Settling",
             Self::Acting => "Acting",
         }
     }
@@ -153,7 +291,34 @@ impl Wait {
                 | Self::DrainBlocked { .. }
                 | Self::NodeNotBack { .. }
                 | Self::DisarmPending
+                | Self::LockedByOther { .. }
+                | Self::NodePressure { .. }
+                | Self::PodsNotReady { .. }
+                | Self::BudgetNeverAllows { .. }
+                | Self::ExpressionFires { .. }
+                | Self::ExpressionFails { .. }
+                | Self::Settling { .. }
         )
+    }
+
+    /// When the reason may end by time alone.
+    pub fn ends(&self) -> Option<Timestamp> {
+        match self {
+            Self::BackOff { until, .. } | Self::Soaking { until } => Some(*until),
+            Self::WindowClosed { opens } => *opens,
+            Self::Blackout { ends } => *ends,
+            Self::TooYoung { until, .. } | Self::CanaryStep { until, .. } => *until,
+            _ => None,
+        }
+    }
+}
+
+/// ` until <time>`, or nothing.
+struct Until<'a>(&'a str, &'a Option<Timestamp>);
+
+impl fmt::Display for Until<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.1.map_or(Ok(()), |at| write!(f, "; {} {at}", self.0))
     }
 }
 
@@ -211,7 +376,71 @@ impl fmt::Display for Wait {
                 )
             }
             Self::DisarmPending => f.write_str("the agent has not confirmed that nothing of ours is armed on the host"),
+            Self::PolicyUnusable => {
+                f.write_str("the operator's resource cannot be obeyed; its condition Degraded names the fields")
+            }
+            Self::WindowClosed { opens } => write!(f, "no window is open{}", Until("the next one opens at", opens)),
+            Self::Blackout { ends } => write!(f, "nothing starts on this day{}", Until("nodes may start at", ends)),
+            Self::TooYoung { version, until } => {
+                write!(f, "{version} has not been known for as long as policy asks{}", Until("it will be at", until))
+            }
+            Self::Excluded { version } => write!(f, "policy excludes {version}"),
+            Self::NotOffered { version: Some(version) } => {
+                write!(f, "the host does not offer {version}, which policy asks for")
+            }
+            Self::NotOffered { version: None } => {
+                f.write_str("the host offers nothing in the range that policy asks for")
+            }
+            Self::WaveNotCome { version } => {
+                write!(f, "other nodes are offered {version}; this node's wave has not come")
+            }
+            Self::Pinning { version } => write!(f, "the host is being told to choose {version}"),
+            Self::LockedByOther { lock } => write!(
+                f,
+                "somebody else set the host's updates.version-lock to {lock}; set it to latest there to let policy rule"
+            ),
+            Self::NodePressure { condition } => write!(f, "the node reports {condition}"),
+            Self::UnhealthyNodes { count, limit } => {
+                write!(f, "{count} nodes are not Ready, and policy allows {limit}")
+            }
+            Self::ZoneBusy { zone } => write!(f, "nodes of zone '{zone}' are out of service; one zone goes at a time"),
+            Self::GroupFull { group } => write!(f, "as many nodes of group {group} as may be are out of service"),
+            Self::PodsNotReady { pod, count } => write!(f, "{count} pod(s) on the node are not Ready, {pod} first"),
+            Self::BudgetNeverAllows { pod, budget } => write!(
+                f,
+                "the PodDisruptionBudget {budget} could never let {pod} go, even with all its pods healthy; let it allow one disruption, or run one more pod"
+            ),
+            Self::AskingExpressions { name } => write!(f, "the expression {name} has not been answered yet"),
+            Self::ExpressionFires { name, series } => write!(f, "the expression {name} returned {series}"),
+            Self::ExpressionFails { name, message } => write!(f, "the expression {name} cannot be asked: {message}"),
+            Self::CanaryStep { step, approval: true, .. } => write!(
+                f,
+                "canary step {step} waits for approval: kubectl annotate bruo default -n <namespace> {}=<any new value>",
+                models::names::APPROVE_STEP_ANNOTATION
+            ),
+            Self::CanaryStep { step, until, approval: false } => {
+                write!(f, "canary step {step} is not passed{}", Until("its soak ends at", until))
+            }
+            Self::HandingOver => f.write_str("the leader runs on this node: another replica takes over first"),
+            Self::Settling { pod, count } => {
+                write!(f, "{count} pod(s) on the updated node are not Ready yet, {pod} first")
+            }
             Self::Acting => f.write_str("an action is under way"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_that_ends_by_time_says_when() {
+        let at = Timestamp::from_second(1_800_000_000).unwrap();
+        let closed = Wait::WindowClosed { opens: Some(at) };
+        assert_eq!(closed.ends(), Some(at));
+        assert_eq!(closed.to_string(), "no window is open; the next one opens at 2027-01-15T08:00:00Z");
+        assert_eq!(Wait::WindowClosed { opens: None }.to_string(), "no window is open");
+        assert_eq!(Wait::Held.ends(), None);
     }
 }

@@ -237,6 +237,18 @@ pub struct NodeView {
     pub lease: Option<LeaseLooks>,
 }
 
+impl NodeView {
+    /// Whether the node is, or may be, out of service because of us.
+    pub fn disrupted(&self) -> bool {
+        self.facts.claimed
+            || self
+                .shadow
+                .as_ref()
+                .and_then(|s| s.status.controller.progress.as_ref())
+                .is_some_and(|progress| progress.disruptive)
+    }
+}
+
 /// What an expression returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {

@@ -2,11 +2,11 @@
 
 use models::go::{GO_LIFETIME, SHUTDOWN_LIMIT};
 use models::reason::FailureReason;
-use models::shadow::{HOST_REACHABLE, HostState, Progress, Step};
+use models::shadow::{HostState, Progress, Step};
 use semver::Version;
 
 use super::{Case, after, unblock};
-use crate::plan::{Action, Decision, Verdict, Wait};
+use crate::plan::{Action, Decision, Verdict, Wait, gates};
 
 impl Case<'_> {
     /// Nothing is under way: clean up what an interrupted attempt left, else see whether a new one may begin.
@@ -44,10 +44,11 @@ impl Case<'_> {
             }
             return self.with_blocked(Decision::wait(Wait::DisarmPending).waking_at(certain));
         }
-        let decision = self.may_begin();
-        if matches!(decision.verdict, Verdict::Wait(_)) && spec.host.as_ref() != Some(&self.host_policy()) {
+        if spec.host.as_ref() != Some(&self.host_policy()) {
+            // Before anything begins the host is told what policy asks of it: an attempt keeps what it began with.
             return Decision::act(self.withdraw());
         }
+        let decision = self.may_begin();
         self.with_blocked(decision)
     }
 
@@ -65,59 +66,20 @@ impl Case<'_> {
         if agent.boot_id.as_deref() != Some(facts.boot_id.as_str()) {
             return Decision::wait(Wait::NoReport);
         }
-        if models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
-            .is_some_and(|c| c.reason == "HostArmedByOther")
-        {
+        if self.armed_by_other() {
             return Decision::wait(Wait::HostArmedByOther);
         }
         if !self.disarmed() {
             return Decision::wait(if agent.armed.is_some() { Wait::DisarmPending } else { Wait::AgentBehind });
         }
-        let Some(current) = &agent.current_version else { return Decision::wait(Wait::NoReport) };
-        let Some(updates) = &agent.updates else { return Decision::wait(Wait::UpToDate) };
-        // Under `latest`, a host can offer a lower version after a release was pulled; that is never taken.
-        let Some(version) = updates.chosen_version.as_ref().filter(|chosen| *chosen > current) else {
-            return Decision::wait(match &updates.refresh_failure {
-                Some(message) => Wait::RefreshFails { message: message.clone() },
-                None => Wait::UpToDate,
-            });
+        let version = match self.survey.wanted(self.node) {
+            Ok(version) => version,
+            Err(wait) => return Decision::wait(wait),
         };
-        if let Some(message) = &updates.refresh_failure {
-            return Decision::wait(Wait::RefreshFails { message: message.clone() });
+        match gates::begin(&self.gate_input(version)) {
+            Some(wait) => Decision::wait(wait),
+            None => Decision { verdict: Verdict::Candidate(version.clone()), ..Decision::default() },
         }
-        if let Some(wait) = self.gates(version) {
-            return Decision::wait(wait);
-        }
-        let record = self.shadow.status.controller.record.as_ref();
-        if let Some(until) = record.and_then(|r| r.not_before).filter(|until| *until > self.now) {
-            let reason = record.and_then(|r| r.last.as_ref()).map(|l| l.reason.clone()).unwrap_or_default();
-            return Decision::wait(Wait::BackOff { until, reason }).waking_at(until);
-        }
-        Decision { verdict: Verdict::Candidate(version.clone()), ..Decision::default() }
-    }
-
-    /// The gates that hold for a start as for the disruption.
-    pub(super) fn gates(&self, version: &Version) -> Option<Wait> {
-        if !self.policy.present {
-            return Some(Wait::NoOperatorResource);
-        }
-        if !self.policy.enabled {
-            return Some(Wait::Disabled);
-        }
-        let agent = &self.shadow.status.agent;
-        if self.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version) {
-            return Some(Wait::Quarantined { version: version.clone() });
-        }
-        if let Some(version) = self.quarantine.frozen_by() {
-            return Some(Wait::Frozen { version: version.clone() });
-        }
-        if self.facts().held {
-            return Some(Wait::Held);
-        }
-        if !self.facts().ready {
-            return Some(Wait::NodeNotReady);
-        }
-        None
     }
 
     /// The first write of an attempt. The order follows once it is recorded.
@@ -152,6 +114,9 @@ impl Case<'_> {
         if !self.policy.enabled && !self.slot {
             return self.fail(progress, FailureReason::Disabled, "updates were switched off");
         }
+        if !self.slot && !self.still_wanted(&progress.version) {
+            return self.fail(progress, FailureReason::PolicyChanged, "policy asks for another version now");
+        }
         if spec.attempt < progress.attempt {
             return Decision::act(self.order(HostState::StagedUpdate, progress));
         }
@@ -181,13 +146,19 @@ impl Case<'_> {
             }
             return Decision::wait(Wait::Staging).waking_at(deadline);
         }
-        if let Some(wait) = self.gates(&progress.version) {
+        if let Some(wait) = gates::start(&self.gate_input(&progress.version)) {
             return self.waiting_staged(progress, wait);
         }
         if self.slot {
             return self.start_drain(progress);
         }
         Decision { verdict: Verdict::WantsSlot, ..Decision::default() }
+    }
+
+    /// Whether policy still allows this version for a node that is not out of service yet.
+    fn still_wanted(&self, version: &Version) -> bool {
+        let excluded = self.policy.exclude.iter().any(|exclusion| exclusion.covers(version));
+        !excluded && self.policy.target.allows(version)
     }
 
     /// A staged node that has to wait says so, once.

@@ -4,19 +4,26 @@ use models::condition::set_condition;
 use models::reason::FailureReason;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Progress, Step};
 
-use super::{BLOCKERS, Case, LISTED_PODS, refusal};
+use super::{BLOCKERS, Case, LISTED_PODS, UNHEALTHY_OWNERS, refusal};
 use crate::apply::CORDONED_BEFORE;
 use crate::drain::filter::Sorted;
-use crate::plan::{Action, Decision, Eviction, Note, Wait};
+use crate::plan::{Action, Decision, Eviction, Note, Wait, gates};
 
 impl Case<'_> {
     /// The slot is ours: record what has to go before anything is touched.
     pub(super) fn start_drain(&self, progress: &Progress) -> Decision {
-        let Some(sorted) = self.sorted_pods() else {
-            return Decision::wait(Wait::ReadingPods).watching_pods();
+        let before = &self.group().before;
+        let queries = || gates::queries(&before.expressions, &self.facts().name).map(|(_, query)| query);
+        let (Some(on_node), Some(sorted)) = (&self.node.pods, self.sorted_pods()) else {
+            return Decision::wait(Wait::ReadingPods).watching_pods().asking(queries());
         };
-        if let Some(refused) = refusal(&sorted) {
-            return self.waiting_staged(progress, refused).watching_pods();
+        match gates::before_drain(self.view, self.node, before) {
+            None => {}
+            // Its slot is kept while it is only being looked at.
+            Some(Wait::ReadingPods | Wait::AskingExpressions { .. }) => {
+                return Decision::wait(Wait::ReadingPods).watching_pods().asking(queries());
+            }
+            Some(refused) => return self.waiting_staged(progress, refused).watching_pods().asking(queries()),
         }
         let drained = |pod: &&crate::view::PodFacts| DrainedPod {
             namespace: pod.namespace.clone(),
@@ -33,12 +40,21 @@ impl Case<'_> {
         own.sort();
         own.dedup();
         own.truncate(16);
+        let mut unhealthy_before: Vec<String> = on_node
+            .iter()
+            .filter(|pod| !pod.ready && !pod.finished && !pod.terminating)
+            .filter_map(|pod| pod.controller_uid.clone())
+            .collect();
+        unhealthy_before.sort();
+        unhealthy_before.dedup();
+        unhealthy_before.truncate(UNHEALTHY_OWNERS);
         let mut action = self.step(&Progress { disruptive: true, ..progress.clone() }, Step::Draining, |status| {
             let message = format!("cordoned for the update to {}", progress.version);
             let reason = if self.facts().unschedulable && !self.facts().claimed { CORDONED_BEFORE } else { "Updating" };
             set_condition(&mut status.conditions, self.condition(CORDONED, true, reason, &message));
             set_condition(&mut status.conditions, self.condition(DRAINED, false, "Draining", "pods are being evicted"));
-            status.report.drain = Some(DrainStatus { pods, own_evicted: own, ..DrainStatus::default() });
+            status.report.drain =
+                Some(DrainStatus { pods, own_evicted: own, unhealthy_before, ..DrainStatus::default() });
         });
         if let Action::Status { note, .. } = &mut action {
             *note = Some(Note {
@@ -247,7 +263,7 @@ impl Case<'_> {
     pub(super) fn ended_from_outside(&self, progress: &Progress) -> Option<Decision> {
         let fail = |reason, message| Some(self.fail(progress, reason, message));
         let agent = &self.shadow.status.agent;
-        if self.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), &progress.version) {
+        if self.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), &progress.version) {
             return fail(FailureReason::Quarantined, "the version has failed on other nodes");
         }
         if !self.policy.present {

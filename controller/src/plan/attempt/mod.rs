@@ -10,11 +10,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
 use models::reason::FailureReason;
-use models::shadow::{BLOCKED, BottlerocketShadowSpec, ControllerStatus, HostPolicy, HostState, Progress, Step};
+use models::shadow::{
+    BLOCKED, BottlerocketShadowSpec, ControllerStatus, HOST_REACHABLE, HostPolicy, HostState, Progress, Step,
+};
 
 use crate::drain::filter;
 use crate::drain::filter::Sorted;
-use crate::plan::{Action, Decision, Note, Quarantine, Verdict, Wait};
+use crate::plan::survey::Survey;
+use crate::plan::{Action, Decision, Note, Verdict, Wait, gates, requests};
 use crate::policy::{GroupPolicy, Policy};
 use crate::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
 
@@ -31,10 +34,13 @@ const VERSION_FAILURES: usize = 8;
 /// How many blockers a shadow names.
 const BLOCKERS: usize = 8;
 
+/// How many owners of unhealthy pods a shadow lists.
+const UNHEALTHY_OWNERS: usize = 256;
+
 /// How many pods of a drain a shadow lists.
 const LISTED_PODS: usize = 1024;
 
-fn after(at: Timestamp, span: Duration) -> Timestamp {
+pub(super) fn after(at: Timestamp, span: Duration) -> Timestamp {
     jiff::SignedDuration::try_from(span).ok().and_then(|span| at.checked_add(span).ok()).unwrap_or(Timestamp::MAX)
 }
 
@@ -44,28 +50,58 @@ pub(super) struct Case<'a> {
     pub(super) node: &'a NodeView,
     pub(super) shadow: &'a ShadowFacts,
     pub(super) policy: &'a Policy,
-    pub(super) quarantine: &'a Quarantine,
+    pub(super) survey: &'a Survey<'a>,
     pub(super) now: Timestamp,
     /// Whether the node has a slot.
     pub(super) slot: bool,
 }
 
 impl<'a> Case<'a> {
-    fn facts(&self) -> &'a NodeFacts {
+    pub(super) fn facts(&self) -> &'a NodeFacts {
         &self.node.facts
     }
 
     /// What policy says of nodes like this one.
     pub(super) fn group(&self) -> &'a GroupPolicy {
-        self.policy.for_node(&self.node.facts)
+        self.survey.group(self.node)
     }
 
-    fn half(&self) -> ControllerStatus {
+    /// What the gates look at, for this version.
+    fn gate_input<'b>(&'b self, version: &'b semver::Version) -> gates::Input<'b> {
+        gates::Input {
+            view: self.view,
+            survey: self.survey,
+            node: self.node,
+            shadow: self.shadow,
+            version,
+            now: self.now,
+        }
+    }
+
+    pub(super) fn half(&self) -> ControllerStatus {
         self.shadow.status.controller_half()
     }
 
     fn host_policy(&self) -> HostPolicy {
-        HostPolicy { refresh_interval: Some(self.policy.refresh_interval), ..HostPolicy::default() }
+        let pin = self.survey.wants.get(self.facts().name.as_str()).and_then(|want| want.pin.as_ref());
+        HostPolicy {
+            version_lock: pin.map(ToString::to_string),
+            ignore_waves: self.policy.ignore_waves.then_some(true),
+            refresh_interval: Some(self.policy.refresh_interval),
+            disarm_in_boot: self.disarm_in_boot(),
+        }
+    }
+
+    /// Whether somebody else armed an image on the host.
+    pub(super) fn armed_by_other(&self) -> bool {
+        models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
+            .is_some_and(|c| c.reason == "HostArmedByOther")
+    }
+
+    /// The permission to disarm it, which is good for one boot.
+    pub(super) fn disarm_in_boot(&self) -> Option<String> {
+        let boot = self.shadow.spec.host.as_ref()?.disarm_in_boot.clone();
+        boot.filter(|boot| *boot == self.facts().boot_id)
     }
 
     fn condition(&self, type_: &str, holds: bool, reason: &str, message: &str) -> Condition {
@@ -136,7 +172,8 @@ impl<'a> Case<'a> {
                 version: Some(progress.version.clone()),
                 attempt: progress.attempt,
                 boot_id: Some(self.facts().boot_id.clone()),
-                host: Some(self.host_policy()),
+                // An attempt keeps what it began with: the image was chosen under it.
+                host: self.shadow.spec.host.clone(),
                 go: None,
             }),
         }
@@ -144,11 +181,20 @@ impl<'a> Case<'a> {
 
     /// The order taken back. The attempt stays, since it never falls.
     fn withdraw(&self) -> Action {
+        self.idle_order(self.host_policy())
+    }
+
+    /// No order, and leave to disarm in this boot what somebody else armed.
+    pub(super) fn withdraw_and_disarm(&self) -> Action {
+        self.idle_order(HostPolicy { disarm_in_boot: Some(self.facts().boot_id.clone()), ..self.host_policy() })
+    }
+
+    fn idle_order(&self, host: HostPolicy) -> Action {
         Action::Spec {
             spec: Box::new(BottlerocketShadowSpec {
                 state: HostState::Idle,
                 attempt: self.shadow.spec.attempt,
-                host: Some(self.host_policy()),
+                host: Some(host),
                 ..BottlerocketShadowSpec::default()
             }),
         }
@@ -156,7 +202,20 @@ impl<'a> Case<'a> {
 
     /// What is next.
     pub(super) fn decide(&self) -> Decision {
-        let Some(progress) = &self.shadow.status.controller.progress else { return self.idle() };
+        if let Some(action) = requests::resume(self).or_else(|| self.retry()) {
+            return Decision::act(action);
+        }
+        let progress = self.shadow.status.controller.progress.as_ref();
+        if self.pending_release().is_some() {
+            let under_way = progress.filter(|p| p.step != Step::Releasing);
+            return match under_way {
+                Some(progress) => {
+                    self.fail(progress, FailureReason::ReleaseRequested, "a person asked for the node's release")
+                }
+                None => self.nothing_to_release().map_or_else(|| self.idle(), Decision::act),
+            };
+        }
+        let Some(progress) = progress else { return self.idle() };
         let decision = match progress.step {
             Step::Staging | Step::Staged => self.staging(progress),
             Step::LeavingBalancer | Step::Draining => self.draining(progress),

@@ -1,0 +1,63 @@
+//! Whether Prometheus has nothing to say against it. No answer is an objection.
+
+use std::collections::BTreeMap;
+
+use models::operator::Expression;
+
+use crate::plan::Wait;
+use crate::view::Answer;
+
+/// The queries of a node: `$node` stands for its name.
+pub(in crate::plan) fn queries<'a>(
+    expressions: &'a [Expression],
+    node: &'a str,
+) -> impl Iterator<Item = (&'a str, String)> {
+    expressions.iter().map(move |expression| (expression.name.as_str(), expression.query.replace("$node", node)))
+}
+
+/// The first expression that objects.
+pub(super) fn gate(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Wait> {
+    queries(expressions, node).find_map(|(name, query)| {
+        let name = name.to_owned();
+        match answers.get(&query) {
+            Some(Answer::Quiet { .. }) => None,
+            Some(Answer::Firing { series }) => Some(Wait::ExpressionFires { name, series: series.clone() }),
+            Some(Answer::Failed { message }) => Some(Wait::ExpressionFails { name, message: message.clone() }),
+            None => Some(Wait::AskingExpressions { name }),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::cases::t;
+
+    #[test]
+    fn every_expression_has_to_be_answered_with_nothing() {
+        let expressions: Vec<_> = [("errors", "errors > 0"), ("load", "load{node=\"$node\"} > 9")]
+            .map(|(name, query)| Expression { name: name.into(), query: query.into() })
+            .into();
+        let load = "load{node=\"a\"} > 9";
+        let quiet = || Answer::Quiet { asked: t(0) };
+        for (sentence, answers, expected) in [
+            ("no answer yet", vec![], Some(Wait::AskingExpressions { name: "errors".into() })),
+            ("one of two", vec![("errors > 0", quiet())], Some(Wait::AskingExpressions { name: "load".into() })),
+            ("all quiet", vec![("errors > 0", quiet()), (load, quiet())], None),
+            (
+                "one fires",
+                vec![("errors > 0", quiet()), (load, Answer::Firing { series: "{} 12".into() })],
+                Some(Wait::ExpressionFires { name: "load".into(), series: "{} 12".into() }),
+            ),
+            (
+                "one fails",
+                vec![("errors > 0", Answer::Failed { message: "no answer".into() }), (load, quiet())],
+                Some(Wait::ExpressionFails { name: "errors".into(), message: "no answer".into() }),
+            ),
+        ] {
+            let answers = answers.into_iter().map(|(query, answer)| (query.to_owned(), answer)).collect();
+            assert_eq!(gate(&expressions, "a", &answers), expected, "{sentence}");
+        }
+        assert_eq!(gate(&[], "a", &BTreeMap::new()), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! What the pods of a node have to say: asked of the first candidates only, since pods are watched on few nodes.
+
+use super::expressions;
+use crate::drain::filter;
+use crate::plan::Wait;
+use crate::plan::attempt::refusal;
+use crate::policy::Before;
+use crate::view::{BudgetFacts, ClusterView, NodeView, PodFacts};
+
+/// The first objection to draining this node, its pods being known.
+pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, before: &Before) -> Option<Wait> {
+    let Some(pods) = &node.pods else { return Some(Wait::ReadingPods) };
+    let sorted = filter::sort(pods, None, &view.own_namespace);
+    refusal(&sorted)
+        .or_else(|| never_allowed(&sorted.go, &view.budgets))
+        .or_else(|| if before.pods_ready { not_ready(pods) } else { None })
+        .or_else(|| expressions::gate(&before.expressions, &node.facts.name, &view.expressions))
+}
+
+/// A budget that could never let a pod go, named before the first cordon.
+fn never_allowed(go: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wait> {
+    go.iter().find_map(|pod| {
+        let budget = budgets.iter().find(|budget| budget.never_lets_go(pod))?;
+        Some(Wait::BudgetNeverAllows {
+            pod: format!("{}/{}", pod.namespace, pod.name),
+            budget: format!("{}/{}", budget.namespace, budget.name),
+        })
+    })
+}
+
+/// Pods on the node that are not Ready. Finished ones are none, and those on their way out are not needed any more.
+fn not_ready(pods: &[PodFacts]) -> Option<Wait> {
+    let bad: Vec<_> = pods.iter().filter(|pod| !pod.ready && !pod.finished && !pod.terminating).collect();
+    let first = bad.first()?;
+    Some(Wait::PodsNotReady { pod: format!("{}/{}", first.namespace, first.name), count: bad.len() })
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::{Expression, Selector};
+
+    use super::*;
+    use crate::plan::cases::pod;
+
+    fn budget(desired: i32, expected: i32) -> BudgetFacts {
+        BudgetFacts {
+            namespace: "shop".into(),
+            name: "web".into(),
+            desired,
+            expected,
+            selector: Some(Selector::from_iter([Expression::Equal("app".into(), "web".into())])),
+            ..BudgetFacts::default()
+        }
+    }
+
+    #[test]
+    fn a_budget_that_could_never_let_a_pod_go_is_named() {
+        let web = || PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
+        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
+        let lenient = BudgetFacts { lets_unhealthy_go: true, ..budget(3, 3) };
+        let sick = PodFacts { ready: false, ..web() };
+        for (sentence, pod, budget, expected) in [
+            ("all pods are wanted at all times", web(), budget(3, 3), refused.clone()),
+            ("more pods are wanted than there are", web(), budget(4, 3), refused.clone()),
+            ("one may go", web(), budget(2, 3), None),
+            ("a budget of no pods says nothing", web(), budget(0, 0), None),
+            ("a pod of somebody else", PodFacts { namespace: "other".into(), ..web() }, budget(3, 3), None),
+            ("a pod that the budget does not select", PodFacts { labels: [].into(), ..web() }, budget(3, 3), None),
+            ("a pod that is not Ready, and the budget guards it", sick.clone(), budget(3, 3), refused),
+            ("a pod that is not Ready, and the budget lets it go", sick, lenient, None),
+        ] {
+            assert_eq!(never_allowed(&[&pod], &[budget]), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn pods_that_are_not_ready_are_counted_where_policy_asks() {
+        let ready = PodFacts { ready: true, ..pod("a", false) };
+        let refused = |count| Some(Wait::PodsNotReady { pod: "shop/p-a".into(), count });
+        for (sentence, pods, expected) in [
+            ("no pods", vec![], None),
+            ("all Ready", vec![ready.clone()], None),
+            ("one is not", vec![ready, pod("a", false)], refused(1)),
+            ("a finished one does not count", vec![PodFacts { finished: true, ..pod("a", false) }], None),
+            ("one on its way out does not count", vec![PodFacts { terminating: true, ..pod("a", false) }], None),
+        ] {
+            assert_eq!(not_ready(&pods), expected, "{sentence}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The budget: how many nodes may be out of service, over all, in each group, and in how many zones.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::operator::Slot;
+use models::shadow::Step;
+
+use super::fleet::step_of;
+use super::survey::Survey;
+use super::{Action, Verdict, Wait};
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeView};
+
+/// What may still be taken.
+pub(super) struct Budget<'a> {
+    free: usize,
+    groups: Vec<Option<usize>>,
+    /// The zones that nodes are out of service in, where only one may be.
+    zones: Option<BTreeSet<&'a str>>,
+}
+
+/// How many nodes of each group there are, and how many of them are out of service. Index 0 is all nodes.
+fn of_groups<'a>(
+    view: &'a ClusterView,
+    policy: &Policy,
+    groups: &BTreeMap<&str, usize>,
+    out: impl Fn(&'a NodeView) -> bool,
+) -> Vec<(usize, usize)> {
+    let mut counts = vec![(0, 0); policy.groups.len() + 1];
+    for (name, node) in &view.nodes {
+        let own = groups.get(name.as_str()).map(|group| group + 1);
+        for index in std::iter::once(0).chain(own) {
+            counts[index].0 += usize::from(node.facts.labelled);
+            counts[index].1 += usize::from(out(node));
+        }
+    }
+    counts
+}
+
+impl<'a> Budget<'a> {
+    /// The budget besides what we disrupt, what has a slot, and what is out of service without us.
+    pub(super) fn of(view: &'a ClusterView, policy: &Policy, survey: &Survey<'_>, slots: &[Slot]) -> Self {
+        let held: BTreeSet<&str> = slots.iter().map(|slot| slot.uid.as_str()).collect();
+        let ours = |node: &NodeView| held.contains(node.facts.uid.as_str()) || node.disrupted();
+        let out = |node: &NodeView| ours(node) || (node.facts.labelled && !node.facts.ready && !node.facts.deleting);
+        let counts = of_groups(view, policy, &survey.groups, out);
+        // A slot of a node that is gone is on its way out, and counts until it is.
+        let gone = slots.iter().filter(|slot| !view.nodes.values().any(|n| n.facts.uid == slot.uid)).count();
+        let limit = policy.max_unavailable.of(survey.total).unwrap_or(1);
+        let groups = policy.groups.iter().zip(&counts[1..]).map(|(group, (total, out))| {
+            let limit = group.max_unavailable.as_ref()?.of(*total).unwrap_or(1);
+            Some(limit.saturating_sub(*out))
+        });
+        let zones = policy
+            .one_zone_at_a_time
+            .then(|| view.nodes.values().filter(|n| ours(n)).map(|n| n.facts.zone()).collect());
+        Self { free: limit.saturating_sub(counts[0].1 + gone), groups: groups.collect(), zones }
+    }
+
+    /// A budget of nothing.
+    pub(super) fn close(&mut self) {
+        self.free = 0;
+    }
+
+    /// How many more nodes may be taken over all.
+    pub(super) fn free(&self) -> usize {
+        self.free
+    }
+
+    /// Why this node may not be taken although there is room over all.
+    pub(super) fn refusal(&self, policy: &Policy, survey: &Survey<'_>, node: &NodeView) -> Option<Wait> {
+        if let Some(group) = survey.groups.get(node.facts.name.as_str())
+            && self.groups[*group] == Some(0)
+        {
+            return Some(Wait::GroupFull { group: policy.groups[*group].name.clone() });
+        }
+        let other = self.zones.as_ref()?.iter().find(|zone| **zone != node.facts.zone())?;
+        Some(Wait::ZoneBusy { zone: (*other).to_owned() })
+    }
+
+    /// Takes a node out of it.
+    pub(super) fn take(&mut self, survey: &Survey<'_>, node: &'a NodeView) {
+        self.free = self.free.saturating_sub(1);
+        if let Some(group) = survey.groups.get(node.facts.name.as_str())
+            && let Some(free) = &mut self.groups[*group]
+        {
+            *free = free.saturating_sub(1);
+        }
+        if let Some(zones) = &mut self.zones {
+            zones.insert(node.facts.zone());
+        }
+    }
+}
+
+/// Whether a node that is not disrupted yet has a use for a slot: it waits for one, or has one and begins its drain. The
+/// slot has to outlast the write that does so, since until then nothing else says that the node is taken.
+pub(super) fn makes_use(verdict: &Verdict) -> bool {
+    match verdict {
+        Verdict::WantsSlot | Verdict::Wait(Wait::ReadingPods) => true,
+        Verdict::Act(Action::Status { status, .. }) => {
+            let progress = status.report.progress.as_ref();
+            progress.is_some_and(|p| matches!(p.step, Step::LeavingBalancer | Step::Draining))
+        }
+        Verdict::Act(_) | Verdict::Wait(_) | Verdict::Candidate(_) => false,
+    }
+}
+
+/// The slots that stay: of nodes that exist and are under way or disrupted, whether they had one or lost it.
+pub(super) fn kept(
+    view: &ClusterView,
+    held: &BTreeMap<&str, &Slot>,
+    wants_slot: &BTreeSet<&str>,
+    now: Timestamp,
+) -> Vec<Slot> {
+    let mut slots: Vec<Slot> = Vec::new();
+    for (name, node) in &view.nodes {
+        let uid = node.facts.uid.as_str();
+        let past_staging = step_of(node).is_some_and(|s| !matches!(s, Step::Staging | Step::Staged));
+        // While a write about the node is under way, it may be the one that begins its drain.
+        let busy = view.busy.contains(name);
+        let keeps = node.disrupted() || past_staging || busy || wants_slot.contains(name.as_str());
+        match held.get(uid) {
+            Some(slot) if keeps => slots.push((*slot).clone()),
+            None if node.disrupted() => {
+                slots.push(Slot { uid: uid.to_owned(), node: name.clone(), since: now });
+            }
+            _ => {}
+        }
+    }
+    slots
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use models::operator::CountOrPercent;
+
+    use super::*;
+    use crate::plan::cases::{cluster, node, t};
+    use crate::policy::{Group, GroupPolicy};
+
+    /// Ten nodes, `n0` to `n9`, in zones `a` (even) and `b` (odd); the first four are in group `db`.
+    fn world(policy: &Policy, down: &[&str], ours: &[&str], slots: &[&str]) -> (usize, Vec<Option<Wait>>) {
+        let nodes = (0..10).map(|number| {
+            let mut node = node(&format!("n{number}"));
+            let zone = if number % 2 == 0 { "a" } else { "b" };
+            let mut labels = BTreeMap::from([(models::names::ZONE_LABEL.to_owned(), zone.to_owned())]);
+            if number < 4 {
+                labels.insert("tier".into(), "db".into());
+            }
+            node.facts.labels = Arc::new(labels);
+            node.facts.ready = !down.contains(&node.facts.name.as_str());
+            node.facts.claimed = ours.contains(&node.facts.name.as_str());
+            node
+        });
+        let (view, _) = cluster(nodes.collect(), slots);
+        let survey = Survey::of(&view, policy, t(0));
+        let budget = Budget::of(&view, policy, &survey, &view.operator.as_ref().unwrap().status.slots);
+        let refusals = ["n0", "n1", "n9"].map(|name| budget.refusal(policy, &survey, &view.nodes[name]));
+        (budget.free(), refusals.into())
+    }
+
+    fn policy(limit: &str, group_limit: Option<&str>, one_zone: bool) -> Policy {
+        let share = |text: &str| match text.parse() {
+            Ok(count) => CountOrPercent::Count(count),
+            Err(_) => CountOrPercent::Percent(text.into()),
+        };
+        let group = Group {
+            name: "db".into(),
+            selector: serde_json::from_str(r#"{"matchLabels": {"tier": "db"}}"#).unwrap(),
+            max_unavailable: group_limit.map(share),
+            policy: GroupPolicy::default(),
+        };
+        Policy {
+            present: true,
+            max_unavailable: share(limit),
+            one_zone_at_a_time: one_zone,
+            groups: vec![group],
+            ..Policy::default()
+        }
+    }
+
+    #[test]
+    fn every_node_that_is_out_of_service_uses_the_budget_up() {
+        for (sentence, limit, down, ours, slots, free) in [
+            ("nothing is out", "1", vec![], vec![], vec![], 1),
+            ("a percentage rounds down", "25%", vec![], vec![], vec![], 2),
+            ("and is never below one", "1%", vec![], vec![], vec![], 1),
+            ("a node of ours is out", "2", vec![], vec!["n5"], vec!["n5"], 1),
+            ("a claim without a slot counts", "2", vec![], vec!["n5"], vec![], 1),
+            ("a slot without a claim counts", "2", vec![], vec![], vec!["n5"], 1),
+            ("a node that is NotReady for another reason counts", "2", vec!["n8"], vec![], vec![], 1),
+            ("a node of ours that is NotReady counts once", "2", vec!["n5"], vec!["n5"], vec!["n5"], 1),
+            ("a slot of a node that is gone counts", "2", vec![], vec![], vec!["gone"], 1),
+            ("more than the budget is none left", "1", vec!["n7", "n8"], vec!["n5"], vec![], 0),
+        ] {
+            assert_eq!(world(&policy(limit, None, false), &down, &ours, &slots).0, free, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_group_has_a_budget_of_its_own_besides() {
+        let full = || Some(Wait::GroupFull { group: "db".into() });
+        for (sentence, limit, out, refusals) in [
+            ("no limit of its own", None, vec!["n1"], [None, None, None]),
+            ("one of one is out", Some("1"), vec!["n1"], [full(), full(), None]),
+            ("a percentage is of the group's nodes", Some("50%"), vec!["n1"], [None, None, None]),
+            ("two of two are out", Some("50%"), vec!["n1", "n2"], [full(), full(), None]),
+            ("a node outside the group is none of its", Some("1"), vec!["n8"], [None, None, None]),
+        ] {
+            let (_, got) = world(&policy("5", limit, false), &[], &out, &[]);
+            assert_eq!(got, refusals, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn only_one_zone_is_out_of_service_at_a_time_where_policy_asks() {
+        let busy = |zone: &str| Some(Wait::ZoneBusy { zone: zone.into() });
+        for (sentence, one_zone, out, down, refusals) in [
+            ("not asked for", false, vec!["n8"], vec![], [None, None, None]),
+            ("no zone is", true, vec![], vec![], [None, None, None]),
+            ("zone a is", true, vec!["n8"], vec![], [None, busy("a"), busy("a")]),
+            ("a node that is down without us blocks no zone", true, vec![], vec!["n8"], [None, None, None]),
+        ] {
+            let (_, got) = world(&policy("5", None, one_zone), &down, &out, &[]);
+            assert_eq!(got, refusals, "{sentence}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What is known of the versions that hosts offer: since when, and whether they are quarantined. Kept in the operator's
+//! status, so that an age survives restarts and deleted nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::operator::{KnownVersion, Quarantined};
+use models::reason::FailureReason;
+use semver::Version;
+
+use super::Quarantine;
+use super::quarantine::Key;
+use crate::view::ClusterView;
+
+/// How many versions the operator's status keeps.
+const KEPT: usize = 128;
+
+/// On how many nodes a version has to be offered to be known: what one host says may be that host's mistake.
+const SEVERAL: usize = 2;
+
+#[derive(Default)]
+struct Kind {
+    nodes: usize,
+    /// How many of them have told what they are offered.
+    told: usize,
+    lowest: Option<Version>,
+    offered: BTreeMap<Version, usize>,
+}
+
+/// The versions as the operator's status has to have them.
+pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp) -> Vec<KnownVersion> {
+    let mut kinds: BTreeMap<(&str, &str), Kind> = BTreeMap::new();
+    for node in view.nodes.values().filter(|n| n.facts.labelled) {
+        let Some(agent) = node.shadow.as_ref().map(|s| &s.status.agent) else { continue };
+        let (Some(variant), Some(arch)) = (&agent.variant, &agent.arch) else { continue };
+        let kind = kinds.entry((variant, arch)).or_default();
+        kind.nodes += 1;
+        if let Some(current) = &agent.current_version
+            && kind.lowest.as_ref().is_none_or(|lowest| current < lowest)
+        {
+            kind.lowest = Some(current.clone());
+        }
+        let Some(updates) = agent.updates.as_ref().filter(|u| u.refresh_failure.is_none()) else { continue };
+        kind.told += 1;
+        let offered: BTreeSet<&Version> = updates.available_versions.iter().chain(&updates.chosen_version).collect();
+        for version in offered {
+            *kind.offered.entry(version.clone()).or_default() += 1;
+        }
+    }
+    let before = view.operator.iter().flat_map(|o| &o.status.versions);
+    let mut known: BTreeMap<Key, KnownVersion> = before
+        .filter(|known| {
+            let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
+            // A version goes when hosts that have looked do not offer it any more; when none has looked, nobody knows.
+            known.quarantined.is_some()
+                || kind.is_none_or(|kind| kind.told == 0 || kind.offered.contains_key(&known.version))
+        })
+        .map(|known| ((known.variant.clone(), known.arch.clone(), known.version.clone()), known.clone()))
+        .collect();
+    for ((variant, arch), kind) in kinds {
+        for (version, nodes) in kind.offered {
+            // What every node of the kind has passed already is no news.
+            let news = kind.lowest.as_ref().is_some_and(|lowest| version > *lowest);
+            if news && nodes >= SEVERAL.min(kind.nodes) {
+                let key = (variant.to_owned(), arch.to_owned(), version.clone());
+                known.entry(key).or_insert_with(|| KnownVersion {
+                    version,
+                    variant: variant.to_owned(),
+                    arch: arch.to_owned(),
+                    first_seen: now,
+                    quarantined: None,
+                });
+            }
+        }
+    }
+    for (key, cause) in quarantine.iter() {
+        let entry = known.entry(key.clone()).or_insert_with(|| KnownVersion {
+            version: key.2.clone(),
+            variant: key.0.clone(),
+            arch: key.1.clone(),
+            first_seen: now,
+            quarantined: None,
+        });
+        entry.quarantined.get_or_insert_with(|| Quarantined {
+            reason: cause.reason.unwrap_or(FailureReason::Unknown),
+            nodes: cause.nodes.iter().take(8).cloned().collect(),
+            since: now,
+        });
+    }
+    let mut known: Vec<KnownVersion> = known.into_values().collect();
+    if known.len() > KEPT {
+        // Quarantine is never forgotten for want of room; then the newest versions matter most.
+        known.sort_by(|a, b| (b.quarantined.is_some(), &b.version).cmp(&(a.quarantined.is_some(), &a.version)));
+        known.truncate(KEPT);
+        known.sort_by(|a, b| (&a.variant, &a.arch, &a.version).cmp(&(&b.variant, &b.arch, &b.version)));
+    }
+    known
+}

@@ -1,0 +1,390 @@
+//! Which version one node is to become, or why none.
+
+use jiff::Timestamp;
+use models::operator::KnownVersion;
+use models::shadow::AgentReport;
+use semver::Version;
+
+use super::Wait;
+use super::attempt::after;
+use crate::policy::{Policy, Target};
+
+/// What policy wants of one host.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Want {
+    /// What the host's own version lock has to be for it, where policy rules that.
+    pub(super) pin: Option<Version>,
+    /// The version that it is to become, or why there is none.
+    pub(super) version: Result<Version, Wait>,
+}
+
+/// What is known of versions for this kind of host.
+fn of_kind<'a>(known: &'a [KnownVersion], agent: &'a AgentReport) -> impl Iterator<Item = &'a KnownVersion> {
+    known.iter().filter(|k| {
+        Some(k.variant.as_str()) == agent.variant.as_deref() && Some(k.arch.as_str()) == agent.arch.as_deref()
+    })
+}
+
+/// Why a version is not taken, whatever the host says.
+fn refusal(
+    policy: &Policy,
+    known: &[KnownVersion],
+    agent: &AgentReport,
+    version: &Version,
+    now: Timestamp,
+) -> Option<Wait> {
+    if policy.exclude.iter().any(|exclusion| exclusion.covers(version)) {
+        return Some(Wait::Excluded { version: version.clone() });
+    }
+    if !policy.minimum_age.is_zero() {
+        let seen = of_kind(known, agent).find(|k| k.version == *version).map(|k| k.first_seen);
+        let until = seen.map(|seen| after(seen, policy.minimum_age));
+        if until.is_none_or(|until| until > now) {
+            return Some(Wait::TooYoung { version: version.clone(), until });
+        }
+    }
+    None
+}
+
+/// What policy wants of a host that reports this.
+///
+/// `locked` is what it was told to lock itself to so far: that stays where nothing better is known, as after a boot, when the
+/// host has not looked yet.
+pub(super) fn want(
+    policy: &Policy,
+    known: &[KnownVersion],
+    agent: &AgentReport,
+    locked: Option<&Version>,
+    now: Timestamp,
+) -> Want {
+    let locked = locked.filter(|version| policy.target.pins() && policy.target.allows(version)).cloned();
+    let Some(current) = &agent.current_version else { return Want { pin: locked, version: Err(Wait::NoReport) } };
+    match &policy.target {
+        Target::Latest => Want { pin: None, version: latest(policy, known, agent, current, now) },
+        Target::Exact(version) => {
+            Want { pin: Some(version.clone()), version: pinned(policy, known, agent, current, version, now) }
+        }
+        Target::Range(range) => {
+            let offered = agent.updates.iter().flat_map(|u| &u.available_versions);
+            let fits = |version: &&Version| range.matches(version);
+            let best = offered
+                .filter(fits)
+                .filter(|version| *version != current && refusal(policy, known, agent, version, now).is_none())
+                .chain([current].into_iter().filter(fits))
+                .max();
+            match best {
+                Some(version) => {
+                    Want { pin: Some(version.clone()), version: pinned(policy, known, agent, current, version, now) }
+                }
+                None => Want { pin: locked, version: Err(unoffered(policy, known, agent, range, now)) },
+            }
+        }
+    }
+}
+
+fn failing(agent: &AgentReport) -> Option<Wait> {
+    let message = agent.updates.as_ref()?.refresh_failure.clone()?;
+    Some(Wait::RefreshFails { message })
+}
+
+/// Nothing in the range can be taken: the best reason that the host's offers give.
+fn unoffered(
+    policy: &Policy,
+    known: &[KnownVersion],
+    agent: &AgentReport,
+    range: &semver::VersionReq,
+    now: Timestamp,
+) -> Wait {
+    let offered = agent.updates.iter().flat_map(|u| &u.available_versions);
+    let refused = offered.filter(|v| range.matches(v)).max().and_then(|v| refusal(policy, known, agent, v, now));
+    failing(agent).or(refused).unwrap_or(Wait::NotOffered { version: None })
+}
+
+/// Whatever newer version the host chooses. A host can offer a lower version after a release was pulled; that is never
+/// taken.
+fn latest(
+    policy: &Policy,
+    known: &[KnownVersion],
+    agent: &AgentReport,
+    current: &Version,
+    now: Timestamp,
+) -> Result<Version, Wait> {
+    if let Some(wait) = failing(agent) {
+        return Err(wait);
+    }
+    let chosen = agent.updates.as_ref().and_then(|u| u.chosen_version.as_ref()).filter(|chosen| *chosen > current);
+    let Some(chosen) = chosen else {
+        let others = of_kind(known, agent).map(|k| &k.version).filter(|version| *version > current).max();
+        return Err(match others {
+            Some(version) if agent.updates.is_some() => Wait::WaveNotCome { version: version.clone() },
+            _ => Wait::UpToDate,
+        });
+    };
+    match refusal(policy, known, agent, chosen, now) {
+        Some(wait) => Err(wait),
+        None => Ok(chosen.clone()),
+    }
+}
+
+/// One version, which the host's own lock is to choose.
+fn pinned(
+    policy: &Policy,
+    known: &[KnownVersion],
+    agent: &AgentReport,
+    current: &Version,
+    version: &Version,
+    now: Timestamp,
+) -> Result<Version, Wait> {
+    if version == current {
+        return Err(Wait::UpToDate);
+    }
+    if let Some(wait) = refusal(policy, known, agent, version, now) {
+        return Err(wait);
+    }
+    let updates = agent.updates.as_ref();
+    if updates.and_then(|u| u.chosen_version.as_ref()) == Some(version) {
+        return match failing(agent) {
+            Some(wait) => Err(wait),
+            None => Ok(version.clone()),
+        };
+    }
+    if updates.is_some_and(|u| u.available_versions.contains(version)) {
+        return Err(failing(agent).unwrap_or(Wait::Pinning { version: version.clone() }));
+    }
+    let elsewhere = of_kind(known, agent).any(|k| k.version == *version);
+    Err(failing(agent).unwrap_or(if elsewhere {
+        Wait::WaveNotCome { version: version.clone() }
+    } else {
+        Wait::NotOffered { version: Some(version.clone()) }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use models::operator::BottlerocketUpdateOperatorSpec;
+    use models::shadow::OfferedUpdates;
+
+    use super::*;
+
+    fn v(text: &str) -> Version {
+        text.parse().unwrap()
+    }
+
+    fn t(second: i64) -> Timestamp {
+        Timestamp::from_second(1_800_000_000 + second).unwrap()
+    }
+
+    fn host(current: &str, chosen: Option<&str>, available: &[&str]) -> AgentReport {
+        AgentReport {
+            current_version: Some(v(current)),
+            variant: Some("aws-k8s-1.37".into()),
+            arch: Some("x86_64".into()),
+            updates: Some(OfferedUpdates {
+                chosen_version: chosen.map(v),
+                available_versions: available.iter().map(|text| v(text)).collect(),
+                ..OfferedUpdates::default()
+            }),
+            ..AgentReport::default()
+        }
+    }
+
+    fn known(version: &str, first_seen: i64) -> KnownVersion {
+        KnownVersion {
+            version: v(version),
+            variant: "aws-k8s-1.37".into(),
+            arch: "x86_64".into(),
+            first_seen: t(first_seen),
+            quarantined: None,
+        }
+    }
+
+    fn policy(version: &str) -> Policy {
+        let spec: BottlerocketUpdateOperatorSpec =
+            serde_json::from_str(&format!(r#"{{"version": {version}}}"#)).unwrap();
+        Policy::from_spec(&spec).unwrap()
+    }
+
+    #[test]
+    fn what_a_host_is_to_become() {
+        let wave = |version: &str| Err(Wait::WaveNotCome { version: v(version) });
+        let not_offered = |version: Option<&str>| Err(Wait::NotOffered { version: version.map(v) });
+        let pinning = |version: &str| Err(Wait::Pinning { version: v(version) });
+        let offers = ["1.20.5", "1.20.4", "1.20.0", "1.19.0"];
+        for (sentence, policy_text, host, known, pin, expected) in [
+            (
+                "latest takes what the host chooses",
+                r#"{}"#,
+                host("1.20.0", Some("1.20.5"), &offers),
+                vec![],
+                None,
+                Ok(v("1.20.5")),
+            ),
+            (
+                "latest never goes down",
+                r#"{}"#,
+                host("1.20.9", Some("1.20.5"), &offers),
+                vec![],
+                None,
+                Err(Wait::UpToDate),
+            ),
+            (
+                "a host that is offered nothing is up to date",
+                r#"{}"#,
+                host("1.20.0", None, &["1.20.0"]),
+                vec![],
+                None,
+                Err(Wait::UpToDate),
+            ),
+            (
+                "a host whose wave has not come says so",
+                r#"{}"#,
+                host("1.20.0", None, &["1.20.0"]),
+                vec![known("1.20.5", 0)],
+                None,
+                wave("1.20.5"),
+            ),
+            (
+                "an excluded version is not taken",
+                r#"{"exclude": ["1.20.5"]}"#,
+                host("1.20.0", Some("1.20.5"), &offers),
+                vec![],
+                None,
+                Err(Wait::Excluded { version: v("1.20.5") }),
+            ),
+            (
+                "an exact version that the host chooses is taken",
+                r#"{"target": "1.20.4"}"#,
+                host("1.20.0", Some("1.20.4"), &offers),
+                vec![],
+                Some("1.20.4"),
+                Ok(v("1.20.4")),
+            ),
+            (
+                "an exact version below the running one is taken",
+                r#"{"target": "1.19.0"}"#,
+                host("1.20.5", Some("1.19.0"), &offers),
+                vec![],
+                Some("1.19.0"),
+                Ok(v("1.19.0")),
+            ),
+            (
+                "the host has to be told first",
+                r#"{"target": "1.20.4"}"#,
+                host("1.20.0", Some("1.20.5"), &offers),
+                vec![],
+                Some("1.20.4"),
+                pinning("1.20.4"),
+            ),
+            (
+                "an exact version that runs already stays pinned",
+                r#"{"target": "1.20.0"}"#,
+                host("1.20.0", Some("1.20.5"), &offers),
+                vec![],
+                Some("1.20.0"),
+                Err(Wait::UpToDate),
+            ),
+            (
+                "an exact version that nobody offers is waited for",
+                r#"{"target": "1.30.0"}"#,
+                host("1.20.0", Some("1.20.5"), &offers),
+                vec![],
+                Some("1.30.0"),
+                not_offered(Some("1.30.0")),
+            ),
+            (
+                "an exact version that others are offered waits for its wave",
+                r#"{"target": "1.20.6"}"#,
+                host("1.20.0", None, &["1.20.0"]),
+                vec![known("1.20.6", 0)],
+                Some("1.20.6"),
+                wave("1.20.6"),
+            ),
+            (
+                "a range takes its highest version",
+                r#"{"target": "<1.20.5"}"#,
+                host("1.20.0", Some("1.20.4"), &offers),
+                vec![],
+                Some("1.20.4"),
+                Ok(v("1.20.4")),
+            ),
+            (
+                "a range leads down as well",
+                r#"{"target": "~1.19"}"#,
+                host("1.20.0", Some("1.19.0"), &offers),
+                vec![],
+                Some("1.19.0"),
+                Ok(v("1.19.0")),
+            ),
+            (
+                "a range keeps the highest version that runs",
+                r#"{"target": "~1.20"}"#,
+                host("1.20.5", None, &offers),
+                vec![],
+                Some("1.20.5"),
+                Err(Wait::UpToDate),
+            ),
+            (
+                "a range passes over what is excluded",
+                r#"{"target": "~1.20", "exclude": ["1.20.5"]}"#,
+                host("1.20.0", Some("1.20.4"), &offers),
+                vec![],
+                Some("1.20.4"),
+                Ok(v("1.20.4")),
+            ),
+            (
+                "a range that excludes all but lower ones leaves the running version",
+                r#"{"target": "~1.20", "exclude": [">1.20.0"]}"#,
+                host("1.20.0", Some("1.20.5"), &offers),
+                vec![],
+                Some("1.20.0"),
+                Err(Wait::UpToDate),
+            ),
+            (
+                "an empty range is waited for",
+                r#"{"target": "~2.0"}"#,
+                host("1.20.0", None, &offers),
+                vec![],
+                None,
+                not_offered(None),
+            ),
+        ] {
+            let pin = pin.map(v);
+            let got = want(&policy(policy_text), &known, &host, None, t(0));
+            assert_eq!(got, Want { pin, version: expected }, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_lock_in_the_range_stays_while_the_host_has_not_looked() {
+        let mut host = host("1.20.5", None, &[]);
+        host.updates = None;
+        let range = policy(r#"{"target": "<1.20.0"}"#);
+        assert_eq!(want(&range, &[], &host, Some(&v("1.19.0")), t(0)).pin, Some(v("1.19.0")));
+        assert_eq!(want(&range, &[], &host, Some(&v("1.20.4")), t(0)).pin, None, "a lock of an earlier policy");
+        assert_eq!(want(&policy("{}"), &[], &host, Some(&v("1.19.0")), t(0)).pin, None, "latest locks nothing");
+    }
+
+    #[test]
+    fn a_version_has_to_be_known_for_its_age_before_it_is_taken() {
+        let mut policy = policy("{}");
+        policy.minimum_age = Duration::from_secs(3600);
+        let host = host("1.20.0", Some("1.20.5"), &["1.20.5", "1.20.0"]);
+        let young = |until: Option<i64>| Err(Wait::TooYoung { version: v("1.20.5"), until: until.map(t) });
+        assert_eq!(want(&policy, &[], &host, None, t(0)).version, young(None), "nobody else has seen it");
+        assert_eq!(want(&policy, &[known("1.20.5", 0)], &host, None, t(3599)).version, young(Some(3600)));
+        assert_eq!(want(&policy, &[known("1.20.5", 0)], &host, None, t(3600)).version, Ok(v("1.20.5")));
+        let elsewhere = KnownVersion { arch: "aarch64".into(), ..known("1.20.5", 0) };
+        assert_eq!(want(&policy, &[elsewhere], &host, None, t(3600)).version, young(None), "another kind of host");
+    }
+
+    #[test]
+    fn a_host_that_cannot_look_waits_whatever_it_chose_before() {
+        let mut host = host("1.20.0", Some("1.20.5"), &["1.20.5"]);
+        host.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
+        let fails = Err(Wait::RefreshFails { message: "no route".into() });
+        assert_eq!(want(&policy("{}"), &[], &host, None, t(0)).version, fails);
+        assert_eq!(want(&policy(r#"{"target": "1.20.5"}"#), &[], &host, None, t(0)).version, fails);
+    }
+}
