@@ -68,14 +68,7 @@ impl<'a> Case<'a> {
 
     /// What the gates look at, for this version.
     fn gate_input<'b>(&'b self, version: &'b semver::Version) -> gates::Input<'b> {
-        gates::Input {
-            view: self.view,
-            survey: self.survey,
-            node: self.node,
-            shadow: self.shadow,
-            version,
-            now: self.now,
-        }
+        gates::Input { survey: self.survey, node: self.node, shadow: self.shadow, version, now: self.now }
     }
 
     pub(super) fn half(&self) -> ControllerStatus {
