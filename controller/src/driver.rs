@@ -220,6 +220,9 @@ impl Driver {
             }
             view.nodes.insert(name, node);
         }
+        let namespaces: BTreeSet<&str> =
+            view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
+        view.budgets = self.budgets.select(|budget| namespaces.contains(budget.namespace.as_str()));
         view
     }
 

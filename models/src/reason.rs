@@ -90,6 +90,8 @@ reasons! {
     NotReadyAfterBoot => Version,
     /// The node did not stay healthy for the soak time.
     SoakFailed => Version,
+    /// Whether the node is healthy after its update could not be found out in time.
+    HealthUnknown => Node,
     /// Updates were switched off, or the operator's resource is gone.
     Disabled => Wait,
     /// The host runs the wanted version already, put there by somebody else.

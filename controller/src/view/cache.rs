@@ -88,6 +88,11 @@ impl<P: Projection> Cache<P> {
         self.lock().items.clone()
     }
 
+    /// The items that `wanted` says yes to.
+    pub fn select(&self, wanted: impl Fn(&P) -> bool) -> Vec<P> {
+        self.lock().items.values().filter(|item| wanted(item)).cloned().collect()
+    }
+
     /// One item.
     pub fn get(&self, key: &str) -> Option<P> {
         self.lock().items.get(key).cloned()

@@ -254,8 +254,8 @@ impl NodeView {
 pub enum Answer {
     /// Nothing: all is well.
     Quiet {
-        /// When it was asked.
-        asked: Timestamp,
+        /// Since when each answer has been nothing.
+        since: Timestamp,
     },
     /// Something.
     Firing {

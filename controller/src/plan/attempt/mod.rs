@@ -212,9 +212,10 @@ impl<'a> Case<'a> {
         let decision = match progress.step {
             Step::Staging | Step::Staged => self.staging(progress),
             Step::LeavingBalancer | Step::Draining => self.draining(progress),
-            Step::Rebooting => self.rebooting(progress),
-            Step::Returning => self.returning(progress),
-            Step::Monitoring => self.monitoring(progress),
+            // Pods are watched from the drain to the end of the soak without a break, so that they are listed once.
+            Step::Rebooting => self.rebooting(progress).watching_pods(),
+            Step::Returning => self.returning(progress).watching_pods(),
+            Step::Monitoring => self.monitoring(progress).watching_pods(),
             Step::Releasing => self.releasing(progress),
         };
         self.with_blocked(decision)

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use models::operator::Expression;
 
 use crate::plan::Wait;
@@ -28,6 +29,22 @@ pub(super) fn gate(expressions: &[Expression], node: &str, answers: &BTreeMap<St
     })
 }
 
+/// Since when all of these expressions have returned nothing; `None` if there is none of them.
+pub(in crate::plan) fn quiet_since(
+    expressions: &[Expression],
+    node: &str,
+    answers: &BTreeMap<String, Answer>,
+) -> Result<Option<Timestamp>, Wait> {
+    if let Some(wait) = gate(expressions, node, answers) {
+        return Err(wait);
+    }
+    let quiet = queries(expressions, node).filter_map(|(_, query)| match answers.get(&query)? {
+        Answer::Quiet { since } => Some(*since),
+        Answer::Firing { .. } | Answer::Failed { .. } => None,
+    });
+    Ok(quiet.max())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,7 +56,7 @@ mod tests {
             .map(|(name, query)| Expression { name: name.into(), query: query.into() })
             .into();
         let load = "load{node=\"a\"} > 9";
-        let quiet = || Answer::Quiet { asked: t(0) };
+        let quiet = || Answer::Quiet { since: t(0) };
         for (sentence, answers, expected) in [
             ("no answer yet", vec![], Some(Wait::AskingExpressions { name: "errors".into() })),
             ("one of two", vec![("errors > 0", quiet())], Some(Wait::AskingExpressions { name: "load".into() })),
