@@ -1,41 +1,253 @@
 //! When nodes may be taken out of service: windows and blackouts.
+//!
+//! `at` is asked for every plan and every group, so what it costs does not depend on how far away something is: a window is
+//! looked for over its own length, days are found by bits, and nothing is followed further than [`FORESIGHT`] and [`HORIZON`].
 
-use jiff::Timestamp;
-use models::operator::SchedulePolicy;
+mod calendar;
+mod window;
 
+use jiff::civil::{Date, DateTime};
+use jiff::tz::{AmbiguousOffset, TimeZone};
+use jiff::{SignedDuration, Timestamp};
+use models::operator::{Blackout, MaintenanceWindow, SchedulePolicy};
+
+use self::calendar::Calendar;
+use self::window::Window;
 use super::PolicyError;
+
+/// The longest window. It is also how far back an opening is looked for.
+const LONGEST: SignedDuration = SignedDuration::from_hours(31 * 24);
+/// How far windows that follow each other are added up. More than [`LONGEST`], so that `stopStartingBefore` is judged right.
+const FORESIGHT: SignedDuration = SignedDuration::from_hours(35 * 24);
+/// How far the next opening is looked for. There is a leap day in it.
+const HORIZON: SignedDuration = SignedDuration::from_hours(5 * 366 * 24);
 
 /// A schedule, read and checked.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Schedule {}
+pub struct Schedule {
+    /// None: always open.
+    windows: Vec<Window>,
+    /// How long before the end of what is open nothing starts any more.
+    stop_before: SignedDuration,
+    /// In their order, none touching another.
+    blackouts: Vec<Closure>,
+}
+
+/// A blackout: from the first moment on, up to the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Closure {
+    from: Timestamp,
+    to: Timestamp,
+}
 
 /// What a schedule says about a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WindowState {
     /// Nodes may start.
     Open {
-        /// Until when; `None`: for good, as far as the schedule says.
+        /// Until when; `None`: for good, or for longer than can be foreseen (some weeks).
         until: Option<Timestamp>,
     },
     /// Nodes may not start.
     Closed {
-        /// From when they may; `None`: never again, as far as can be foreseen.
+        /// From when they may; `None`: never again, as far as can be foreseen (some years).
         opens: Option<Timestamp>,
         /// Whether a blackout is the reason.
         blackout: bool,
     },
 }
 
+/// How long a moment's windows stay open.
+struct Stay {
+    /// [`Timestamp::MAX`]: as far as can be foreseen.
+    until: Timestamp,
+    /// Whether a blackout is what ends it.
+    blackout: bool,
+}
+
 impl Schedule {
     /// Reads a schedule. What cannot be obeyed goes into `errors`, with its field under `path`.
     pub fn parse(path: &str, schedule: &SchedulePolicy, errors: &mut Vec<PolicyError>) -> Self {
-        let _ = (path, schedule, errors);
-        Self {}
+        let SchedulePolicy { windows, stop_starting_before, blackouts } = schedule;
+        let read_window = |(index, window)| read_window(&format!("{path}.windows[{index}]"), window, errors);
+        let windows: Vec<_> = windows.iter().enumerate().filter_map(read_window).collect();
+        let stop_before = stop_starting_before.unwrap_or_default();
+        if let Some(shortest) = windows.iter().map(|window| window.duration).min()
+            && stop_before.signed() >= shortest
+        {
+            let shortest = models::duration::Duration(shortest.unsigned_abs());
+            errors.push(PolicyError {
+                field: format!("{path}.stopStartingBefore"),
+                message: format!(
+                    "{stop_before} leaves no time to start in a window of {shortest}; \
+                     write less than the shortest window is long, or make that one longer"
+                ),
+            });
+        }
+        let read_blackout = |(index, blackout)| read_blackout(&format!("{path}.blackouts[{index}]"), blackout, errors);
+        let mut blackouts: Vec<_> = blackouts.iter().enumerate().filter_map(read_blackout).collect();
+        blackouts.sort_unstable();
+        let blackouts = blackouts.into_iter().fold(Vec::<Closure>::new(), |mut merged, next| {
+            match merged.last_mut().filter(|last| next.from <= last.to) {
+                Some(last) => last.to = last.to.max(next.to),
+                None => merged.push(next),
+            }
+            merged
+        });
+        Self { windows, stop_before: stop_before.signed(), blackouts }
     }
 
     /// What it says about this moment.
     pub fn at(&self, now: Timestamp) -> WindowState {
-        let _ = now;
-        WindowState::Open { until: None }
+        if let Some(blackout) = self.blackout_at(now) {
+            return WindowState::Closed { opens: self.opens(blackout.to), blackout: true };
+        }
+        match self.stay(now) {
+            Some(stay) if self.leaves_time(now, &stay) => WindowState::Open {
+                until: Some(stay.until)
+                    .filter(|until| *until < Timestamp::MAX)
+                    .and_then(|until| until.checked_sub(self.stop_before).ok()),
+            },
+            Some(stay) => WindowState::Closed { opens: self.opens(stay.until), blackout: stay.blackout },
+            None => WindowState::Closed { opens: self.opens(now), blackout: false },
+        }
+    }
+
+    /// The first moment from this one on at which nodes may start.
+    fn opens(&self, from: Timestamp) -> Option<Timestamp> {
+        let limit = from.checked_add(HORIZON).unwrap_or(Timestamp::MAX);
+        let mut at = from;
+        // Each round leaves a blackout, a closed time or the rest of a window behind. There are only so many: a window that
+        // no blackout cuts is longer than `stop_before`.
+        while at < limit {
+            if let Some(blackout) = self.blackout_at(at) {
+                at = blackout.to;
+            } else if let Some(stay) = self.stay(at) {
+                if self.leaves_time(at, &stay) {
+                    return Some(at);
+                }
+                at = stay.until;
+            } else {
+                at = self.windows.iter().filter_map(|window| window.opens_after(at, limit)).min()?;
+            }
+        }
+        None
+    }
+
+    fn leaves_time(&self, now: Timestamp, stay: &Stay) -> bool {
+        now.duration_until(stay.until) > self.stop_before
+    }
+
+    fn blackout_at(&self, moment: Timestamp) -> Option<&Closure> {
+        let next = self.blackouts.partition_point(|blackout| blackout.to <= moment);
+        self.blackouts.get(next).filter(|blackout| blackout.from <= moment)
+    }
+
+    /// How long windows are open, where one is. The moment is in no blackout.
+    fn stay(&self, now: Timestamp) -> Option<Stay> {
+        let windows = if self.windows.is_empty() { Timestamp::MAX } else { self.windows_open_until(now)? };
+        let next = self.blackouts.partition_point(|blackout| blackout.to <= now);
+        // Beyond what is foreseen, something else may come first.
+        let foreseen = if self.windows.is_empty() { Timestamp::MAX } else { far(now) };
+        let blackout =
+            self.blackouts.get(next).map(|blackout| blackout.from).filter(|from| *from < foreseen.min(windows));
+        Some(Stay { until: blackout.unwrap_or(windows), blackout: blackout.is_some() })
+    }
+
+    /// Until when some window is open, without a pause; [`Timestamp::MAX`] where that cannot be foreseen.
+    fn windows_open_until(&self, now: Timestamp) -> Option<Timestamp> {
+        let far = far(now);
+        let mut until = now;
+        while until < far {
+            match self.windows.iter().filter_map(|window| window.open_until(until)).max() {
+                Some(later) if later > until => until = later,
+                _ => return Some(until).filter(|until| *until > now),
+            }
+        }
+        Some(Timestamp::MAX)
     }
 }
+
+fn far(now: Timestamp) -> Timestamp {
+    now.checked_add(FORESIGHT).unwrap_or(Timestamp::MAX)
+}
+
+fn read_window(path: &str, window: &MaintenanceWindow, errors: &mut Vec<PolicyError>) -> Option<Window> {
+    let MaintenanceWindow { cron, duration, time_zone } = window;
+    let mut refuse =
+        |field: &str, message: String| errors.push(PolicyError { field: format!("{path}.{field}"), message });
+    let length = duration.signed();
+    let fits = length > SignedDuration::ZERO && length <= LONGEST;
+    if length <= SignedDuration::ZERO {
+        refuse("duration", format!("a window of {duration} is never open; write how long it stays open, such as 4h"));
+    } else if !fits {
+        let days = LONGEST.as_hours() / 24;
+        refuse(
+            "duration",
+            format!("a window of {duration} is too long; write at most {days} days, or no windows for always"),
+        );
+    }
+    // A pause as long as the window itself closes nothing; none is longer than a day.
+    let pause = u16::try_from(length.as_mins().clamp(0, 24 * 60)).unwrap_or(0);
+    let calendar = Calendar::parse(cron, pause).map_err(|message| refuse("cron", message)).ok();
+    let zone = read_zone(time_zone.as_deref()).map_err(|message| refuse("timeZone", message)).ok();
+    Some(Window { calendar: calendar?, zone: zone?, duration: length }).filter(|_| fits)
+}
+
+fn read_blackout(path: &str, blackout: &Blackout, errors: &mut Vec<PolicyError>) -> Option<Closure> {
+    let Blackout { from, to, time_zone } = blackout;
+    let mut refuse =
+        |field: &str, message: String| errors.push(PolicyError { field: format!("{path}.{field}"), message });
+    let first = read_date(from).map_err(|message| refuse("from", message)).ok();
+    let last = match to {
+        Some(to) => read_date(to).map_err(|message| refuse("to", message)).ok(),
+        None => first,
+    };
+    let zone = read_zone(time_zone.as_deref()).map_err(|message| refuse("timeZone", message)).ok();
+    let (first, last, zone) = (first?, last?, zone?);
+    if last < first {
+        refuse("to", format!("{last} is before {first}; write the last day, which is the first one or later"));
+        return None;
+    }
+    let end = last.tomorrow().ok().and_then(|day| begin(&zone, day)).map_or(Timestamp::MAX, |(_, to)| to);
+    Some(Closure { from: begin(&zone, first)?.0, to: end })
+}
+
+fn read_zone(name: Option<&str>) -> Result<TimeZone, String> {
+    let Some(name) = name else { return Ok(TimeZone::UTC) };
+    TimeZone::get(name).ok().filter(|zone| !zone.is_unknown()).ok_or_else(|| {
+        format!(
+            "'{name}' is no time zone that is known here; \
+             write an IANA name such as Europe/Berlin or America/New_York, or leave it out for UTC"
+        )
+    })
+}
+
+fn read_date(text: &str) -> Result<Date, String> {
+    // The parser takes more than one way to write a date; the schema takes one.
+    text.parse::<Date>()
+        .ok()
+        .filter(|date| date.to_string() == text)
+        .ok_or_else(|| format!("'{text}' is no day of the calendar; write one as year-month-day, such as 2026-12-20"))
+}
+
+/// When a day begins. Where its midnight comes twice there are two answers; where it is left out the day begins with the
+/// change of the clock.
+fn begin(zone: &TimeZone, day: Date) -> Option<(Timestamp, Timestamp)> {
+    let midnight = DateTime::from_parts(day, jiff::civil::Time::midnight());
+    let ambiguous = zone.to_ambiguous_timestamp(midnight);
+    match ambiguous.offset() {
+        AmbiguousOffset::Unambiguous { offset } => offset.to_timestamp(midnight).ok().map(|begin| (begin, begin)),
+        AmbiguousOffset::Fold { before, after } => {
+            Some((before.to_timestamp(midnight).ok()?, after.to_timestamp(midnight).ok()?))
+        }
+        AmbiguousOffset::Gap { before, .. } => {
+            let change =
+                zone.preceding(before.to_timestamp(midnight).ok()?.checked_add(SignedDuration::from_nanos(1)).ok()?);
+            change.map(|change| change.timestamp()).next().map(|begin| (begin, begin))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

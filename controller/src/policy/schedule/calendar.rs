@@ -1,0 +1,288 @@
+//! What a line of cron says about the calendar: on which days, at which minutes. No time zone and no clock.
+
+use croner::Weekday;
+use croner::parser::{CronParser, Seconds, Year};
+use jiff::SignedDuration;
+use jiff::civil::{Date, DateTime};
+
+/// The minutes in which something happens, on any day of any year.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Calendar {
+    /// The months, by bit; January is bit 1.
+    months: u16,
+    /// The days of a month, by bit, by its length (from 28) and the day of the week (from Sunday) that it begins on. Nothing
+    /// else about a month decides.
+    days: [[u32; 7]; 4],
+    /// The minutes of a day, rising.
+    minutes: Vec<Minute>,
+    /// Whether the hour field is a wildcard, so that it follows the clock and names no hour.
+    pub(super) every_hour: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Minute {
+    minute: u16,
+    /// The last minute that is reached from this one without a long pause.
+    run: u16,
+}
+
+/// Lengths of months, each with a month that has it.
+const LENGTHS: [(i32, u32, u32); 4] = [(2023, 2, 28), (2024, 2, 29), (2023, 4, 30), (2023, 1, 31)];
+const FIELDS: [&str; 5] = ["minute", "hour", "day of month", "month", "day of week"];
+const MONTHS: [&str; 12] = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"];
+const WEEKDAYS: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
+
+impl Calendar {
+    /// Reads five fields of cron. A pause of more than `pause` minutes ends a run.
+    ///
+    /// # Errors
+    /// What is wrong with them, for the person who wrote them.
+    pub(super) fn parse(text: &str, pause: u16) -> Result<Self, String> {
+        const EXAMPLE: &str = "such as '0 2 * * 1-5' (02:00 from Monday to Friday)";
+        let fields: Vec<_> = text.split_whitespace().collect();
+        let &[minute, hour, day, month, weekday] = &fields[..] else {
+            return Err(format!(
+                "'{text}' has {} fields; write five (minute, hour, day of month, month, day of week), {EXAMPLE}",
+                fields.len()
+            ));
+        };
+        let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed).build();
+        let fields = [minute, hour, day, month, weekday];
+        let parsed = parser.parse(text).ok().filter(|_| fields.iter().enumerate().all(|(i, f)| is_plain(i, f)));
+        let Some(pattern) = parsed.map(|cron| cron.pattern) else {
+            // Each field alone tells which one it is.
+            let alone = |index: usize| {
+                let mut line = ["*"; 5];
+                line[index] = fields[index];
+                line.join(" ")
+            };
+            let wrong = (0..5).find(|i| !is_plain(*i, fields[*i]) || parser.parse(&alone(*i)).is_err()).unwrap_or(0);
+            return Err(format!(
+                "the {} '{}' of '{text}' cannot be read; write five fields of cron {EXAMPLE}",
+                FIELDS[wrong], fields[wrong]
+            ));
+        };
+        let failed = |error: croner::errors::CronError| format!("'{text}' cannot be read: {error}");
+
+        let mut days = [[0; 7]; 4];
+        for ((year, month, length), days) in LENGTHS.into_iter().zip(&mut days) {
+            for (first, days) in (0..).zip(days) {
+                for day in 1..=length {
+                    let weekday = Weekday::from_days_from_sunday((first + day - 1) % 7);
+                    if pattern.day_match(year, month, day, weekday).map_err(failed)? {
+                        *days |= 1 << day;
+                    }
+                }
+            }
+        }
+        let months = pattern.months.values().into_iter().fold(0, |months, month| months | 1 << month);
+        let hours = pattern.hours.values();
+        let minutes = pattern.minutes.values();
+        let all = hours.into_iter().flat_map(|hour| minutes.iter().map(move |m| hour * 60 + m));
+        let mut minutes: Vec<_> = all.map(|minute| Minute { minute, run: minute }).collect();
+        let mut after: Option<Minute> = None;
+        for minute in minutes.iter_mut().rev() {
+            minute.run =
+                after.filter(|after| after.minute - minute.minute <= pause).map_or(minute.minute, |after| after.run);
+            after = Some(*minute);
+        }
+        let calendar = Self { months, days, minutes, every_hour: pattern.hours.from_wildcard };
+        if !calendar.has_any_day() {
+            return Err(format!("'{text}' names no day that any year has; write five fields of cron {EXAMPLE}"));
+        }
+        Ok(calendar)
+    }
+
+    /// Whether there is a year with such a day. Every month begins on each day of the week in some year.
+    fn has_any_day(&self) -> bool {
+        let lengths = |month: u16| match month {
+            2 => 0..2,
+            4 | 6 | 9 | 11 => 2..3,
+            _ => 3..4,
+        };
+        (1..=12)
+            .filter(|month| self.months & 1 << month != 0)
+            .flat_map(lengths)
+            .any(|length| self.days[length].iter().any(|days| *days != 0))
+    }
+
+    /// The days of the month that `date` stands in, by bit.
+    fn days_of_month(&self, date: Date) -> u32 {
+        if self.months & 1 << date.month() == 0 {
+            return 0;
+        }
+        let length = usize::from(date.days_in_month().unsigned_abs()).saturating_sub(28);
+        let weekday = i32::from(date.weekday().to_sunday_zero_offset()) - i32::from(date.day()) + 1;
+        let first = weekday.rem_euclid(7).unsigned_abs() as usize;
+        self.days.get(length).and_then(|days| days.get(first)).copied().unwrap_or(0)
+    }
+
+    /// The latest minute at or before `limit` and not before `from`.
+    pub(super) fn last(&self, from: DateTime, limit: DateTime) -> Option<DateTime> {
+        let mut date = limit.date();
+        // What of the month is still to be looked at: all days up to this one.
+        let mut days = self.days_of_month(date) & u32::MAX >> (31 - date.day());
+        if days & 1 << date.day() != 0 {
+            let minute = minute_of(limit);
+            if let Some(minute) = self.minutes[..self.minutes.partition_point(|m| m.minute <= minute)].last() {
+                return Some(at(date, minute.minute)).filter(|found| *found >= from);
+            }
+            days &= !(1 << date.day());
+        }
+        loop {
+            if days != 0 {
+                let day = i8::try_from(31 - days.leading_zeros()).ok()?;
+                let found = at(Date::new(date.year(), date.month(), day).ok()?, self.minutes.last()?.minute);
+                return Some(found).filter(|found| *found >= from);
+            }
+            date = date.first_of_month().yesterday().ok()?;
+            if date < from.date() {
+                return None;
+            }
+            days = self.days_of_month(date);
+        }
+    }
+
+    /// The earliest minute at or after `from` and before `limit`.
+    pub(super) fn first(&self, from: DateTime, limit: DateTime) -> Option<DateTime> {
+        let mut date = from.date();
+        let mut days = self.days_of_month(date) & u32::MAX << date.day();
+        if days & 1 << date.day() != 0 {
+            let minute = minute_of(from) + u16::from(from.second() > 0 || from.subsec_nanosecond() > 0);
+            if let Some(minute) = self.minutes.get(self.minutes.partition_point(|m| m.minute < minute)) {
+                return Some(at(date, minute.minute)).filter(|found| *found < limit);
+            }
+            days &= !(1 << date.day());
+        }
+        loop {
+            if days != 0 {
+                let day = i8::try_from(days.trailing_zeros()).ok()?;
+                let found = at(Date::new(date.year(), date.month(), day).ok()?, self.minutes.first()?.minute);
+                return Some(found).filter(|found| *found < limit);
+            }
+            date = date.last_of_month().tomorrow().ok()?;
+            if date >= limit.date() && at(date, 0) >= limit {
+                return None;
+            }
+            days = self.days_of_month(date);
+        }
+    }
+
+    /// The last of the minutes that are reached from `minute` on its day, before `limit`, without a pause longer than the one
+    /// that the calendar was read with.
+    pub(super) fn last_of_run(&self, minute: DateTime, limit: DateTime) -> DateTime {
+        let (date, time) = (minute.date(), minute_of(minute));
+        let end = match self.minutes.binary_search_by_key(&time, |m| m.minute) {
+            Ok(index) => self.minutes[index].run,
+            Err(_) => time,
+        };
+        if at(date, end) < limit {
+            return at(date, end);
+        }
+        // The change of a clock cuts the day short.
+        limit
+            .checked_sub(SignedDuration::from_nanos(1))
+            .ok()
+            .and_then(|limit| self.last(minute, limit))
+            .unwrap_or(minute)
+    }
+}
+
+fn minute_of(moment: DateTime) -> u16 {
+    u16::from(moment.hour().unsigned_abs()) * 60 + u16::from(moment.minute().unsigned_abs())
+}
+
+/// A minute of a day. `minute` is below 1440, so that its parts fit.
+fn at(date: Date, minute: u16) -> DateTime {
+    let part = |value: u16| i8::try_from(value).unwrap_or(0);
+    date.at(part(minute / 60), part(minute % 60), 0, 0)
+}
+
+/// Whether a field is written plainly. The parser also takes names in the middle of numbers and in other fields, and words of
+/// its own that no other cron knows.
+fn is_plain(index: usize, field: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let is_word = |word: &str| match index {
+        2 => matches!(word, "L" | "LW") || word.strip_suffix('W').is_some_and(is_number),
+        3 => MONTHS.contains(&word),
+        4 => {
+            let day = word.strip_suffix('L').unwrap_or(word);
+            WEEKDAYS.contains(&day) || (day.len() < word.len() && is_number(day))
+        }
+        _ => false,
+    };
+    let is_item = |item: &str| {
+        let words: Vec<_> = item.split(['-', '/', '#', '*', '?']).filter(|word| !word.is_empty()).collect();
+        !item.is_empty() && words.into_iter().all(|word| is_number(word) || is_word(word))
+    };
+    field.to_ascii_uppercase().split(',').all(is_item)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_cron_names_minutes_of_days() {
+        for (text, from, first) in [
+            ("30 2 * * *", "2026-01-01T02:31", "2026-01-02T02:30"),
+            ("30 2 * * *", "2026-01-01T02:30", "2026-01-01T02:30"),
+            ("30 2 * * *", "2026-12-31T03:00", "2027-01-01T02:30"),
+            ("0 0 29 2 *", "2026-01-01T00:00", "2028-02-29T00:00"),
+            ("0 0 * * 0", "2026-11-21T00:00", "2026-11-22T00:00"),
+            ("0 0 * * 7", "2026-11-21T00:00", "2026-11-22T00:00"),
+            ("0 0 * * sun", "2026-11-21T00:00", "2026-11-22T00:00"),
+            ("0 0 * * FRI-SUN", "2026-11-16T00:00", "2026-11-20T00:00"),
+            ("0 0 * JAN,Mar *", "2026-01-31T00:01", "2026-03-01T00:00"),
+            ("0 0 L * *", "2026-02-01T00:00", "2026-02-28T00:00"),
+            ("0 0 15W * *", "2026-11-01T00:00", "2026-11-16T00:00"),
+            ("0 0 LW 10 *", "2026-10-01T00:00", "2026-10-30T00:00"),
+            ("0 0 ? * TUE#2", "2026-11-01T00:00", "2026-11-10T00:00"),
+            ("0 0 * * FRIL", "2026-11-01T00:00", "2026-11-27T00:00"),
+            ("0 0 31 * 1", "2026-11-03T00:00", "2026-11-09T00:00"),
+            ("*/20 9-17/4 * * *", "2026-11-01T09:41", "2026-11-01T13:00"),
+        ] {
+            let calendar = Calendar::parse(text, 0).unwrap();
+            let (from, found) = (from.parse().unwrap(), first.parse().unwrap());
+            assert_eq!(calendar.first(from, DateTime::MAX), Some(found), "{text} from {from}");
+            assert_eq!(calendar.first(from, found), None, "{text} before {found}");
+            assert_eq!(calendar.last(from, found), Some(found), "{text} up to {found}");
+            if from < found {
+                let before = found.checked_sub(SignedDuration::from_secs(1)).unwrap();
+                assert_eq!(calendar.last(from, before), None, "{text} from {from} to {before}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_cron_is_told_by_its_field() {
+        for (text, what) in [
+            ("61 2 * * *", "the minute '61'"),
+            ("0 24 * * *", "the hour '24'"),
+            ("0 2 32 * *", "the day of month '32'"),
+            ("0 2 * 13 *", "the month '13'"),
+            ("0 2 * * 8", "the day of week '8'"),
+            ("0 2 * * FRI-MON", "the day of week 'FRI-MON'"),
+            ("0 2 * * L", "the day of week 'L'"),
+            ("0 2 * 1JAN *", "the month '1JAN'"),
+            ("0 2 * MON *", "the month 'MON'"),
+            ("0 JAN * * *", "the hour 'JAN'"),
+            ("0 2 * * +1", "the day of week '+1'"),
+            ("0 2 1,,2 * *", "the day of month '1,,2'"),
+            (", 2 * * *", "the minute ','"),
+            ("*/0 2 * * *", "the minute '*/0'"),
+            ("5/10 2 * * *", "the minute '5/10'"),
+            ("0 2 * *", "has 4 fields"),
+            ("0 0 2 * * *", "has 6 fields"),
+            ("0 0 2 * * * *", "has 7 fields"),
+            ("@daily", "has 1 fields"),
+            ("", "has 0 fields"),
+            ("0 0 30 2 *", "no day that any year has"),
+            ("0 0 31 2,4,6,9,11 *", "no day that any year has"),
+            ("99999999999999999999 2 * * *", "the minute '99999999999999999999'"),
+        ] {
+            let message = Calendar::parse(text, 0).unwrap_err();
+            assert!(message.contains(what) && message.contains("such as"), "{text}: {message}");
+        }
+    }
+}
