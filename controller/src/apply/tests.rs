@@ -120,6 +120,24 @@ async fn every_claim_and_release_carries_uid_and_resource_version_and_forces_not
     }
 }
 
+/// An apply owns what it names, and the API server removes what it owned and does not name: so the label is all there is.
+#[tokio::test]
+async fn a_label_is_applied_alone_under_its_own_manager_with_uid_and_resource_version_and_forces_nothing() {
+    let (applier, calls) = applier();
+    applier.label(&node().facts).await.unwrap();
+    let call = calls.lock().unwrap()[0].clone();
+    assert_eq!((call.method.as_str(), call.path.as_str()), ("PATCH", "/api/v1/nodes/a"));
+    let expected = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": "a", "uid": "node-uid", "resourceVersion": "41",
+            "labels": {"bottlerocket.aws/updater-interface-version": "2.0.0"},
+        },
+    });
+    assert_eq!(call.body, expected);
+    assert!(call.query.contains("fieldManager=brupop-labels") && !call.query.contains("force=true"), "{call:?}");
+}
+
 #[tokio::test]
 async fn an_eviction_carries_the_uid_of_the_pod_that_was_seen() {
     let pods = vec![Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() }];
@@ -153,5 +171,6 @@ async fn a_process_that_lost_the_lease_writes_nothing() {
     }
     assert!(applier.create_shadow("a", "uid", Default::default()).await.is_err());
     assert!(applier.delete_shadow("a", "uid").await.is_err());
+    assert!(applier.label(&node().facts).await.is_err());
     assert!(calls.lock().unwrap().is_empty());
 }
