@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::Applier;
 use crate::leader::Leadership;
-use crate::plan::{Action, Eviction};
+use crate::plan::{Action, Eviction, Note};
 use crate::view::{Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
 
 #[derive(Clone, Debug)]
@@ -159,6 +159,39 @@ async fn slots_are_written_with_the_resource_version_that_the_plan_was_made_on()
     assert!(call.path.ends_with("/bottlerocketupdateoperators/default/status"), "{call:?}");
     assert_eq!(call.body["metadata"]["resourceVersion"], "43");
     assert_eq!(call.body["status"]["slots"][0]["uid"], "node-uid");
+}
+
+#[tokio::test]
+async fn an_event_has_the_operators_time_and_its_repetition_is_counted_on_it() {
+    let (applier, calls) = applier();
+    let node = node();
+    let note = |message: &str| Note { warning: true, reason: "DrainBlocked", message: message.into() };
+    let at = |minutes: i64| {
+        let noon: jiff::Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
+        noon + jiff::SignedDuration::from_mins(minutes)
+    };
+    for (message, minutes) in [("a", 0), ("a", 5), ("b", 6), ("a", 10), ("a", 17)] {
+        applier.recorder.publish(&node.facts, &note(message), at(minutes)).await.unwrap();
+    }
+    let calls = calls.lock().unwrap().clone();
+    let seen: Vec<_> = calls
+        .iter()
+        .map(|call| {
+            let time = call.body.get("eventTime").unwrap_or(&call.body["series"]["lastObservedTime"]);
+            (call.method.as_str(), time.as_str().unwrap(), call.body["series"]["count"].as_i64())
+        })
+        .collect();
+    let expected = [
+        ("POST", "2026-11-21T12:00:00.000000Z", None),
+        ("PATCH", "2026-11-21T12:05:00.000000Z", Some(2)),
+        ("POST", "2026-11-21T12:06:00.000000Z", None),
+        ("PATCH", "2026-11-21T12:10:00.000000Z", Some(3)),
+        ("POST", "2026-11-21T12:17:00.000000Z", None),
+    ];
+    assert_eq!(seen, expected);
+    assert_eq!(calls[0].path, "/apis/events.k8s.io/v1/namespaces/default/events");
+    assert_eq!(calls[0].body["regarding"]["uid"], "node-uid");
+    assert_eq!(calls[1].path.rsplit('/').next(), calls[0].body["metadata"]["name"].as_str());
 }
 
 #[tokio::test]
