@@ -1,9 +1,234 @@
 //! The one place that reads the clock. Everything else is told what time it is.
+//!
+//! Times in Kubernetes objects are compared by other programs, by people, and by the next leader, so they are the API
+//! server's: local time, corrected by the `Date` header of the answers to the requests for the Lease. In between time runs
+//! by the monotonic clock, so that a step of the local clock is nothing that a deadline could notice.
 
-use jiff::Timestamp;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-/// The time now, in whole milliseconds: finer ones only make resources harder to read.
+use jiff::{SignedDuration, Timestamp};
+
+/// What a `Date` header leaves open: it has whole seconds, cut off.
+const RESOLUTION: SignedDuration = SignedDuration::from_secs(1);
+
+/// The clock of this process.
+static CLOCK: Clock = Clock::new();
+
+/// The time now, by the API server's clock as far as it is known, in whole milliseconds: finer ones only make resources
+/// harder to read.
 pub fn now() -> Timestamp {
-    let now = Timestamp::now();
-    Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
+    CLOCK.now()
+}
+
+/// How far the local clock is behind the API server's; negative where it is ahead. Zero while no difference is known.
+pub fn offset() -> SignedDuration {
+    CLOCK.offset()
+}
+
+/// The clock of this process, for whoever hears what time it is elsewhere.
+pub fn clock() -> &'static Clock {
+    &CLOCK
+}
+
+/// A local clock with its correction.
+#[derive(Debug)]
+pub struct Clock(Mutex<State>);
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    /// What is added to the machine's time before anything else; for tests only.
+    skew: SignedDuration,
+    offset: SignedDuration,
+    heard: Option<Reading>,
+}
+
+/// What the local clock showed at a moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// Its time.
+    pub local: Timestamp,
+    /// The moment.
+    pub at: Instant,
+}
+
+impl Clock {
+    /// A clock that is right until it hears otherwise.
+    pub const fn new() -> Self {
+        Self(Mutex::new(State { skew: SignedDuration::ZERO, offset: SignedDuration::ZERO, heard: None }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the local clock be wrong by so much, for tests of what comes of that.
+    pub fn be_wrong_by(&self, skew: SignedDuration) {
+        self.lock().skew = skew;
+    }
+
+    /// Looks at the local clock, which may be wrong.
+    pub fn read(&self) -> Reading {
+        let (local, skew) = (Timestamp::now(), self.lock().skew);
+        Reading { local: plus(local, skew), at: Instant::now() }
+    }
+
+    /// The corrected time.
+    pub fn now(&self) -> Timestamp {
+        self.at(self.read())
+    }
+
+    /// The corrected time at the moment of a reading.
+    fn at(&self, reading: Reading) -> Timestamp {
+        let State { offset, heard, .. } = *self.lock();
+        let local = match heard {
+            Some(heard) => plus(heard.local, since(heard.at, reading.at)),
+            None => reading.local,
+        };
+        let time = plus(local, offset);
+        Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
+    }
+
+    /// How far the local clock is behind; negative where it is ahead.
+    pub fn offset(&self) -> SignedDuration {
+        self.lock().offset
+    }
+
+    /// Takes in a server's answer with the time `date`, to a request that was sent at a moment before.
+    pub fn hear(&self, sent: Instant, received: Reading, date: Timestamp) {
+        // As the clock would have shown that has shown the time of the receipt, should it have been set in between.
+        let before = plus(received.local, -since(sent, received.at));
+        let mut state = self.lock();
+        let previous = state.offset;
+        state.offset = next_offset(before, received.local, date, previous);
+        state.heard = Some(received);
+        let now = state.offset;
+        drop(state);
+        if (now - previous).abs() > RESOLUTION {
+            tracing::warn!(
+                behind_seconds = now.as_secs_f64(),
+                "the local clock differs from the API server's, whose time is used"
+            );
+        }
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn plus(time: Timestamp, span: SignedDuration) -> Timestamp {
+    time.checked_add(span).unwrap_or(time)
+}
+
+/// From one moment to another, which may be the earlier one.
+fn since(from: Instant, to: Instant) -> SignedDuration {
+    let span = |from, to: Instant| SignedDuration::try_from(to.saturating_duration_since(from)).unwrap_or_default();
+    span(from, to) - span(to, from)
+}
+
+/// What to add to local time to have the server's, after an answer that the server dated between two moments of local
+/// time.
+///
+/// An answer leaves a range open: the length of the round trip and the second that the date is cut off to. As little is
+/// corrected as the answer demands, so a clock that is right is left alone, and one answer after the other brings a wrong one
+/// closer. Only after a step, of either clock, the middle of the range is the better guess.
+pub fn next_offset(before: Timestamp, after: Timestamp, date: Timestamp, previous: SignedDuration) -> SignedDuration {
+    let least = date.duration_since(after);
+    let most = date.duration_since(before) + RESOLUTION;
+    if least > most {
+        return previous;
+    }
+    let nearest = previous.clamp(least, most);
+    if (nearest - previous).abs() <= most - least {
+        nearest
+    } else if least <= SignedDuration::ZERO && SignedDuration::ZERO <= most {
+        SignedDuration::ZERO
+    } else {
+        least + (most - least) / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const HOUR: SignedDuration = SignedDuration::from_hours(1);
+
+    fn ms(milliseconds: i64) -> SignedDuration {
+        SignedDuration::from_millis(milliseconds)
+    }
+
+    /// 12:00:00 and so many milliseconds.
+    fn noon(milliseconds: i64) -> Timestamp {
+        plus("2026-11-21T12:00:00Z".parse().unwrap(), ms(milliseconds))
+    }
+
+    #[test]
+    fn what_an_answer_says_of_the_local_clock() {
+        for (sentence, before, after, date, previous, expected) in [
+            ("a clock that may be right is left alone", 400, 410, 0, ms(0), ms(0)),
+            ("also one that shows the next second already", 1_000, 1_002, 0, ms(0), ms(0)),
+            ("a long round trip proves nothing", 400, 9_400, 9_000, ms(0), ms(0)),
+            ("nor does one over many seconds", 400, 9_400, 0, ms(0), ms(0)),
+            ("a clock that is a little behind is corrected by what is certain", 500, 510, 1_000, ms(0), ms(490)),
+            ("and one that is a little ahead", 1_500, 1_510, 0, ms(0), ms(-500)),
+            ("a correction that may be right stays", 500, 510, 1_000, ms(700), ms(700)),
+            ("a better answer narrows it", 100, 110, 1_000, ms(700), ms(890)),
+            ("a clock that is an hour behind is corrected by the middle", 500, 600, 3_601_000, ms(0), HOUR + ms(950)),
+            ("and one that is an hour ahead", 3_600_500, 3_600_600, 1_000, ms(0), -HOUR + ms(950)),
+            ("a clock that was set right needs no correction", 500, 510, 0, HOUR, ms(0)),
+            ("a clock set back in the middle of a request says nothing", 500, -60_000, 0, ms(30), ms(30)),
+        ] {
+            let corrected = next_offset(noon(before), noon(after), noon(date), previous);
+            assert_eq!(corrected, expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn answers_close_in_on_the_truth_and_never_leave_it_again() {
+        for wrong_by in [ms(0), ms(3), ms(850), ms(-850), ms(2_500), HOUR * 5, HOUR * -5] {
+            let round_trip = ms(8);
+            let mut known = ms(0);
+            for turn in 0..200 {
+                let server = noon(turn * 2_037);
+                let date = Timestamp::from_second(server.as_second()).unwrap();
+                let local = plus(server, -wrong_by);
+                let better = next_offset(local, plus(local, round_trip), date, known);
+                let error = |known: SignedDuration| (known - wrong_by).abs();
+                assert!(
+                    error(better) <= error(known).max(RESOLUTION),
+                    "{wrong_by:?}, turn {turn}: {known:?} {better:?}"
+                );
+                assert!(turn < 1 || error(better) <= error(known), "{wrong_by:?}, turn {turn}: {known:?} {better:?}");
+                known = better;
+            }
+            assert!((known - wrong_by).abs() <= round_trip + ms(40), "{wrong_by:?} became {known:?}");
+            assert!(wrong_by != ms(0) || known == ms(0), "a right clock was corrected");
+        }
+    }
+
+    #[test]
+    fn a_step_of_the_local_clock_moves_nothing() {
+        let clock = Clock::new();
+        let began = Instant::now();
+        let reading = |seconds: u64, step: SignedDuration| Reading {
+            local: plus(noon(0), SignedDuration::from_secs(i64::try_from(seconds).unwrap()) + step),
+            at: began + Duration::from_secs(seconds),
+        };
+        assert_eq!(clock.at(reading(0, ms(0))), noon(0));
+        clock.hear(began, reading(0, ms(0)), noon(0));
+        for step in [HOUR, -HOUR] {
+            assert_eq!(clock.at(reading(1, step)), noon(1_000), "before the server was heard again");
+        }
+        clock.hear(began + Duration::from_secs(2), reading(2, HOUR), noon(2_000));
+        assert_eq!(clock.offset(), -HOUR + ms(500));
+        assert_eq!(clock.at(reading(3, HOUR)), noon(3_500), "after that");
+        clock.hear(began + Duration::from_secs(4), reading(4, ms(0)), noon(4_000));
+        assert_eq!((clock.offset(), clock.at(reading(5, ms(0)))), (ms(0), noon(5_000)), "and after it was mended");
+    }
 }

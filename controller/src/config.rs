@@ -27,6 +27,9 @@ pub struct Config {
     /// The cluster's domain, for the names in the web API's certificate.
     #[arg(long, env = "BRUPOP_CLUSTER_DOMAIN", default_value = "cluster.local")]
     pub cluster_domain: String,
+    /// For tests of the operator: the local clock is wrong by so many seconds.
+    #[arg(long, hide = true, allow_negative_numbers = true, default_value_t = 0)]
+    pub clock_skew: i32,
     /// What is logged, e.g. `info` or `controller=debug,kube=warn`.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log_filter: String,

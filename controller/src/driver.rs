@@ -15,6 +15,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::apply::{Applier, ApplyError, Outcome, pause};
+use crate::labels::{Labelling, labels};
+use crate::leader::Peers;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
@@ -53,18 +55,31 @@ impl Drop for PodWatch {
 enum Done {
     Operator(Result<(), ApplyError>),
     Shadow(String, Result<(), ApplyError>),
+    Label(String, Result<(), ApplyError>),
+}
+
+/// Why a leader's work has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The process was asked to stop.
+    Stopped,
+    /// Another replica is to go on.
+    HandedOver,
 }
 
 /// The leader's loop and what it holds.
 pub struct Driver {
     applier: Applier,
     budgets: Cache<BudgetFacts>,
+    peers: Peers,
     changed: Arc<watch::Sender<u64>>,
     own_node: Option<String>,
     leader_since: Timestamp,
+    handing_over: bool,
     memory: HashMap<String, Memory>,
     pods: HashMap<String, PodWatch>,
     shadow_changes: BTreeMap<String, Option<Instant>>,
+    labelling: Labelling,
     operator_busy: bool,
     operator_written: Option<Instant>,
     operator_paused: Option<Instant>,
@@ -77,6 +92,7 @@ impl Driver {
     pub fn new(
         applier: Applier,
         budgets: Cache<BudgetFacts>,
+        peers: Peers,
         changed: Arc<watch::Sender<u64>>,
         own_node: Option<String>,
         leader_since: Timestamp,
@@ -84,12 +100,15 @@ impl Driver {
         Self {
             applier,
             budgets,
+            peers,
             changed,
             own_node,
             leader_since,
+            handing_over: false,
             memory: HashMap::new(),
             pods: HashMap::new(),
             shadow_changes: BTreeMap::new(),
+            labelling: Labelling::default(),
             operator_busy: false,
             operator_written: None,
             operator_paused: None,
@@ -98,8 +117,14 @@ impl Driver {
         }
     }
 
-    /// Runs until `stop` turns true, then lets what is under way end.
-    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+    /// Ends this leader's work after the present turn, so that another replica goes on. To be called in a turn, when
+    /// [`ClusterView::standby`] says that there is one.
+    pub fn hand_over(&mut self) {
+        self.handing_over = true;
+    }
+
+    /// Runs until `stop` turns true or the work is handed over, then lets what is under way end.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) -> End {
         let mut changes = self.changed.subscribe();
         changes.mark_changed();
         let mut wake: Option<Instant> = None;
@@ -125,6 +150,9 @@ impl Driver {
                 self.written(done);
             }
             wake = self.turn();
+            if self.handing_over {
+                break;
+            }
         }
         let deadline = Instant::now() + STOP_LIMIT;
         while self.memory.values().any(|m| m.busy) {
@@ -133,6 +161,7 @@ impl Driver {
                 _ => break,
             }
         }
+        if self.handing_over && !*stop.borrow() { End::HandedOver } else { End::Stopped }
     }
 
     /// One turn: view, plan, lint, apply. Returns when to turn again if nothing changes.
@@ -158,7 +187,12 @@ impl Driver {
             self.applier.metrics.findings.with_label_values(&[finding.property]).inc();
         }
         self.applier.metrics.observe(&view, &plan, plan.quarantine.frozen_by().is_some());
+        if plan.hand_over {
+            self.hand_over();
+            return None;
+        }
         self.change_shadows(&policy);
+        self.label_nodes(&policy);
         self.watch_pods(&plan.pods);
         let mut wakes = vec![self.write_operator(&view, &plan)];
         self.act(&view, &mut plan);
@@ -170,6 +204,7 @@ impl Driver {
         wakes.push(until);
         wakes.extend(self.memory.values().map(|m| m.paused_until));
         wakes.extend(self.shadow_changes.values().copied());
+        wakes.push(self.labelling.wake());
         wakes.into_iter().flatten().min()
     }
 
@@ -187,6 +222,7 @@ impl Driver {
             own_node: self.own_node.clone(),
             own_namespace: self.applier.namespace.clone(),
             leader_since: self.leader_since,
+            standby: self.peers.standby(self.own_node.as_deref(), &nodes),
             ..ClusterView::default()
         };
         for (name, facts) in nodes {
@@ -281,6 +317,14 @@ impl Driver {
                 tracing::warn!(node, error = &error as &dyn std::error::Error, "a shadow could not be made or deleted");
                 self.shadow_changes.insert(node, Some(Instant::now() + Duration::from_secs(2)));
             }
+            Done::Label(node, result) => {
+                if let Err(error) = &result
+                    && error.code() != Some(409)
+                {
+                    tracing::warn!(node, error = error as &dyn std::error::Error, "a node could not be labelled");
+                }
+                self.labelling.ended(&node, result.as_ref().err(), Instant::now());
+            }
         }
     }
 
@@ -338,6 +382,18 @@ impl Driver {
         }
     }
 
+    /// Puts nodes under the operator that run Bottlerocket, if policy wants that.
+    fn label_nodes(&mut self, policy: &Policy) {
+        let nodes = self.applier.nodes.items();
+        for node in self.labelling.begin(labels(&nodes, policy), Instant::now()) {
+            let (applier, done) = (self.applier.clone(), self.done.0.clone());
+            tokio::spawn(async move {
+                let result = applier.label(&node).await;
+                let _ = done.send(Done::Label(node.name, result));
+            });
+        }
+    }
+
     /// Pods are watched on those nodes only that have to be looked at, so memory does not grow with the cluster's pods.
     fn watch_pods(&mut self, wanted: &BTreeSet<String>) {
         self.pods.retain(|node, _| wanted.contains(node));
@@ -386,7 +442,8 @@ mod tests {
             cache::<ShadowFacts>(&changed),
             cache::<OperatorFacts>(&changed),
         );
-        let mut driver = Driver::new(applier, cache(&changed), changed, None, jiff::Timestamp::now());
+        let peers = Peers { identity: "me".into(), pods: cache(&changed) };
+        let mut driver = Driver::new(applier, cache(&changed), peers, changed, None, jiff::Timestamp::now());
         nodes.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(
             serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}),
         )

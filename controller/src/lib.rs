@@ -11,6 +11,7 @@ pub mod config;
 pub mod drain;
 pub mod driver;
 pub mod http;
+pub mod labels;
 pub mod leader;
 pub mod lint;
 pub mod metrics;
@@ -21,21 +22,23 @@ pub mod tls;
 pub mod view;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::Api;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
+use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use tokio::sync::watch;
 
 use crate::config::Config;
-use crate::view::{BudgetFacts, Cache, NodeFacts, OperatorFacts, ShadowFacts};
+use crate::driver::End;
+use crate::view::{BudgetFacts, Cache, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
 
 /// How long after a failure keys and certificates are tried again.
 const TLS_RETRY: Duration = Duration::from_secs(2);
@@ -53,6 +56,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     kubernetes.default_retry = false;
     let client = kube::Client::try_from(kubernetes).context("the Kubernetes client cannot be set up")?;
     let metrics = metrics::Metrics::new().context("metrics cannot be registered")?;
+    clock::clock().be_wrong_by(jiff::SignedDuration::from_secs(config.clock_skew.into()));
 
     let changed = Arc::new(watch::channel(0).0);
     let nodes = Cache::<NodeFacts>::new(changed.clone());
@@ -72,6 +76,13 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
         ),
     );
     tokio::spawn(budgets.run(Api::<DeserializeGuard<PodDisruptionBudget>>::all(client.clone()), everything()));
+    let peers = leader::Peers { identity: config.identity.clone(), pods: Cache::<PodFacts>::new(changed.clone()) };
+    let own_kind = format!("{}={}", names::COMPONENT_LABEL, names::CONTROLLER);
+    tokio::spawn(
+        peers
+            .pods
+            .run(Api::<DeserializeGuard<Pod>>::namespaced(client.clone(), namespace), everything().labels(&own_kind)),
+    );
 
     let (ready, is_ready) = watch::channel(false);
     {
@@ -88,24 +99,46 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     }
     let plain = tokio::spawn(http::serve(config.plain_listen, metrics.clone(), is_ready, stop.clone()));
 
-    // The lease outlives the work: it is given back only when nothing of ours is under way any more.
-    let (release, released) = watch::channel(false);
-    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    let (leadership, campaign) = leader::campaign(
-        leases,
-        models::names::CONTROLLER.to_owned(),
-        config.identity.clone(),
-        leader::Parameters::default(),
-        released,
-    );
-    let work =
-        lead(&config, client, leadership.clone(), metrics, (nodes, shadows, operator, budgets), changed, stop.clone());
-    tokio::pin!(campaign, work);
-    let result = tokio::select! {
-        lost = &mut campaign => lost.map_err(anyhow::Error::from),
-        () = &mut work => {
-            release.send_replace(true);
-            campaign.await.map_err(anyhow::Error::from)
+    let leases: Api<Lease> = Api::namespaced(leader::dated(client.clone(), clock::clock()), namespace);
+    let parameters = leader::Parameters::default();
+    let mut after = None;
+    let result = loop {
+        // The lease outlives the work: it is given back only when nothing of ours is under way any more.
+        let (release, released) = watch::channel(false);
+        let (leadership, campaign) = leader::campaign(
+            leases.clone(),
+            names::CONTROLLER.to_owned(),
+            config.identity.clone(),
+            parameters,
+            after,
+            released,
+        );
+        let caches = (nodes.clone(), shadows.clone(), operator.clone(), budgets.clone());
+        let work = lead(
+            &config,
+            client.clone(),
+            leadership,
+            metrics.clone(),
+            caches,
+            peers.clone(),
+            changed.clone(),
+            stop.clone(),
+        );
+        tokio::pin!(campaign, work);
+        let end = tokio::select! {
+            lost = &mut campaign => lost.map(|()| End::Stopped),
+            end = &mut work => {
+                release.send_replace(true);
+                campaign.await.map(|()| end)
+            }
+        };
+        match end {
+            Ok(End::HandedOver) => {
+                tracing::info!(identity = config.identity, "handed over, standing by");
+                after = Some(Instant::now() + parameters.lease_duration);
+            }
+            Ok(End::Stopped) => break Ok(()),
+            Err(lost) => break Err(anyhow::Error::from(lost)),
         }
     };
     if *stop.borrow() {
@@ -119,20 +152,22 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
 
 type Caches = (Cache<NodeFacts>, Cache<ShadowFacts>, Cache<OperatorFacts>, Cache<BudgetFacts>);
 
-/// Waits to be leader, then does a leader's work until `stop`.
+/// Waits to be leader, then does a leader's work until `stop`, or until it is better done by another replica.
+#[expect(clippy::too_many_arguments, reason = "each is another thing that a leader works with")]
 async fn lead(
     config: &Config,
     client: kube::Client,
     leadership: leader::Leadership,
     metrics: metrics::Metrics,
     caches: Caches,
+    peers: leader::Peers,
     changed: Arc<watch::Sender<u64>>,
     mut stop: watch::Receiver<bool>,
-) {
+) -> End {
     let mut leads = leadership.leads();
     tokio::select! {
-        _ = stop.wait_for(|stop| *stop) => return,
-        elected = leads.wait_for(|leads| *leads) => if elected.is_err() { return },
+        _ = stop.wait_for(|stop| *stop) => return End::Stopped,
+        elected = leads.wait_for(|leads| *leads) => if elected.is_err() { return End::Stopped },
     }
     tracing::info!(identity = config.identity, "leading");
     metrics.leader.set(1);
@@ -145,14 +180,16 @@ async fn lead(
         config.identity.clone(),
         leadership,
         signer,
-        metrics,
+        metrics.clone(),
         nodes,
         shadows,
         operator,
     );
-    let driver = driver::Driver::new(applier, budgets, changed, config.node_name.clone(), clock::now());
-    driver.run(stop).await;
+    let driver = driver::Driver::new(applier, budgets, peers, changed, config.node_name.clone(), clock::now());
+    let end = driver.run(stop).await;
     keys.abort();
+    metrics.leader.set(0);
+    end
 }
 
 async fn keep_keys(client: kube::Client, config: Config, leadership: leader::Leadership, signer: tls::Signer) {

@@ -4,20 +4,17 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::{Metadata, Resource};
+use models::names::{APPLICATION, APPLICATION_LABEL, COMPONENT_LABEL};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::Component;
 
-const NAME: &str = "app.kubernetes.io/name";
-const COMPONENT: &str = "app.kubernetes.io/component";
-const APPLICATION: &str = "brupop";
-
 /// Metadata of an object outside all namespaces.
 pub(crate) fn cluster(name: &str) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.to_owned()),
-        labels: Some(BTreeMap::from([(NAME.to_owned(), APPLICATION.to_owned())])),
+        labels: Some(BTreeMap::from([(APPLICATION_LABEL.to_owned(), APPLICATION.to_owned())])),
         ..ObjectMeta::default()
     }
 }
@@ -29,7 +26,10 @@ pub(crate) fn namespaced(namespace: &str, name: &str) -> ObjectMeta {
 
 /// Labels of a part's pods, and what selects them.
 pub(crate) fn labels(component: Component) -> BTreeMap<String, String> {
-    BTreeMap::from([(NAME.to_owned(), APPLICATION.to_owned()), (COMPONENT.to_owned(), component.name().to_owned())])
+    BTreeMap::from([
+        (APPLICATION_LABEL.to_owned(), APPLICATION.to_owned()),
+        (COMPONENT_LABEL.to_owned(), component.name().to_owned()),
+    ])
 }
 
 /// What selects a part's pods. A workload's selector can never be changed, so nothing that varies is in it.

@@ -40,9 +40,10 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
 /// What the controller may do everywhere.
 fn controller_in_cluster() -> Vec<PolicyRule> {
     vec![
-        // Which nodes there are, how they are, and which boot they are in; patch: the claims (cordon, labels, annotations).
+        // Which nodes there are, how they are, and which boot they are in; patch: the claims (cordon, labels, annotations)
+        // and, where policy wants it, the label that puts a node under the operator.
         rule(CORE, &["nodes"], &["get", "list", "watch", "patch"]),
-        // What runs on a node that is to be drained, and whether it is gone.
+        // What runs on a node that is to be drained, and whether it is gone; which replicas of the controller stand by.
         rule(CORE, &["pods"], &["list", "watch"]),
         // The drain. Pods are only ever evicted, so that budgets hold; nothing here may delete one.
         rule(CORE, &["pods/eviction"], &["create"]),

@@ -16,6 +16,13 @@ pub const APISERVER: &str = "brupop-apiserver";
 /// Name of the agents' DaemonSet and service account.
 pub const AGENT: &str = "brupop-agent";
 
+/// Label of everything that is installed.
+pub const APPLICATION_LABEL: &str = "app.kubernetes.io/name";
+/// Value of [`APPLICATION_LABEL`].
+pub const APPLICATION: &str = "brupop";
+/// Label of the pods: which part they are, as [`CONTROLLER`], [`APISERVER`] or [`AGENT`].
+pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
+
 /// Audience of the agents' projected tokens: good for our web API and for nothing else.
 pub const TOKEN_AUDIENCE: &str = "brupop-apiserver";
 

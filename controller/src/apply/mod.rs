@@ -1,6 +1,7 @@
 //! Carries out what was decided, and makes no choices: one function per action, each guarded by the uid and the
 //! resourceVersion of what the decision was made on, each preceded by a look whether this process still leads.
 
+mod event;
 mod node;
 mod pods;
 mod shadow;
@@ -12,9 +13,6 @@ use std::time::Duration;
 
 pub use node::CORDONED_BEFORE;
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
-use models::names;
 use tokio::sync::mpsc;
 
 use crate::leader::{Leadership, LostLease};
@@ -104,7 +102,7 @@ pub struct Applier {
     pub(crate) nodes: Cache<NodeFacts>,
     pub(crate) shadows: Cache<ShadowFacts>,
     pub(crate) operator: Cache<OperatorFacts>,
-    recorder: Recorder,
+    recorder: event::Recorder,
 }
 
 impl Applier {
@@ -121,8 +119,7 @@ impl Applier {
         shadows: Cache<ShadowFacts>,
         operator: Cache<OperatorFacts>,
     ) -> Self {
-        let reporter = Reporter { controller: names::CONTROLLER.to_owned(), instance: Some(identity) };
-        let recorder = Recorder::new(client.clone(), reporter);
+        let recorder = event::Recorder::new(client.clone(), identity);
         Self { client, namespace, leadership, signer, metrics, nodes, shadows, operator, recorder }
     }
 
@@ -187,21 +184,7 @@ impl Applier {
 
     /// Publishes an Event about the node. An Event that cannot be published changes nothing.
     async fn tell(&self, node: &NodeFacts, note: &Note) {
-        let reference = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Node".to_owned()),
-            name: Some(node.name.clone()),
-            uid: Some(node.uid.clone()),
-            ..ObjectReference::default()
-        };
-        let event = Event {
-            type_: if note.warning { EventType::Warning } else { EventType::Normal },
-            reason: note.reason.to_owned(),
-            note: Some(note.message.chars().take(1000).collect()),
-            action: "Update".to_owned(),
-            secondary: None,
-        };
-        if let Err(error) = self.recorder.publish(&event, &reference).await {
+        if let Err(error) = self.recorder.publish(node, note, crate::clock::now()).await {
             tracing::warn!(
                 node = node.name,
                 error = &error as &dyn std::error::Error,

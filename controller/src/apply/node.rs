@@ -77,6 +77,25 @@ impl Applier {
         Ok(())
     }
 
+    /// Puts a node under the operator. The manager owns the label and nothing else, so an apply of the label alone removes
+    /// nothing; one without it never happens. Not forced: whoever was faster has decided.
+    pub async fn label(&self, facts: &NodeFacts) -> Result<(), ApplyError> {
+        self.leadership.check()?;
+        let api: Api<Node> = Api::all(self.client.clone());
+        let body = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {
+                "name": facts.name, "uid": facts.uid, "resourceVersion": facts.resource_version,
+                "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION},
+            },
+        });
+        let params = PatchParams::apply(names::LABEL_MANAGER);
+        let node = api.patch(&facts.name, &params, &Patch::Apply(body)).await.map_err(ApplyError::api("node_label"))?;
+        self.nodes.written(&node);
+        tracing::info!(node = facts.name, "labelled: it runs Bottlerocket");
+        Ok(())
+    }
+
     pub(super) async fn look_at_lease(&self, node: &str) -> Result<Learned, ApplyError> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
         let lease = api.get_opt(node).await.map_err(ApplyError::api("node_lease"))?;

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::Applier;
 use crate::leader::Leadership;
-use crate::plan::{Action, Eviction};
+use crate::plan::{Action, Eviction, Note};
 use crate::view::{Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
 
 #[derive(Clone, Debug)]
@@ -120,6 +120,24 @@ async fn every_claim_and_release_carries_uid_and_resource_version_and_forces_not
     }
 }
 
+/// An apply owns what it names, and the API server removes what it owned and does not name: so the label is all there is.
+#[tokio::test]
+async fn a_label_is_applied_alone_under_its_own_manager_with_uid_and_resource_version_and_forces_nothing() {
+    let (applier, calls) = applier();
+    applier.label(&node().facts).await.unwrap();
+    let call = calls.lock().unwrap()[0].clone();
+    assert_eq!((call.method.as_str(), call.path.as_str()), ("PATCH", "/api/v1/nodes/a"));
+    let expected = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": "a", "uid": "node-uid", "resourceVersion": "41",
+            "labels": {"bottlerocket.aws/updater-interface-version": "2.0.0"},
+        },
+    });
+    assert_eq!(call.body, expected);
+    assert!(call.query.contains("fieldManager=brupop-labels") && !call.query.contains("force=true"), "{call:?}");
+}
+
 #[tokio::test]
 async fn an_eviction_carries_the_uid_of_the_pod_that_was_seen() {
     let pods = vec![Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() }];
@@ -144,6 +162,39 @@ async fn slots_are_written_with_the_resource_version_that_the_plan_was_made_on()
 }
 
 #[tokio::test]
+async fn an_event_has_the_operators_time_and_its_repetition_is_counted_on_it() {
+    let (applier, calls) = applier();
+    let node = node();
+    let note = |message: &str| Note { warning: true, reason: "DrainBlocked", message: message.into() };
+    let at = |minutes: i64| {
+        let noon: jiff::Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
+        noon + jiff::SignedDuration::from_mins(minutes)
+    };
+    for (message, minutes) in [("a", 0), ("a", 5), ("b", 6), ("a", 10), ("a", 17)] {
+        applier.recorder.publish(&node.facts, &note(message), at(minutes)).await.unwrap();
+    }
+    let calls = calls.lock().unwrap().clone();
+    let seen: Vec<_> = calls
+        .iter()
+        .map(|call| {
+            let time = call.body.get("eventTime").unwrap_or(&call.body["series"]["lastObservedTime"]);
+            (call.method.as_str(), time.as_str().unwrap(), call.body["series"]["count"].as_i64())
+        })
+        .collect();
+    let expected = [
+        ("POST", "2026-11-21T12:00:00.000000Z", None),
+        ("PATCH", "2026-11-21T12:05:00.000000Z", Some(2)),
+        ("POST", "2026-11-21T12:06:00.000000Z", None),
+        ("PATCH", "2026-11-21T12:10:00.000000Z", Some(3)),
+        ("POST", "2026-11-21T12:17:00.000000Z", None),
+    ];
+    assert_eq!(seen, expected);
+    assert_eq!(calls[0].path, "/apis/events.k8s.io/v1/namespaces/default/events");
+    assert_eq!(calls[0].body["regarding"]["uid"], "node-uid");
+    assert_eq!(calls[1].path.rsplit('/').next(), calls[0].body["metadata"]["name"].as_str());
+}
+
+#[tokio::test]
 async fn a_process_that_lost_the_lease_writes_nothing() {
     let (mut applier, calls) = applier();
     applier.leadership = Leadership::over();
@@ -153,5 +204,6 @@ async fn a_process_that_lost_the_lease_writes_nothing() {
     }
     assert!(applier.create_shadow("a", "uid", Default::default()).await.is_err());
     assert!(applier.delete_shadow("a", "uid").await.is_err());
+    assert!(applier.label(&node().facts).await.is_err());
     assert!(calls.lock().unwrap().is_empty());
 }

@@ -66,14 +66,21 @@ pub enum Next {
     Wait(Instant),
 }
 
-/// What `identity` does about the record at `now`.
-pub fn next(identity: &str, observed: Option<&Observed>, now: Instant) -> Next {
-    let Some(Observed { record, since }) = observed else { return Next::Create };
-    if record.holder == identity {
-        return Next::Renew;
+/// What `identity` does about the record at `now`. Until `after` it leaves a lease alone that it could take: it has handed
+/// it over.
+pub fn next(identity: &str, observed: Option<&Observed>, after: Option<Instant>, now: Instant) -> Next {
+    let next = match observed {
+        None => Next::Create,
+        Some(Observed { record, .. }) if record.holder == identity => return Next::Renew,
+        Some(Observed { record, since }) => {
+            let until = *since + record.duration;
+            if record.holder.is_empty() || now >= until { Next::Take } else { return Next::Wait(until) }
+        }
+    };
+    match after {
+        Some(after) if now < after => Next::Wait(after),
+        _ => next,
     }
-    let until = *since + record.duration;
-    if record.holder.is_empty() || now >= until { Next::Take } else { Next::Wait(until) }
 }
 
 #[cfg(test)]
@@ -89,10 +96,10 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let seen = Observed::update(None, record("a", "1"), start);
-        assert_eq!(next("b", Some(&seen), at(14)), Next::Wait(at(15)));
-        assert_eq!(next("b", Some(&seen), at(15)), Next::Take);
+        assert_eq!(next("b", Some(&seen), None, at(14)), Next::Wait(at(15)));
+        assert_eq!(next("b", Some(&seen), None, at(15)), Next::Take);
         let renewed = Observed::update(Some(seen.clone()), record("a", "2"), at(10));
-        assert_eq!(next("b", Some(&renewed), at(15)), Next::Wait(at(25)));
+        assert_eq!(next("b", Some(&renewed), None, at(15)), Next::Wait(at(25)));
         let unchanged = Observed::update(Some(seen), record("a", "1"), at(10));
         assert_eq!(unchanged.since, start);
     }
@@ -100,8 +107,28 @@ mod tests {
     #[test]
     fn a_missing_or_released_lease_is_free_and_ones_own_is_renewed() {
         let now = Instant::now();
-        assert_eq!(next("a", None, now), Next::Create);
-        assert_eq!(next("a", Some(&Observed::update(None, record("", "1"), now)), now), Next::Take);
-        assert_eq!(next("a", Some(&Observed::update(None, record("a", "1"), now)), now), Next::Renew);
+        assert_eq!(next("a", None, None, now), Next::Create);
+        assert_eq!(next("a", Some(&Observed::update(None, record("", "1"), now)), None, now), Next::Take);
+        assert_eq!(next("a", Some(&Observed::update(None, record("a", "1"), now)), None, now), Next::Renew);
+    }
+
+    #[test]
+    fn who_handed_a_lease_over_takes_it_only_if_nobody_else_does() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let after = Some(at(15));
+        let free = Observed::update(None, Record { duration: Duration::from_secs(1), ..record("", "1") }, start);
+        let others = Observed::update(None, record("b", "2"), at(10));
+        for (sentence, observed, now, expected) in [
+            ("a lease just handed over is left to others", Some(&free), at(0), Next::Wait(at(15))),
+            ("up to the end", Some(&free), at(14), Next::Wait(at(15))),
+            ("and taken if it is still free", Some(&free), at(15), Next::Take),
+            ("one that was deleted is no other", None, at(3), Next::Wait(at(15))),
+            ("and is made anew if nobody does", None, at(15), Next::Create),
+            ("one that somebody has taken is theirs as ever", Some(&others), at(12), Next::Wait(at(25))),
+            ("until it has run out", Some(&others), at(25), Next::Take),
+        ] {
+            assert_eq!(next("a", observed, after, now), expected, "{sentence}");
+        }
     }
 }

@@ -63,6 +63,8 @@ struct Campaign {
     name: String,
     identity: String,
     parameters: Parameters,
+    /// Until then a lease is left to others, for this candidate has handed it over.
+    after: Option<Instant>,
     observed: Option<Observed>,
     lease: Option<Lease>,
 }
@@ -79,6 +81,7 @@ fn record_of(lease: &Lease) -> Record {
 }
 
 impl Campaign {
+    /// What is written at `now`. The time is for people: no candidate goes by it.
     fn spec(&self, now: Timestamp) -> LeaseSpec {
         let previous = self.lease.as_ref().and_then(|l| l.spec.clone()).unwrap_or_default();
         let ours = previous.holder_identity.as_deref() == Some(self.identity.as_str());
@@ -96,18 +99,23 @@ impl Campaign {
     fn saw(&mut self, lease: Option<Lease>) {
         let now = Instant::now();
         self.observed = lease.as_ref().map(|l| Observed::update(self.observed.take(), record_of(l), now));
+        if self.observed.as_ref().is_some_and(|o| !o.record.holder.is_empty() && o.record.holder != self.identity) {
+            self.after = None;
+        }
         self.lease = lease;
     }
 
     /// One try to get or keep the lease. `Ok(true)`: it is ours as of the beginning of this call.
-    async fn attempt(&mut self, now: Timestamp) -> Result<bool, kube::Error> {
+    async fn attempt(&mut self) -> Result<bool, kube::Error> {
         // A leader renews what it wrote last without reading it first; a conflict tells it to look.
         let held = self.lease.as_ref().is_some_and(|l| record_of(l).holder == self.identity);
         if !held {
             let lease = self.api.get_opt(&self.name).await?;
             self.saw(lease);
         }
-        let written = match next(&self.identity, self.observed.as_ref(), Instant::now()) {
+        // The answer to the look may just have set the clock.
+        let now = crate::clock::now();
+        let written = match next(&self.identity, self.observed.as_ref(), self.after, Instant::now()) {
             Next::Wait(_) => return Ok(false),
             Next::Create => {
                 let lease = Lease {
@@ -137,11 +145,11 @@ impl Campaign {
         }
     }
 
-    async fn release(&mut self, now: Timestamp) -> Result<(), kube::Error> {
+    async fn release(&mut self) -> Result<(), kube::Error> {
         let Some(mut lease) = self.lease.clone().filter(|l| record_of(l).holder == self.identity) else {
             return Ok(());
         };
-        let mut spec = self.spec(now);
+        let mut spec = self.spec(crate::clock::now());
         spec.holder_identity = Some(String::new());
         spec.lease_duration_seconds = Some(1);
         lease.spec = Some(spec);
@@ -163,13 +171,15 @@ async fn released(changes: &mut Option<BoxStream<'static, watcher::Result<watche
     std::future::pending::<()>().await;
 }
 
-/// Stands for election for as long as the process runs. The future ends with an error when a lease that was held is
-/// lost, and in peace, with the lease released, when `stop` turns true.
+/// Stands for election until the lease is lost or given back. The future ends with an error when a lease that was held is
+/// lost, and in peace, with the lease released, when `stop` turns true. Who has handed a lease over leaves it to others until
+/// `after`, and takes it then if nobody else has.
 pub fn campaign(
     api: Api<Lease>,
     name: String,
     identity: String,
     parameters: Parameters,
+    after: Option<Instant>,
     mut stop: watch::Receiver<bool>,
 ) -> (Leadership, impl Future<Output = Result<(), LostLease>>) {
     let renewed = Arc::new(Mutex::new(None));
@@ -178,12 +188,12 @@ pub fn campaign(
     let own = watcher::Config::default().fields(&format!("metadata.name={name}"));
     // A standby hears of a release at once; a leader that died says nothing, and is found out by looking.
     let mut releases = Some(watcher(api.clone(), own).default_backoff().boxed());
-    let mut campaign = Campaign { api, name, identity, parameters, observed: None, lease: None };
+    let mut campaign = Campaign { api, name, identity, parameters, after, observed: None, lease: None };
     let run = async move {
         let mut last: Option<Instant> = None;
         loop {
             let began = Instant::now();
-            let answer = tokio::time::timeout(parameters.renew_deadline, campaign.attempt(crate::clock::now())).await;
+            let answer = tokio::time::timeout(parameters.renew_deadline, campaign.attempt()).await;
             match answer {
                 Ok(Ok(true)) => {
                     last = Some(began);
@@ -208,8 +218,12 @@ pub fn campaign(
                 () = released(&mut releases) => {}
                 _ = stop.wait_for(|stop| *stop) => {
                     *renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                    if let Err(error) = campaign.release(crate::clock::now()).await {
-                        tracing::warn!(error = &error as &dyn std::error::Error, "the lease could not be released; it runs out by itself");
+                    match tokio::time::timeout(parameters.renew_deadline, campaign.release()).await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => {
+                            tracing::warn!(error = &error as &dyn std::error::Error, "the lease could not be released; it runs out by itself");
+                        }
+                        Err(_) => tracing::warn!("the API server did not answer to the release of the lease; it runs out by itself"),
                     }
                     return Ok(());
                 }

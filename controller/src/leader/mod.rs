@@ -3,8 +3,12 @@
 //! How long a record has been unchanged is measured by the observer's own monotonic clock, and never compared with the
 //! clock that wrote the record: a leader whose clock is hours off harms nobody.
 
+mod date;
 mod election;
 mod lease;
+mod standby;
 
+pub use date::dated;
 pub use election::{Next, Observed, Parameters, Record, next};
 pub use lease::{Leadership, LostLease, campaign};
+pub use standby::{Peers, standby};

@@ -61,6 +61,7 @@ fn pod(node: &str, number: u32) -> PodFacts {
         node: node.into(),
         controller_kind: Some("ReplicaSet".into()),
         controller_uid: Some("rs".into()),
+        ready: true,
         ..PodFacts::default()
     }
 }

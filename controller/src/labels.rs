@@ -1,0 +1,156 @@
+//! Which nodes are put under the operator by themselves.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use models::names::INTERFACE_LABEL;
+use tokio::time::Instant;
+
+use crate::apply::{ApplyError, pause};
+use crate::policy::Policy;
+use crate::view::NodeFacts;
+
+/// The nodes that get the label: those that run Bottlerocket and have none. Another value is somebody's no.
+pub fn labels<'a>(nodes: &'a BTreeMap<String, NodeFacts>, policy: &Policy) -> Vec<&'a NodeFacts> {
+    if !policy.label_nodes {
+        return Vec::new();
+    }
+    nodes
+        .values()
+        .filter(|node| node.bottlerocket() && !node.labels.contains_key(INTERFACE_LABEL) && !node.deleting)
+        .collect()
+}
+
+/// How many nodes are labelled at a time: a fleet that is put under the operator is no burst for the API server.
+const AT_ONCE: usize = 10;
+
+/// The nodes whose labelling is under way, or has failed and is tried again.
+#[derive(Debug, Default)]
+pub struct Labelling(BTreeMap<String, Try>);
+
+#[derive(Debug, Default)]
+struct Try {
+    under_way: bool,
+    failures: u32,
+    again: Option<Instant>,
+}
+
+impl Labelling {
+    /// The nodes out of those that are to be labelled with which to begin now.
+    pub fn begin(&mut self, wanting: Vec<&NodeFacts>, now: Instant) -> Vec<NodeFacts> {
+        let names: BTreeSet<&str> = wanting.iter().map(|node| node.name.as_str()).collect();
+        self.0.retain(|name, one| one.under_way || names.contains(name.as_str()));
+        for one in self.0.values_mut() {
+            one.again = one.again.filter(|again| *again > now);
+        }
+        let free = AT_ONCE.saturating_sub(self.0.values().filter(|one| one.under_way).count());
+        let due = |node: &&NodeFacts| self.0.get(&node.name).is_none_or(|one| !one.under_way && one.again.is_none());
+        let begun: Vec<NodeFacts> = wanting.into_iter().filter(due).take(free).cloned().collect();
+        for node in &begun {
+            self.0.entry(node.name.clone()).or_default().under_way = true;
+        }
+        begun
+    }
+
+    /// Takes in what became of a node, by the error if it failed.
+    pub fn ended(&mut self, node: &str, error: Option<&ApplyError>, now: Instant) {
+        let Some(error) = error else {
+            self.0.remove(node);
+            return;
+        };
+        let one = self.0.entry(node.to_owned()).or_default();
+        one.under_way = false;
+        one.again = Some(now + pause(error, one.failures));
+        one.failures = one.failures.saturating_add(1);
+    }
+
+    /// When the next one that failed is to be tried again.
+    pub fn wake(&self) -> Option<Instant> {
+        self.0.values().filter_map(|one| one.again).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use models::names::INTERFACE_VERSION;
+
+    use super::*;
+
+    fn node() -> NodeFacts {
+        NodeFacts {
+            name: "a".into(),
+            os_image: "Bottlerocket OS 1.20.5 (aws-k8s-1.37)".into(),
+            labels: Arc::new(BTreeMap::from([("kubernetes.io/os".into(), "linux".into())])),
+            ..NodeFacts::default()
+        }
+    }
+
+    fn with(value: &str) -> NodeFacts {
+        NodeFacts { labels: Arc::new(BTreeMap::from([(INTERFACE_LABEL.into(), value.into())])), ..node() }
+    }
+
+    #[test]
+    fn a_node_is_labelled_when_policy_wants_it_it_runs_bottlerocket_and_nobody_has_said_anything() {
+        let debian = NodeFacts { os_image: "Debian GNU/Linux 12 (bookworm)".into(), ..node() };
+        for (sentence, node, label_nodes, expected) in [
+            ("a Bottlerocket node without the label", node(), true, true),
+            ("the same while policy does not want it", node(), false, false),
+            ("one that has it", with(INTERFACE_VERSION), true, false),
+            ("one on which a person has said no", with("none"), true, false),
+            ("also by an empty value", with(""), true, false),
+            ("one with an older agent's version", with("1.0.0"), true, false),
+            ("a node with another system", debian, true, false),
+            ("one whose system is not known yet", NodeFacts { os_image: String::new(), ..node() }, true, false),
+            ("one that goes", NodeFacts { deleting: true, ..node() }, true, false),
+        ] {
+            let policy = Policy { label_nodes, ..Policy::default() };
+            let nodes = BTreeMap::from([("a".to_owned(), node)]);
+            assert_eq!(labels(&nodes, &policy).len(), usize::from(expected), "{sentence}");
+        }
+    }
+
+    fn fleet(size: usize) -> BTreeMap<String, NodeFacts> {
+        (0..size).map(|n| format!("node-{n}")).map(|name| (name.clone(), NodeFacts { name, ..node() })).collect()
+    }
+
+    #[test]
+    fn a_fleet_is_labelled_a_few_nodes_at_a_time_and_each_once() {
+        let (policy, now) = (Policy { label_nodes: true, ..Policy::default() }, Instant::now());
+        let mut nodes = fleet(AT_ONCE * 2 + 3);
+        let mut labelling = Labelling::default();
+        let mut rounds = Vec::new();
+        while !nodes.is_empty() {
+            let begun = labelling.begin(labels(&nodes, &policy), now);
+            assert!(labelling.begin(labels(&nodes, &policy), now).is_empty(), "what is under way is not begun again");
+            rounds.push(begun.len());
+            for node in begun {
+                labelling.ended(&node.name, None, now);
+                nodes.remove(&node.name);
+            }
+        }
+        assert_eq!(rounds, [AT_ONCE, AT_ONCE, 3]);
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_labelled_is_left_alone_for_longer_and_longer_and_holds_up_nobody() {
+        let policy = Policy { label_nodes: true, ..Policy::default() };
+        let (nodes, mut now) = (fleet(1), Instant::now());
+        let mut labelling = Labelling::default();
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            assert_eq!(labelling.begin(labels(&nodes, &policy), now).len(), 1);
+            labelling.ended("node-0", Some(&ApplyError::NoKey), now);
+            assert!(labelling.begin(labels(&nodes, &policy), now).is_empty(), "tried again at once");
+            assert_eq!(labelling.begin(labels(&fleet(2), &policy), now).len(), 1, "the other one");
+            labelling.ended("node-1", None, now);
+            let again = labelling.wake().unwrap();
+            pauses.push(again - now);
+            now = again;
+        }
+        assert!(pauses.is_sorted() && pauses[0] < pauses[8] && pauses[8] <= Duration::from_secs(30), "{pauses:?}");
+        labelling.begin(Vec::new(), now);
+        assert_eq!(labelling.wake(), None, "a node that is gone, or labelled by somebody else, wakes nobody");
+    }
+}

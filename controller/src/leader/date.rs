@@ -1,0 +1,67 @@
+//! What time the API server says it is.
+
+use http::{Request, Response, header};
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimeParser;
+use kube::client::Body;
+
+use crate::clock::Clock;
+
+/// The same client, whose answers set `clock` right.
+pub fn dated(client: kube::Client, clock: &'static Clock) -> kube::Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let client = client.clone();
+        async move {
+            let sent = clock.read().at;
+            let response = client.send(request).await?;
+            if let Some(date) = date(&response) {
+                clock.hear(sent, clock.read(), date);
+            }
+            Ok::<_, kube::Error>(response)
+        }
+    });
+    kube::Client::new(service, namespace)
+}
+
+/// When the server dated its answer. An answer without a date that can be read says nothing.
+fn date<B>(response: &Response<B>) -> Option<Timestamp> {
+    let text = response.headers().get(header::DATE)?.to_str().ok()?;
+    DateTimeParser::new().parse_timestamp(text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiff::SignedDuration;
+    use k8s_openapi::api::coordination::v1::Lease;
+    use kube::Api;
+
+    static CLOCK: Clock = Clock::new();
+
+    /// Also a refusal has a date.
+    #[tokio::test]
+    async fn the_answers_to_requests_for_the_lease_set_the_clock() {
+        let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let hours = |hours: i64| SignedDuration::from_hours(hours);
+        tokio::spawn(async move {
+            for ahead in [Some(5), None] {
+                let Some((_, reply)) = handle.next_request().await else { return };
+                let mut response = Response::builder().status(404);
+                if let Some(ahead) = ahead {
+                    let time = CLOCK.read().local.checked_add(hours(ahead)).unwrap();
+                    let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&time).unwrap();
+                    response = response.header("date", date);
+                }
+                let body = Body::from(br#"{"kind":"Status","code":404,"reason":"NotFound"}"#.to_vec());
+                reply.send_response(response.body(body).unwrap());
+            }
+        });
+        let leases: Api<Lease> = Api::namespaced(dated(kube::Client::new(service, "default"), &CLOCK), "n");
+        assert!(leases.get_opt("brupop-controller").await.unwrap().is_none());
+        let learned = CLOCK.offset();
+        assert!((learned - hours(5)).abs() < SignedDuration::from_secs(60), "{learned:?}");
+        assert!(leases.get_opt("brupop-controller").await.unwrap().is_none());
+        assert_eq!(CLOCK.offset(), learned, "an answer without a date changes nothing");
+    }
+}
