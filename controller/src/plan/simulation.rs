@@ -2,16 +2,18 @@
 //! the controller, other people's reboots, failing hosts and changing policy in between. The seed of a failing run is
 //! in its message.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::{BottlerocketUpdateOperatorSpec, CountOrPercent};
+use models::operator::BottlerocketUpdateOperatorSpec;
 use models::reason::FailureReason;
 use models::shadow::{AgentReport, Armed, ArmedPhase, Failure, Go, HostState, OfferedUpdates, Step};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use semver::Version;
+use serde_json::{Value, json};
 
 use super::{Action, Plan, plan};
 use crate::drain::filter;
@@ -66,14 +68,48 @@ fn pod(node: &str, number: u32) -> PodFacts {
     }
 }
 
+fn some_labels(rng: &mut StdRng) -> BTreeMap<String, String> {
+    let zone = if rng.random_bool(0.5) { "a" } else { "b" };
+    let tier = if rng.random_bool(0.5) { "db" } else { "web" };
+    [(models::names::ZONE_LABEL.to_owned(), zone.to_owned()), ("tier".to_owned(), tier.to_owned())].into()
+}
+
+/// A policy of which each part is there or not. It never keeps a node from its update for good.
+fn some_policy(rng: &mut StdRng, budget: u32) -> BottlerocketUpdateOperatorSpec {
+    let mut spec = json!({"maxUnavailable": budget});
+    let parts = [
+        json!({"nodeGroups": [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": 1, "health": {"after": {"soak": "30s"}}}]}),
+        json!({"strategy": {"oneZoneAtATime": true}}),
+        json!({"strategy": {"preStage": {"maxConcurrent": 2}}}),
+        json!({"strategy": {"canary": [{"nodes": 1, "soak": "1m"}, {"nodes": "60%"}]}}),
+        json!({"schedule": {"windows": [{"cron": "0 * * * *", "duration": "40m"}], "stopStartingBefore": "5m"}}),
+        json!({"version": {"minimumAge": "10m"}}),
+        json!({"health": {"before": {"podsReady": true, "maxUnhealthyNodes": 2}}}),
+    ];
+    for part in parts {
+        if rng.random_bool(0.3) {
+            merge(&mut spec, part);
+        }
+    }
+    serde_json::from_value(spec).unwrap()
+}
+
+fn merge(into: &mut Value, part: Value) {
+    match (into, part) {
+        (Value::Object(into), Value::Object(part)) => {
+            for (key, value) in part {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, part) => *into = part,
+    }
+}
+
 impl World {
     fn new(seed: u64, nodes: usize, budget: u32) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let now = Timestamp::from_second(1_800_000_000).unwrap();
-        let spec = BottlerocketUpdateOperatorSpec {
-            max_unavailable: Some(CountOrPercent::Count(budget)),
-            ..BottlerocketUpdateOperatorSpec::default()
-        };
+        let spec = some_policy(&mut rng, budget);
         let operator = OperatorFacts { uid: "op".into(), spec, ..OperatorFacts::default() };
         let mut view = ClusterView { operator: Some(operator), leader_since: now, ..ClusterView::default() };
         let mut hosts = BTreeMap::new();
@@ -86,6 +122,7 @@ impl World {
                 ready: true,
                 boot_id: "boot-0".into(),
                 os_image: format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"),
+                labels: Arc::new(some_labels(&mut rng)),
                 ..NodeFacts::default()
             };
             let shadow = ShadowFacts {
@@ -125,10 +162,10 @@ impl World {
     /// Carries out one part of the plan, as a controller that may be interrupted after any write.
     fn act(&mut self) {
         let plan = self.plan();
-        let operator_write = plan.slots.is_some() && self.rng.random_bool(0.5);
-        if operator_write || plan.actions.is_empty() {
-            if let (Some(slots), Some(operator)) = (plan.slots, &mut self.view.operator) {
-                operator.status.slots = slots;
+        let differs = self.view.operator.as_ref().map(|o| &o.status) != plan.status.as_ref();
+        if (differs && self.rng.random_bool(0.4)) || plan.actions.is_empty() {
+            if let (Some(status), Some(operator)) = (plan.status, &mut self.view.operator) {
+                operator.status = status;
             }
             return;
         }
@@ -238,8 +275,11 @@ impl World {
         agent.current_version = Some(runs.clone());
         agent.variant = Some("aws-k8s-1.37".into());
         agent.arch = Some("x86_64".into());
-        agent.updates =
-            Some(OfferedUpdates { chosen_version: (runs < NEW).then_some(NEW), ..OfferedUpdates::default() });
+        agent.updates = Some(OfferedUpdates {
+            chosen_version: (runs < NEW).then_some(NEW),
+            available_versions: vec![NEW, OLD],
+            ..OfferedUpdates::default()
+        });
         agent.observed_generation = Some(shadow.generation);
         let fail = |agent: &mut AgentReport, reason| {
             let (attempt, step, message) = (spec.attempt, spec.state, String::new());
@@ -327,7 +367,8 @@ impl World {
     /// Something that nobody ordered.
     fn trouble(&mut self) {
         let name = self.some_node();
-        let kind = self.rng.random_range(0..12);
+        let kind = self.rng.random_range(0..15);
+        let request = Some(self.now.to_string());
         let node = self.view.nodes.get_mut(&name).unwrap();
         let host = self.hosts.get_mut(&name).unwrap();
         match kind {
@@ -363,6 +404,9 @@ impl World {
                 host.restarted = host.going_down.is_some();
                 (host.asked, host.cleared) = (None, false);
             }
+            12 => self.view.operator.as_mut().unwrap().resume = request,
+            13 => node.shadow.as_mut().unwrap().retry = request,
+            14 => node.shadow.as_mut().unwrap().release = request,
             _ => {}
         }
     }
@@ -375,6 +419,34 @@ impl World {
             let disrupted = node.facts.claimed || progress.is_some_and(|p| p.disruptive);
             let has_slot = slots.iter().any(|s| s.uid == node.facts.uid);
             assert!(!disrupted || has_slot, "seed {}: {} is disrupted without a slot", self.seed, node.facts.name);
+        }
+        self.check_policy();
+    }
+
+    /// The limits of groups, zones and canary steps, which the planner keeps and lint does not know of.
+    fn check_policy(&self) {
+        let (seed, policy) = (self.seed, &self.policy);
+        let out: Vec<&NodeView> = self.view.nodes.values().filter(|n| n.disrupted()).collect();
+        for (index, group) in policy.groups.iter().enumerate() {
+            let members = out.iter().filter(|n| policy.group_of(&n.facts) == Some(index)).count();
+            let limit = group.max_unavailable.as_ref().map_or(usize::MAX, |limit| limit.of(1).unwrap());
+            assert!(members <= limit, "seed {seed}: {members} nodes of group {} are out of service", group.name);
+        }
+        let zones: BTreeSet<&str> = out.iter().map(|n| n.facts.zone()).collect();
+        assert!(!policy.one_zone_at_a_time || zones.len() <= 1, "seed {seed}: zones {zones:?} are out of service");
+        let rollout = self.view.operator.as_ref().and_then(|o| o.status.active_rollout.as_ref());
+        let step = rollout.and_then(|r| Some((r, policy.canary.get(usize::try_from(r.steps_passed).ok()?)?)));
+        if let Some((rollout, step)) = step {
+            let updated = |n: &&NodeView| {
+                let record = n.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
+                let last = record.and_then(|r| r.last.as_ref());
+                !n.disrupted()
+                    && last.is_some_and(|l| l.reason == models::shadow::UPDATED && l.ended >= rollout.started)
+            };
+            let updated = self.view.nodes.values().filter(updated).count();
+            let limit = step.nodes.of(self.view.nodes.len()).unwrap();
+            let spread = updated + out.len();
+            assert!(spread <= limit, "seed {seed}: {spread} nodes have begun, and the canary step allows {limit}");
         }
     }
 
@@ -397,7 +469,12 @@ impl World {
         let operator = self.view.operator.as_mut().unwrap();
         operator.spec.enabled = Some(true);
         self.policy = Policy::from_spec(&operator.spec).unwrap();
+        let mut quiet = 0;
         for _ in 0..1000 {
+            // Longer than the longest back-off, with nothing to do.
+            if quiet > 60 {
+                break;
+            }
             for name in self.names() {
                 self.agent(&name);
             }
@@ -410,7 +487,9 @@ impl World {
                 .nodes
                 .values()
                 .all(|n| n.shadow.as_ref().is_none_or(|s| s.status.controller.progress.is_none()));
-            self.advance(Duration::from_secs(if idle { 3600 } else { 7 }));
+            let rests = idle && self.plan().actions.is_empty();
+            quiet = if rests { quiet + 1 } else { 0 };
+            self.advance(Duration::from_secs(if idle { 1700 } else { 7 }));
         }
     }
 }
@@ -453,6 +532,32 @@ fn run(seed: u64, trouble: bool) {
     assert!(world.view.operator.unwrap().status.slots.is_empty(), "seed {seed}: slots are left");
 }
 
+/// What order the server lists things in must not matter.
+#[test]
+fn a_plan_does_not_depend_on_the_order_of_what_it_is_made_from() {
+    for seed in 0..20 {
+        let mut world = World::new(seed, 6, 2);
+        for _ in 0..60 {
+            world.act();
+            let name = world.some_node();
+            world.agent(&name);
+            let mut other = world.view.clone();
+            for node in other.nodes.values_mut() {
+                node.pods.as_mut().unwrap().reverse();
+            }
+            other.budgets.reverse();
+            let before = plan(&world.view, &world.policy, world.now);
+            let after = plan(&other, &world.policy, world.now);
+            assert_eq!(
+                before.actions.keys().collect::<Vec<_>>(),
+                after.actions.keys().collect::<Vec<_>>(),
+                "seed {seed}"
+            );
+            assert_eq!((before.waits, before.status), (after.waits, after.status), "seed {seed}");
+        }
+    }
+}
+
 #[test]
 fn without_trouble_every_node_ends_on_the_new_version_and_is_given_back() {
     for seed in 0..50 {
@@ -462,7 +567,7 @@ fn without_trouble_every_node_ends_on_the_new_version_and_is_given_back() {
 
 #[test]
 fn whatever_happens_in_between_the_budget_holds_and_every_node_is_given_back() {
-    for seed in 0..150 {
+    for seed in 0..120 {
         run(seed, true);
     }
 }
