@@ -73,6 +73,10 @@ pub fn sort<'a>(pods: &'a [PodFacts], drain: Option<&DrainStatus>, own_namespace
             Fate::Refused => sorted.refused.push(pod),
         }
     }
+    // In the order of their names, so that what is written of them does not depend on the order of a list.
+    for pods in [&mut sorted.go, &mut sorted.leaving, &mut sorted.refused] {
+        pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
+    }
     sorted
 }
 

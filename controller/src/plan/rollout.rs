@@ -1,5 +1,7 @@
 //! Canary steps: how far a version may spread before it has proven itself.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use models::operator::ActiveRollout;
 use models::shadow::UPDATED;
@@ -19,7 +21,7 @@ pub(super) struct Rollout {
     left: Option<usize>,
     /// How many nodes are on their way.
     under_way: usize,
-    /// How many of them are out of service.
+    /// How many of them are out of service, or have a slot.
     disrupted: usize,
     /// Why no more may start, where none may.
     pub(super) wait: Option<Wait>,
@@ -73,10 +75,12 @@ pub(super) fn follow(
         }
     };
     let finished = view.nodes.values().filter(|n| n.facts.labelled && done(n, active.started)).count();
+    // Who has a slot is about to be taken out of service.
+    let slots: BTreeSet<&str> = operator.status.slots.iter().map(|slot| slot.uid.as_str()).collect();
     let mut rollout = Rollout {
         approval_taken: pending,
         under_way: view.nodes.values().filter(|n| super::fleet::step_of(n).is_some()).count(),
-        disrupted: view.nodes.values().filter(|n| n.disrupted()).count(),
+        disrupted: view.nodes.values().filter(|n| n.disrupted() || slots.contains(n.facts.uid.as_str())).count(),
         ..Rollout::default()
     };
     let mut approval = pending;
