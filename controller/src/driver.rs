@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::apply::{Applier, ApplyError, Outcome, pause};
+use crate::metrics::Snapshot;
 use crate::plan::{Plan, Quarantine, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
@@ -146,7 +147,7 @@ impl Driver {
         }
         let now = crate::clock::now();
         let view = self.view(now);
-        let policy = Policy::in_force(view.operator.as_ref()).0;
+        let (policy, errors) = Policy::in_force(view.operator.as_ref());
         let mut plan = plan(&view, &policy, now);
         for finding in crate::lint::lint(&view, &policy, &mut plan) {
             tracing::error!(
@@ -155,10 +156,10 @@ impl Driver {
                 text = finding.text,
                 "the plan broke a safety property and was cut down"
             );
-            self.applier.metrics.findings.with_label_values(&[finding.property]).inc();
+            self.applier.metrics.finding(finding.property);
         }
-        let frozen = Quarantine::of(&view, policy.max_failures).frozen_by().is_some();
-        self.applier.metrics.observe(&view, &plan, frozen);
+        let quarantine = Quarantine::of(&view, policy.max_failures);
+        self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, &quarantine, !errors.is_empty(), now));
         self.change_shadows(&policy);
         self.watch_pods(&plan.pods);
         let mut wakes = vec![self.write_operator(&view, &plan)];

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod config;
 pub mod drain;
 pub mod driver;
+pub mod expressions;
 pub mod http;
 pub mod leader;
 pub mod lint;
@@ -135,7 +136,7 @@ async fn lead(
         elected = leads.wait_for(|leads| *leads) => if elected.is_err() { return },
     }
     tracing::info!(identity = config.identity, "leading");
-    metrics.leader.set(1);
+    metrics.lead(true);
     let (nodes, shadows, operator, budgets) = caches;
     let signer = tls::Signer::default();
     let keys = tokio::spawn(keep_keys(client.clone(), config.clone(), leadership.clone(), signer.clone()));
@@ -145,13 +146,14 @@ async fn lead(
         config.identity.clone(),
         leadership,
         signer,
-        metrics,
+        metrics.clone(),
         nodes,
         shadows,
         operator,
     );
     let driver = driver::Driver::new(applier, budgets, changed, config.node_name.clone(), clock::now());
     driver.run(stop).await;
+    metrics.lead(false);
     keys.abort();
 }
 
