@@ -151,6 +151,9 @@ fn signed(duration: Duration) -> SignedDuration {
     SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
 }
 
+/// All kinds of answers.
+pub(crate) const KINDS: [&str; 3] = ["Quiet", "Firing", "Failed"];
+
 /// The kind of an answer as one fixed word, as it stands in metrics.
 pub(crate) const fn kind(answer: &Answer) -> &'static str {
     match answer {

@@ -32,7 +32,7 @@ use crate::policy::Prometheus;
 use crate::view::Answer;
 use ledger::Ledger;
 
-pub(crate) use ledger::kind;
+pub(crate) use ledger::{KINDS, kind};
 pub use query::{QueryError, for_node};
 
 /// How many queries are under way at a time: Prometheus serves others too, and is not to feel how many nodes a fleet has.

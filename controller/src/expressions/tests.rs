@@ -1,7 +1,7 @@
 //! Questions over the wire, to a server that answers as it is told.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,10 +42,11 @@ fn ok(body: &str) -> Reply {
     reply("200 OK", "", body)
 }
 
-/// What the server has seen: each question as it came, and how many were there at once at most.
+/// What the server has seen: each question as it came, with its headers, and how many were there at once at most.
 #[derive(Clone, Default)]
 struct Seen {
     questions: Vec<String>,
+    heads: Vec<String>,
     open: usize,
     most_open: usize,
 }
@@ -91,7 +92,7 @@ async fn serve(
     script: &(dyn Fn(&str, usize) -> Reply + Send + Sync),
 ) {
     let mut bytes = Vec::new();
-    let body = loop {
+    let (head, body) = loop {
         let mut chunk = [0; 1024];
         match stream.read(&mut chunk).await {
             Ok(n) if n > 0 => bytes.extend_from_slice(&chunk[..n]),
@@ -103,7 +104,7 @@ async fn serve(
         assert!(head.to_lowercase().contains("content-type: application/x-www-form-urlencoded"), "{head}");
         let length = head.to_lowercase().lines().find_map(|l| l.strip_prefix("content-length: ")?.parse().ok());
         if body.len() >= length.unwrap_or(0) {
-            break body.to_owned();
+            break (head.to_owned(), body.to_owned());
         }
     };
     let form = reqwest::Url::parse(&format!("http://form/?{body}")).unwrap();
@@ -112,6 +113,7 @@ async fn serve(
     tell.send_modify(|seen| {
         before = seen.questions.len();
         seen.questions.push(question.clone());
+        seen.heads.push(head.clone());
         seen.open += 1;
         seen.most_open = seen.most_open.max(seen.open);
     });
@@ -197,6 +199,16 @@ async fn whatever_is_no_answer_fails_with_what_to_do() {
         assert!(told.contains(message) && !told.contains("secret"), "{what}: {told}");
         assert!(told.chars().count() < 600, "{what}: {told}");
     }
+}
+
+#[tokio::test]
+async fn a_name_and_password_in_the_address_are_shown_to_the_server() {
+    let server = Server::start(|_, _| ok(QUIET)).await;
+    let url = server.url.replace("http://", "http://me:secret@");
+    let answer = ask_at(&Prometheus { url, ..server.settings() }).await;
+    assert_eq!(answer, Answer::Quiet { asked: Timestamp::UNIX_EPOCH });
+    let head = server.seen.borrow().heads[0].to_lowercase();
+    assert!(head.contains("authorization: basic bwu6c2vjcmv0"), "{head}");
 }
 
 #[tokio::test]
@@ -301,6 +313,33 @@ async fn a_certificate_is_checked_with_the_file_that_was_named_and_nothing_else(
     std::fs::remove_file(&file).unwrap();
     let error = ask::client(&settings, Some(&file)).await.unwrap_err().to_string();
     assert!(error.contains("ca.crt, cannot be read: No such file"), "{error}");
+}
+
+/// Set for the run of a test in a process of its own, which sees no authorities: as in the controller's image.
+const BARE: &str = "BRUPOP_TEST_WITHOUT_AUTHORITIES";
+
+#[test]
+fn without_authorities_plain_http_is_asked_and_tls_says_what_to_mount() {
+    if std::env::var_os(BARE).is_none() {
+        let name = "expressions::tests::without_authorities_plain_http_is_asked_and_tls_says_what_to_mount";
+        let run = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(BARE, "1")
+            .env("SSL_CERT_FILE", "/nonexistent")
+            .env("SSL_CERT_DIR", "/nonexistent")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&run.stdout);
+        assert!(run.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        assert_eq!(answer_to(ok(QUIET)).await, Answer::Quiet { asked: Timestamp::UNIX_EPOCH });
+        let settings = Prometheus { url: "https://p".into(), timeout: AMPLE, interval: AMPLE };
+        let error = ask::client(&settings, None).await.unwrap_err().to_string();
+        assert!(error.contains("mount a file with the CA and name it in --prometheus-ca-file"), "{error}");
+    });
 }
 
 /// Expressions, and how often the driver was woken.

@@ -30,6 +30,9 @@ const IDLE: &str = "Idle";
 /// Stands for a version that nobody has named.
 const UNKNOWN: &str = "unknown";
 
+/// The safety properties, by their numbers in the design.
+const PROPERTIES: [&str; 9] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9"];
+
 /// No label: a gauge that can be left out altogether.
 const ALONE: [&str; 0] = [];
 
@@ -141,7 +144,7 @@ impl Metrics {
             transitions: register.counter(
                 "transitions_total",
                 &["from", "to"],
-                "Steps of updates that ended, by the step and the one that followed",
+                "Changes of the step of a node's update; Idle is a node without one",
             )?,
             updates: register.counter(
                 "updates_total",
@@ -175,6 +178,13 @@ impl Metrics {
             registry: register.registry,
         };
         metrics.leader.with_label_values(&ALONE).set(0.0);
+        // A counter that begins at 1 has not increased, as far as Prometheus can see.
+        for property in PROPERTIES {
+            metrics.findings.with_label_values(&[property]);
+        }
+        for result in crate::expressions::KINDS {
+            metrics.expressions.with_label_values(&[result]);
+        }
         Ok(metrics)
     }
 
