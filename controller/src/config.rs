@@ -30,6 +30,11 @@ pub struct Config {
     /// For tests of the operator: the local clock is wrong by so many seconds.
     #[arg(long, hide = true, allow_negative_numbers = true, default_value_t = 0)]
     pub clock_skew: i32,
+    /// A file with the certificates, in PEM, of the authorities that the certificate of Prometheus is checked with, where
+    /// the policy asks one over https. They alone are trusted. Without it those of the system are, of which the operator's
+    /// own image has none.
+    #[arg(long, env = "BRUPOP_PROMETHEUS_CA_FILE")]
+    pub prometheus_ca_file: Option<std::path::PathBuf>,
     /// What is logged, e.g. `info` or `controller=debug,kube=warn`.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log_filter: String,

@@ -15,8 +15,10 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::apply::{Applier, ApplyError, Outcome, pause};
+use crate::expressions::Expressions;
 use crate::labels::{Labelling, labels};
 use crate::leader::Peers;
+use crate::metrics::Snapshot;
 use crate::plan::{Plan, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
@@ -72,6 +74,7 @@ pub struct Driver {
     applier: Applier,
     budgets: Cache<BudgetFacts>,
     peers: Peers,
+    expressions: Expressions,
     changed: Arc<watch::Sender<u64>>,
     own_node: Option<String>,
     leader_since: Timestamp,
@@ -93,6 +96,7 @@ impl Driver {
         applier: Applier,
         budgets: Cache<BudgetFacts>,
         peers: Peers,
+        expressions: Expressions,
         changed: Arc<watch::Sender<u64>>,
         own_node: Option<String>,
         leader_since: Timestamp,
@@ -101,6 +105,7 @@ impl Driver {
             applier,
             budgets,
             peers,
+            expressions,
             changed,
             own_node,
             leader_since,
@@ -175,7 +180,7 @@ impl Driver {
         }
         let now = crate::clock::now();
         let view = self.view(now);
-        let policy = Policy::in_force(view.operator.as_ref()).0;
+        let (policy, errors) = Policy::in_force(view.operator.as_ref());
         let mut plan = plan(&view, &policy, now);
         for finding in crate::lint::lint(&view, &policy, &mut plan) {
             tracing::error!(
@@ -184,9 +189,11 @@ impl Driver {
                 text = finding.text,
                 "the plan broke a safety property and was cut down"
             );
-            self.applier.metrics.findings.with_label_values(&[finding.property]).inc();
+            self.applier.metrics.finding(finding.property);
         }
-        self.applier.metrics.observe(&view, &plan, plan.quarantine.frozen_by().is_some());
+        self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, &plan.quarantine, !errors.is_empty(), now));
+        self.applier.metrics.clock_offset(crate::clock::offset());
+        self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
         if plan.hand_over {
             self.hand_over();
             return None;
@@ -258,6 +265,7 @@ impl Driver {
         }
         let namespaces: BTreeSet<&str> =
             view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
+        view.expressions = self.expressions.answers(now);
         view.budgets = self.budgets.select(|budget| namespaces.contains(budget.namespace.as_str()));
         view
     }
@@ -443,7 +451,9 @@ mod tests {
             cache::<OperatorFacts>(&changed),
         );
         let peers = Peers { identity: "me".into(), pods: cache(&changed) };
-        let mut driver = Driver::new(applier, cache(&changed), peers, changed, None, jiff::Timestamp::now());
+        let expressions = Expressions::start(changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
+        let mut driver =
+            Driver::new(applier, cache(&changed), peers, expressions, changed, None, jiff::Timestamp::now());
         nodes.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(
             serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}),
         )

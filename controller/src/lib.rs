@@ -10,6 +10,7 @@ pub mod clock;
 pub mod config;
 pub mod drain;
 pub mod driver;
+pub mod expressions;
 pub mod http;
 pub mod labels;
 pub mod leader;
@@ -170,7 +171,7 @@ async fn lead(
         elected = leads.wait_for(|leads| *leads) => if elected.is_err() { return End::Stopped },
     }
     tracing::info!(identity = config.identity, "leading");
-    metrics.leader.set(1);
+    metrics.lead(true);
     let (nodes, shadows, operator, budgets) = caches;
     let signer = tls::Signer::default();
     let keys = tokio::spawn(keep_keys(client.clone(), config.clone(), leadership.clone(), signer.clone()));
@@ -185,10 +186,13 @@ async fn lead(
         shadows,
         operator,
     );
-    let driver = driver::Driver::new(applier, budgets, peers, changed, config.node_name.clone(), clock::now());
+    let expressions =
+        expressions::Expressions::start(changed.clone(), metrics.clone(), config.prometheus_ca_file.clone());
+    let driver =
+        driver::Driver::new(applier, budgets, peers, expressions, changed, config.node_name.clone(), clock::now());
     let end = driver.run(stop).await;
+    metrics.lead(false);
     keys.abort();
-    metrics.leader.set(0);
     end
 }
 

@@ -137,8 +137,7 @@ impl Applier {
     }
 
     fn rejected(&self, node: &str, error: &ApplyError) {
-        let code = error.code().map_or_else(|| "none".to_owned(), |c| c.to_string());
-        self.metrics.rejected.with_label_values(&[error.what(), code.as_str()]).inc();
+        self.metrics.rejected(error.what(), error.code());
         if error.code() == Some(409) {
             // Somebody else wrote in between: nothing is wrong, the decision is made again.
             tracing::debug!(node, error = error as &dyn std::error::Error, "decided on an old state");
@@ -153,7 +152,7 @@ impl Applier {
             Action::Status { status, note } => {
                 let shadow = node.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
                 self.write_status(shadow, &status).await?;
-                self.count(shadow, &status);
+                self.metrics.wrote(shadow, &status, crate::clock::now());
                 if let Some(note) = note {
                     self.tell(&node.facts, &note).await;
                 }
@@ -169,16 +168,6 @@ impl Applier {
             Action::Evict { pods } => self.evict(&pods).await,
             Action::Go { nonce } => self.give_go(node, &nonce).await.map(|()| Learned::default()),
             Action::LookAtLease => self.look_at_lease(&node.facts.name).await,
-        }
-    }
-
-    fn count(&self, before: &ShadowFacts, after: &models::shadow::ControllerStatus) {
-        let ended = |s: &models::shadow::ControllerReport| s.record.as_ref().and_then(|r| r.last.clone());
-        let last = ended(&after.report);
-        if last != ended(&before.status.controller)
-            && let Some(last) = last
-        {
-            self.metrics.attempts.with_label_values(&[last.reason.as_str()]).inc();
         }
     }
 

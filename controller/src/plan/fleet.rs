@@ -255,8 +255,6 @@ impl<'a> Planner<'a> {
             self.plan.status = Some(status);
         }
         self.plan.quarantine = std::mem::take(&mut self.survey.quarantine);
-        self.plan.window_open = self.survey.windows().iter().any(report::open);
-        self.plan.slots_limit = self.policy.max_unavailable.of(self.survey.total).unwrap_or(1);
     }
 }
 

@@ -110,10 +110,6 @@ pub struct Plan {
     pub hand_over: bool,
     /// The versions that have failed too often.
     pub quarantine: Quarantine,
-    /// Whether the time is right for any node.
-    pub window_open: bool,
-    /// How many nodes may be out of service.
-    pub slots_limit: usize,
     /// The slots as they have to be; `None` if they are so already, or if there is no resource to hold them.
     pub slots: Option<Vec<Slot>>,
     /// The operator's status as it has to be (with `slots` in it), if there is a resource to hold it.

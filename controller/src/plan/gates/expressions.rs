@@ -13,7 +13,11 @@ pub(in crate::plan) fn queries<'a>(
     expressions: &'a [Expression],
     node: &'a str,
 ) -> impl Iterator<Item = (&'a str, String)> {
-    expressions.iter().map(move |expression| (expression.name.as_str(), expression.query.replace("$node", node)))
+    expressions.iter().map(move |expression| {
+        // A name that may not stand in a query leaves `$node` in it, which Prometheus refuses: no answer, no start.
+        let query = crate::expressions::for_node(&expression.query, node).unwrap_or_else(|_| expression.query.clone());
+        (expression.name.as_str(), query)
+    })
 }
 
 /// The first expression that objects.

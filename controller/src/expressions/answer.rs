@@ -1,0 +1,187 @@
+//! What Prometheus says, read: nothing, something, or no answer.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::view::Answer;
+
+/// How much of a series is told.
+const SERIES_LENGTH: usize = 200;
+
+/// How much of an error of Prometheus is told.
+const ERROR_LENGTH: usize = 300;
+
+#[derive(Deserialize)]
+struct Body {
+    status: String,
+    error: Option<String>,
+    data: Option<Data>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Data {
+    result_type: String,
+    result: Value,
+}
+
+/// What is read of one series: an instant's `value`, a range's `values`, or histograms in their place.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Series {
+    metric: BTreeMap<String, String>,
+    value: Option<(Value, String)>,
+    values: Vec<(Value, String)>,
+}
+
+/// Why an answer is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unreadable {
+    /// The query was refused or broke off.
+    #[error("Prometheus could not evaluate the expression: {0}")]
+    Refused(String),
+    /// A number or a text is never nothing.
+    #[error(
+        "the expression returns a {0}, which can never be nothing: write a comparison of series, such as sum(x) > 0"
+    )]
+    NeverNothing(String),
+    /// Something else than Prometheus answered.
+    #[error("{0}")]
+    Foreign(String),
+}
+
+/// Reads the body of an answer to a query that was sent at `asked`.
+pub(super) fn read(body: &[u8], asked: Timestamp) -> Result<Answer, Unreadable> {
+    let foreign = |what: &str| Unreadable::Foreign(what.to_owned());
+    let body: Body = serde_json::from_slice(body).map_err(|_| foreign("it is not Prometheus' JSON"))?;
+    if body.status != "success" {
+        return Err(Unreadable::Refused(cut(body.error.as_deref().unwrap_or("it does not say why"), ERROR_LENGTH)));
+    }
+    let data = body.data.ok_or_else(|| foreign("it has no data in it"))?;
+    match data.result_type.as_str() {
+        "vector" | "matrix" => {}
+        known @ ("scalar" | "string") => return Err(Unreadable::NeverNothing(known.to_owned())),
+        other => return Err(foreign(&format!("its result is of the unknown type {:?}", cut(other, 32)))),
+    }
+    let Value::Array(result) = data.result else { return Err(foreign("its result is not a list")) };
+    match result.into_iter().next() {
+        None => Ok(Answer::Quiet { since: asked }),
+        // It is something, also where it cannot be told what.
+        Some(first) => Ok(Answer::Firing { series: told(&serde_json::from_value(first).unwrap_or_default()) }),
+    }
+}
+
+/// A series as Prometheus writes it, e.g. `up{job="api"} 0`.
+fn told(series: &Series) -> String {
+    let mut text = series.metric.get("__name__").cloned().unwrap_or_default();
+    // Quoted with escapes, so that no value brings a line break or an end of quotes of its own into a message.
+    let labels: Vec<String> =
+        series.metric.iter().filter(|(name, _)| *name != "__name__").map(|(n, v)| format!("{n}={v:?}")).collect();
+    if !labels.is_empty() {
+        let _ = write!(text, "{{{}}}", labels.join(","));
+    }
+    match series.value.as_ref().or(series.values.last()) {
+        Some((_, value)) if text.is_empty() => text.clone_from(value),
+        Some((_, value)) => {
+            let _ = write!(text, " {value}");
+        }
+        None if text.is_empty() => text.push_str("a series without labels"),
+        None => {}
+    }
+    cut(&text, SERIES_LENGTH)
+}
+
+/// At most `length` characters, on one line.
+pub(super) fn cut(text: &str, length: usize) -> String {
+    let line = |c: char| if c.is_control() { ' ' } else { c };
+    if text.chars().count() <= length {
+        return text.chars().map(line).collect();
+    }
+    text.chars().take(length.saturating_sub(1)).map(line).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked() -> Timestamp {
+        Timestamp::UNIX_EPOCH
+    }
+
+    fn read_text(text: &str) -> Result<Answer, Unreadable> {
+        read(text.as_bytes(), asked())
+    }
+
+    fn success(data: &str) -> String {
+        format!(r#"{{"status":"success","data":{data}}}"#)
+    }
+
+    #[test]
+    fn nothing_is_an_empty_list_of_series() {
+        for result_type in ["vector", "matrix"] {
+            let text = success(&format!(r#"{{"resultType":"{result_type}","result":[]}}"#));
+            assert_eq!(read_text(&text), Ok(Answer::Quiet { since: asked() }));
+        }
+        let warned = r#"{"status":"success","data":{"resultType":"vector","result":[]},"warnings":["slow"]}"#;
+        assert_eq!(read_text(warned), Ok(Answer::Quiet { since: asked() }));
+    }
+
+    #[test]
+    fn something_is_told_by_its_first_series() {
+        for (data, series) in [
+            (
+                r#"{"resultType":"vector","result":[{"metric":{"__name__":"up","job":"api","instance":"a:1"},"value":[1,"0"]},{"metric":{},"value":[1,"1"]}]}"#,
+                r#"up{instance="a:1",job="api"} 0"#,
+            ),
+            (r#"{"resultType":"vector","result":[{"metric":{"__name__":"up"},"value":[1.5,"0"]}]}"#, "up 0"),
+            (r#"{"resultType":"vector","result":[{"metric":{},"value":[1,"7"]}]}"#, "7"),
+            (
+                r#"{"resultType":"vector","result":[{"metric":{"a":"x\ny\"z"},"value":[1,"NaN"]}]}"#,
+                r#"{a="x\ny\"z"} NaN"#,
+            ),
+            (r#"{"resultType":"matrix","result":[{"metric":{"a":"b"},"values":[[1,"1"],[2,"2"]]}]}"#, r#"{a="b"} 2"#),
+            (r#"{"resultType":"vector","result":[{"metric":{"a":"b"},"histogram":[1,{}]}]}"#, r#"{a="b"}"#),
+            (r#"{"resultType":"vector","result":[null]}"#, "a series without labels"),
+        ] {
+            assert_eq!(read_text(&success(data)), Ok(Answer::Firing { series: series.into() }), "{data}");
+        }
+    }
+
+    #[test]
+    fn a_long_series_is_cut_to_200_characters() {
+        let long = "ä".repeat(500);
+        let data = format!(r#"{{"resultType":"vector","result":[{{"metric":{{"a":"{long}"}},"value":[1,"1"]}}]}}"#);
+        let Ok(Answer::Firing { series }) = read_text(&success(&data)) else { panic!("it is something") };
+        assert_eq!(series.chars().count(), 200);
+        assert!(series.starts_with("{a=\"ää") && series.ends_with("ä…"), "{series}");
+    }
+
+    #[test]
+    fn what_is_no_answer_is_never_taken_for_nothing() {
+        for (text, error) in [
+            (success(r#"{"resultType":"scalar","result":[1,"0"]}"#), "returns a scalar, which can never be nothing"),
+            (success(r#"{"resultType":"string","result":[1,""]}"#), "returns a string, which can never be nothing"),
+            (success(r#"{"resultType":"streams","result":[]}"#), r#"unknown type "streams""#),
+            (success(r#"{"resultType":"vector","result":null}"#), "its result is not a list"),
+            (success(r#"{"resultType":"vector","result":{}}"#), "its result is not a list"),
+            (success(r#"{"resultType":"vector"}"#), "not Prometheus' JSON"),
+            (success("null"), "it has no data"),
+            (r#"{"status":"success"}"#.to_owned(), "it has no data"),
+            (
+                r#"{"status":"error","errorType":"bad_data","error":"parse\nerror"}"#.to_owned(),
+                "could not evaluate the expression: parse error",
+            ),
+            (r#"{"status":"error","data":{"resultType":"vector","result":[]}}"#.to_owned(), "it does not say why"),
+            ("[]".to_owned(), "not Prometheus' JSON"),
+            (String::new(), "not Prometheus' JSON"),
+            ("<html>".to_owned(), "not Prometheus' JSON"),
+        ] {
+            let answer = read_text(&text).unwrap_err().to_string();
+            assert!(answer.contains(error), "{text}: {answer}");
+        }
+    }
+}

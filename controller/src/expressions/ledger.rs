@@ -1,0 +1,342 @@
+//! Which queries are wanted, when each was asked, and what came back. No clock, no network.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use tokio::time::Instant;
+
+use crate::policy::Prometheus;
+use crate::view::Answer;
+
+/// One query.
+#[derive(Default)]
+struct Line {
+    wanted: bool,
+    under_way: bool,
+    /// When it was last asked: for the schedule.
+    asked: Option<Instant>,
+    /// The same by the clock, of the answer that is kept.
+    asked_at: Option<Timestamp>,
+    answer: Option<Answer>,
+}
+
+/// What to do next.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Due {
+    /// The queries to ask now.
+    pub(super) queries: Vec<String>,
+    /// When to look again.
+    pub(super) next: Option<Instant>,
+}
+
+/// All queries.
+#[derive(Default)]
+pub(super) struct Ledger {
+    settings: Option<Prometheus>,
+    /// Rises with each change of the settings; what was asked under earlier ones is not an answer any more.
+    edition: u64,
+    lines: BTreeMap<String, Line>,
+}
+
+impl Ledger {
+    /// The edition of the settings, and the settings.
+    pub(super) fn settings(&self) -> (u64, Option<&Prometheus>) {
+        (self.edition, self.settings.as_ref())
+    }
+
+    /// Takes in what is wanted. Returns whether there are answers to look at that were not there before.
+    ///
+    /// A query that is not wanted any more is not asked again. What it returned is kept until the interval is over: a
+    /// planner that wants it on every other look would otherwise have it asked as fast as Prometheus can answer.
+    pub(super) fn want(&mut self, wanted: &BTreeSet<String>, settings: Option<&Prometheus>, now: Instant) -> bool {
+        if self.settings.as_ref() != settings {
+            self.settings = settings.cloned();
+            self.edition += 1;
+            self.lines.clear();
+        }
+        let interval = self.interval();
+        self.lines.retain(|query, line| {
+            let was = std::mem::replace(&mut line.wanted, wanted.contains(query));
+            (was && line.wanted) || line.under_way || line.asked.is_some_and(|asked| asked + interval > now)
+        });
+        let mut news = false;
+        for query in wanted {
+            if self.lines.contains_key(query) {
+                continue;
+            }
+            let answer = self.settings.is_none().then(|| Answer::Failed {
+                message: "there is nobody to ask: write the address of Prometheus into spec.prometheus.url".to_owned(),
+            });
+            news |= answer.is_some();
+            self.lines.insert(query.clone(), Line { wanted: true, answer, ..Line::default() });
+        }
+        news
+    }
+
+    /// What to ask now, at most `places` queries, those first that have waited longest. They count as asked.
+    pub(super) fn due(&mut self, now: Instant, places: usize) -> Due {
+        if self.settings.is_none() {
+            return Due::default();
+        }
+        let interval = self.interval();
+        let mut waiting: Vec<(Option<Instant>, &String)> = self
+            .lines
+            .iter()
+            .filter(|(_, line)| line.wanted && !line.under_way)
+            .map(|(query, line)| (line.asked.map(|asked| asked + interval), query))
+            .collect();
+        waiting.sort();
+        let due = waiting.iter().take_while(|(at, _)| at.is_none_or(|at| at <= now)).count();
+        // Without a free place the end of a query that is under way is the next thing to happen.
+        let next = if due > places { None } else { waiting.get(due).and_then(|(at, _)| *at) };
+        let queries: Vec<String> = waiting.into_iter().take(due.min(places)).map(|(_, query)| query.clone()).collect();
+        for query in &queries {
+            if let Some(line) = self.lines.get_mut(query) {
+                line.under_way = true;
+                line.asked = Some(now);
+            }
+        }
+        Due { queries, next }
+    }
+
+    /// Takes in what became of a query that was asked under `edition` of the settings at `asked_at`. Returns whether
+    /// somebody has to look at it: at another kind of answer than before, and at each new word that all is quiet.
+    pub(super) fn ended(&mut self, query: &str, edition: u64, asked_at: Timestamp, answer: Answer) -> bool {
+        if edition != self.edition {
+            return false;
+        }
+        let Some(line) = self.lines.get_mut(query) else { return false };
+        line.under_way = false;
+        line.asked_at = Some(asked_at);
+        let same = line.answer.as_ref().is_some_and(|old| kind(old) == kind(&answer));
+        let news = line.wanted && (!same || matches!(answer, Answer::Quiet { .. }));
+        line.answer = Some(match (&line.answer, answer) {
+            // It has been quiet for as long as nothing else was heard.
+            (Some(Answer::Quiet { since }), Answer::Quiet { .. }) => Answer::Quiet { since: *since },
+            (_, answer) => answer,
+        });
+        news
+    }
+
+    /// What is known. An old word that all is quiet is none.
+    pub(super) fn answers(&self, now: Timestamp) -> BTreeMap<String, Answer> {
+        let interval = self.interval();
+        self.lines
+            .iter()
+            .filter_map(|(query, line)| {
+                let answer = line.answer.as_ref()?;
+                // By its amount: a clock that was set back must not keep an answer young.
+                let age = line.asked_at.map(|at| now.duration_since(at).abs());
+                let older = |limit: Duration| age.is_some_and(|age| age > signed(limit));
+                if !line.wanted && older(interval) {
+                    return None;
+                }
+                let answer = match answer {
+                    Answer::Quiet { .. } if older(interval.saturating_mul(2)) => Answer::Failed {
+                        message: format!(
+                            "the last answer of Prometheus is older than twice the interval ({interval:?}): it is slow for \
+                             so many expressions; look at its load, or write a longer spec.prometheus.interval"
+                        ),
+                    },
+                    answer => answer.clone(),
+                };
+                Some((query.clone(), answer))
+            })
+            .collect()
+    }
+
+    fn interval(&self) -> Duration {
+        self.settings.as_ref().map_or(Duration::ZERO, |settings| settings.interval)
+    }
+}
+
+fn signed(duration: Duration) -> SignedDuration {
+    SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
+}
+
+/// All kinds of answers.
+pub(crate) const KINDS: [&str; 3] = ["Quiet", "Firing", "Failed"];
+
+/// The kind of an answer as one fixed word, as it stands in metrics.
+pub(crate) const fn kind(answer: &Answer) -> &'static str {
+    match answer {
+        Answer::Quiet { .. } => "Quiet",
+        Answer::Firing { .. } => "Firing",
+        Answer::Failed { .. } => "Failed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(30);
+
+    /// A ledger with a time of its own, in seconds.
+    struct World {
+        ledger: Ledger,
+        start: Instant,
+        settings: Prometheus,
+    }
+
+    fn t(second: i64) -> Timestamp {
+        Timestamp::from_second(1_000_000 + second).unwrap()
+    }
+
+    fn firing(series: &str) -> Answer {
+        Answer::Firing { series: series.into() }
+    }
+
+    fn failed(message: &str) -> Answer {
+        Answer::Failed { message: message.into() }
+    }
+
+    impl World {
+        fn new() -> Self {
+            let settings = Prometheus { url: "http://p".into(), timeout: Duration::from_secs(10), interval: INTERVAL };
+            Self { ledger: Ledger::default(), start: Instant::now(), settings }
+        }
+
+        fn at(&self, second: u64) -> Instant {
+            self.start + Duration::from_secs(second)
+        }
+
+        fn want(&mut self, second: u64, wanted: &[&str]) -> bool {
+            let wanted = wanted.iter().map(|q| (*q).to_owned()).collect();
+            let now = self.at(second);
+            self.ledger.want(&wanted, Some(&self.settings), now)
+        }
+
+        fn due(&mut self, second: u64, places: usize) -> Vec<String> {
+            let now = self.at(second);
+            self.ledger.due(now, places).queries
+        }
+
+        fn ends(&mut self, second: i64, query: &str, answer: Answer) -> bool {
+            self.ledger.ended(query, self.ledger.edition, t(second), answer)
+        }
+
+        fn kinds(&self, second: i64) -> Vec<(String, &'static str)> {
+            self.ledger.answers(t(second)).into_iter().map(|(query, answer)| (query, kind(&answer))).collect()
+        }
+    }
+
+    #[test]
+    fn a_wanted_query_is_asked_at_once_and_then_every_interval() {
+        let mut world = World::new();
+        world.want(0, &["a"]);
+        assert_eq!(world.due(0, 4), ["a"]);
+        assert_eq!(world.due(60, 4), [""; 0], "it is under way");
+        world.ends(0, "a", firing("x"));
+        let now = world.at(29);
+        assert_eq!(world.ledger.due(now, 4), Due { queries: vec![], next: Some(world.at(30)) });
+        assert_eq!(world.due(30, 4), ["a"]);
+    }
+
+    #[test]
+    fn places_go_to_those_that_have_waited_longest() {
+        let mut world = World::new();
+        world.want(0, &["a", "b", "c"]);
+        assert_eq!(world.due(0, 2), ["a", "b"]);
+        let now = world.at(0);
+        assert_eq!(world.ledger.due(now, 0), Due::default(), "the end of another query is awaited");
+        world.ends(0, "a", firing("x"));
+        assert_eq!(world.due(31, 1), ["c"], "never asked comes before asked long ago");
+        world.ends(31, "c", firing("x"));
+        assert_eq!(world.due(32, 1), ["a"]);
+    }
+
+    #[test]
+    fn a_query_that_is_not_wanted_is_not_asked_and_is_forgotten_after_the_interval() {
+        let mut world = World::new();
+        world.want(0, &["a", "b"]);
+        world.due(0, 4);
+        world.ends(0, "a", firing("x"));
+        world.ends(0, "b", firing("y"));
+        world.want(10, &["b"]);
+        assert_eq!(world.due(60, 4), ["b"]);
+        assert_eq!(world.kinds(30), [("a".to_owned(), "Firing"), ("b".to_owned(), "Firing")]);
+        assert_eq!(world.kinds(31), [("b".to_owned(), "Firing")]);
+        world.want(60, &["b"]);
+        assert_eq!(world.ledger.lines.len(), 1);
+    }
+
+    #[test]
+    fn a_query_wanted_on_every_other_look_is_asked_once_an_interval() {
+        let mut world = World::new();
+        let mut asked = 0;
+        for second in 0..60 {
+            world.want(second, if second % 2 == 0 { &["a"] } else { &[] });
+            for query in world.due(second, 4) {
+                asked += 1;
+                world.ends(second as i64, &query, firing("x"));
+            }
+        }
+        assert_eq!(asked, 2);
+    }
+
+    #[test]
+    fn an_answer_is_looked_at_when_its_kind_changes_and_when_it_is_quiet_anew() {
+        let mut world = World::new();
+        world.want(0, &["a"]);
+        let quiet = |second| Answer::Quiet { since: t(second) };
+        for (second, answer, news) in [
+            (0, firing("x"), true),
+            (1, firing("y"), false),
+            (2, failed("no answer"), true),
+            (3, failed("refused"), false),
+            (4, quiet(4), true),
+            (5, quiet(5), true),
+            (6, firing("x"), true),
+        ] {
+            assert_eq!(world.ends(second, "a", answer.clone()), news, "{second}: {answer:?}");
+        }
+        world.want(7, &[]);
+        assert!(!world.ends(7, "a", quiet(7)), "nobody waits for it any more");
+        assert!(!world.ends(7, "never wanted", quiet(7)));
+    }
+
+    #[test]
+    fn an_old_word_that_all_is_quiet_counts_as_no_answer() {
+        let mut world = World::new();
+        world.want(0, &["a", "b"]);
+        world.due(0, 4);
+        world.ends(0, "a", Answer::Quiet { since: t(0) });
+        world.ends(0, "b", firing("x"));
+        assert_eq!(world.kinds(60), [("a".to_owned(), "Quiet"), ("b".to_owned(), "Firing")]);
+        assert_eq!(world.kinds(61), [("a".to_owned(), "Failed"), ("b".to_owned(), "Firing")]);
+        assert_eq!(world.kinds(-61)[0].1, "Failed", "the clock was set back");
+        let Some(Answer::Failed { message }) = world.ledger.answers(t(61)).remove("a") else { panic!("it is old") };
+        assert!(message.contains("older than twice the interval (30s)"), "{message}");
+    }
+
+    #[test]
+    fn other_settings_make_all_answers_void_also_those_under_way() {
+        let mut world = World::new();
+        world.want(0, &["a", "b"]);
+        world.due(0, 4);
+        world.ends(0, "a", Answer::Quiet { since: t(0) });
+        let before = world.ledger.edition;
+        world.settings.url = "http://other".into();
+        world.want(1, &["a", "b"]);
+        assert_eq!(world.kinds(1), []);
+        assert!(!world.ledger.ended("b", before, t(0), Answer::Quiet { since: t(0) }));
+        assert_eq!(world.kinds(1), [], "the old server's word");
+        assert_eq!(world.due(1, 4), ["a", "b"]);
+    }
+
+    #[test]
+    fn without_anybody_to_ask_every_query_has_failed() {
+        let mut world = World::new();
+        let wanted = BTreeSet::from(["a".to_owned()]);
+        let now = world.at(0);
+        assert!(world.ledger.want(&wanted, None, now), "the planner is told");
+        assert!(!world.ledger.want(&wanted, None, now), "once");
+        assert_eq!(world.kinds(100_000), [("a".to_owned(), "Failed")]);
+        assert_eq!(world.due(0, 4), [""; 0]);
+        assert!(!world.want(1, &["a"]));
+        assert_eq!(world.kinds(1), []);
+        assert_eq!(world.due(1, 4), ["a"]);
+    }
+}

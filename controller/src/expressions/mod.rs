@@ -1,0 +1,187 @@
+//! Expressions: what policy asks of Prometheus before a node is taken out of service and after its update.
+//!
+//! ```text
+//! plan says which queries somebody waits for ──► want ──► asked every interval, at most four at a time
+//!        ▲                                                        │
+//!        └── answers (in the next view) ◄── wakes the driver ◄────┘
+//! ```
+//!
+//! Whatever is not a fresh word that nothing was returned keeps the node waiting: no answer, one that cannot be read, one
+//! that is old.
+
+mod answer;
+mod ask;
+mod ledger;
+mod query;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use jiff::Timestamp;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
+use crate::policy::Prometheus;
+use crate::view::Answer;
+use ledger::Ledger;
+
+pub(crate) use ledger::{KINDS, kind};
+pub use query::{QueryError, for_node};
+
+/// How many queries are under way at a time: Prometheus serves others too, and is not to feel how many nodes a fleet has.
+const CONCURRENT: usize = 4;
+
+/// Asks what is wanted, for as long as it lives.
+pub struct Expressions {
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+struct Shared {
+    ledger: Mutex<Ledger>,
+    /// Told when there may be something to ask.
+    wanted: Notify,
+    changed: Arc<watch::Sender<u64>>,
+    metrics: Metrics,
+    ca_file: Option<PathBuf>,
+}
+
+impl Expressions {
+    /// Begins. `changed` is told of answers that have to be looked at; `ca_file` holds the authorities that the certificate
+    /// of Prometheus is checked with.
+    pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, ca_file: Option<PathBuf>) -> Self {
+        let shared = Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, ca_file });
+        Self { task: tokio::spawn(run(shared.clone())), shared }
+    }
+
+    /// Takes in which queries somebody waits for, each for its node already, and where they are asked. To be told of each
+    /// plan.
+    pub fn want(&self, wanted: &BTreeSet<String>, prometheus: Option<&Prometheus>) {
+        let news = self.shared.lock().want(wanted, prometheus, Instant::now());
+        if news {
+            self.shared.wake();
+        }
+        self.shared.wanted.notify_one();
+    }
+
+    /// What they have returned, by the query. What has no answer yet is not in it.
+    pub fn answers(&self, now: Timestamp) -> BTreeMap<String, Answer> {
+        self.shared.lock().answers(now)
+    }
+}
+
+impl Drop for Expressions {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+    }
+
+    fn ended(&self, query: &str, edition: u64, asked: Timestamp, answer: Answer) {
+        match &answer {
+            Answer::Quiet { .. } => tracing::debug!(query, "an expression is quiet"),
+            Answer::Firing { series } => tracing::debug!(query, series, "an expression returns something"),
+            Answer::Failed { message } => tracing::debug!(query, message, "an expression has no answer"),
+        }
+        self.metrics.expression(&answer);
+        let news = self.lock().ended(query, edition, asked, answer);
+        if news {
+            self.wake();
+        }
+    }
+}
+
+/// What questions are asked with.
+struct Asker {
+    client: Result<reqwest::Client, String>,
+    made: Instant,
+    failed: bool,
+}
+
+impl Asker {
+    async fn make(settings: &Prometheus, shared: &Shared) -> Self {
+        let client = ask::client(settings, shared.ca_file.as_deref()).await.map_err(|error| error.to_string());
+        Self { client, made: Instant::now(), failed: false }
+    }
+
+    /// Whether another one is to be made: now and then while there are no answers, since the authorities in the file may
+    /// have been renewed.
+    fn is_over(&self, settings: &Prometheus) -> bool {
+        (self.failed || self.client.is_err()) && self.made.elapsed() >= settings.interval
+    }
+}
+
+async fn run(shared: Arc<Shared>) {
+    let mut under_way = FuturesUnordered::new();
+    let mut asker: Option<Asker> = None;
+    let mut asked_under = 0;
+    loop {
+        let (edition, settings, due) = {
+            let mut ledger = shared.lock();
+            let (edition, settings) = ledger.settings();
+            let settings = settings.cloned();
+            if edition != asked_under {
+                // What was asked of another server is not waited for.
+                under_way.clear();
+                asker = None;
+                asked_under = edition;
+            }
+            (edition, settings, ledger.due(Instant::now(), CONCURRENT - under_way.len()))
+        };
+        if let Some(settings) = settings.filter(|_| !due.queries.is_empty()) {
+            let usable = match asker.take().filter(|asker| !asker.is_over(&settings)) {
+                Some(asker) => asker,
+                None => Asker::make(&settings, &shared).await,
+            };
+            for query in due.queries {
+                under_way.push(one(usable.client.clone(), settings.clone(), query, edition));
+            }
+            asker = Some(usable);
+        }
+        let timer = async {
+            match due.next {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Some((query, edition, asked, answer)) = under_way.next() => {
+                if let Some(asker) = &mut asker {
+                    asker.failed |= matches!(answer, Answer::Failed { .. });
+                }
+                shared.ended(&query, edition, asked, answer);
+            }
+            () = shared.wanted.notified() => {}
+            () = timer => {}
+        }
+    }
+}
+
+async fn one(
+    client: Result<reqwest::Client, String>,
+    settings: Prometheus,
+    query: String,
+    edition: u64,
+) -> (String, u64, Timestamp, Answer) {
+    let asked = crate::clock::now();
+    let answer = match client {
+        Ok(client) => ask::ask(&client, &settings, &query, asked).await,
+        Err(message) => Answer::Failed { message },
+    };
+    (query, edition, asked, answer)
+}

@@ -1,0 +1,485 @@
+//! Questions over the wire, to a server that answers as it is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+
+use super::*;
+
+/// How long a test waits for what has to come.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An answer time that no answer of these tests needs.
+const AMPLE: Duration = Duration::from_secs(60);
+
+const QUIET: &str = r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#;
+const FIRING: &str =
+    r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{"a":"b"},"value":[1,"7"]}]}}"#;
+
+/// What the server does with a question.
+#[derive(Clone)]
+enum Reply {
+    /// Writes these bytes and closes.
+    Raw(Vec<u8>),
+    /// Says nothing and keeps the connection.
+    Silence,
+    /// Waits for a permit, then replies.
+    Permitted(Arc<Semaphore>, Box<Reply>),
+}
+
+fn reply(status: &str, headers: &str, body: &str) -> Reply {
+    Reply::Raw(
+        format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n{headers}\r\n{body}", body.len())
+            .into_bytes(),
+    )
+}
+
+fn ok(body: &str) -> Reply {
+    reply("200 OK", "", body)
+}
+
+/// What the server has seen: each question as it came, with its headers, and how many were there at once at most.
+#[derive(Clone, Default)]
+struct Seen {
+    questions: Vec<String>,
+    heads: Vec<String>,
+    open: usize,
+    most_open: usize,
+}
+
+struct Server {
+    url: String,
+    seen: watch::Receiver<Seen>,
+    _task: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    /// `script` says what becomes of a question, given its text and how many came before it.
+    async fn start(script: impl Fn(&str, usize) -> Reply + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/base", listener.local_addr().unwrap());
+        let (tell, seen) = watch::channel(Seen::default());
+        let (tell, script) = (Arc::new(tell), Arc::new(script));
+        let _task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (tell, script) = (tell.clone(), script.clone());
+                tokio::spawn(async move { serve(stream, &tell, &*script).await });
+            }
+        });
+        Self { url, seen, _task }
+    }
+
+    fn settings(&self) -> Prometheus {
+        Prometheus { url: self.url.clone(), timeout: AMPLE, interval: Duration::from_millis(20) }
+    }
+
+    async fn until(&mut self, holds: impl Fn(&Seen) -> bool) -> Seen {
+        tokio::time::timeout(PATIENCE, self.seen.wait_for(holds)).await.expect("it has to come").unwrap().clone()
+    }
+
+    fn count(&self, question: &str) -> usize {
+        self.seen.borrow().questions.iter().filter(|q| *q == question).count()
+    }
+}
+
+async fn serve(
+    mut stream: TcpStream,
+    tell: &watch::Sender<Seen>,
+    script: &(dyn Fn(&str, usize) -> Reply + Send + Sync),
+) {
+    let mut bytes = Vec::new();
+    let (head, body) = loop {
+        let mut chunk = [0; 1024];
+        match stream.read(&mut chunk).await {
+            Ok(n) if n > 0 => bytes.extend_from_slice(&chunk[..n]),
+            _ => return,
+        }
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        assert!(head.starts_with("POST /base/api/v1/query HTTP/1.1\r\n"), "{head}");
+        assert!(head.to_lowercase().contains("content-type: application/x-www-form-urlencoded"), "{head}");
+        let length = head.to_lowercase().lines().find_map(|l| l.strip_prefix("content-length: ")?.parse().ok());
+        if body.len() >= length.unwrap_or(0) {
+            break (head.to_owned(), body.to_owned());
+        }
+    };
+    let form = reqwest::Url::parse(&format!("http://form/?{body}")).unwrap();
+    let question = form.query_pairs().find(|(key, _)| key == "query").unwrap().1.into_owned();
+    let mut before = 0;
+    tell.send_modify(|seen| {
+        before = seen.questions.len();
+        seen.questions.push(question.clone());
+        seen.heads.push(head.clone());
+        seen.open += 1;
+        seen.most_open = seen.most_open.max(seen.open);
+    });
+    let mut reply = script(&question, before);
+    if let Reply::Permitted(permits, then) = reply {
+        permits.acquire().await.unwrap().forget();
+        reply = *then;
+    }
+    tell.send_modify(|seen| seen.open -= 1);
+    match reply {
+        // Whoever asked may have turned away already.
+        Reply::Raw(bytes) => drop(stream.write_all(&bytes).await),
+        _ => std::future::pending().await,
+    }
+}
+
+/// Asks once.
+async fn ask_at(settings: &Prometheus) -> Answer {
+    let client = ask::client(settings, None).await.unwrap();
+    ask::ask(&client, settings, "up == 0", Timestamp::UNIX_EPOCH).await
+}
+
+async fn answer_to(reply: Reply) -> Answer {
+    let server = Server::start(move |_, _| reply.clone()).await;
+    ask_at(&server.settings()).await
+}
+
+fn why(answer: Answer) -> String {
+    match answer {
+        Answer::Failed { message } => message,
+        other => panic!("{other:?} is an answer"),
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_quiet_and_something_is_told() {
+    assert_eq!(answer_to(ok(QUIET)).await, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
+    assert_eq!(answer_to(ok(FIRING)).await, Answer::Firing { series: r#"{a="b"} 7"#.into() });
+}
+
+#[tokio::test]
+async fn whatever_is_no_answer_fails_with_what_to_do() {
+    let giant = "x".repeat(2 << 20);
+    // Says that it is small, without a length: only reading tells.
+    let endless = Reply::Raw(format!("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{giant}").into_bytes());
+    let bad = r#"{"status":"error","errorType":"bad_data","error":"1:4: parse error"}"#;
+    for (what, reply, message) in [
+        (
+            "a query with a mistake",
+            reply("400 Bad Request", "", bad),
+            "could not evaluate the expression: 1:4: parse error",
+        ),
+        (
+            "an error of the server's own",
+            reply("503 Service Unavailable", "", "down"),
+            "answered 503: is spec.prometheus.url the base",
+        ),
+        ("nothing, from a server that fails", reply("500 Internal Server Error", "", QUIET), "answered 500"),
+        ("another server", reply("404 Not Found", "", "<html>"), "answered 404: is spec.prometheus.url the base"),
+        ("a page", ok("<html>"), "not Prometheus' JSON: is spec.prometheus.url the base"),
+        (
+            "half an answer",
+            Reply::Raw(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"status\"".to_vec()),
+            "is the address right",
+        ),
+        ("no HTTP", Reply::Raw(b"garbage\r\n\r\n".to_vec()), "is the address right"),
+        ("a connection that closes", Reply::Raw(Vec::new()), "is the address right"),
+        ("more than anybody wants", ok(&giant), "larger than 1 MiB: let the expression return less"),
+        ("more than it says", endless, "larger than 1 MiB"),
+        ("a login page", reply("401 Unauthorized", "", QUIET), "answered 401: the operator shows no credentials"),
+        (
+            "a redirect",
+            reply("302 Found", "location: http://me:secret@other/login?token=secret\r\n", QUIET),
+            "redirects to http://other/login, and redirects are not followed",
+        ),
+        (
+            "a number",
+            ok(r#"{"status":"success","data":{"resultType":"scalar","result":[1,"0"]}}"#),
+            "write a comparison of series",
+        ),
+    ] {
+        let told = why(answer_to(reply).await);
+        assert!(told.contains(message) && !told.contains("secret"), "{what}: {told}");
+        assert!(told.chars().count() < 600, "{what}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn a_name_and_password_in_the_address_are_shown_to_the_server() {
+    let server = Server::start(|_, _| ok(QUIET)).await;
+    let url = server.url.replace("http://", "http://me:secret@");
+    let answer = ask_at(&Prometheus { url, ..server.settings() }).await;
+    assert_eq!(answer, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
+    let head = server.seen.borrow().heads[0].to_lowercase();
+    assert!(head.contains("authorization: basic bwu6c2vjcmv0"), "{head}");
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let elsewhere = Server::start(|_, _| ok(QUIET)).await;
+    let to = format!("location: {}/api/v1/query\r\n", elsewhere.url);
+    for status in ["301 Moved Permanently", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect"] {
+        why(answer_to(reply(status, &to, "")).await);
+    }
+    assert_eq!(elsewhere.seen.borrow().questions.len(), 0);
+}
+
+#[tokio::test]
+async fn silence_fails_when_time_is_up() {
+    let server = Server::start(|_, _| Reply::Silence).await;
+    let settings = Prometheus { timeout: Duration::from_millis(50), ..server.settings() };
+    let told = why(ask_at(&settings).await);
+    assert_eq!(
+        told,
+        format!(
+            "no answer from {}/api/v1/query within 50ms: is the address right, and does a NetworkPolicy let the \
+             controller through?",
+            server.url
+        )
+    );
+}
+
+#[tokio::test]
+async fn nobody_there_fails_with_the_cause() {
+    let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let settings = Prometheus { url: format!("http://me:secret@{address}"), timeout: AMPLE, interval: AMPLE };
+    let told = why(ask_at(&settings).await);
+    assert!(told.starts_with(&format!("no answer from http://{address}/api/v1/query: Connection refused")), "{told}");
+    assert!(told.contains("does a NetworkPolicy let the controller through?"), "{told}");
+    let settings = Prometheus { url: "prometheus:9090".into(), ..settings };
+    let told = why(ask_at(&settings).await);
+    assert!(told.contains("write one such as http://prometheus.monitoring.svc:9090"), "{told}");
+}
+
+/// A directory of its own, gone with the test.
+struct Directory(std::path::PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("brupop-expressions-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server of TLS that is quiet, and its certificate.
+async fn secure() -> (String, String) {
+    use rustls::pki_types::PrivateKeyDer;
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap())
+        .unwrap();
+    let server = actix_web::HttpServer::new(|| {
+        actix_web::App::new()
+            .route("/api/v1/query", actix_web::web::post().to(async || actix_web::HttpResponse::Ok().body(QUIET)))
+    })
+    .workers(1)
+    .disable_signals()
+    .bind_rustls_0_23("127.0.0.1:0", config)
+    .unwrap();
+    let port = server.addrs()[0].port();
+    tokio::spawn(server.run());
+    (format!("https://localhost:{port}"), certificate.pem())
+}
+
+#[tokio::test]
+async fn a_certificate_is_checked_with_the_file_that_was_named_and_nothing_else() {
+    let directory = Directory::new("ca");
+    let (url, certificate) = secure().await;
+    let settings = Prometheus { url, timeout: AMPLE, interval: AMPLE };
+    let file = directory.0.join("ca.crt");
+    let asked = async |pem: &str| {
+        std::fs::write(&file, pem).unwrap();
+        let client = ask::client(&settings, Some(&file)).await.map_err(|error| error.to_string())?;
+        Ok::<_, String>(ask::ask(&client, &settings, "up == 0", Timestamp::UNIX_EPOCH).await)
+    };
+    assert_eq!(asked(&certificate).await, Ok(Answer::Quiet { since: Timestamp::UNIX_EPOCH }));
+    let (_, other) = secure().await;
+    let told = why(asked(&other).await.unwrap());
+    assert!(told.contains("invalid peer certificate"), "{told}");
+    assert!(told.contains("did the authority of --prometheus-ca-file issue its certificate?"), "{told}");
+    for empty in ["", "not a certificate"] {
+        let error = asked(empty).await.unwrap_err();
+        assert!(error.ends_with("ca.crt, holds no certificate in PEM"), "{error}");
+    }
+    std::fs::remove_file(&file).unwrap();
+    let error = ask::client(&settings, Some(&file)).await.unwrap_err().to_string();
+    assert!(error.contains("ca.crt, cannot be read: No such file"), "{error}");
+}
+
+/// Set for the run of a test in a process of its own, which sees no authorities: as in the controller's image.
+const BARE: &str = "BRUPOP_TEST_WITHOUT_AUTHORITIES";
+
+#[test]
+fn without_authorities_plain_http_is_asked_and_tls_says_what_to_mount() {
+    if std::env::var_os(BARE).is_none() {
+        let name = "expressions::tests::without_authorities_plain_http_is_asked_and_tls_says_what_to_mount";
+        let run = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(BARE, "1")
+            .env("SSL_CERT_FILE", "/nonexistent")
+            .env("SSL_CERT_DIR", "/nonexistent")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&run.stdout);
+        assert!(run.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        assert_eq!(answer_to(ok(QUIET)).await, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
+        let settings = Prometheus { url: "https://p".into(), timeout: AMPLE, interval: AMPLE };
+        let error = ask::client(&settings, None).await.unwrap_err().to_string();
+        assert!(error.contains("mount a file with the CA and name it in --prometheus-ca-file"), "{error}");
+    });
+}
+
+/// Expressions, and how often the driver was woken.
+struct Running {
+    expressions: Expressions,
+    metrics: Metrics,
+    woken: watch::Receiver<u64>,
+}
+
+impl Running {
+    fn start() -> Self {
+        let (changed, woken) = watch::channel(0);
+        let metrics = Metrics::new().unwrap();
+        Self { expressions: Expressions::start(Arc::new(changed), metrics.clone(), None), metrics, woken }
+    }
+
+    fn want(&self, wanted: &[&str], settings: &Prometheus) {
+        let wanted: BTreeSet<String> = wanted.iter().map(|q| (*q).to_owned()).collect();
+        self.expressions.want(&wanted, Some(settings));
+    }
+
+    fn kinds(&self) -> BTreeMap<String, &'static str> {
+        let answers = self.expressions.answers(crate::clock::now());
+        answers.iter().map(|(query, answer)| (query.clone(), kind(answer))).collect()
+    }
+
+    /// Waits, woken as the driver is, until an answer is of this kind.
+    async fn until(&mut self, query: &str, expected: &str) {
+        let wait = async {
+            while self.kinds().get(query).copied() != Some(expected) {
+                self.woken.changed().await.unwrap();
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("{query} has to become {expected}"));
+    }
+}
+
+#[tokio::test]
+async fn the_driver_is_woken_by_another_kind_of_answer_and_by_nothing_else() {
+    let mut server = Server::start(|_, before| match before {
+        0..3 => ok(FIRING),
+        3 => ok("garbage"),
+        4 => ok("other garbage"),
+        5 => ok(FIRING),
+        _ => Reply::Silence,
+    })
+    .await;
+    let running = Running::start();
+    running.want(&["a"], &server.settings());
+    server.until(|seen| seen.questions.len() == 7).await;
+    assert_eq!(*running.woken.borrow(), 3, "something, no answer, something");
+    let text = running.metrics.text();
+    assert!(text.contains(r#"brupop_controller_expressions_total{result="Firing"} 4"#), "{text}");
+    assert!(text.contains(r#"brupop_controller_expressions_total{result="Failed"} 2"#), "{text}");
+}
+
+#[tokio::test]
+async fn each_new_word_that_all_is_quiet_wakes_the_driver() {
+    let mut server = Server::start(|_, before| if before < 3 { ok(QUIET) } else { Reply::Silence }).await;
+    let running = Running::start();
+    running.want(&["a"], &server.settings());
+    server.until(|seen| seen.questions.len() == 4).await;
+    assert_eq!(*running.woken.borrow(), 3);
+}
+
+#[tokio::test]
+async fn what_nobody_wants_any_more_is_not_asked() {
+    let mut server = Server::start(|_, _| ok(FIRING)).await;
+    let mut running = Running::start();
+    running.want(&["a", "b"], &server.settings());
+    running.until("a", "Firing").await;
+    running.until("b", "Firing").await;
+    running.want(&["b"], &server.settings());
+    let asked = server.count("a");
+    let b = server.count("b");
+    server.until(|seen| seen.questions.iter().filter(|q| *q == "b").count() >= b + 10).await;
+    assert!(server.count("a") <= asked + 1, "one may have been under way");
+    drop(running.expressions);
+    server.until(|seen| seen.open == 0).await;
+}
+
+#[tokio::test]
+async fn no_more_than_four_questions_are_under_way() {
+    let permits = Arc::new(Semaphore::new(0));
+    let mut server = {
+        let permits = permits.clone();
+        Server::start(move |_, _| Reply::Permitted(permits.clone(), Box::new(ok(FIRING)))).await
+    };
+    let running = Running::start();
+    let queries: Vec<String> = (0..12).map(|n| n.to_string()).collect();
+    let wanted: Vec<&str> = queries.iter().map(String::as_str).collect();
+    running.want(&wanted, &Prometheus { interval: AMPLE, ..server.settings() });
+    for answered in 0..=8 {
+        server.until(|seen| seen.questions.len() == answered + 4).await;
+        permits.add_permits(1);
+    }
+    let seen = server.until(|seen| seen.questions.len() == 12).await;
+    assert_eq!(seen.most_open, 4);
+    assert_eq!(seen.questions.iter().collect::<BTreeSet<_>>().len(), 12, "each once");
+}
+
+#[tokio::test]
+async fn a_corrected_address_is_asked_at_once_although_the_old_one_keeps_silent() {
+    let mut silent = Server::start(|_, _| Reply::Silence).await;
+    let good = Server::start(|_, _| ok(FIRING)).await;
+    let mut running = Running::start();
+    let wanted = ["a", "b", "c", "d", "e"];
+    running.want(&wanted, &silent.settings());
+    silent.until(|seen| seen.questions.len() == 4).await;
+    running.want(&wanted, &good.settings());
+    for query in wanted {
+        running.until(query, "Firing").await;
+    }
+}
+
+#[tokio::test]
+async fn without_an_address_every_expression_fails_and_the_driver_is_told() {
+    let running = Running::start();
+    running.expressions.want(&BTreeSet::from(["a".to_owned()]), None);
+    assert_eq!(running.kinds(), BTreeMap::from([("a".to_owned(), "Failed")]));
+    assert_eq!(*running.woken.borrow(), 1);
+}
+
+#[tokio::test]
+async fn an_authority_that_is_mounted_later_is_found() {
+    let directory = Directory::new("later");
+    let (url, certificate) = secure().await;
+    let file = directory.0.join("ca.crt");
+    let (changed, woken) = watch::channel(0);
+    let metrics = Metrics::new().unwrap();
+    let expressions = Expressions::start(Arc::new(changed), metrics.clone(), Some(file.clone()));
+    let mut running = Running { expressions, metrics, woken };
+    running.want(&["a"], &Prometheus { url, timeout: AMPLE, interval: Duration::from_millis(20) });
+    running.until("a", "Failed").await;
+    std::fs::write(&file, certificate).unwrap();
+    // Given out as quiet for twice the interval only, which is short here: what is counted does not pass.
+    let counted = async {
+        while !running.metrics.text().contains(r#"expressions_total{result="Quiet"}"#) {
+            running.woken.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(PATIENCE, counted).await.expect("the authority is there now");
+}

@@ -1,0 +1,369 @@
+//! What Prometheus scrapes: every series of `docs/metrics.md`.
+//!
+//! A pure observer: plans and writes are shown to it, and nothing asks it. Every label takes fixed words, or versions of a
+//! bounded set, so that neither the fleet's size nor a host that lies makes series.
+
+mod bounded;
+mod family;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::{SignedDuration, Timestamp};
+use models::reason::FailureReason;
+use models::shadow::{ControllerStatus, Progress, Step, UPDATED};
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
+use semver::Version;
+
+use crate::view::{Answer, ShadowFacts};
+use bounded::Bounded;
+use family::Register;
+
+pub use snapshot::{NodeState, Snapshot, Waits};
+
+/// The step of a node without an attempt.
+const IDLE: &str = "Idle";
+
+/// Stands for a version that nobody has named.
+const UNKNOWN: &str = "unknown";
+
+/// The safety properties, by their numbers in the design.
+const PROPERTIES: [&str; 9] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9"];
+
+/// No label: a gauge that can be left out altogether.
+const ALONE: [&str; 0] = [];
+
+/// All series of the controller. Cloning shares them.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Registry,
+    memory: Arc<Mutex<Memory>>,
+    leader: GaugeVec,
+    clock_offset: GaugeVec,
+    fleet: Fleet,
+    transitions: IntCounterVec,
+    updates: IntCounterVec,
+    step_duration: HistogramVec,
+    drain_duration: HistogramVec,
+    rejected: IntCounterVec,
+    findings: IntCounterVec,
+    expressions: IntCounterVec,
+    #[cfg(test)]
+    families: Arc<Vec<family::Family>>,
+}
+
+/// Gauges about the fleet. Who does not lead does not know, and exports none of them.
+#[derive(Clone)]
+struct Fleet {
+    nodes: GaugeVec,
+    waiting: GaugeVec,
+    waiting_since: GaugeVec,
+    slots: GaugeVec,
+    slots_limit: GaugeVec,
+    frozen: GaugeVec,
+    quarantined: GaugeVec,
+    degraded: GaugeVec,
+    window: GaugeVec,
+}
+
+impl Fleet {
+    fn reset(&self) {
+        let Self { nodes, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window } = self;
+        for gauge in [nodes, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window] {
+            gauge.reset();
+        }
+    }
+}
+
+/// What has to be remembered from one look to the next. Whoever holds it is alone with the gauges, so that no scrape sees
+/// them half set.
+#[derive(Default)]
+struct Memory {
+    leading: bool,
+    waits: BTreeMap<String, Waiting>,
+    versions: Bounded<Version>,
+    moves: Bounded<(Option<Version>, Version)>,
+}
+
+/// Why a node waits, at which step, and since when.
+struct Waiting {
+    reason: &'static str,
+    step: Option<Step>,
+    since: Timestamp,
+}
+
+impl Metrics {
+    /// Registers all series.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let mut register = Register::default();
+        let metrics = Self {
+            leader: register.gauge("leader", &[], "Whether this replica leads (1) or stands by (0)")?,
+            clock_offset: register.gauge(
+                "clock_offset_seconds",
+                &[],
+                "How far the API server's clock is ahead of this process's; negative: behind",
+            )?,
+            fleet: Fleet {
+                nodes: register.gauge(
+                    "nodes",
+                    &["step", "version"],
+                    "Nodes by the step of their update and the version that they run",
+                )?,
+                waiting: register.gauge("nodes_waiting", &["reason"], "Nodes by the reason why they wait")?,
+                waiting_since: register.gauge(
+                    "waiting_since_timestamp_seconds",
+                    &["reason"],
+                    "Since when the node that has waited longest for this reason has waited for it, in seconds since 1970",
+                )?,
+                slots: register.gauge("slots_in_use", &[], "Nodes that are, or are about to be, out of service")?,
+                slots_limit: register.gauge(
+                    "slots_limit",
+                    &[],
+                    "How many nodes may be out of service at a time by maxUnavailable",
+                )?,
+                frozen: register.gauge("frozen", &[], "Whether failures have stopped the rollout (1)")?,
+                quarantined: register.gauge(
+                    "quarantined_versions",
+                    &[],
+                    "Versions that are not taken any more because nodes failed on them, per variant and architecture",
+                )?,
+                degraded: register.gauge(
+                    "policy_degraded",
+                    &[],
+                    "Whether the policy cannot be obeyed as it stands, so that an earlier one is in force (1)",
+                )?,
+                window: register.gauge(
+                    "window_open",
+                    &[],
+                    "Whether the schedule of all nodes lets nodes be taken out of service now (1)",
+                )?,
+            },
+            transitions: register.counter(
+                "transitions_total",
+                &["from", "to"],
+                "Changes of the step of a node's update; Idle is a node without one",
+            )?,
+            updates: register.counter(
+                "updates_total",
+                &["from_version", "to_version", "result"],
+                "Attempts that ended, by their versions and by how they ended: Updated, or why not",
+            )?,
+            step_duration: register.histogram("step_duration_seconds", &["step"], "How long steps of updates took")?,
+            drain_duration: register.histogram(
+                "drain_duration_seconds",
+                &[],
+                "How long drains took that ended with every pod gone",
+            )?,
+            rejected: register.counter(
+                "rejected_writes_total",
+                &["kind", "code"],
+                "Actions that failed, by what was tried and the API server's answer; 409 is another writer in between",
+            )?,
+            findings: register.counter(
+                "lint_findings_total",
+                &["property"],
+                "Plans that broke a safety property and were cut down; anything but zero is a bug",
+            )?,
+            expressions: register.counter(
+                "expressions_total",
+                &["result"],
+                "Questions to Prometheus, by what came back: nothing (Quiet), something (Firing), no answer (Failed)",
+            )?,
+            memory: Arc::default(),
+            #[cfg(test)]
+            families: Arc::new(register.families),
+            registry: register.registry,
+        };
+        metrics.leader.with_label_values(&ALONE).set(0.0);
+        // A counter that begins at 1 has not increased, as far as Prometheus can see.
+        for property in PROPERTIES {
+            metrics.findings.with_label_values(&[property]);
+        }
+        for result in crate::expressions::KINDS {
+            metrics.expressions.with_label_values(&[result]);
+        }
+        Ok(metrics)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All series in Prometheus' text format.
+    pub fn text(&self) -> String {
+        let families = {
+            let _alone = self.lock();
+            self.registry.gather()
+        };
+        let mut out = String::new();
+        if let Err(error) = prometheus::TextEncoder::new().encode_utf8(&families, &mut out) {
+            tracing::error!(error = &error as &dyn std::error::Error, "metrics cannot be written down");
+        }
+        out
+    }
+
+    /// Takes in whether this process leads. Who does not lead says nothing about the fleet.
+    pub fn lead(&self, leads: bool) {
+        let mut memory = self.lock();
+        memory.leading = leads;
+        self.leader.with_label_values(&ALONE).set(f64::from(u8::from(leads)));
+        if !leads {
+            memory.waits.clear();
+            self.fleet.reset();
+            self.clock_offset.reset();
+        }
+    }
+
+    /// Takes in how far the API server's clock is ahead.
+    pub fn clock_offset(&self, ahead: SignedDuration) {
+        let memory = self.lock();
+        if memory.leading {
+            self.clock_offset.with_label_values(&ALONE).set(ahead.as_secs_f64());
+        }
+    }
+
+    /// Takes in the state of the fleet and of its plan.
+    pub fn observe(&self, snapshot: &Snapshot<'_>) {
+        let mut memory = self.lock();
+        if !memory.leading {
+            return;
+        }
+        let Snapshot {
+            now,
+            nodes,
+            slots_in_use,
+            slots_limit,
+            frozen,
+            quarantined_versions,
+            policy_degraded,
+            window_open,
+        } = snapshot;
+        self.fleet.reset();
+        let set = |gauge: &GaugeVec, value: f64| gauge.with_label_values(&ALONE).set(value);
+        let flag = |gauge: &GaugeVec, holds: bool| set(gauge, f64::from(u8::from(holds)));
+        set(&self.fleet.slots, float(*slots_in_use));
+        if let Some(limit) = slots_limit {
+            set(&self.fleet.slots_limit, float(*limit));
+        }
+        flag(&self.fleet.frozen, *frozen);
+        set(&self.fleet.quarantined, float(*quarantined_versions));
+        flag(&self.fleet.degraded, *policy_degraded);
+        flag(&self.fleet.window, *window_open);
+        self.count_nodes(&mut memory, nodes);
+        self.count_waits(&mut memory, nodes, *now);
+    }
+
+    fn count_nodes(&self, memory: &mut Memory, nodes: &[NodeState<'_>]) {
+        let mut counts: BTreeMap<(Option<Step>, Option<&Version>), usize> = BTreeMap::new();
+        for node in nodes {
+            *counts.entry((node.step, node.version.as_deref())).or_default() += 1;
+        }
+        memory.versions.retain(|version| counts.keys().any(|(_, v)| *v == Some(version)));
+        for ((step, version), count) in counts {
+            let version = version.map_or_else(|| UNKNOWN.to_owned(), |v| memory.versions.admit(v, Version::to_string));
+            self.fleet.nodes.with_label_values(&[word(step), version.as_str()]).add(float(count));
+        }
+    }
+
+    fn count_waits(&self, memory: &mut Memory, nodes: &[NodeState<'_>], now: Timestamp) {
+        let mut before = std::mem::take(&mut memory.waits);
+        let mut reasons: BTreeMap<&'static str, (usize, Timestamp)> = BTreeMap::new();
+        for node in nodes {
+            let old = before.remove(node.name).filter(|old| old.step == node.step);
+            let waiting = match (node.waits, old) {
+                (Waits::For(reason), Some(old)) if old.reason == reason => old,
+                (Waits::For(reason), _) => Waiting { reason, step: node.step, since: now },
+                (Waits::Acting, Some(old)) => old,
+                (Waits::Acting | Waits::Not, _) => continue,
+            };
+            let (count, since) = reasons.entry(waiting.reason).or_insert((0, now));
+            *count += 1;
+            *since = (*since).min(waiting.since);
+            memory.waits.insert(node.name.to_owned(), waiting);
+        }
+        for (reason, (count, since)) in reasons {
+            self.fleet.waiting.with_label_values(&[reason]).set(float(count));
+            self.fleet.waiting_since.with_label_values(&[reason]).set(seconds(since));
+        }
+    }
+
+    /// Takes in a write of the controller's half of a shadow: what it was, and what it is since `now`.
+    pub fn wrote(&self, before: &ShadowFacts, after: &ControllerStatus, now: Timestamp) {
+        let before = &before.status.controller;
+        let (was, is) = (before.progress.as_ref(), after.report.progress.as_ref());
+        let step = |progress: Option<&Progress>| progress.map(|p| p.step);
+        if step(was) != step(is) {
+            self.transitions.with_label_values(&[word(step(was)), word(step(is))]).inc();
+            if let Some(was) = was {
+                // A soak that was begun anew is one time of being watched.
+                let began = was.watched_since.filter(|_| was.step == Step::Monitoring).unwrap_or(was.since);
+                let took = now.duration_since(began).as_secs_f64().max(0.0);
+                self.step_duration.with_label_values(&[was.step.as_str()]).observe(took);
+                if was.step == Step::Draining && step(is) == Some(Step::Rebooting) {
+                    self.drain_duration.with_label_values(&ALONE).observe(took);
+                }
+            }
+        }
+        let last = |record: Option<&models::shadow::Record>| record.and_then(|r| r.last.clone());
+        let ended = last(after.report.record.as_ref());
+        if ended != last(before.record.as_ref())
+            && let Some(ended) = ended
+        {
+            let text = |version: &Version| version.to_string();
+            let key = (ended.from, ended.version);
+            let mut memory = self.lock();
+            let from = memory.moves.admit(&key, |(from, _)| from.as_ref().map_or_else(|| UNKNOWN.to_owned(), text));
+            let to = memory.moves.admit(&key, |(_, to)| text(to));
+            self.updates.with_label_values(&[from.as_str(), to.as_str(), result(&ended.reason)]).inc();
+        }
+    }
+
+    /// Takes in an action that failed: what was tried, and the code of the API server's answer if it gave one.
+    pub fn rejected(&self, kind: &'static str, code: Option<u16>) {
+        let code = match code {
+            Some(code @ 400..=599) => code.to_string(),
+            Some(_) => "other".to_owned(),
+            None => "none".to_owned(),
+        };
+        self.rejected.with_label_values(&[kind, code.as_str()]).inc();
+    }
+
+    /// Takes in a plan that broke a safety property.
+    pub fn finding(&self, property: &'static str) {
+        self.findings.with_label_values(&[property]).inc();
+    }
+
+    /// Takes in what an expression returned.
+    pub fn expression(&self, answer: &Answer) {
+        self.expressions.with_label_values(&[crate::expressions::kind(answer)]).inc();
+    }
+}
+
+const fn word(step: Option<Step>) -> &'static str {
+    match step {
+        Some(step) => step.as_str(),
+        None => IDLE,
+    }
+}
+
+/// The word of a result. A resource can hold any word; a label cannot.
+fn result(reason: &str) -> &'static str {
+    if reason == UPDATED {
+        return UPDATED;
+    }
+    let known = FailureReason::ALL.iter().find(|known| known.as_str() == reason);
+    known.copied().unwrap_or(FailureReason::Unknown).as_str()
+}
+
+/// Counts of nodes are far below what a float holds exactly.
+#[expect(clippy::cast_precision_loss, reason = "counts of nodes are far below 2^52")]
+fn float(count: usize) -> f64 {
+    count as f64
+}
+
+fn seconds(at: Timestamp) -> f64 {
+    at.duration_since(Timestamp::UNIX_EPOCH).as_secs_f64()
+}

@@ -1,0 +1,384 @@
+//! What is exported, to the letter.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use models::shadow::{AttemptResult, ControllerReport, Record};
+
+use super::bounded::LIMIT;
+use super::*;
+
+fn t(second: i64) -> Timestamp {
+    Timestamp::from_second(1_700_000_000 + second).unwrap()
+}
+
+fn version(text: &str) -> Version {
+    text.parse().unwrap()
+}
+
+/// The controller's half of a shadow at a step since then.
+fn at(step: Step, since: i64) -> ControllerReport {
+    let progress = Progress {
+        step,
+        since: t(since),
+        attempt: 1,
+        boot_id: "boot".into(),
+        version: version("1.20.5"),
+        from: Some(version("1.20.0")),
+        started: t(0),
+        go_given: false,
+        may_be_rebooting: false,
+        soak_restarted: false,
+        disruptive: false,
+        restarts: None,
+        watched_since: None,
+    };
+    ControllerReport { progress: Some(progress), ..ControllerReport::default() }
+}
+
+/// The controller's half after an attempt that ended.
+fn ended(from: Option<&str>, to: &str, reason: &str) -> ControllerReport {
+    let last = AttemptResult {
+        attempt: 1,
+        from: from.map(version),
+        version: version(to),
+        reason: reason.into(),
+        message: String::new(),
+        started: t(0),
+        ended: t(1),
+    };
+    ControllerReport { record: Some(Record { last: Some(last), ..Record::default() }), ..ControllerReport::default() }
+}
+
+/// Shows the metrics a write.
+fn write(metrics: &Metrics, before: &ControllerReport, after: &ControllerReport, now: i64) {
+    let mut shadow = ShadowFacts::default();
+    shadow.status.controller = before.clone();
+    metrics.wrote(&shadow, &ControllerStatus { report: after.clone(), conditions: Vec::new() }, t(now));
+}
+
+fn node<'a>(name: &'a str, step: Option<Step>, runs: &str, waits: Waits) -> NodeState<'a> {
+    NodeState { name, step, version: Some(Cow::Owned(version(runs))), waits }
+}
+
+fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Snapshot<'a> {
+    Snapshot {
+        now: t(now),
+        nodes: nodes.into_iter().collect(),
+        slots_in_use: 1,
+        slots_limit: Some(2),
+        frozen: false,
+        quarantined_versions: 0,
+        policy_degraded: false,
+        window_open: true,
+    }
+}
+
+fn leading() -> Metrics {
+    let metrics = Metrics::new().unwrap();
+    metrics.lead(true);
+    metrics
+}
+
+/// The value of a series, e.g. `leader` or `nodes_waiting{reason="Held"}`.
+fn value(metrics: &Metrics, series: &str) -> Option<f64> {
+    let start = format!("brupop_controller_{series} ");
+    metrics.text().lines().find_map(|line| line.strip_prefix(&start).map(|value| value.parse().unwrap()))
+}
+
+/// All writes of one update that took 40 s to stage, 60 s to drain, 50 s to reboot and 90 s under watch.
+fn one_update(metrics: &Metrics) {
+    let mut watched = at(Step::Monitoring, 180);
+    // The soak was begun anew 30 s after the node came back.
+    watched.progress.as_mut().unwrap().watched_since = Some(t(150));
+    let steps = [
+        (0, ControllerReport::default()),
+        (0, at(Step::Staging, 0)),
+        (40, at(Step::Draining, 40)),
+        // A write within a step: a blocker, say.
+        (70, at(Step::Draining, 40)),
+        (100, at(Step::Rebooting, 100)),
+        (150, at(Step::Monitoring, 150)),
+        (180, watched),
+        (240, ended(Some("1.20.0"), "1.20.5", UPDATED)),
+        // A later write leaves the record as it is.
+        (250, ended(Some("1.20.0"), "1.20.5", UPDATED)),
+    ];
+    for pair in steps.windows(2) {
+        write(metrics, &pair[0].1, &pair[1].1, pair[1].0);
+    }
+}
+
+#[test]
+fn one_update_leaves_this_text() {
+    let metrics = leading();
+    let waiting = node("a", Some(Step::Draining), "1.20.0", Waits::For("DrainBlocked"));
+    metrics.observe(&snapshot(70, [waiting, node("b", None, "1.20.5", Waits::Not)]));
+    one_update(&metrics);
+    let text = metrics.text();
+    let expected = include_str!("one_update.txt");
+    assert!(text == expected, "metrics/one_update.txt is not what comes out:\n{text}");
+}
+
+#[test]
+fn a_standby_says_nothing_about_the_fleet() {
+    let metrics = Metrics::new().unwrap();
+    let fleet = || snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
+    metrics.observe(&fleet());
+    metrics.clock_offset(SignedDuration::from_secs(2));
+    let standby = metrics.text();
+    let of: Vec<_> = exported(&standby).into_iter().map(|(name, ..)| name).collect();
+    let own = ["expressions_total", "leader", "lint_findings_total"].map(|name| format!("brupop_controller_{name}"));
+    assert_eq!(of, own, "what it has counted itself, and that it does not lead");
+    assert_eq!(value(&metrics, "leader"), Some(0.0));
+
+    metrics.lead(true);
+    metrics.observe(&fleet());
+    metrics.clock_offset(SignedDuration::from_secs(2));
+    assert_eq!(value(&metrics, "leader"), Some(1.0));
+    assert_eq!(value(&metrics, r#"nodes_waiting{reason="Held"}"#), Some(1.0));
+    assert_eq!(value(&metrics, "clock_offset_seconds"), Some(2.0));
+
+    metrics.lead(false);
+    assert_eq!(metrics.text(), standby, "what it knew as a leader");
+}
+
+#[test]
+fn a_wait_is_counted_from_its_beginning_through_what_is_done_meanwhile() {
+    let metrics = leading();
+    let draining = Some(Step::Draining);
+    let look = |now: i64, step: Option<Step>, waits: Waits| {
+        metrics.observe(&snapshot(now, [node("a", step, "1.20.0", waits)]));
+        let since = |reason: &str| value(&metrics, &format!("waiting_since_timestamp_seconds{{reason=\"{reason}\"}}"));
+        let second = |since: f64| since as i64 - t(0).as_second();
+        ["DrainBlocked", "Held"].map(|reason| since(reason).map(second))
+    };
+    for (story, now, step, waits, since) in [
+        ("it begins", 0, draining, Waits::For("DrainBlocked"), [Some(0), None]),
+        ("it goes on", 10, draining, Waits::For("DrainBlocked"), [Some(0), None]),
+        ("another eviction is tried", 20, draining, Waits::Acting, [Some(0), None]),
+        ("in vain", 30, draining, Waits::For("DrainBlocked"), [Some(0), None]),
+        ("another reason", 40, draining, Waits::For("Held"), [None, Some(40)]),
+        ("the first one again", 50, draining, Waits::For("DrainBlocked"), [Some(50), None]),
+        ("the next step", 60, Some(Step::Rebooting), Waits::Acting, [None, None]),
+        ("and done", 70, None, Waits::Not, [None, None]),
+        ("a new wait for an old reason", 80, None, Waits::For("Held"), [None, Some(80)]),
+    ] {
+        assert_eq!(look(now, step, waits), since, "{story}");
+    }
+}
+
+#[test]
+fn the_oldest_wait_of_a_reason_is_told_and_a_node_that_is_gone_is_forgotten() {
+    let metrics = leading();
+    let held = |name| node(name, None, "1.20.0", Waits::For("Held"));
+    metrics.observe(&snapshot(0, [held("a")]));
+    metrics.observe(&snapshot(5, [held("a"), held("b")]));
+    let since = || value(&metrics, r#"waiting_since_timestamp_seconds{reason="Held"}"#).unwrap() as i64;
+    assert_eq!(value(&metrics, r#"nodes_waiting{reason="Held"}"#), Some(2.0));
+    assert_eq!(since(), t(0).as_second());
+    metrics.observe(&snapshot(9, [held("b")]));
+    assert_eq!(since(), t(5).as_second());
+    assert_eq!(metrics.lock().waits.len(), 1);
+}
+
+#[test]
+fn versions_of_nodes_are_told_apart_up_to_a_limit_and_make_room_when_they_are_gone() {
+    let metrics = leading();
+    let names: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+    let fleet = |minor: u64| {
+        let nodes = names.iter().zip(0..).map(move |(name, patch)| NodeState {
+            name,
+            step: None,
+            version: Some(Cow::Owned(Version::new(1, minor, patch))),
+            waits: Waits::Not,
+        });
+        snapshot(0, nodes)
+    };
+    let series = |text: &str| text.lines().filter(|l| l.starts_with("brupop_controller_nodes{")).count();
+    for minor in [20, 21] {
+        metrics.observe(&fleet(minor));
+        assert_eq!(series(&metrics.text()), LIMIT + 1);
+        assert_eq!(value(&metrics, r#"nodes{step="Idle",version="other"}"#), Some(68.0));
+        assert_eq!(value(&metrics, &format!(r#"nodes{{step="Idle",version="1.{minor}.0"}}"#)), Some(1.0));
+    }
+}
+
+#[test]
+fn moves_between_versions_are_told_apart_up_to_a_limit_and_all_are_counted() {
+    let metrics = Metrics::new().unwrap();
+    for _ in 0..2 {
+        for patch in 0..100 {
+            let after = ended(Some(&format!("1.20.{patch}")), "1.21.0", UPDATED);
+            write(&metrics, &ControllerReport::default(), &after, 0);
+        }
+    }
+    let text = metrics.text();
+    let values: Vec<f64> = text
+        .lines()
+        .filter(|line| line.starts_with("brupop_controller_updates_total{"))
+        .map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
+        .collect();
+    assert_eq!((values.len(), values.iter().sum::<f64>()), (LIMIT + 1, 200.0));
+    let other = r#"updates_total{from_version="other",result="Updated",to_version="other"}"#;
+    assert_eq!(value(&metrics, other), Some(136.0));
+}
+
+#[test]
+fn what_a_resource_or_a_server_says_makes_no_label_of_its_own() {
+    let metrics = Metrics::new().unwrap();
+    for reason in ["EatenByMoths", "", "SoakFailed"] {
+        write(&metrics, &ControllerReport::default(), &ended(None, "1.21.0", reason), 0);
+    }
+    for code in [None, Some(409), Some(999), Some(0)] {
+        metrics.rejected("node_claim", code);
+    }
+    for (series, count) in [
+        (r#"updates_total{from_version="unknown",result="Unknown",to_version="1.21.0"}"#, 2.0),
+        (r#"updates_total{from_version="unknown",result="SoakFailed",to_version="1.21.0"}"#, 1.0),
+        (r#"rejected_writes_total{code="none",kind="node_claim"}"#, 1.0),
+        (r#"rejected_writes_total{code="409",kind="node_claim"}"#, 1.0),
+        (r#"rejected_writes_total{code="other",kind="node_claim"}"#, 2.0),
+    ] {
+        assert_eq!(value(&metrics, series), Some(count), "{series} in {}", metrics.text());
+    }
+}
+
+#[test]
+fn a_drain_that_did_not_end_well_is_no_drain_duration() {
+    let metrics = Metrics::new().unwrap();
+    write(&metrics, &at(Step::Draining, 0), &at(Step::Releasing, 1800), 1800);
+    assert_eq!(value(&metrics, r#"step_duration_seconds_sum{step="Draining"}"#), Some(1800.0));
+    assert_eq!(value(&metrics, "drain_duration_seconds_count"), None);
+    // A clock that was set back makes no negative time.
+    write(&metrics, &at(Step::Rebooting, 100), &at(Step::Monitoring, 50), 50);
+    assert_eq!(value(&metrics, r#"step_duration_seconds_sum{step="Rebooting"}"#), Some(0.0));
+}
+
+#[test]
+fn the_fleet_is_counted_from_the_view_and_its_plan() {
+    use crate::plan::{Plan, Quarantine, Wait};
+    use crate::policy::Policy;
+    use crate::view::{ClusterView, NodeFacts, NodeView, OperatorFacts};
+    use models::reason::FailureReason;
+    use models::shadow::VersionFailure;
+
+    let failure = |variant: &str| VersionFailure {
+        version: version("1.20.5"),
+        variant: variant.into(),
+        arch: "x86_64".into(),
+        reason: FailureReason::BootFellBack,
+        time: t(0),
+        resolved_by: None,
+    };
+    let facts = |name: &str| NodeFacts {
+        name: name.into(),
+        labelled: true,
+        os_image: "Bottlerocket OS 1.19.0 (aws-k8s-1.37)".into(),
+        ..NodeFacts::default()
+    };
+    let mut shadow = ShadowFacts::default();
+    shadow.status.agent.current_version = Some(version("1.20.0"));
+    shadow.status.controller = at(Step::Staged, 0);
+    shadow.status.controller.record =
+        Some(Record { version_failures: vec![failure("aws"), failure("metal"), failure("aws")], ..Record::default() });
+    let mut view = ClusterView { operator: Some(OperatorFacts::default()), ..ClusterView::default() };
+    let reported = NodeView { facts: facts("a"), shadow: Some(shadow), ..NodeView::default() };
+    view.nodes.insert("a".into(), reported);
+    view.nodes.insert("b".into(), NodeView { facts: facts("b"), ..NodeView::default() });
+    view.nodes.insert(
+        "c".into(),
+        NodeView { facts: NodeFacts { os_image: String::new(), ..facts("c") }, ..NodeView::default() },
+    );
+    let waits = BTreeMap::from([("a".to_owned(), Wait::Queued { position: 3 }), ("b".to_owned(), Wait::UpToDate)]);
+    let plan = Plan { waits, ..Plan::default() };
+    let policy = Policy { present: true, ..Policy::default() };
+    let quarantine = Quarantine::of(&view, 1);
+    let metrics = leading();
+    metrics.observe(&Snapshot::of(&view, &plan, &policy, &quarantine, true, t(0)));
+    for (series, expected) in [
+        (r#"nodes{step="Staged",version="1.20.0"}"#, 1.0),
+        (r#"nodes{step="Idle",version="1.19.0"}"#, 1.0),
+        (r#"nodes{step="Idle",version="unknown"}"#, 1.0),
+        (r#"nodes_waiting{reason="Queued"}"#, 1.0),
+        ("slots_in_use", 0.0),
+        ("slots_limit", 1.0),
+        ("frozen", 1.0),
+        ("quarantined_versions", 2.0),
+        ("policy_degraded", 1.0),
+        ("window_open", 1.0),
+    ] {
+        assert_eq!(value(&metrics, series), Some(expected), "{series} in {}", metrics.text());
+    }
+    assert!(!metrics.text().contains("UpToDate"), "who needs nothing does not wait");
+    metrics.observe(&Snapshot::of(&view, &plan, &Policy::default(), &quarantine, false, t(0)));
+    assert_eq!(value(&metrics, "slots_limit"), None, "without the operator's resource there is no limit to tell");
+}
+
+/// Everything that there is, exported at least once.
+fn full() -> Metrics {
+    let metrics = leading();
+    metrics.observe(&snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]));
+    metrics.clock_offset(SignedDuration::from_millis(-20));
+    one_update(&metrics);
+    metrics.rejected("shadow_status", Some(409));
+    metrics.finding("S1");
+    metrics.expression(&Answer::Quiet { since: t(0) });
+    metrics
+}
+
+/// Names, types and labels as they come out.
+fn exported(text: &str) -> BTreeSet<(String, String, BTreeSet<String>)> {
+    let mut families = BTreeMap::new();
+    for line in text.lines() {
+        if let Some(header) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = header.split_once(' ').unwrap();
+            families.insert(name.to_owned(), (kind.to_owned(), BTreeSet::new()));
+        } else if !line.starts_with('#') {
+            let (series, _) = line.rsplit_once(' ').unwrap();
+            let (name, labels) = series.strip_suffix('}').and_then(|s| s.split_once('{')).unwrap_or((series, ""));
+            let known = families.keys().cloned().collect::<Vec<_>>();
+            let plain = |suffix| name.strip_suffix(suffix).filter(|name| known.iter().any(|k| k == name));
+            let name = ["_bucket", "_sum", "_count"].into_iter().find_map(plain).unwrap_or(name);
+            let labels = labels.split(',').filter_map(|pair| pair.split_once('=')).map(|(label, _)| label.to_owned());
+            families.get_mut(name).unwrap().1.extend(labels.filter(|label| label != "le"));
+        }
+    }
+    families.into_iter().map(|(name, (kind, labels))| (name, kind, labels)).collect()
+}
+
+#[test]
+fn the_documented_table_is_what_is_exported() {
+    let metrics = full();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+    let page = std::fs::read_to_string(file).unwrap();
+    let (_, rest) = page.split_once("<!-- table:begin -->\n").unwrap();
+    let (table, _) = rest.split_once("<!-- table:end -->").unwrap();
+    let mut documented = BTreeSet::new();
+    for row in table.lines().skip(2) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, kind, labels, meaning] = cells[..] else { panic!("four cells: {row}") };
+        assert!(!meaning.is_empty(), "{row}");
+        let word = |cell: &str| cell.trim().trim_matches('`').to_owned();
+        let labels = labels.split(',').map(word).filter(|label| !label.is_empty()).collect();
+        documented.insert((format!("brupop_controller_{}", word(name)), kind.to_owned(), labels));
+    }
+    assert_eq!(documented, exported(&metrics.text()), "what docs/metrics.md says, and what comes out");
+
+    // What comes out in this test is all that there is.
+    let registered = metrics.families.iter().map(|family| {
+        (family.name.clone(), family.kind.to_owned(), family.labels.iter().map(|l| (*l).to_owned()).collect())
+    });
+    assert_eq!(documented, registered.collect(), "what docs/metrics.md says, and what is registered");
+}
+
+#[test]
+fn names_and_texts_follow_the_conventions_of_prometheus() {
+    for family in Metrics::new().unwrap().families.iter() {
+        let name = &family.name;
+        assert_eq!(name.ends_with("_total"), family.kind == "counter", "{name}: only counters end in _total");
+        assert!(family.kind != "histogram" || name.ends_with("_seconds"), "{name}: a histogram names its unit");
+        assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{name}");
+        assert!(!family.help.is_empty() && !family.help.ends_with('.'), "{name}: {}", family.help);
+    }
+}
