@@ -49,15 +49,21 @@ macro_rules! texts {
 }
 
 texts! {
-    /// `latest`, a version, or a range of versions as [`semver::VersionReq`] reads it.
-    VersionRange = "^(latest|((=|>|>=|<|<=|~|\\^)? ?[0-9][0-9A-Za-z.*+-]*)(, ?(=|>|>=|<|<=|~|\\^)? ?[0-9][0-9A-Za-z.*+-]*)*)$", up to 256;
+    /// A version, or a range of versions as [`semver::VersionReq`] reads it.
+    VersionRange = format!("^{COMPARISONS}$"), up to 256;
+    /// `latest`, a version, or a range of versions.
+    VersionTarget = format!("^(latest|{COMPARISONS})$"), up to 256;
     /// The five fields of cron. What they mean is judged by who reads them.
-    TimeOfCron = "^[0-9A-Za-z*/,#L-]+( [0-9A-Za-z*/,#L?-]+){4}$", up to 128;
+    TimeOfCron = "^[0-9A-Za-z*/,#-]+( +[0-9A-Za-z*/,#?-]+){4}$", up to 128;
     /// The IANA name of a time zone. Whether there is such a zone is judged by who reads it.
     TimeZone = "^[A-Za-z][A-Za-z0-9+_-]*(/[A-Za-z0-9+_-]+){0,2}$", up to 64;
     /// A day of the calendar.
     Date = "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$", up to 10;
 }
+
+/// Comparisons with versions, of which the later parts may be left out. What they mean is judged by who reads them.
+const COMPARISONS: &str =
+    "(((=|>|>=|<|<=|~|\\^) *)?[0-9][0-9A-Za-z.*+-]*)( *, *((=|>|>=|<|<=|~|\\^) *)?[0-9][0-9A-Za-z.*+-]*)*";
 
 /// semver.org's own expression, without capture groups, and with numbers that fit 64 bits.
 const VERSION: &str = "^(0|[1-9][0-9]{0,17})\\.(0|[1-9][0-9]{0,17})\\.(0|[1-9][0-9]{0,17})\

@@ -3,9 +3,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::selector::null_is_empty;
 use super::{CountOrPercent, NodeSelector};
 use crate::duration::Duration;
-use crate::schema::{Date, TimeOfCron, TimeZone, VersionRange};
+use crate::schema::{Date, TimeOfCron, TimeZone, VersionRange, VersionTarget};
 
 /// Which versions nodes become, and how hosts look for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -15,7 +16,7 @@ pub struct VersionPolicy {
     /// `1.20.5`, or a range such as `>=1.20.0, <1.21.0` (the highest version in it that the host offers). An exact version
     /// or a range may also lead down. Both are put into the host's own setting `updates.version-lock`. Default latest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<VersionRange>")]
+    #[schemars(with = "Option<VersionTarget>")]
     pub target: Option<String>,
     /// How long a version has to be known before a node takes it, counted from when several nodes were first offered it.
     /// Default 0s.
@@ -38,10 +39,11 @@ pub struct VersionPolicy {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MaintenanceWindow {
-    /// When it opens, as five fields of cron (minute, hour, day of month, month, day of week), such as `0 2 * * 1-5`.
+    /// When it opens, as five fields of cron (minute, hour, day of month, month, day of week), such as `0 2 * * 1-5`. Sunday
+    /// is 0 or 7; names such as `MON` and `JAN` are known.
     #[schemars(with = "TimeOfCron")]
     pub cron: String,
-    /// How long it stays open. Counted in hours that pass, also where clocks are changed meanwhile.
+    /// How long it stays open, up to 31 days (`744h`). Counted in hours that pass, also where clocks are changed meanwhile.
     pub duration: Duration,
     /// The time zone of `cron`, by its IANA name, such as `Europe/Berlin`. Default UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,7 +79,8 @@ pub struct SchedulePolicy {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub windows: Vec<MaintenanceWindow>,
-    /// How long before its window closes a node is no longer started. Default 0s. What has started is finished.
+    /// How long before its window closes, or a blackout begins, a node is no longer started; shorter than every window.
+    /// Default 0s. What has started is finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_starting_before: Option<Duration>,
     /// Days on which nothing starts.
@@ -276,6 +279,8 @@ pub struct NodeGroup {
     #[schemars(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
     /// Its nodes. A node belongs to the first group that matches.
+    #[serde(deserialize_with = "null_is_empty")]
+    #[schemars(extend("nullable" = true))]
     pub selector: NodeSelector,
     /// How many of its nodes may be out of service because of updates, besides the limit for all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -3,7 +3,16 @@
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Reads null as what is empty: server-side apply of `{}` leaves it, where the same manager had more there before.
+pub(super) fn null_is_empty<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
 
 /// How a label is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -42,7 +51,7 @@ pub struct LabelRequirement {
 #[serde(rename_all = "camelCase")]
 pub struct NodeSelector {
     /// Labels and their values.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "null_is_empty", skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(with = "Labels")]
     pub match_labels: BTreeMap<String, String>,
     /// Comparisons.
@@ -66,6 +75,7 @@ impl JsonSchema for Labels {
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
             "type": "object",
+            "nullable": true,
             "maxProperties": 16,
             "additionalProperties": {"type": "string", "maxLength": 63},
         })
@@ -100,6 +110,7 @@ mod tests {
             [("zone", "a"), ("tier", "web")].map(|(k, v)| (k.into(), v.into())).into();
         for (selector, matches) in [
             (r#"{}"#, true),
+            (r#"{"matchLabels": null}"#, true),
             (r#"{"matchLabels": {"zone": "a"}}"#, true),
             (r#"{"matchLabels": {"zone": "b"}}"#, false),
             (r#"{"matchLabels": {"zone": "a", "tier": "db"}}"#, false),

@@ -2,6 +2,8 @@
 //! pods are admitted, its rules refuse what they are there to refuse, and its rights reach as far as they have to and no
 //! further.
 
+mod policy;
+
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,7 +16,6 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use models::names::{AGENT_NAMESPACE, INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
-use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use serde_json::{Value, json};
 
@@ -26,8 +27,10 @@ async fn the_manifests_hold_on_a_real_api_server() -> anyhow::Result<()> {
     installing_again_changes_nothing(&control_plane).await?;
     pods_are_admitted(client.clone()).await?;
     rules_of_the_shadow_hold(client.clone()).await?;
-    rules_of_the_policy_hold(client.clone()).await?;
-    emptied_objects_survive_server_side_apply(client.clone()).await?;
+    policy::the_schema_refuses_what_it_can(client.clone()).await?;
+    policy::what_is_not_in_the_schema_is_left_out(client.clone()).await?;
+    policy::emptied_parts_survive_server_side_apply(&control_plane).await?;
+    emptied_parts_of_the_shadow_survive_server_side_apply(client.clone()).await?;
     rights_reach_as_far_as_they_have_to(client.clone()).await?;
     columns_are_printed(&control_plane).await?;
     control_plane.stop().await
@@ -118,36 +121,9 @@ async fn rules_of_the_shadow_hold(client: Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn rules_of_the_policy_hold(client: Client) -> anyhow::Result<()> {
-    const BUDGET: Option<&str> = Some("write a count from 1 to 10000, or a percentage from 1% to 100%");
-    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client, SYSTEM_NAMESPACE);
-    for (name, spec, refusal) in [
-        ("other", json!({"enabled": true}), Some("named default")),
-        ("default", json!({"maxUnavailable": 0}), BUDGET),
-        ("default", json!({"maxUnavailable": "0%"}), BUDGET),
-        ("default", json!({"maxUnavailable": "101%"}), BUDGET),
-        ("default", json!({"maxUnavailable": "3"}), BUDGET),
-        ("default", json!({"maxUnavailable": 10_001}), BUDGET),
-        ("default", json!({"maxUnavailable": "9999%9999%"}), Some("Too long")),
-        ("default", json!({"maxUnavailable": "100%"}), None),
-        ("default", json!({"maxUnavailable": "7%"}), None),
-        ("default", json!({"maxUnavailable": 7}), None),
-        ("default", json!({"failurePolicy": {"maxFailures": 0}}), Some("greater than or equal to 1")),
-        ("default", json!({"drain": {"timeout": "5d"}}), Some("should match")),
-        ("default", json!({"drain": {"timeout": "1h30m"}}), None),
-        ("default", json!({"drain": {"atDeadline": "Explode"}}), Some("Unsupported value")),
-        ("default", json!({"maxUnavalable": 1}), Some("field not declared in schema")),
-    ] {
-        let object = policy(name, &spec);
-        let result = operators.patch(name, &ours().dry_run().force(), &Patch::Apply(&object)).await;
-        expect(&format!("{name} {spec}"), result, refusal)?;
-    }
-    Ok(())
-}
-
 /// Server-side apply of `{}` over fields that the same manager had applied leaves null, which is not to be refused.
-async fn emptied_objects_survive_server_side_apply(client: Client) -> anyhow::Result<()> {
-    let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+async fn emptied_parts_of_the_shadow_survive_server_side_apply(client: Client) -> anyhow::Result<()> {
+    let shadows: Api<BottlerocketShadow> = Api::namespaced(client, SYSTEM_NAMESPACE);
     for host in [json!({"refreshInterval": "1h"}), json!({})] {
         let object = shadow("brs-n2", &json!({"spec": {"state": "Idle", "attempt": 0, "host": host}}));
         shadows.patch("brs-n2", &ours(), &Patch::Apply(&object)).await?;
@@ -156,14 +132,6 @@ async fn emptied_objects_survive_server_side_apply(client: Client) -> anyhow::Re
         let object = shadow("brs-n2", &json!({"status": status}));
         shadows.patch_status("brs-n2", &ours(), &Patch::Apply(&object)).await?;
     }
-
-    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client, SYSTEM_NAMESPACE);
-    let before = operators.get("default").await?.spec;
-    for spec in [json!({"deadlines": {"stage": "5m"}}), json!({"deadlines": {}}), json!({})] {
-        let object = policy("default", &spec);
-        operators.patch("default", &ours(), &Patch::Apply(&object)).await?;
-    }
-    assert_eq!(operators.get("default").await?.spec, before);
     Ok(())
 }
 
@@ -245,13 +213,6 @@ fn shadow(name: &str, half: &Value) -> Value {
         object.extend(half.clone());
     }
     object
-}
-
-fn policy(name: &str, spec: &Value) -> Value {
-    json!({
-        "apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator", "metadata": {"name": name},
-        "spec": spec,
-    })
 }
 
 fn ours() -> PatchParams {
