@@ -94,6 +94,11 @@ pub(crate) fn is_armed(host: &Host) -> bool {
 pub(crate) async fn blocked_drain(scene: &Scene) -> anyhow::Result<String> {
     scene.shop_with(2 * scene.bed.members.len(), json!({"maxUnavailable": 0})).await?;
     scene.install().await?;
+    release_into_a_blocked_drain(scene).await
+}
+
+/// The same where the workload and the operator are there already.
+pub(crate) async fn release_into_a_blocked_drain(scene: &Scene) -> anyhow::Result<String> {
     scene.release();
     let world = scene.until("a drain is blocked by the budget", |world| blocked_node(world).is_some()).await?;
     blocked_node(&world).context("just seen")
