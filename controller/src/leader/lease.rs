@@ -216,6 +216,9 @@ pub fn campaign(
                 }
                 Ok(Ok(false)) if last.is_some() => return Err(LostLease),
                 Ok(Ok(false)) => {}
+                Ok(Err(kube::Error::Api(status))) if status.code == 409 && last.is_none() => {
+                    tracing::debug!("another candidate was faster");
+                }
                 Ok(Err(error)) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "the lease could not be written");
                 }

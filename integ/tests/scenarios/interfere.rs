@@ -71,7 +71,12 @@ pub(crate) async fn until_host(host: &Host, what: &str, mut seen: impl FnMut(&Ev
 
 /// Whether a host was asked to arm the staged image.
 pub(crate) fn is_activate(event: &Event) -> bool {
-    matches!(&event.kind, EventKind::Call { method, path, .. } if method == "POST" && path == "/actions/activate-update")
+    is_call(event, "/actions/activate-update")
+}
+
+/// Whether a host was asked for an action.
+pub(crate) fn is_call(event: &Event, action: &str) -> bool {
+    matches!(&event.kind, EventKind::Call { method, path, .. } if method == "POST" && path == action)
 }
 
 /// Lets a command end that was scripted to wait, and returns when it has.
