@@ -160,13 +160,30 @@ impl Driver {
             }
         }
         let deadline = Instant::now() + STOP_LIMIT;
-        while self.memory.values().any(|m| m.busy) {
-            match tokio::time::timeout_at(deadline, self.outcomes.1.recv()).await {
-                Ok(Some(outcome)) => self.ended(outcome),
-                _ => break,
+        while self.writing() {
+            let outcomes = &mut self.outcomes.1;
+            let done = &mut self.done.1;
+            let end = async {
+                tokio::select! {
+                    outcome = outcomes.recv() => (outcome, None),
+                    done = done.recv() => (None, done),
+                }
+            };
+            match tokio::time::timeout_at(deadline, end).await {
+                Ok((Some(outcome), _)) => self.ended(outcome),
+                Ok((_, Some(done))) => self.written(done),
+                Ok((None, None)) | Err(_) => break,
             }
         }
         if self.handing_over && !*stop.borrow() { End::HandedOver } else { End::Stopped }
+    }
+
+    /// Whether anything of ours is under way.
+    fn writing(&self) -> bool {
+        self.memory.values().any(|m| m.busy)
+            || self.operator_busy
+            || self.shadow_changes.values().any(Option::is_none)
+            || self.labelling.under_way()
     }
 
     /// One turn: view, plan, lint, apply. Returns when to turn again if nothing changes.
@@ -431,9 +448,8 @@ mod tests {
         cache
     }
 
-    /// An action failed, then the shadow went (its node has lost the label, or was made anew without it).
-    #[tokio::test]
-    async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
+    /// A driver of a leader with nothing to do, and the cache of its nodes.
+    fn driver() -> (Driver, Cache<NodeFacts>) {
         let (service, _handle) =
             tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
         let client = kube::Client::new(service, "default");
@@ -452,8 +468,24 @@ mod tests {
         );
         let peers = Peers { identity: "me".into(), pods: cache(&changed) };
         let expressions = Expressions::start(changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
-        let mut driver =
-            Driver::new(applier, cache(&changed), peers, expressions, changed, None, jiff::Timestamp::now());
+        (Driver::new(applier, cache(&changed), peers, expressions, changed, None, crate::clock::now()), nodes)
+    }
+
+    #[tokio::test]
+    async fn a_leader_that_hands_over_ends_its_work_and_one_that_is_stopped_meanwhile_stops() {
+        for (stopped, end) in [(false, End::HandedOver), (true, End::Stopped)] {
+            let (mut driver, _) = driver();
+            let (_stop, stop) = watch::channel(stopped);
+            driver.hand_over();
+            let ended = tokio::time::timeout(Duration::from_secs(60), driver.run(stop)).await;
+            assert_eq!(ended, Ok(end));
+        }
+    }
+
+    /// An action failed, then the shadow went (its node has lost the label, or was made anew without it).
+    #[tokio::test]
+    async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
+        let (mut driver, nodes) = driver();
         nodes.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(
             serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}),
         )

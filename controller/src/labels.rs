@@ -63,6 +63,11 @@ impl Labelling {
         one.failures = one.failures.saturating_add(1);
     }
 
+    /// Whether any node is being labelled.
+    pub fn under_way(&self) -> bool {
+        self.0.values().any(|one| one.under_way)
+    }
+
     /// When the next one that failed is to be tried again.
     pub fn wake(&self) -> Option<Instant> {
         self.0.values().filter_map(|one| one.again).min()

@@ -155,6 +155,20 @@ impl Campaign {
         lease.spec = Some(spec);
         self.api.replace(&self.name, &PostParams::default(), &lease).await.map(|_| ())
     }
+
+    /// Releases the lease, or leaves it to run out by itself.
+    async fn give_back(&mut self) {
+        match tokio::time::timeout(self.parameters.renew_deadline, self.release()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "the lease could not be released; it runs out by itself");
+            }
+            Err(_) => {
+                tracing::warn!("the API server did not answer to the release of the lease; it runs out by itself");
+            }
+        }
+    }
 }
 
 /// Ends when the lease is seen released.
@@ -202,6 +216,9 @@ pub fn campaign(
                 }
                 Ok(Ok(false)) if last.is_some() => return Err(LostLease),
                 Ok(Ok(false)) => {}
+                Ok(Err(kube::Error::Api(status))) if status.code == 409 && last.is_none() => {
+                    tracing::debug!("another candidate was faster");
+                }
                 Ok(Err(error)) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "the lease could not be written");
                 }
@@ -213,20 +230,15 @@ pub fn campaign(
             if last.is_some() {
                 releases = None;
             }
-            tokio::select! {
-                () = tokio::time::sleep(parameters.retry_period) => {}
-                () = released(&mut releases) => {}
-                _ = stop.wait_for(|stop| *stop) => {
-                    *renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                    match tokio::time::timeout(parameters.renew_deadline, campaign.release()).await {
-                        Ok(Ok(())) => {}
-                        Ok(Err(error)) => {
-                            tracing::warn!(error = &error as &dyn std::error::Error, "the lease could not be released; it runs out by itself");
-                        }
-                        Err(_) => tracing::warn!("the API server did not answer to the release of the lease; it runs out by itself"),
-                    }
-                    return Ok(());
-                }
+            let stopped = tokio::select! {
+                () = tokio::time::sleep(parameters.retry_period) => false,
+                () = released(&mut releases) => false,
+                _ = stop.wait_for(|stop| *stop) => true,
+            };
+            if stopped {
+                *renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                campaign.give_back().await;
+                return Ok(());
             }
         }
     };

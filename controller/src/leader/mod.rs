@@ -7,6 +7,8 @@ mod date;
 mod election;
 mod lease;
 mod standby;
+#[cfg(test)]
+mod tests;
 
 pub use date::dated;
 pub use election::{Next, Observed, Parameters, Record, next};

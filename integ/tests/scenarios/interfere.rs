@@ -71,7 +71,12 @@ pub(crate) async fn until_host(host: &Host, what: &str, mut seen: impl FnMut(&Ev
 
 /// Whether a host was asked to arm the staged image.
 pub(crate) fn is_activate(event: &Event) -> bool {
-    matches!(&event.kind, EventKind::Call { method, path, .. } if method == "POST" && path == "/actions/activate-update")
+    is_call(event, "/actions/activate-update")
+}
+
+/// Whether a host was asked for an action.
+pub(crate) fn is_call(event: &Event, action: &str) -> bool {
+    matches!(&event.kind, EventKind::Call { method, path, .. } if method == "POST" && path == action)
 }
 
 /// Lets a command end that was scripted to wait, and returns when it has.
@@ -94,6 +99,11 @@ pub(crate) fn is_armed(host: &Host) -> bool {
 pub(crate) async fn blocked_drain(scene: &Scene) -> anyhow::Result<String> {
     scene.shop_with(2 * scene.bed.members.len(), json!({"maxUnavailable": 0})).await?;
     scene.install().await?;
+    release_into_a_blocked_drain(scene).await
+}
+
+/// The same where the workload and the operator are there already.
+pub(crate) async fn release_into_a_blocked_drain(scene: &Scene) -> anyhow::Result<String> {
     scene.release();
     let world = scene.until("a drain is blocked by the budget", |world| blocked_node(world).is_some()).await?;
     blocked_node(&world).context("just seen")

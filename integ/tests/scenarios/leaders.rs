@@ -8,20 +8,24 @@ use futures::StreamExt as _;
 use integ::bed::BedOptions;
 use integ::host::{Command, Fault, Host, Worker};
 use integ::kubelet::PodProcess;
-use integ::oracle::Shadow;
+use integ::oracle::{Shadow, World};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::{WatchEvent, WatchParams};
+use kube::api::{PostParams, WatchEvent, WatchParams};
 use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
 use models::shadow::Step;
 use nix::sys::signal::Signal;
 use rand::Rng as _;
 use semver::Version;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 
 use crate::crashes::{PATIENCE, after_changes};
-use crate::interfere::{blocked_drain, finish_command, poll, signal, unblock};
-use crate::support::{NEW, Scene, nodes, run, step_of};
+use crate::interfere::{blocked_drain, finish_command, poll, release_into_a_blocked_drain, signal, unblock};
+use crate::support::{NEW, Scene, nodes, run, shadow_of, step_of};
 
 /// Options for so many nodes with two controllers.
 fn two_controllers(count: usize) -> BedOptions {
@@ -158,24 +162,32 @@ async fn until_ended(scene: &Scene, process: &PodProcess) -> anyhow::Result<()> 
     .await
 }
 
+/// Who held the Lease, one after the other, each with the revision from which on. Nobody has no name.
+type Holders = Arc<Mutex<Vec<(u64, String)>>>;
+
+/// Writes down who holds the Lease, until the task is aborted.
+async fn watch_holders(scene: &Scene, holders: Holders) -> anyhow::Result<JoinHandle<()>> {
+    let leases: Api<Lease> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+    let params = WatchParams::default().fields(&format!("metadata.name={CONTROLLER}")).disable_bookmarks();
+    let mut events = leases.watch(&params, "0").await?.boxed();
+    Ok(tokio::spawn(async move {
+        while let Some(Ok(WatchEvent::Added(lease) | WatchEvent::Modified(lease))) = events.next().await {
+            let revision = lease.metadata.resource_version.and_then(|version| version.parse().ok()).unwrap_or_default();
+            let holder = lease.spec.and_then(|s| s.holder_identity).unwrap_or_default();
+            let mut holders = holders.lock().unwrap_or_else(PoisonError::into_inner);
+            if holders.last().is_none_or(|(_, last)| *last != holder) {
+                holders.push((revision, holder));
+            }
+        }
+    }))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_is_deleted_gives_the_lease_back_and_the_other_goes_on() -> anyhow::Result<()> {
-    let holders = Arc::new(Mutex::new(Vec::new()));
+    let holders = Holders::default();
     let ending = run(two_controllers(2), async |scene| {
         blocked_drain(scene).await?;
-        let leases: Api<Lease> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
-        let params = WatchParams::default().fields(&format!("metadata.name={CONTROLLER}")).disable_bookmarks();
-        let mut events = leases.watch(&params, "0").await?.boxed();
-        let seen = holders.clone();
-        let watching = tokio::spawn(async move {
-            while let Some(Ok(WatchEvent::Added(lease) | WatchEvent::Modified(lease))) = events.next().await {
-                let holder = lease.spec.and_then(|s| s.holder_identity).unwrap_or_default();
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-                if seen.last() != Some(&holder) {
-                    seen.push(holder);
-                }
-            }
-        });
+        let watching = watch_holders(scene, holders.clone()).await?;
         let old = leader(scene).await?;
         scene
             .kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "pod", &old.pod, "--wait=false", "--ignore-not-found"])
@@ -188,9 +200,143 @@ async fn a_leader_that_is_deleted_gives_the_lease_back_and_the_other_goes_on() -
     })
     .await?;
     let holders = holders.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let given_back = holders.windows(3).any(|w| !w[0].is_empty() && w[1].is_empty() && !w[2].is_empty());
+    let given_back = holders.windows(3).any(|w| !w[0].1.is_empty() && w[1].1.is_empty() && !w[2].1.is_empty());
     assert!(given_back, "the lease was given back and not waited for: {holders:?}");
     assert_eq!(ending.history.attempts().iter().filter(|a| a.updated()).count(), 2);
     assert_eq!(ending.verdict.stats.reboots, 2);
+    Ok(())
+}
+
+/// The node that a pod of the operator runs on.
+fn node_of(world: &World, pod: &str) -> Option<String> {
+    world.pods.get(&(SYSTEM_NAMESPACE.to_owned(), pod.to_owned()))?.node.clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leader_hands_over_before_its_own_node_is_drained() -> anyhow::Result<()> {
+    let holders = Holders::default();
+    let ending = run(two_controllers(3), async |scene| {
+        scene.install().await?;
+        leader(scene).await?;
+        let watching = watch_holders(scene, holders.clone()).await?;
+        scene.release();
+        scene.updated().await?;
+        watching.abort();
+        Ok(())
+    })
+    .await?;
+    assert_eq!(ending.verdict.stats.reboots, 3);
+    let holders = holders.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let (mut first_drains, mut leaders_drained): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+    ending.history.replay(|change, _, world| {
+        let led_by = holders.iter().rev().find(|(revision, _)| *revision <= change.revision);
+        for node in world.nodes.keys().filter(|node| step_of(world, node) == Some(Step::Draining)) {
+            if first_drains.contains(node) {
+                continue;
+            }
+            first_drains.push(node.clone());
+            if led_by.and_then(|(_, pod)| node_of(world, pod)).as_ref() == Some(node) {
+                leaders_drained.push(node.clone());
+            }
+        }
+    });
+    assert_eq!(first_drains.len(), 3);
+    assert_eq!(leaders_drained, Vec::<String>::new(), "drained under a leader that ran there: {holders:?}");
+    let given_back = holders.windows(3).any(|w| !w[0].1.is_empty() && w[1].1.is_empty() && w[2].1 != w[0].1);
+    assert!(given_back, "the lease was given back and not waited for: {holders:?}");
+    Ok(())
+}
+
+/// How far a clock is off that is hours off.
+const SKEW: i32 = 5 * 3600;
+
+/// Has the controllers started anew on machines whose clocks are wrong by so many seconds, and returns when they are at
+/// work and the earlier ones have gone.
+async fn wrong_by(scene: &Scene, seconds: i32) -> anyhow::Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+    let mut deployment = deployments.get(CONTROLLER).await?;
+    let container = deployment.spec.template.spec.as_mut().map(|s| &mut s.containers[0]);
+    let args = container.context("a controller without a container")?.args.get_or_insert_default();
+    args.retain(|arg| !arg.starts_with("--clock-skew"));
+    args.push(format!("--clock-skew={seconds}"));
+    deployment.metadata.managed_fields = None;
+    deployments.replace(CONTROLLER, &PostParams::default(), &deployment).await?;
+    scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=90s"]).await?;
+    let skewed = format!("clock-skew={seconds}");
+    let pods: Api<Pod> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+    poll("a controller with a wrong clock leads", async || {
+        let now = leader(scene).await?;
+        let pod = pods.get_opt(&now.pod).await?.and_then(|pod| pod.spec);
+        Ok(pod.filter(|spec| spec.containers[0].args.iter().flatten().any(|arg| arg.ends_with(&skewed))))
+    })
+    .await?;
+    scene.renewals(2).await
+}
+
+/// What a scenario says of times: every one that the operator has written is one at which the scenario ran.
+async fn times_are_the_servers(scene: &Scene, began: Timestamp) -> anyhow::Result<usize> {
+    let mut times = Vec::new();
+    for (namespace, kind) in [
+        (SYSTEM_NAMESPACE, "bottlerocketshadows"),
+        (SYSTEM_NAMESPACE, "bottlerocketupdateoperators"),
+        (SYSTEM_NAMESPACE, "leases"),
+        ("default", "events.events.k8s.io"),
+    ] {
+        let list: Value = serde_json::from_str(&scene.kubectl(&["-n", namespace, "get", kind, "-o", "json"]).await?)?;
+        for item in list["items"].as_array().into_iter().flatten() {
+            let others = kind.starts_with("events") && item["reportingController"] != CONTROLLER;
+            if !others {
+                collect_times(item, kind, &mut times);
+            }
+        }
+    }
+    let now = Timestamp::now();
+    let near = SignedDuration::from_secs(3);
+    for (path, time) in &times {
+        anyhow::ensure!(began - near <= *time && *time <= now + near, "{path} = {time}, not in {began}..{now}");
+    }
+    Ok(times.len())
+}
+
+/// Every time in an object, with its path. What the server sets itself is none of the operator's.
+fn collect_times(value: &Value, path: &str, times: &mut Vec<(String, Timestamp)>) {
+    match value {
+        Value::String(text) => times.extend(text.parse().ok().map(|time| (path.to_owned(), time))),
+        Value::Array(items) => items.iter().for_each(|item| collect_times(item, path, times)),
+        Value::Object(fields) => {
+            for (key, value) in fields.iter().filter(|(key, _)| *key != "metadata") {
+                collect_times(value, &format!("{path}.{key}"), times);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_whose_clock_is_hours_off_does_no_harm() -> anyhow::Result<()> {
+    let began = Timestamp::now();
+    let ending = run(two_controllers(2), async |scene| {
+        scene.shop_with(4, json!({"maxUnavailable": 0})).await?;
+        scene.install().await?;
+        wrong_by(scene, -SKEW).await?;
+        let node = release_into_a_blocked_drain(scene).await?;
+        let before =
+            shadow_of(&scene.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
+        times_are_the_servers(scene, began).await?;
+        // To this one the drain of the one before began ten hours ago.
+        wrong_by(scene, SKEW).await?;
+        let after =
+            shadow_of(&scene.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
+        anyhow::ensure!(before.is_some() && before == after, "the drain goes on: {before:?} {after:?}");
+        unblock(scene).await?;
+        scene.updated().await?;
+        let seen = times_are_the_servers(scene, began).await?;
+        // A start and an end of each attempt at least, and an Event of each.
+        anyhow::ensure!(seen > 8, "only {seen} times");
+        Ok(())
+    })
+    .await?;
+    let attempts = ending.history.attempts();
+    assert!(attempts.len() == 2 && attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
     Ok(())
 }

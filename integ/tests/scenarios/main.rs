@@ -9,6 +9,7 @@ mod crashes;
 mod failures;
 mod interfere;
 mod kubectl;
+mod labels;
 mod leaders;
 mod nodes;
 mod policy;

@@ -1,0 +1,186 @@
+//! Campaigns against a server that keeps one Lease.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use http::{Method, Request, Response};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::{Leadership, LostLease, Parameters, campaign};
+
+/// A server with one Lease. What it is asked stands in a log, with the holder that a write names.
+#[derive(Clone)]
+struct Server {
+    state: Arc<Mutex<State>>,
+    changed: watch::Sender<usize>,
+}
+
+type Look = Box<dyn Fn(&str) + Send>;
+
+#[derive(Default)]
+struct State {
+    lease: Option<Value>,
+    version: u64,
+    log: Vec<String>,
+    /// Called at each write, before it is answered.
+    at_write: Option<Look>,
+}
+
+fn status(code: u16, reason: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason})
+}
+
+impl State {
+    fn put(&mut self, mut lease: Value) -> Value {
+        self.version += 1;
+        lease["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.lease = Some(lease.clone());
+        lease
+    }
+
+    fn answer(&mut self, method: &Method, body: Value) -> (u16, Value) {
+        let holder = body["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
+        self.log.push(format!("{method} {holder}").trim_end().to_owned());
+        if *method == Method::GET {
+            return self.lease.clone().map_or_else(|| (404, status(404, "NotFound")), |lease| (200, lease));
+        }
+        if let Some(look) = &self.at_write {
+            look(&holder);
+        }
+        let current = self.lease.as_ref().map(|lease| lease["metadata"]["resourceVersion"].clone());
+        match current {
+            None if *method == Method::POST => (201, self.put(body)),
+            Some(version) if *method == Method::PUT && version == body["metadata"]["resourceVersion"] => {
+                (200, self.put(body))
+            }
+            _ => (409, status(409, "Conflict")),
+        }
+    }
+}
+
+impl Server {
+    fn start() -> (Self, Api<Lease>) {
+        let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let server = Self { state: Arc::default(), changed: watch::channel(0).0 };
+        let (state, changed) = (server.state.clone(), server.changed.clone());
+        tokio::spawn(async move {
+            let mut watches = Vec::new();
+            while let Some((request, reply)) = handle.next_request().await {
+                let (parts, body) = request.into_parts();
+                if parts.uri.path().ends_with("/leases") && parts.method == Method::GET {
+                    // Lists and watches: what they would tell is found out by looking, too.
+                    watches.push(reply);
+                    continue;
+                }
+                let body = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or(Value::Null);
+                let (code, answer) = state.lock().unwrap().answer(&parts.method, body);
+                let answer = Body::from(answer.to_string().into_bytes());
+                reply.send_response(Response::builder().status(code).body(answer).unwrap());
+                changed.send_modify(|n| *n += 1);
+            }
+        });
+        (server, Api::namespaced(kube::Client::new(service, "default"), "n"))
+    }
+
+    /// Somebody else writes the Lease.
+    fn held_by(&self, holder: &str) {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l", "namespace": "n"},
+            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15},
+        });
+        self.state.lock().unwrap().put(lease);
+    }
+
+    fn holder(&self) -> Option<String> {
+        let state = self.state.lock().unwrap();
+        state.lease.as_ref().map(|lease| lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
+    }
+
+    fn count(&self, what: &str) -> usize {
+        self.state.lock().unwrap().log.iter().filter(|line| *line == what).count()
+    }
+
+    /// Waits until it has been asked this so often.
+    async fn asked(&self, what: &str, times: usize) {
+        let mut changes = self.changed.subscribe();
+        let wait = changes.wait_for(|_| self.count(what) >= times);
+        tokio::time::timeout(Duration::from_secs(60), wait).await.expect(what).unwrap();
+    }
+}
+
+struct Candidate {
+    leadership: Leadership,
+    stop: watch::Sender<bool>,
+    end: tokio::task::JoinHandle<Result<(), LostLease>>,
+}
+
+fn stand(api: &Api<Lease>, after: Option<Instant>) -> Candidate {
+    let (stop, stopped) = watch::channel(false);
+    let parameters = Parameters { retry_period: Duration::from_millis(2), ..Parameters::default() };
+    let (leadership, run) = campaign(api.clone(), "l".into(), "a".into(), parameters, after, stopped);
+    Candidate { leadership, stop, end: tokio::spawn(run) }
+}
+
+impl Candidate {
+    async fn leads(&self) {
+        let mut leads = self.leadership.leads();
+        tokio::time::timeout(Duration::from_secs(60), leads.wait_for(|leads| *leads)).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_leader_gives_the_lease_back_only_when_it_leads_no_more() {
+    let (server, api) = Server::start();
+    let candidate = stand(&api, None);
+    candidate.leads().await;
+    assert!(candidate.leadership.check().is_ok());
+    server.asked("PUT a", 3).await;
+    let (seen, leadership) = (Arc::new(Mutex::new(Vec::new())), candidate.leadership.clone());
+    let log = seen.clone();
+    server.state.lock().unwrap().at_write = Some(Box::new(move |holder| {
+        if holder.is_empty() {
+            log.lock().unwrap().push(leadership.check().is_ok());
+        }
+    }));
+    candidate.stop.send_replace(true);
+    candidate.end.await.unwrap().unwrap();
+    assert_eq!(server.holder().as_deref(), Some(""));
+    assert_eq!(*seen.lock().unwrap(), [false], "whether it led when the release came in");
+}
+
+#[tokio::test]
+async fn who_handed_over_leaves_the_lease_to_others_and_is_a_candidate_as_ever_once_somebody_took_it() {
+    let (server, api) = Server::start();
+    server.held_by("");
+    let candidate = stand(&api, Some(Instant::now() + Duration::from_secs(3600)));
+    server.asked("GET", 20).await;
+    assert_eq!((server.count("PUT a"), server.holder().as_deref()), (0, Some("")));
+    server.held_by("b");
+    server.asked("GET", server.count("GET") + 2).await;
+    assert_eq!(server.count("PUT a"), 0);
+    server.held_by("");
+    candidate.leads().await;
+    assert_eq!(server.holder().as_deref(), Some("a"));
+}
+
+#[tokio::test]
+async fn who_handed_over_leads_again_if_nobody_took_the_lease_in_time() {
+    let (server, api) = Server::start();
+    server.held_by("");
+    stand(&api, Some(Instant::now())).leads().await;
+    assert_eq!(server.holder().as_deref(), Some("a"));
+}
+
+#[tokio::test]
+async fn a_leader_whose_lease_somebody_took_ends_at_once_with_an_error() {
+    let (server, api) = Server::start();
+    let candidate = stand(&api, None);
+    candidate.leads().await;
+    server.held_by("b");
+    assert!(candidate.end.await.unwrap().is_err());
+    assert_eq!(server.holder().as_deref(), Some("b"), "and takes nothing back");
+}

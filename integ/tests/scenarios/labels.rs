@@ -1,0 +1,274 @@
+//! The label that puts a node under the operator: set by the operator itself where policy wants that, and taken away in
+//! every state of an update.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use integ::bed::BedOptions;
+use integ::host::{Command, EventKind, Fault, Worker};
+use integ::oracle::{Attempt, Field, World};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, LABEL_MANAGER};
+use models::shadow::Step;
+use semver::Version;
+use serde_json::json;
+
+use crate::interfere::{
+    finish_command, is_activate, is_armed, is_call, release_into_a_blocked_drain, unblock, until_host, withdraw,
+};
+use crate::support::{LIMIT, NEW, OLD, Scene, nodes, run, shadow_of, step_of};
+
+fn label() -> Field {
+    Field::Label(INTERFACE_LABEL.to_owned())
+}
+
+/// The value of the label on a node.
+fn labelled<'a>(world: &'a World, node: &str) -> Option<&'a str> {
+    world.nodes.get(node)?.fields.get(&label()).map(String::as_str)
+}
+
+/// What the manager of the label owns on a node.
+fn owned(world: &World, node: &str) -> BTreeSet<Field> {
+    let owners = world.nodes.get(node).map(|node| node.owners.clone()).unwrap_or_default();
+    owners.into_iter().filter(|(_, managers)| managers.contains(LABEL_MANAGER)).map(|(field, _)| field).collect()
+}
+
+/// Whether a node runs [`NEW`] and has nothing of ours on it.
+fn is_updated(world: &World, node: &str) -> bool {
+    !world.nodes[node].claimed()
+        && shadow_of(world, node)
+            .is_some_and(|shadow| shadow.status.agent.current_version == Some(NEW) && shadow.step().is_none())
+}
+
+/// A node with another operating system, whose kubelet is not ours to run.
+async fn other_system(scene: &Scene, name: &str) -> anyhow::Result<()> {
+    let api: Api<Node> = Api::all(scene.bed.client.clone());
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+    api.create(&PostParams::default(), &serde_json::from_value(node)?).await?;
+    let info = json!({
+        "osImage": "Debian GNU/Linux 12 (bookworm)", "bootID": "boot", "machineID": "id", "systemUUID": "id",
+        "architecture": "amd64", "operatingSystem": "linux", "kernelVersion": "6.1", "kubeletVersion": "v1.37.0",
+        "kubeProxyVersion": "", "containerRuntimeVersion": "containerd://2.1.5",
+    });
+    let patch = Patch::Merge(json!({"status": {"nodeInfo": info}}));
+    api.patch_status(name, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_run_bottlerocket_come_under_the_operator_by_themselves_unless_somebody_said_no()
+-> anyhow::Result<()> {
+    let mut options = BedOptions { labelled: false, ..nodes(3) };
+    options.policy["labelNodes"] = json!(true);
+    let no = format!("{INTERFACE_LABEL}=none");
+    let ending = run(options, async |scene| {
+        scene.kubectl(&["label", "node", "node-3", &no]).await?;
+        other_system(scene, "debian").await?;
+        scene.release();
+        scene.bed.install().await?;
+        let both = ["node-1", "node-2"];
+        let world = scene
+            .until("the two others are updated", |world| {
+                both.iter().all(|node| is_updated(world, node))
+                    && world.operator.as_ref().is_some_and(|operator| operator.status.slots.is_empty())
+            })
+            .await?;
+        for node in both {
+            assert_eq!(labelled(&world, node), Some(INTERFACE_VERSION));
+            assert_eq!(owned(&world, node), BTreeSet::from([label()]), "and nothing else");
+        }
+        assert_eq!((labelled(&world, "node-3"), labelled(&world, "debian")), (Some("none"), None));
+        assert!(owned(&world, "node-3").is_empty() && owned(&world, "debian").is_empty());
+        assert_eq!(world.shadows.len(), 2);
+
+        // Switched off, it removes nothing, and sets nothing again.
+        let seen = |world: &World| world.operator.as_ref().and_then(|operator| operator.status.observed_generation);
+        let before = seen(&world);
+        scene.policy(&json!({"labelNodes": false})).await?;
+        let world = scene.until("the change of policy is seen", |world| seen(world) > before).await?;
+        assert!(both.iter().all(|node| labelled(&world, node) == Some(INTERFACE_VERSION)));
+        scene.kubectl(&["label", "node", "node-1", &format!("{INTERFACE_LABEL}-")]).await?;
+        scene.until("its shadow goes", |world| shadow_of(world, "node-1").is_none()).await?;
+        scene.renewals(2).await?;
+        assert_eq!(labelled(&scene.bed.recorder.so_far()?.end(), "node-1"), None);
+
+        // Switched on, a removed label comes back; another value is how a node is left out.
+        scene.policy(&json!({"labelNodes": true})).await?;
+        scene.until("the label is back", |world| labelled(world, "node-1") == Some(INTERFACE_VERSION)).await?;
+        scene.until("so is its shadow", |world| shadow_of(world, "node-1").is_some()).await?;
+        scene.kubectl(&["label", "--overwrite", "node", "node-2", &no]).await?;
+        let world = scene.until("the shadow of the other goes", |world| shadow_of(world, "node-2").is_none()).await?;
+        assert_eq!(labelled(&world, "node-2"), Some("none"));
+        scene.renewals(2).await?;
+        let world = scene.bed.recorder.so_far()?.end();
+        assert_eq!((labelled(&world, "node-2"), owned(&world, "node-2")), (Some("none"), BTreeSet::new()));
+        Ok(())
+    })
+    .await?;
+    let attempts = ending.history.attempts();
+    assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    assert_eq!(ending.verdict.stats.reboots, 2);
+    Ok(())
+}
+
+/// How long after a go a node with a silent agent is given back: the go's life and the longest shutdown.
+const CERTAIN: Duration = Duration::from_secs(300);
+
+/// The node whose label comes and goes; another one is never under the operator.
+const NODE: &str = "node-1";
+
+/// Options of a bed in which no node has the label yet.
+fn unlabelled() -> BedOptions {
+    BedOptions { labelled: false, ..nodes(2) }
+}
+
+/// Gives the node its label and waits until its agent has reported.
+async fn join(scene: &Scene) -> anyhow::Result<()> {
+    scene.kubectl(&["label", "node", NODE, &format!("{INTERFACE_LABEL}={INTERFACE_VERSION}")]).await?;
+    scene
+        .until("the agent of the node has reported", |world| {
+            shadow_of(world, NODE).is_some_and(|shadow| {
+                let agent = &shadow.status.agent;
+                agent.boot_id.as_deref() == Some(world.nodes[NODE].boot_id.as_str()) && agent.updates.is_some()
+            })
+        })
+        .await?;
+    Ok(())
+}
+
+/// Takes the label away, and makes sure that the node was in this step then.
+async fn leave(scene: &Scene, step: Option<Step>) -> anyhow::Result<()> {
+    scene.kubectl(&["label", "node", NODE, &format!("{INTERFACE_LABEL}-")]).await?;
+    scene.until("the node has no label", |world| labelled(world, NODE).is_none()).await?;
+    let (mut had, mut at) = (false, None);
+    scene.bed.recorder.so_far()?.replay(|_, _, world| {
+        let has = labelled(world, NODE).is_some();
+        if had && !has {
+            at = Some(step_of(world, NODE));
+        }
+        had = has;
+    });
+    anyhow::ensure!(at == Some(step), "the label went in {at:?}, not in {step:?}");
+    Ok(())
+}
+
+/// Whether nothing of the operator is left of the node.
+fn has_left(world: &World) -> bool {
+    let agent = |pod: &integ::oracle::Pod| pod.name.starts_with("brupop-agent") && pod.node.as_deref() == Some(NODE);
+    world.shadows.is_empty()
+        && !world.nodes[NODE].claimed()
+        && world.operator.as_ref().is_some_and(|operator| operator.status.slots.is_empty())
+        && !world.pods.values().any(|pod| agent(pod))
+}
+
+/// Waits until nothing of the operator is left of the node.
+async fn left(scene: &Scene, limit: Duration) -> anyhow::Result<()> {
+    scene.bed.wait("nothing is left of the node", limit, |history| has_left(&history.end())).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_loses_its_label_before_it_has_a_go_is_given_back_and_loses_its_shadow() -> anyhow::Result<()> {
+    let ending = run(unlabelled(), async |scene| {
+        scene.shop_with(4, json!({"maxUnavailable": 0})).await?;
+        scene.bed.install().await?;
+        let host = &scene.bed.member(NODE)?.host;
+        join(scene).await?;
+        leave(scene, None).await?;
+        left(scene, LIMIT).await?;
+
+        host.script(Fault::command(Command::Prepare, Worker::Waits));
+        scene.release();
+        join(scene).await?;
+        scene.until_step(NODE, Step::Staging).await?;
+        until_host(host, "the host downloads", |event| is_call(event, "/actions/prepare-update")).await?;
+        leave(scene, Some(Step::Staging)).await?;
+        left(scene, LIMIT).await?;
+        finish_command(host).await?;
+
+        join(scene).await?;
+        release_into_a_blocked_drain(scene).await?;
+        leave(scene, Some(Step::Draining)).await?;
+        left(scene, LIMIT).await?;
+        anyhow::ensure!(host.snapshot().running_version == OLD && !is_armed(host), "the host is as it was");
+
+        unblock(scene).await?;
+        join(scene).await?;
+        scene.until("the node is updated after all", |world| is_updated(world, NODE)).await?;
+        Ok(())
+    })
+    .await?;
+    let results: Vec<_> = ending.history.attempts().into_iter().map(|attempt| attempt.updated()).collect();
+    assert_eq!(results.iter().filter(|updated| **updated).count(), 1, "{results:?}");
+    assert_eq!(ending.verdict.stats.reboots, 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_loses_its_label_after_its_go_ends_its_update_before_it_loses_its_shadow() -> anyhow::Result<()> {
+    const NEWER: Version = Version::new(1, 20, 6);
+    let mut options = unlabelled();
+    options.timings.boot = Duration::from_secs(3);
+    options.policy["health"]["after"]["soak"] = json!("5s");
+    let ending = run(options, async |scene| {
+        scene.bed.install().await?;
+        let host = &scene.bed.member(NODE)?.host;
+        join(scene).await?;
+        scene.release();
+        until_host(host, "the host goes down", |event| event.kind == EventKind::Down).await?;
+        leave(scene, Some(Step::Rebooting)).await?;
+        left(scene, LIMIT).await?;
+        anyhow::ensure!(host.snapshot().running_version == NEW, "the update that was under way is done");
+
+        join(scene).await?;
+        scene.bed.releases.publish(NEWER);
+        scene.until_step(NODE, Step::Monitoring).await?;
+        leave(scene, Some(Step::Monitoring)).await?;
+        left(scene, LIMIT).await?;
+        anyhow::ensure!(host.snapshot().running_version == NEWER && !is_armed(host));
+        Ok(())
+    })
+    .await?;
+    assert_eq!(ending.history.attempts().len(), 2);
+    assert_eq!(ending.verdict.stats.reboots, 2);
+    Ok(())
+}
+
+/// The label takes the agent's pod with it, so nobody is there to disarm the host.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_loses_its_label_while_its_host_arms_is_given_back_and_keeps_its_shadow_as_long_as_it_is_armed()
+-> anyhow::Result<()> {
+    let ending = run(unlabelled(), async |scene| {
+        scene.bed.install().await?;
+        let host = &scene.bed.member(NODE)?.host;
+        join(scene).await?;
+        host.script(Fault::command(Command::Activate, Worker::Waits));
+        scene.release();
+        until_host(host, "the host is asked to arm", is_activate).await?;
+        leave(scene, Some(Step::Rebooting)).await?;
+        withdraw(scene, NODE).await?;
+        finish_command(host).await?;
+        let boot = host.snapshot().boot_id;
+        scene
+            .bed
+            .wait("the node is given back", CERTAIN, |history| {
+                let world = history.end();
+                shadow_of(&world, NODE).is_some_and(|shadow| shadow.step().is_none()) && !world.nodes[NODE].claimed()
+            })
+            .await?;
+        let snapshot = host.snapshot();
+        anyhow::ensure!(is_armed(host) && snapshot.boot_id == boot, "the host is armed and was not rebooted");
+        scene.renewals(2).await?;
+        let world = scene.bed.recorder.so_far()?.end();
+        anyhow::ensure!(shadow_of(&world, NODE).is_some(), "nobody would know any more who armed the host");
+
+        // Whatever reboots it: with another boot nothing of ours is armed.
+        host.foreign_reboot().await;
+        left(scene, LIMIT).await
+    })
+    .await?;
+    assert_eq!(ending.verdict.stats.reboots, 0, "none that we ordered");
+    Ok(())
+}
