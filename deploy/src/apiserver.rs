@@ -1,4 +1,4 @@
-//! The web API's Deployment and Service.
+//! The web API's Deployment, its budget and its Service.
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
 use k8s_openapi::api::core::v1::{
@@ -10,15 +10,14 @@ use models::names::{AGENT_NAMESPACE, APISERVER, SERVING_SECRET, SYSTEM_NAMESPACE
 use serde_json::Value;
 
 use crate::object::{labels, namespaced, selector, value};
-use crate::pod;
-use crate::{Component, Options, image};
+use crate::{Component, Options, budget, image, pod};
 
 const COMPONENT: Component = Component::Apiserver;
 const TLS_PORT: i32 = 8443;
 const TLS_DIRECTORY: &str = "/etc/brupop/tls";
 
 pub(crate) fn all(options: &Options) -> anyhow::Result<Vec<Value>> {
-    Ok(vec![value(service())?, value(deployment(options))?])
+    Ok(vec![value(service())?, value(budget::one_at_a_time(COMPONENT))?, value(deployment(options))?])
 }
 
 fn service() -> Service {

@@ -1,4 +1,4 @@
-//! The controller's Deployment: one pod leads, the others stand by.
+//! The controller's Deployment, of which one pod leads and the others stand by, and its budget.
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
@@ -7,13 +7,12 @@ use models::names::{AGENT_NAMESPACE, CONTROLLER, SYSTEM_NAMESPACE};
 use serde_json::Value;
 
 use crate::object::{labels, namespaced, selector, value};
-use crate::pod;
-use crate::{Component, Options, image};
+use crate::{Component, Options, budget, image, pod};
 
 const COMPONENT: Component = Component::Controller;
 
 pub(crate) fn all(options: &Options) -> anyhow::Result<Vec<Value>> {
-    Ok(vec![value(deployment(options))?])
+    Ok(vec![value(budget::one_at_a_time(COMPONENT))?, value(deployment(options))?])
 }
 
 fn deployment(options: &Options) -> Deployment {

@@ -5,6 +5,7 @@
 
 mod agent;
 mod apiserver;
+mod budget;
 mod controller;
 pub mod crds;
 pub mod files;

@@ -5,8 +5,8 @@ use jiff::Timestamp;
 use models::shadow::Step;
 use semver::Version;
 
-use super::say;
 use super::table::End;
+use super::{SHOP, say};
 use crate::bed::Bed;
 use crate::control_plane::audit::Record;
 use crate::oracle::{Field, History, Verdict, requests_by_user, service_account};
@@ -159,12 +159,12 @@ pub(super) fn held(
     } else {
         (*end == End::Updated && on_target == world.nodes.len(), format!("every node is on {target}"))
     };
-    let shortfalls = history.shortfalls();
+    let shortfalls = history.shortfalls(SHOP);
     let checks = [
         reached,
         (schedulable && idle, "every node is schedulable and idle".to_owned()),
         (run.workload_ready, "every pod of the workload is Ready".to_owned()),
-        (shortfalls.is_empty(), "the budget was kept at every revision of the server's history".to_owned()),
+        (shortfalls.is_empty(), "the workload's budget was kept at every revision of the server's history".to_owned()),
         (
             verdict.violations.is_empty(),
             format!("the safety properties held at each of {} changes", verdict.stats.changes),

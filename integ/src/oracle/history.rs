@@ -139,13 +139,17 @@ impl History {
         most
     }
 
-    /// Each time that a PodDisruptionBudget fell below what it asks for, whatever the cause, after it had been satisfied
-    /// once.
-    pub fn shortfalls(&self) -> Vec<Shortfall> {
+    /// Each time that a PodDisruptionBudget of a namespace fell below what it asks for, whatever the cause, after it had
+    /// been satisfied once. Of the operator's own namespace it says little: pods that come back to the node
+    /// they were evicted from go down with its reboot, all at once.
+    pub fn shortfalls(&self, namespace: &str) -> Vec<Shortfall> {
         let mut satisfied: BTreeSet<String> = BTreeSet::new();
         let mut all = Vec::new();
         for change in &self.changes {
             let Object::Budget(budget) = &change.object else { continue };
+            if budget.namespace != namespace {
+                continue;
+            }
             let name = format!("{}/{}", budget.namespace, budget.name);
             if change.gone {
                 satisfied.remove(&name);

@@ -13,6 +13,7 @@ use integ::control_plane::{ControlPlane, Options};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use models::names::{AGENT_NAMESPACE, INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
@@ -49,7 +50,8 @@ async fn installing_again_changes_nothing(control_plane: &ControlPlane) -> anyho
     // Of those whose status nobody writes: their versions move only if an apply moves them.
     let versions = ["get", "clusterroles", "brupop-controller", "brupop-apiserver", "-o", "yaml"];
     let policy = ["get", "bruo/default", "-n", SYSTEM_NAMESPACE, "-o", "yaml"];
-    let generations = ["get", "deployments,crds", "-A", "-o", "custom-columns=:.metadata.name,:.metadata.generation"];
+    let generations =
+        ["get", "deployments,pdb,crds", "-A", "-o", "custom-columns=:.metadata.name,:.metadata.generation"];
     let look = async || -> anyhow::Result<String> {
         let mut text = String::new();
         for command in [&versions[..], &policy[..], &generations[..]] {
@@ -63,7 +65,8 @@ async fn installing_again_changes_nothing(control_plane: &ControlPlane) -> anyho
     Ok(())
 }
 
-/// Pod security, priority classes and quotas are checked when the pods are made, not when the workloads are.
+/// Pod security, priority classes and quotas are checked when the pods are made, not when the workloads are. What a budget
+/// selects is counted then, too.
 async fn pods_are_admitted(client: Client) -> anyhow::Result<()> {
     let node = json!({
         "apiVersion": "v1", "kind": "Node",
@@ -71,9 +74,15 @@ async fn pods_are_admitted(client: Client) -> anyhow::Result<()> {
     });
     Api::<Node>::all(client.clone()).create(&PostParams::default(), &serde_json::from_value(node)?).await?;
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     for (name, replicas) in [("brupop-controller", 2), ("brupop-apiserver", 3)] {
         until(name, async || {
             Ok(deployments.get(name).await?.status.and_then(|status| status.replicas) == Some(replicas))
+        })
+        .await?;
+        until(&format!("the budget of {name}"), async || {
+            let status = budgets.get(name).await?.status.unwrap_or_default();
+            Ok((status.expected_pods, status.desired_healthy) == (Some(replicas), Some(replicas - 1)))
         })
         .await?;
     }

@@ -30,7 +30,7 @@ async fn three_nodes_update_one_at_a_time_and_no_budget_is_violated() -> anyhow:
         assert!(attempt.updated(), "{attempt:?}");
         assert_eq!((attempt.from.as_ref(), &attempt.to), (Some(&OLD), &NEW));
     }
-    assert_eq!(ending.history.shortfalls(), []);
+    assert_eq!(ending.history.shortfalls(SHOP), []);
     let stats = &ending.verdict.stats;
     assert_eq!((stats.gos, stats.arms, stats.reboots), (3, 3, 3));
     assert_eq!(stats.out_of_service, 1);

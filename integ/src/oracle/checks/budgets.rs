@@ -61,7 +61,7 @@ mod tests {
         });
         story.evict("shop/cart-1");
         assert_eq!(story.judge().violations, []);
-        assert_eq!(story.history().shortfalls(), []);
+        assert_eq!(story.history().shortfalls("shop"), []);
     }
 
     #[test]
@@ -70,7 +70,7 @@ mod tests {
         story.delete_pod(CONTROLLER, "shop/cart-1");
         story.change_budget("shop/cart", |budget| budget.current_healthy = 1);
         story.assert_only(Property::BudgetRespected);
-        let shortfalls = story.history().shortfalls();
+        let shortfalls = story.history().shortfalls("shop");
         assert_eq!(shortfalls.len(), 1);
         assert_eq!((shortfalls[0].healthy, shortfalls[0].desired), (1, 2));
     }

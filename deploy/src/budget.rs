@@ -1,0 +1,94 @@
+//! How many pods of a Deployment may be evicted at a time.
+
+use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use models::names::SYSTEM_NAMESPACE;
+
+use crate::Component;
+use crate::object::{namespaced, selector};
+
+/// Lets one pod of the part go at a time: a drain that meets all of them on one node, ours or a person's, waits until the
+/// replacement of each is Ready before it takes the next. Counted in pods that go and not in pods that stay, so that it
+/// also lets the only one go.
+pub(crate) fn one_at_a_time(component: Component) -> PodDisruptionBudget {
+    PodDisruptionBudget {
+        metadata: namespaced(SYSTEM_NAMESPACE, component.name()),
+        spec: Some(PodDisruptionBudgetSpec {
+            selector: Some(selector(component)),
+            max_unavailable: Some(IntOrString::Int(1)),
+            // A pod that does not serve may always go: the default would keep it, and the drain waiting for it, as long as
+            // it is broken.
+            unhealthy_pod_eviction_policy: Some("AlwaysAllow".to_owned()),
+            ..PodDisruptionBudgetSpec::default()
+        }),
+        ..PodDisruptionBudget::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::{Value, json};
+
+    use crate::{Options, objects, yaml};
+
+    /// Labels at a place of an object.
+    fn labels(object: &Value, place: &str) -> BTreeMap<String, String> {
+        let labels = object.pointer(place).unwrap_or_else(|| panic!("{} has no {place}", yaml::id(object)));
+        serde_json::from_value(labels.clone()).unwrap()
+    }
+
+    fn of_kind<'a>(objects: &'a [Value], kinds: &'a [&str]) -> impl Iterator<Item = &'a Value> {
+        objects.iter().filter(move |object| kinds.iter().any(|kind| object["kind"] == *kind))
+    }
+
+    /// The budgets that select the pods of a workload.
+    fn budgets<'a>(objects: &'a [Value], workload: &Value) -> Vec<&'a Value> {
+        let pods = labels(workload, "/spec/template/metadata/labels");
+        let selects = |budget: &&Value| {
+            budget["metadata"]["namespace"] == workload["metadata"]["namespace"]
+                && labels(budget, "/spec/selector/matchLabels").iter().all(|(key, value)| pods.get(key) == Some(value))
+        };
+        of_kind(objects, &["PodDisruptionBudget"]).filter(selects).collect()
+    }
+
+    #[test]
+    fn each_deployment_has_one_budget_which_selects_its_pods_and_no_others() {
+        let objects = objects(&Options::default()).unwrap();
+        let mut with_budget = 0;
+        for workload in of_kind(&objects, &["Deployment", "DaemonSet"]) {
+            let found = budgets(&objects, workload);
+            // No drain evicts the pods of a DaemonSet, and two budgets over one pod forbid its eviction for good.
+            let wanted = usize::from(workload["kind"] == "Deployment");
+            assert_eq!(found.len(), wanted, "{}: {found:?}", yaml::id(workload));
+            with_budget += wanted;
+            for budget in found {
+                assert_eq!(budget["spec"]["selector"], workload["spec"]["selector"], "{}", yaml::id(workload));
+            }
+        }
+        assert_eq!(with_budget, 2);
+        assert_eq!(of_kind(&objects, &["PodDisruptionBudget"]).count(), with_budget, "none selects nothing");
+    }
+
+    #[test]
+    fn a_budget_lets_one_pod_go_at_a_time_however_many_there_are_and_a_broken_one_always() {
+        for replicas in 1..=3 {
+            let options = Options { controller_replicas: replicas, apiserver_replicas: replicas, ..Options::default() };
+            let objects = objects(&options).unwrap();
+            for workload in of_kind(&objects, &["Deployment"]) {
+                assert_eq!(workload["spec"]["replicas"], replicas);
+                let budget = budgets(&objects, workload)[0];
+                let mut spec = budget["spec"].clone();
+                spec.as_object_mut().unwrap().remove("selector");
+                // Nothing else: a least number that stays would keep the only pod.
+                assert_eq!(
+                    spec,
+                    json!({"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow"}),
+                    "{replicas} pods of {}",
+                    yaml::id(workload)
+                );
+            }
+        }
+    }
+}
