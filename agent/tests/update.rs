@@ -101,7 +101,7 @@ async fn a_go_that_is_not_for_us_moves_nothing() {
         ("version", GoClaims { version: Version::new(1, 20, 6), ..right.clone() }),
     ] {
         bench.give(&wrong);
-        bench.logged(&format!("the go is for another {what}")).await;
+        bench.logged(&format!("the go is refused error=\"it is for another {what}")).await;
     }
     bench.withdraw();
     bench.web.until("it is withdrawn", |v| acknowledged(v) && v.status.report.armed.is_none()).await;
