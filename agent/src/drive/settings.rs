@@ -129,6 +129,15 @@ impl Settling {
             self.state = State::Due;
         }
     }
+
+    /// Has the settings looked at for a new order, which has all its tries.
+    pub(super) fn begin_order(&mut self) {
+        if self.failures > 0 {
+            self.failures = 0;
+            self.state = State::Due;
+        }
+        self.look_again();
+    }
 }
 
 /// What became of the settings.
@@ -167,7 +176,8 @@ impl Driver<'_> {
                 }),
                 looks: 0,
             });
-            self.settling = Settling { asked, awaited, ..Settling::default() };
+            let hindrance = self.settling.hindrance.take();
+            self.settling = Settling { asked, awaited, hindrance, ..Settling::default() };
         }
         let anything =
             self.settling.asked.asks_settings() || record.set.is_some() || !self.settling.unapplied.is_empty();
@@ -270,15 +280,21 @@ impl Driver<'_> {
             return Ok(Settled::Goes(Turn::Again));
         }
         // Whoever comes after a crash has to know what was found and what is ours.
+        let says = |view: &ShadowView| view.status.report.host.clone().unwrap_or_default() == record;
+        let reported = says(view);
         let facts = Facts { status: self.status.clone(), ..facts.clone() };
         let acknowledged = match self.report(key, &facts, word, &self.settling.reach()).await {
             Put::Acknowledged(view) => view,
             Put::Moved => return Ok(Settled::Goes(Turn::Again)),
             Put::Later(turn) => return Ok(Settled::Goes(turn)),
         };
-        if record.set.is_some() && acknowledged.status.report.host.as_ref() != Some(&record) {
+        if !says(&acknowledged) {
             let message = "the web API did not keep what was reported of them".to_owned();
             return Ok(Settled::Goes(self.settings_failed(message)));
+        }
+        if !reported {
+            // The report may have taken its time: the change is decided anew, on settings as they are now.
+            return Ok(Settled::Goes(Turn::Again));
         }
         self.change_settings(key, change, facts.status.as_ref()).await.map(Settled::Goes)
     }
@@ -383,7 +399,7 @@ impl Driver<'_> {
         }
         awaited.looks += 1;
         if awaited.looks >= LOOKS {
-            if settling.reapplied || awaited.change.is_empty() {
+            if settling.reapplied || awaited.change.version_lock.is_none() {
                 tracing::warn!(expected = ?awaited.expected, "the host still chooses otherwise than its settings say");
                 return;
             }

@@ -191,7 +191,7 @@ impl Driver<'_> {
             return Ok(None);
         }
         if !self.tries.settled {
-            self.settling.look_again();
+            self.settling.begin_order();
             self.tries.settled = true;
         }
         let word = Word::Standing(standing(found));
