@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use integ::host::{EventKind, Fault, Transport, UpdatesSettings, VersionLock};
+use integ::host::{Command, EventKind, Fault, Transport, UpdatesSettings, VersionLock, Worker};
 use models::condition::find_condition;
 use models::go::SettingsClaims;
 use models::reason::FailureReason;
@@ -491,9 +491,9 @@ async fn no_setting_is_changed_while_an_order_to_reboot_is_open_or_another_versi
     let calls = || settings_calls(&bench).iter().filter(|call| *call != READ).count();
     assert_eq!(calls(), 2);
     // The pin moves while its version is being downloaded: the attempt keeps the lock that it needs.
-    bench.host.script(Fault::command(integ::host::Command::Prepare, integ::host::Worker::Waits));
+    bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
     bench.stage(1);
-    bench.until_running(integ::host::Command::Prepare).await;
+    bench.until_running(Command::Prepare).await;
     bench.ask(Some("1.20.0"), None);
     bench.host.release_command();
     bench
@@ -514,4 +514,38 @@ async fn no_setting_is_changed_while_an_order_to_reboot_is_open_or_another_versi
     bench.withdraw();
     bench.web.until("it is put back", |v| acknowledged(v) && v.status.report.host.is_none()).await;
     assert!(locked(&bench, "latest"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_setting_is_changed_while_an_image_is_armed() {
+    let bench = Bench::new().await;
+    for command in [Command::Refresh, Command::Prepare, Command::Activate] {
+        bench.host.foreign(command).await.unwrap();
+        bench.host.lock_free().await;
+    }
+    // The agent has not looked at the host since.
+    bench.ask(Some("1.20.5"), None);
+    bench.web.until("it is told", |v| acknowledged(v) && reach(v) == "HostArmedByOther").await;
+    assert_eq!(settings_calls(&bench), [READ]);
+    let policy = HostPolicy { disarm_in_boot: Some(bench.boot()), ..bench.policy(Some("1.20.5"), None) };
+    bench.web.order(|spec| spec.host = Some(policy));
+    bench.web.until("it is locked", |v| v.status.report.host == Some(set("1.20.5"))).await;
+    until_called(&bench, COMMIT, 1).await;
+    let calls = bench.calls();
+    let at = |what: &str| calls.iter().position(|call| call.contains(what)).unwrap();
+    assert!(at("deactivate") < at("PATCH"), "{calls:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_else_has_pending_is_not_committed_with_ours() {
+    let bench = Bench::new().await;
+    bench.releases.publish(NEWEST);
+    let socket = bench.host.socket();
+    let theirs = r#"{"updates":{"seed":7}}"#;
+    assert_eq!(integ::host::client::call(&socket, "PATCH", "/settings", Some(theirs)).await.unwrap().status, 204);
+    bench.ask(Some("1.20.5"), None);
+    until_chosen(&bench, NEW).await;
+    assert_eq!(bench.host.snapshot().settings.seed, Some(42));
+    let pending = integ::host::client::call(&socket, "GET", "/tx", None).await.unwrap();
+    assert_eq!(pending.body, theirs);
 }
