@@ -440,7 +440,6 @@ async fn settings_that_the_controller_did_not_sign_for_this_node_are_not_even_re
     let right = bench.policy(Some("1.20.5"), Some(true));
     let said = SettingsClaims::of("node-uid", &right).unwrap();
     let stranger = Bench::without_agent().await;
-    let mut calls = 0;
     for (what, signature) in [
         ("no signed statement", None),
         ("signature is wrong", Some(stranger.sign(&said))),
@@ -459,9 +458,8 @@ async fn settings_that_the_controller_did_not_sign_for_this_node_are_not_even_re
         };
         let view = bench.web.until(what, |v| acknowledged(v) && told(v)).await;
         assert_eq!(view.status.report.host, None);
-        calls += settings_calls(&bench).len();
     }
-    assert_eq!(calls, 0, "{:?}", settings_calls(&bench));
+    assert_eq!(settings_calls(&bench), [""; 0]);
     // The host is looked after meanwhile; an order waits.
     until_chosen(&bench, NEW).await;
     bench.stage(1);
@@ -533,7 +531,7 @@ async fn no_setting_is_changed_while_an_image_is_armed() {
     // The agent has not looked at the host since.
     bench.ask(Some("1.20.5"), None);
     bench.web.until("it is told", |v| acknowledged(v) && reach(v) == "HostArmedByOther").await;
-    assert_eq!(settings_calls(&bench), [READ]);
+    assert!(!settings_calls(&bench).iter().any(|call| call != READ), "{:?}", settings_calls(&bench));
     let policy = HostPolicy { disarm_in_boot: Some(bench.boot()), ..bench.policy(Some("1.20.5"), None) };
     bench.web.order(|spec| spec.host = Some(policy));
     bench.web.until("it is locked", |v| v.status.report.host == Some(set("1.20.5"))).await;
