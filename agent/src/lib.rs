@@ -16,8 +16,10 @@ pub mod host;
 pub mod memory;
 pub mod report;
 pub mod server;
+pub mod settings;
 pub mod situation;
 pub mod staging;
+pub mod statement;
 pub mod stream;
 pub mod views;
 

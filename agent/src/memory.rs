@@ -1,7 +1,7 @@
 //! What this process saw and did itself, in the running boot. None of it is needed to go on after a restart; with it, less
 //! is doubted.
 
-use models::shadow::{BottlerocketShadowSpec, HostState};
+use models::shadow::{BottlerocketShadowSpec, FoundSettings, HostState};
 use models::wire::ShadowView;
 use semver::Version;
 
@@ -57,6 +57,9 @@ pub struct Memory {
     pub chosen: Option<Version>,
     /// Why looking failed where the host has no record of it.
     pub refresh_failure: Option<String>,
+    /// What the report has to say of the host's settings; absent while this process has not looked at them, and what is
+    /// reported stands.
+    pub settings: Option<FoundSettings>,
 }
 
 impl Memory {

@@ -3,7 +3,7 @@
 
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
-use models::shadow::{Armed, Failure, HOST_REACHABLE, HostState, OfferedUpdates};
+use models::shadow::{Armed, Failure, FoundSettings, HOST_REACHABLE, HostState, OfferedUpdates};
 use models::wire::AgentStatus;
 
 use crate::host::types::{Command, UpdateState, UpdateStatus};
@@ -49,6 +49,13 @@ pub enum Reach {
     Unsupported(String),
     /// It answers, but does not disarm what we armed.
     DisarmFails(String),
+    /// It answers, but its settings cannot be what policy asks.
+    Settings {
+        /// One fixed word.
+        reason: &'static str,
+        /// For a person.
+        message: String,
+    },
     /// It does not answer.
     Unreachable {
         /// One fixed word.
@@ -75,6 +82,9 @@ pub fn build(
     report.variant = Some(cut(&facts.os.variant, LONGEST_VARIANT));
     report.arch = Some(cut(&facts.os.arch, LONGEST_ARCH));
     report.boot_id = Some(facts.boot_id.clone());
+    if let Some(found) = &memory.settings {
+        report.host = Some(found.clone()).filter(|found| *found != FoundSettings::default());
+    }
     let ready = facts.status.as_ref().is_some_and(|status| status.state == UpdateState::Ready);
     if memory.disarmed && !ready {
         report.armed = None;
@@ -181,6 +191,7 @@ fn condition(reach: &Reach, now: Timestamp) -> Condition {
         Reach::ArmedByOther => (true, "HostArmedByOther", "an image that we did not arm is armed".to_owned()),
         Reach::Unsupported(what) => (true, "UnsupportedState", what.clone()),
         Reach::DisarmFails(message) => (true, "DeactivateFailed", message.clone()),
+        Reach::Settings { reason, message } => (true, *reason, message.clone()),
         Reach::Unreachable { reason, message } => (false, *reason, message.clone()),
     };
     Condition {
@@ -241,6 +252,22 @@ mod tests {
         assert_eq!(new.report, stored.report);
         let condition = find_condition(&new.conditions, HOST_REACHABLE).unwrap();
         assert_eq!((condition.status, condition.reason.as_str()), (ConditionStatus::False, "Timeout"));
+    }
+
+    #[test]
+    fn what_is_reported_of_the_settings_stands_until_this_process_has_looked_at_them() {
+        let mut stored = stored();
+        let found = FoundSettings { version_lock: Some("latest".into()), ..FoundSettings::default() };
+        stored.report.host = Some(found.clone());
+        let facts = facts("b1", OLD, None, ("", ""));
+        let with = |settings| {
+            let memory = Memory { settings, ..Memory::default() };
+            build(&stored, 7, &facts, &memory, &Word::Rest(HostState::Idle), &Reach::Answered, NOW).report.host
+        };
+        let foreign = FoundSettings { foreign_lock: Some("v1.19.0".into()), ..FoundSettings::default() };
+        assert_eq!(with(None), Some(found));
+        assert_eq!(with(Some(foreign.clone())), Some(foreign));
+        assert_eq!(with(Some(FoundSettings::default())), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use reqwest::{Certificate, Client, Response, StatusCode};
 use tokio::time::timeout;
 
 use crate::config::Config;
+use crate::statement::node_uid;
 
 /// Connecting, with the proxy and TLS.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -148,7 +149,12 @@ impl Server {
         }
     }
 
-    /// The public keys of gos, as they are now; empty while there are none.
+    /// The uid of the node that our token is bound to, as far as it says so.
+    pub fn node_uid(&self) -> Option<String> {
+        node_uid(&self.token().ok()?)
+    }
+
+    /// The public keys of what the controller signs, as they are now; empty while there are none.
     pub fn go_keys(&self) -> String {
         std::fs::read_to_string(self.trust_dir.join(TRUST_GO_KEYS)).unwrap_or_default()
     }

@@ -30,6 +30,7 @@ pub fn situation(view: &ShadowView, facts: &Facts, memory: &Memory) -> Situation
         boot: if ordered_boot == facts.boot_id { Boot::Same } else { Boot::Other },
         image: image(facts.status.as_ref(), &key, memory),
         armed_by: armed_by(report.armed.as_ref(), &facts.boot_id, &key.attempt, memory),
+        may_disarm: view.spec.host.as_ref().and_then(|host| host.disarm_in_boot.as_deref()) == Some(&facts.boot_id),
         mark: agent_step::mark(report.armed.as_ref(), ordered_boot, key.attempt.attempt),
         running: running(&facts.os.version, key.version.as_ref(), &view.status, ordered_boot),
     }
@@ -199,6 +200,22 @@ pub(crate) mod tests {
         assert_eq!(next(&view, &ready), Step::LeaveArmed);
         let memory = Memory { armed: Some(AttemptKey { uid: "older".into(), attempt: 9 }), ..Memory::default() };
         assert_eq!(step(&situation(&view, &ready, &memory)), Step::Deactivate);
+    }
+
+    #[test]
+    fn a_persons_word_to_disarm_counts_in_the_boot_that_it_names() {
+        let ready = facts("b1", OLD, Some("Ready"), ("activate", "Success"));
+        let permits = |boot: &str| {
+            let mut view = view(HostState::Idle);
+            let disarm_in_boot = Some(boot.to_owned());
+            view.spec.host = Some(models::shadow::HostPolicy { disarm_in_boot, ..Default::default() });
+            view
+        };
+        assert_eq!(next(&permits("b1"), &ready), Step::Deactivate);
+        assert_eq!(next(&permits("b0"), &ready), Step::LeaveArmed);
+        let mut staging = permits("b1");
+        staging.spec = BottlerocketShadowSpec { host: staging.spec.host, ..view(HostState::StagedUpdate).spec };
+        assert_eq!(next(&staging, &ready), Step::Fail(FailureReason::HostArmedByOther));
     }
 
     #[test]

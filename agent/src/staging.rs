@@ -27,6 +27,8 @@ const RETRY_LOOK: Duration = Duration::from_secs(10);
 pub struct Tries {
     /// Whether the host has been reported as it was before the first command.
     pub announced: bool,
+    /// Whether the host's settings have been looked at for this order, where policy asks for any.
+    pub settled: bool,
     /// Looks that failed, and the last message.
     pub refresh: u32,
     /// Looks that found another version.

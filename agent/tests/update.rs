@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod bench;
+mod settings;
 
 use std::time::Duration;
 
@@ -101,7 +102,7 @@ async fn a_go_that_is_not_for_us_moves_nothing() {
         ("version", GoClaims { version: Version::new(1, 20, 6), ..right.clone() }),
     ] {
         bench.give(&wrong);
-        bench.logged(&format!("the go is for another {what}")).await;
+        bench.logged(&format!("the go is refused error=\"it is for another {what}")).await;
     }
     bench.withdraw();
     bench.web.until("it is withdrawn", |v| acknowledged(v) && v.status.report.armed.is_none()).await;
@@ -290,6 +291,65 @@ async fn what_somebody_else_armed_is_left_alone_and_told() {
     until_failed(&bench, FailureReason::HostArmedByOther).await;
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
     assert!(!bench.calls().iter().any(|call| call.starts_with("POST")), "{:?}", bench.calls());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_else_armed_is_disarmed_at_a_persons_word_for_this_boot() {
+    let mut bench = Bench::new().await;
+    bench.kill_agent().await;
+    for command in [Command::Refresh, Command::Prepare, Command::Activate] {
+        bench.host.foreign(command).await.unwrap();
+        bench.host.lock_free().await;
+    }
+    bench.start_agent();
+    let reason = |view: &ShadowView| find_condition(&view.status.conditions, HOST_REACHABLE).map(|c| c.reason.clone());
+    bench.web.until("it is told", |v| reason(v).as_deref() == Some("HostArmedByOther")).await;
+    let permit = |boot: String| {
+        let policy = models::shadow::HostPolicy { disarm_in_boot: Some(boot), ..Default::default() };
+        bench.web.order(|spec| spec.host = Some(policy));
+    };
+    permit("another boot".into());
+    bench.web.until("it is read", acknowledged).await;
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
+    permit(bench.boot());
+    let view = bench.web.until("it is disarmed", |v| acknowledged(v) && reason(v).as_deref() == Some("Answered")).await;
+    assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
+    bench.staged(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_somebody_else_updates_or_takes_back_is_reported_and_no_failure() {
+    let mut bench = Bench::new().await;
+    for (lock, version) in [("latest", NEW), ("1.20.0", OLD)] {
+        let boot = bench.boot();
+        let version_lock = integ::host::VersionLock::parse(lock).ok();
+        bench.host.foreign_settings(integ::host::UpdatesSettings { version_lock, ..Default::default() });
+        for command in [Command::Refresh, Command::Prepare, Command::Activate] {
+            bench.host.foreign(command).await.unwrap();
+            bench.host.lock_free().await;
+        }
+        bench.host.foreign_reboot().await;
+        bench.rebooted(&boot).await;
+        let runs = |v: &ShadowView| {
+            v.status.report.current_version == Some(version.clone()) && v.status.report.boot_id.as_ref() != Some(&boot)
+        };
+        let view = bench.web.until("it is reported", runs).await;
+        assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
+        assert_eq!(view.status.report.armed, None);
+        assert!(acknowledged(&view));
+    }
+    // Also under an order to stage that was open meanwhile: it is staged again.
+    let version_lock = Some(integ::host::VersionLock::latest());
+    bench.host.foreign_settings(integ::host::UpdatesSettings { version_lock, ..Default::default() });
+    bench.staged(1).await;
+    let boot = bench.boot();
+    bench.host.foreign_reboot().await;
+    bench.rebooted(&boot).await;
+    let staged = |v: &ShadowView| v.status.report.state == Some(HostState::StagedUpdate);
+    let again = |v: &ShadowView| staged(v) && v.status.report.boot_id.as_ref() != Some(&boot);
+    let view = bench.web.until("it is staged again", again).await;
+    assert_eq!(failed(&view), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -91,6 +91,8 @@ pub struct Situation {
     pub image: Image,
     /// Who armed it.
     pub armed_by: ArmedBy,
+    /// Whether a person permits, in the boot that runs, to disarm what somebody else armed.
+    pub may_disarm: bool,
     /// How far arming had gone before.
     pub mark: Mark,
     /// Which version runs.
@@ -133,6 +135,8 @@ pub struct Row {
     pub image: Option<Image>,
     /// Who armed it.
     pub armed_by: Option<ArmedBy>,
+    /// Whether a person permits to disarm what somebody else armed.
+    pub may_disarm: Option<bool>,
     /// How far arming had gone.
     pub mark: Option<Mark>,
     /// Which version runs.
@@ -149,6 +153,7 @@ const ANY: Row = Row {
     boot: None,
     image: None,
     armed_by: None,
+    may_disarm: None,
     mark: None,
     running: None,
     step: Step::Unsupported,
@@ -188,6 +193,14 @@ pub const TABLE: &[Row] = &[
         armed_by: Some(ArmedBy::OlderAttempt),
         step: Step::Deactivate,
         why: "withdrawn: what we armed must not fire",
+        ..idle()
+    },
+    Row {
+        image: Some(Image::Ready),
+        armed_by: Some(ArmedBy::Other),
+        may_disarm: Some(true),
+        step: Step::Deactivate,
+        why: "a person asked for it, in this boot",
         ..idle()
     },
     Row {
@@ -302,12 +315,13 @@ impl Row {
         fn ok<T: PartialEq>(cell: Option<&T>, value: &T) -> bool {
             cell.is_none_or(|c| c == value)
         }
-        let Situation { order, failed, boot, image, armed_by, mark, running } = s;
+        let Situation { order, failed, boot, image, armed_by, may_disarm, mark, running } = s;
         ok(self.order.as_ref(), order)
             && ok(self.failed.as_ref(), failed)
             && ok(self.boot.as_ref(), boot)
             && ok(self.image.as_ref(), image)
             && ok(self.armed_by.as_ref(), armed_by)
+            && ok(self.may_disarm.as_ref(), may_disarm)
             && ok(self.mark.as_ref(), mark)
             && ok(self.running.as_ref(), running)
     }
@@ -344,16 +358,17 @@ pub fn table_markdown() -> String {
         value.map_or_else(|| "any".to_owned(), |v| format!("{v:?}"))
     }
     let mut out = String::from(
-        "| order | failed | boot | image | armed by | mark | running | step | why |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        "| order | failed | boot | image | armed by | may disarm | mark | running | step | why |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for row in TABLE {
         out.push_str(&format!(
-            "| {} | {} | {} | {} | {} | {} | {} | `{:?}` | {} |\n",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | `{:?}` | {} |\n",
             cell(row.order.as_ref()),
             cell(row.failed.as_ref()),
             cell(row.boot.as_ref()),
             cell(row.image.as_ref()),
             cell(row.armed_by.as_ref()),
+            cell(row.may_disarm.as_ref()),
             cell(row.mark.as_ref()),
             cell(row.running.as_ref()),
             row.step,
@@ -376,9 +391,20 @@ mod tests {
                 for boot in [Boot::Same, Boot::Other] {
                     for image in [Image::Nothing, Image::Staged, Image::Doubtful, Image::Ready] {
                         for armed_by in [ArmedBy::ThisAttempt, ArmedBy::OlderAttempt, ArmedBy::Other] {
-                            for mark in [Mark::Activated, Mark::Not] {
-                                for running in [Running::Wanted, Running::Old, Running::Third] {
-                                    out.push(Situation { order, failed, boot, image, armed_by, mark, running });
+                            for may_disarm in [false, true] {
+                                for mark in [Mark::Activated, Mark::Not] {
+                                    for running in [Running::Wanted, Running::Old, Running::Third] {
+                                        out.push(Situation {
+                                            order,
+                                            failed,
+                                            boot,
+                                            image,
+                                            armed_by,
+                                            may_disarm,
+                                            mark,
+                                            running,
+                                        });
+                                    }
                                 }
                             }
                         }
@@ -419,10 +445,21 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_armed_is_never_disarmed() {
+    fn what_somebody_else_armed_is_disarmed_only_under_idle_and_with_a_persons_word() {
         for s in all() {
             if s.image == Image::Ready && s.armed_by == ArmedBy::Other {
-                assert_ne!(step(&s), Step::Deactivate, "{s:?}");
+                let disarms = step(&s) == Step::Deactivate;
+                assert_eq!(disarms, s.order == Order::Idle && s.may_disarm, "{s:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_persons_word_changes_nothing_else() {
+        for s in all() {
+            let theirs = s.order == Order::Idle && s.image == Image::Ready && s.armed_by == ArmedBy::Other;
+            if s.may_disarm && !theirs {
+                assert_eq!(step(&s), step(&Situation { may_disarm: false, ..s }), "{s:?}");
             }
         }
     }

@@ -1,8 +1,14 @@
-//! The signed go: the controller's word that a host may arm and reboot, once, now.
+//! What the controller signs: the go, its word that a host may arm and reboot, once, now; and the settings that policy asks
+//! of a host.
 //!
 //! A go is a JWS in compact form (ES256). The agent acts only on a go whose claims match its own node, boot, attempt,
 //! version and the nonce that it made itself, within [`GO_LIFETIME`] of *sending* that nonce by its own monotonic clock.
 //! So whoever takes over the web API can withhold a go, but neither forge nor replay one.
+//!
+//! A statement of settings is made with the same key and names its purpose, which a go does not; and it lacks the boot, the
+//! attempt and the nonce that a go has. So neither can stand for the other. It is good for its node as long as its key is
+//! trusted: an old one that is shown again can at most set what the controller once asked of this very node, and never
+//! reboots anything.
 
 use std::time::Duration;
 
@@ -35,4 +41,85 @@ pub struct GoClaims {
     /// The host settings that go with the order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPolicy>,
+}
+
+/// The purpose that a statement of settings names, as its audience (`aud`).
+pub const SETTINGS_AUDIENCE: &str = "brupop-host-settings";
+
+/// What a statement of settings says. All of it is signed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SettingsClaims {
+    /// What the statement is for: [`SETTINGS_AUDIENCE`].
+    #[serde(default)]
+    pub aud: String,
+    /// The Node's uid.
+    pub node_uid: String,
+    /// The version to lock the host to, as in the order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version_lock: Option<String>,
+    /// Whether the host is to ignore waves, as in the order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_waves: Option<bool>,
+}
+
+impl SettingsClaims {
+    /// What has to be signed for this policy on this node; nothing where no setting is asked for.
+    pub fn of(node_uid: &str, host: &HostPolicy) -> Option<Self> {
+        host.asks_settings().then(|| Self {
+            aud: SETTINGS_AUDIENCE.to_owned(),
+            node_uid: node_uid.to_owned(),
+            version_lock: host.version_lock.clone(),
+            ignore_waves: host.ignore_waves,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(version_lock: Option<&str>, ignore_waves: Option<bool>) -> HostPolicy {
+        HostPolicy { version_lock: version_lock.map(str::to_owned), ignore_waves, ..HostPolicy::default() }
+    }
+
+    #[test]
+    fn only_a_policy_that_asks_for_settings_is_signed() {
+        for (policy, signed) in [
+            (policy(None, None), false),
+            (policy(None, Some(false)), false),
+            (policy(None, Some(true)), true),
+            (policy(Some("1.20.5"), None), true),
+            (policy(Some("1.20.5"), Some(false)), true),
+        ] {
+            assert_eq!(SettingsClaims::of("n", &policy).is_some(), signed, "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn a_statement_of_settings_reads_as_no_go_and_a_go_as_no_statement_of_settings() {
+        let claims = SettingsClaims::of("n", &policy(Some("1.20.5"), Some(true))).unwrap();
+        let text = serde_json::to_string(&claims).unwrap();
+        assert_eq!(text, r#"{"aud":"brupop-host-settings","nodeUid":"n","versionLock":"1.20.5","ignoreWaves":true}"#);
+        assert!(serde_json::from_str::<GoClaims>(&text).is_err());
+        let go = GoClaims {
+            node_uid: "n".into(),
+            boot_id: "b".into(),
+            attempt: 1,
+            version: semver::Version::new(1, 20, 5),
+            nonce: "x".into(),
+            host: Some(policy(Some("1.20.5"), Some(true))),
+        };
+        let read: SettingsClaims = serde_json::from_str(&serde_json::to_string(&go).unwrap()).unwrap();
+        assert_ne!(read.aud, SETTINGS_AUDIENCE);
+    }
+
+    #[test]
+    fn another_signature_of_the_same_policy_asks_the_same() {
+        let one = HostPolicy { signature: Some("a".into()), ..policy(Some("1.20.5"), None) };
+        assert!(one.asks_as(&HostPolicy { signature: Some("b".into()), ..one.clone() }));
+        for other in [policy(Some("1.20.6"), None), policy(Some("1.20.5"), Some(true)), HostPolicy::default()] {
+            assert!(!one.asks_as(&other), "{other:?}");
+        }
+    }
 }

@@ -49,7 +49,8 @@ pub enum HostState {
     Unknown,
 }
 
-/// What policy asks of the host's own settings and look-ups. Part of what a go signs.
+/// What policy asks of the host's own settings and look-ups. Part of what a go signs; what asks for a change of settings
+/// is signed by itself too ([`crate::go::SettingsClaims`]), since a setting is changed long before any go.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -58,7 +59,7 @@ pub struct HostPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub version_lock: Option<String>,
-    /// Whether the host skips its place in the release's waves; absent: the setting is left alone.
+    /// Whether the host skips its place in the release's waves; absent or false: the setting is left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
     /// How often an idle host looks for updates.
@@ -69,6 +70,27 @@ pub struct HostPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub disarm_in_boot: Option<String>,
+    /// The controller's signed statement of `versionLock` and `ignoreWaves` for this node, a JWS in compact form: without
+    /// it no setting is touched. Absent where neither is asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
+    pub signature: Option<String>,
+}
+
+impl HostPolicy {
+    /// Whether it asks for a change of the host's settings, so that it has to be signed.
+    pub fn asks_settings(&self) -> bool {
+        self.version_lock.is_some() || self.ignore_waves == Some(true)
+    }
+
+    /// Whether it asks the same as `other`. Two signatures of one statement differ, and that is no difference.
+    pub fn asks_as(&self, other: &Self) -> bool {
+        let Self { version_lock, ignore_waves, refresh_interval, disarm_in_boot, signature: _ } = self;
+        *version_lock == other.version_lock
+            && *ignore_waves == other.ignore_waves
+            && *refresh_interval == other.refresh_interval
+            && *disarm_in_boot == other.disarm_in_boot
+    }
 }
 
 /// The controller's signed answer to an agent's nonce ([`crate::go`]).
@@ -259,16 +281,42 @@ pub struct Failure {
     pub time: Timestamp,
 }
 
-/// Host settings found before we changed any, to be put back.
+/// The host's settings before we changed any, what we made of them, and what keeps us from it. Written before a change, so
+/// that whoever comes after a crash knows what to put back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FoundSettings {
-    /// `settings.updates.version-lock` as it was.
+    /// `settings.updates.version-lock` as it was before we set it; absent where it was not set at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub version_lock: Option<String>,
-    /// `settings.updates.ignore-waves` as it was.
+    /// `settings.updates.ignore-waves` as it was before we set it; absent where it was not set at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_waves: Option<bool>,
+    /// What we set, or are about to set; absent when nothing of ours is to be put back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set: Option<SetSettings>,
+    /// A version lock that somebody else set and that stands in the way of the one that policy asks for. It is left alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub foreign_lock: Option<String>,
+}
+
+/// What we set of a host's settings, or are about to set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct SetSettings {
+    /// `settings.updates.version-lock`; absent where we did not set it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub version_lock: Option<String>,
+    /// The lock of ours that `versionLock` takes the place of, until the host has been seen to hold the new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub replaces: Option<String>,
+    /// `settings.updates.ignore-waves`; absent where we did not set it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
 }
@@ -309,7 +357,7 @@ pub struct AgentReport {
     /// Why the last attempt was given up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
-    /// Settings found before we changed any.
+    /// The host's settings before we changed any, what we set, and who else did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<FoundSettings>,
 }

@@ -18,10 +18,10 @@ use models::shadow::{Armed, ArmedPhase};
 use models::wire::ShadowView;
 
 use super::put::Put;
-use super::{AgentError, Driver, Turn, reach};
+use super::{AgentError, Driver, Turn};
 use crate::backoff::{exponential, random};
 use crate::boot;
-use crate::go::{GoError, is_fresh, new_nonce, node_uid, verify};
+use crate::go::{is_fresh, new_nonce, verify};
 use crate::host::client::{HostError, Posted};
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState, UpdateStatus};
@@ -29,6 +29,7 @@ use crate::memory::OrderKey;
 use crate::report::Word;
 use crate::situation::Facts;
 use crate::staging::TRIES;
+use crate::statement::StatementError;
 use crate::stream::chain;
 
 /// Extra waits before a nonce that was not answered is followed by another one, after the second: the first and the
@@ -121,7 +122,7 @@ impl Driver<'_> {
             phase,
             nonce: ask.nonce.clone(),
         };
-        let acknowledged = match self.report(key, facts, &Word::Armed(armed), &reach(found)).await {
+        let acknowledged = match self.report(key, facts, &Word::Armed(armed), &self.reach(found)).await {
             Put::Acknowledged(view) => view,
             Put::Moved => return Ok(Turn::Again),
             Put::Later(turn) => return Ok(turn),
@@ -169,15 +170,15 @@ impl Driver<'_> {
         })
     }
 
-    fn judge(&self, view: &ShadowView, facts: &Facts, ask: &Ask) -> Result<(), GoError> {
-        let go = view.spec.go.as_ref().ok_or(GoError::Malformed)?;
+    fn judge(&self, view: &ShadowView, facts: &Facts, ask: &Ask) -> Result<(), StatementError> {
+        let go = view.spec.go.as_ref().ok_or(StatementError::Missing)?;
         // Without a node in our own token there is nothing that a go could be compared with.
-        let node_uid = self.server.token().ok().and_then(|token| node_uid(&token)).ok_or(GoError::Other("node"))?;
+        let node_uid = self.server.node_uid().ok_or(StatementError::Other("node"))?;
         let expected = GoClaims {
             node_uid,
             boot_id: facts.boot_id.clone(),
             attempt: view.spec.attempt,
-            version: view.spec.version.clone().ok_or(GoError::Other("version"))?,
+            version: view.spec.version.clone().ok_or(StatementError::Other("version"))?,
             nonce: ask.nonce.clone(),
             host: view.spec.host.clone(),
         };

@@ -6,13 +6,14 @@
 mod arm;
 mod facts;
 mod put;
+mod settings;
 mod steps;
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use models::agent_step::{Situation, Step, step};
+use models::agent_step::{ArmedBy, Image, Situation, Step, step};
 use models::shadow::HostState;
 use models::wire::ShadowView;
 use tokio::sync::watch;
@@ -31,6 +32,7 @@ use crate::staging::Tries;
 use crate::stream::chain;
 use crate::views::{Known, Views};
 use arm::Ask;
+use settings::Settling;
 
 /// A host that took the order to reboot goes down within this time (units are stopped, with systemd's limit of 90 s each
 /// way). After it, the host did not reboot, and everything is looked at anew.
@@ -83,11 +85,13 @@ struct Looks {
     idle_since: Option<Instant>,
     /// Where in its range the first look falls.
     random: f64,
+    /// A look that comes before its time, because the settings that it depends on have changed.
+    soon: Option<Instant>,
 }
 
 impl Looks {
     fn new() -> Self {
-        Self { last: None, failures: 0, idle_since: None, random: random() }
+        Self { last: None, failures: 0, idle_since: None, random: random(), soon: None }
     }
 }
 
@@ -116,6 +120,7 @@ pub struct Driver<'a> {
     status_of: Option<OrderKey>,
     memory: Memory,
     looks: Looks,
+    settling: Settling,
     /// When the host took our order to reboot.
     rebooting: Option<Instant>,
 
@@ -145,6 +150,7 @@ impl<'a> Driver<'a> {
             status_of: None,
             memory: Memory::default(),
             looks: Looks::new(),
+            settling: Settling::default(),
             rebooting: None,
             tries: Tries::default(),
             tries_of: None,
@@ -219,6 +225,7 @@ impl<'a> Driver<'a> {
         self.status_of = None;
         self.memory = Memory::default();
         self.looks = Looks::new();
+        self.settling = Settling::default();
         self.rebooting = None;
         self.tries_of = None;
         self.ask = None;
@@ -235,7 +242,7 @@ impl<'a> Driver<'a> {
         let found = situation(view, facts, &self.memory);
         let step = step(&found);
         tracing::debug!(?found, ?step, "step");
-        let reach = reach(&found);
+        let reach = self.reach(&found);
         match step {
             Step::Reached(HostState::Idle) => self.idle(view, key, facts).await,
             Step::Reached(state) => Ok(self.tell(key, facts, &Word::Reached(state), &reach, Turn::Wait).await),
@@ -254,15 +261,15 @@ impl<'a> Driver<'a> {
                 Ok(self.fail(key, facts, &found, reason, message).await)
             }
             Step::Deactivate => self.deactivate(key, facts, &found).await,
-            Step::Stage => self.stage(key, facts, &found).await,
+            Step::Stage => self.stage(view, key, facts, &found).await,
             Step::Arm => self.arm(key, facts, &found, false).await,
             Step::RebootArmed => self.arm(key, facts, &found, true).await,
         }
     }
-}
 
-/// What the condition says of a host that answers.
-fn reach(found: &Situation) -> Reach {
-    use models::agent_step::{ArmedBy, Image};
-    if found.image == Image::Ready && found.armed_by == ArmedBy::Other { Reach::ArmedByOther } else { Reach::Answered }
+    /// What the condition says of a host that answers.
+    fn reach(&self, found: &Situation) -> Reach {
+        let theirs = found.image == Image::Ready && found.armed_by == ArmedBy::Other;
+        if theirs { Reach::ArmedByOther } else { self.settling.reach() }
+    }
 }

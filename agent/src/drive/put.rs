@@ -9,7 +9,7 @@ use models::reason::FailureReason;
 use models::shadow::Failure;
 use models::wire::{AgentStatus, ShadowView};
 
-use super::{Driver, Turn, reach};
+use super::{Driver, Turn};
 use crate::backoff::{full_jitter, random};
 use crate::memory::OrderKey;
 use crate::report::{Reach, Word, build, build_unreachable, differs};
@@ -108,6 +108,6 @@ impl Driver<'_> {
             Failure { attempt: key.attempt.attempt, step: key.state, reason, message, time: Timestamp::now() };
         let judges_a_boot = found.order == Order::Reboot && found.boot == Boot::Other;
         let word = Word::Failed { failure, state: standing(found), judges_a_boot };
-        self.tell(key, facts, &word, &reach(found), Turn::Again).await
+        self.tell(key, facts, &word, &self.reach(found), Turn::Again).await
     }
 }

@@ -7,14 +7,17 @@ use models::agent_step::{Order, Situation};
 use models::reason::FailureReason;
 use models::shadow::HostState;
 use models::wire::ShadowView;
+use semver::Version;
 use tokio::time::Instant;
 
-use super::{AgentError, Driver, Turn, reach};
+use super::settings::Settled;
+use super::{AgentError, Driver, Turn};
 use crate::backoff::exponential;
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState, UpdateStatus};
 use crate::memory::OrderKey;
 use crate::report::{Reach, Word};
+use crate::settings::LATEST;
 use crate::situation::{Facts, standing};
 use crate::staging::{Next, TRIES, next, until_next_look};
 
@@ -40,24 +43,46 @@ impl Driver<'_> {
         key: &OrderKey,
         facts: &Facts,
     ) -> Result<Turn, AgentError> {
-        let told = self.tell(key, facts, &Word::Reached(HostState::Idle), &Reach::Answered, Turn::Wait).await;
+        let settles = self.begin_settling(view);
+        let word = Word::Reached(HostState::Idle);
+        let told = self.tell(key, facts, &word, &self.settling.reach(), Turn::Wait).await;
         if told != Turn::Wait {
             return Ok(told);
         }
         self.memory.armed = None;
-        let policy = view.spec.host.as_ref().and_then(|host| host.refresh_interval);
-        let interval = policy.map_or(REFRESH_INTERVAL, |interval| interval.0);
         let since = *self.looks.idle_since.get_or_insert_with(Instant::now);
-        let looks = &self.looks;
-        let wait = until_next_look(interval, looks.last.is_some(), looks.failures, looks.random);
-        let due = looks.last.unwrap_or(since) + wait;
-        if Instant::now() < due {
-            return Ok(Turn::At(due));
+        let mut waits = None;
+        if settles {
+            match self.settle(view, key, facts, &word).await? {
+                Settled::Yes => {}
+                Settled::Waits(until) => waits = until,
+                Settled::Goes(turn) => return Ok(turn),
+            }
         }
-        self.look(key).await
+        let looks = &self.looks;
+        let wait = until_next_look(self.interval(), looks.last.is_some(), looks.failures, looks.random);
+        let by_policy = looks.last.unwrap_or(since) + wait;
+        let due = looks.soon.map_or(by_policy, |soon| soon.min(by_policy));
+        let now = Instant::now();
+        if now < due {
+            return Ok(Turn::At(waits.map_or(due, |until| until.min(due))));
+        }
+        // Somebody may have changed the settings since: each look by policy begins with them.
+        if settles && by_policy <= now && self.settling.settled_before(by_policy) {
+            self.settling.look_again();
+            return Ok(Turn::Again);
+        }
+        self.look(key, facts).await
     }
 
-    async fn look(&mut self, key: &OrderKey) -> Result<Turn, AgentError> {
+    /// How often an idle host looks for updates.
+    pub(super) fn interval(&self) -> Duration {
+        let view = self.views.newest();
+        let policy = view.as_ref().and_then(|view| view.spec.host.as_ref()?.refresh_interval);
+        policy.map_or(REFRESH_INTERVAL, |interval| interval.0)
+    }
+
+    async fn look(&mut self, key: &OrderKey, facts: &Facts) -> Result<Turn, AgentError> {
         if let Some(turn) = self.read_status(key).await? {
             return Ok(turn);
         }
@@ -65,37 +90,54 @@ impl Driver<'_> {
             !matches!(status.state, UpdateState::Idle | UpdateState::Available | UpdateState::Staged)
         }) {
             self.looks.last = Some(Instant::now());
+            self.looks.soon = None;
             return Ok(Turn::Again);
         }
-        let failure = match self.command(Command::Refresh, key).await {
-            Outcome::Done(_) => None,
+        let looked = match self.command(Command::Refresh, key).await {
+            Outcome::Done(status) => Ok(status),
             // The host's own record says why.
-            Outcome::Failed(..) => Some(None),
-            Outcome::Vanished(_) => Some(Some(LEFT_NO_TRACE.to_owned())),
-            Outcome::NotStarted(message) | Outcome::Refused(message) => Some(Some(message)),
+            Outcome::Failed(..) => Err(None),
+            Outcome::Vanished(_) => Err(Some(LEFT_NO_TRACE.to_owned())),
+            Outcome::NotStarted(message) | Outcome::Refused(message) => Err(Some(message)),
             Outcome::Busy => return Ok(self.busy()),
             Outcome::Interrupted => return Ok(Turn::Again),
             Outcome::Host(error) => return self.host_failed(key, error).await,
         };
         self.looks.last = Some(Instant::now());
-        self.looks.failures = if failure.is_some() { self.looks.failures.saturating_add(1) } else { 0 };
-        if let Some(message) = failure {
-            self.memory.refresh_failure = message;
+        self.looks.soon = None;
+        match looked {
+            Ok(status) => {
+                self.looks.failures = 0;
+                self.learn_choice(&status, &facts.os.version);
+            }
+            Err(message) => {
+                self.looks.failures = self.looks.failures.saturating_add(1);
+                self.memory.refresh_failure = message;
+            }
         }
         Ok(Turn::Again)
     }
 
     /// Brings the wanted version onto the inactive partition set.
-    pub(super) async fn stage(&mut self, key: &OrderKey, facts: &Facts, found: &Situation) -> Result<Turn, AgentError> {
+    pub(super) async fn stage(
+        &mut self,
+        view: &Arc<ShadowView>,
+        key: &OrderKey,
+        facts: &Facts,
+        found: &Situation,
+    ) -> Result<Turn, AgentError> {
         let Some(wanted) = &key.version else { return Ok(Turn::Wait) };
         // A download takes long: what the shadow says of another boot must not stand that long. What is found on the way
         // is reported with the outcome.
         if !self.tries.announced {
-            let told = self.tell(key, facts, &Word::Standing(standing(found)), &reach(found), Turn::Wait).await;
+            let told = self.tell(key, facts, &Word::Standing(standing(found)), &self.reach(found), Turn::Wait).await;
             if told != Turn::Wait {
                 return Ok(told);
             }
             self.tries.announced = true;
+        }
+        if let Some(turn) = self.settle_to_stage(view, key, facts, found, wanted).await? {
+            return Ok(turn);
         }
         match next(self.status.as_ref(), self.memory.chosen.as_ref(), wanted, &self.tries) {
             Next::Fail(reason, message) => Ok(self.fail(key, facts, found, reason, message).await),
@@ -106,6 +148,8 @@ impl Driver<'_> {
                     self.looks.failures = 0;
                     self.tries.looked = true;
                     if self.memory.chosen.as_ref() == Some(wanted) {
+                        self.settling.shown();
+                        self.looks.soon = None;
                         return Ok(Turn::Again);
                     }
                     self.tries.mismatch += 1;
@@ -132,6 +176,41 @@ impl Driver<'_> {
                 }
             }
         }
+    }
+
+    /// Sees to the settings that the download depends on; gives what to do first where they are not what they should be.
+    async fn settle_to_stage(
+        &mut self,
+        view: &Arc<ShadowView>,
+        key: &OrderKey,
+        facts: &Facts,
+        found: &Situation,
+        wanted: &Version,
+    ) -> Result<Option<Turn>, AgentError> {
+        if !self.begin_settling(view) || !self.settles_for(view, wanted) {
+            return Ok(None);
+        }
+        if !self.tries.settled {
+            self.settling.begin_order();
+            self.tries.settled = true;
+        }
+        let word = Word::Standing(standing(found));
+        match self.settle(view, key, facts, &word).await? {
+            Settled::Goes(turn) => return Ok(Some(turn)),
+            Settled::Yes => {}
+            Settled::Waits(until) => {
+                if let Some(message) = self.settings_refused() {
+                    return Ok(Some(self.fail(key, facts, found, FailureReason::SettingsFailed, message).await));
+                }
+                let then = until.map_or(Turn::Wait, Turn::At);
+                return Ok(Some(self.tell(key, facts, &word, &self.reach(found), then).await));
+            }
+        }
+        let Some(lock) = self.locked_out(view, wanted) else { return Ok(None) };
+        let message = format!(
+            "somebody else set the host's version-lock to '{lock}', which does not let {wanted} in; set it back to '{LATEST}'"
+        );
+        Ok(Some(self.fail(key, facts, found, FailureReason::LockedByOther, message).await))
     }
 
     /// The download succeeded and is not the version that was wanted. After a look of this order that is the host's

@@ -4,16 +4,21 @@
 use std::path::Path;
 use std::time::Duration;
 
+use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
 
 use super::types::{Command, OsInfo, UpdateStatus};
+use crate::settings::{Change, HostSettings};
 
 /// The host answers one request at a time and each within milliseconds; a time-out this long means that it hangs.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The longest answer that is read. A status with a verbose stderr has some kilobytes.
 const LONGEST_BODY: usize = 1024 * 1024;
+
+/// The settings that are read: these two keys. Without their `settings.` the host finds nothing, and says nothing of it.
+const SETTINGS: &str = "/settings?keys=settings.updates.version-lock,settings.updates.ignore-waves";
 
 /// Why a call to the host did not get an answer that can be used.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +98,17 @@ pub enum Posted {
     Failed(String),
 }
 
+/// The answer to a commit of settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Committed {
+    /// The settings are committed, and their files are being written: some time later the host's tools know them.
+    Yes,
+    /// Nothing was pending under this name, or not any more.
+    NothingPending,
+    /// The host answered with an error. The settings may be committed all the same, and their files not written.
+    Failed(String),
+}
+
 /// Speaks to the host.
 #[derive(Clone, Debug)]
 pub struct HostClient {
@@ -167,6 +183,46 @@ impl HostClient {
         self.post("/actions/reboot").await
     }
 
+    /// `GET /settings`: the two that steer which version is chosen, and no others.
+    ///
+    /// # Errors
+    ///
+    /// When the host does not answer, or with something else.
+    pub async fn settings(&self) -> Result<HostSettings, HostError> {
+        let (status, body) = self.call(Method::GET, SETTINGS).await?;
+        let read = (status == StatusCode::OK).then(|| json(&body)).flatten().and_then(|v| HostSettings::read(&v));
+        read.ok_or_else(|| bad(status, &body))
+    }
+
+    /// `PATCH /settings`: makes a change pending in the transaction of this name.
+    ///
+    /// # Errors
+    ///
+    /// When the host does not answer: the change may then be pending or not.
+    pub async fn stage_settings(&self, transaction: &str, change: &Change) -> Result<Posted, HostError> {
+        let path = format!("/settings?tx={transaction}");
+        let (status, body) = self.send(Method::PATCH, &path, Some(change.body().to_string())).await?;
+        match status {
+            status if status.is_success() => Ok(Posted::Accepted),
+            status if status.is_client_error() => Ok(Posted::Refused(text(&body))),
+            _ => Ok(Posted::Failed(text(&body))),
+        }
+    }
+
+    /// `POST /tx/commit_and_apply`: commits the transaction of this name.
+    ///
+    /// # Errors
+    ///
+    /// When the host does not answer: the change may then be committed or not.
+    pub async fn commit_settings(&self, transaction: &str) -> Result<Committed, HostError> {
+        let (status, body) = self.call(Method::POST, &format!("/tx/commit_and_apply?tx={transaction}")).await?;
+        match status {
+            status if status.is_success() => Ok(Committed::Yes),
+            StatusCode::UNPROCESSABLE_ENTITY => Ok(Committed::NothingPending),
+            _ => Ok(Committed::Failed(text(&body))),
+        }
+    }
+
     async fn post(&self, path: &str) -> Result<Posted, HostError> {
         let (status, body) = self.call(Method::POST, path).await?;
         match status {
@@ -179,9 +235,21 @@ impl HostClient {
     }
 
     async fn call(&self, method: Method, path: &str) -> Result<(StatusCode, Vec<u8>), HostError> {
+        self.send(method, path, None).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        content: Option<String>,
+    ) -> Result<(StatusCode, Vec<u8>), HostError> {
         tracing::debug!(%method, path, "calling the host");
-        let mut response =
-            self.http.request(method, format!("http://localhost{path}")).send().await.map_err(classify)?;
+        let mut request = self.http.request(method, format!("http://localhost{path}"));
+        if let Some(content) = content {
+            request = request.header(CONTENT_TYPE, "application/json").body(content);
+        }
+        let mut response = request.send().await.map_err(classify)?;
         let status = response.status();
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(classify)? {

@@ -11,8 +11,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use integ::host::{EventKind, Host, HostOptions, Releases};
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
-use models::go::GoClaims;
-use models::shadow::{ArmedPhase, Go, HostState};
+use models::go::{GoClaims, SettingsClaims};
+use models::shadow::{ArmedPhase, Go, HostPolicy, HostState};
 use models::wire::ShadowView;
 use semver::Version;
 use serde_json::json;
@@ -39,7 +39,12 @@ pub(crate) struct Bench {
 impl Bench {
     /// A host on the old version, a shadow that asks nothing, and an agent that has reported.
     pub(crate) async fn new() -> Self {
-        let mut bench = Self::without_agent().await;
+        Self::with(|_| {}).await
+    }
+
+    /// The same with another host.
+    pub(crate) async fn with(change: impl FnOnce(&mut HostOptions)) -> Self {
+        let mut bench = Self::stopped(change).await;
         bench.web.create();
         bench.start_agent();
         bench.web.until("the agent has reported", |v| v.status.report.observed_generation == Some(1)).await;
@@ -47,9 +52,15 @@ impl Bench {
     }
 
     pub(crate) async fn without_agent() -> Self {
+        Self::stopped(|_| {}).await
+    }
+
+    async fn stopped(change: impl FnOnce(&mut HostOptions)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let releases = Releases::of([OLD, NEW]);
-        let host = Host::start(HostOptions::new("a", folder.path(), OLD, releases.clone())).await.unwrap();
+        let mut options = HostOptions::new("a", folder.path(), OLD, releases.clone());
+        change(&mut options);
+        let host = Host::start(options).await.unwrap();
         let web = Web::start().await;
         let pair = rcgen::KeyPair::generate().unwrap();
         let key = EncodingKey::from_ec_der(&pair.serialize_der());
@@ -102,10 +113,14 @@ impl Bench {
     }
 
     pub(crate) fn stage(&self, attempt: i64) {
+        self.stage_version(attempt, NEW);
+    }
+
+    pub(crate) fn stage_version(&self, attempt: i64, version: Version) {
         let boot = self.boot();
         self.web.order(|spec| {
             spec.state = HostState::StagedUpdate;
-            spec.version = Some(NEW);
+            spec.version = Some(version);
             spec.attempt = attempt;
             spec.boot_id = Some(boot);
         });
@@ -129,15 +144,35 @@ impl Bench {
             node_uid: "node-uid".into(),
             boot_id: view.spec.boot_id.clone().unwrap(),
             attempt: view.spec.attempt,
-            version: NEW,
+            version: view.spec.version.clone().unwrap(),
             nonce: view.status.report.armed.as_ref().unwrap().nonce.clone(),
             host: view.spec.host.clone(),
         }
     }
 
-    pub(crate) fn give(&self, claims: &GoClaims) {
+    /// Signs with the key that the agent trusts.
+    pub(crate) fn sign<T: serde::Serialize>(&self, claims: &T) -> String {
         let header = Header { kid: Some("k1".into()), ..Header::new(Algorithm::ES256) };
-        let jws = encode(&header, claims, &self.key).unwrap();
+        encode(&header, claims, &self.key).unwrap()
+    }
+
+    /// A policy with a statement of its settings, and looks for updates each second.
+    pub(crate) fn policy(&self, version_lock: Option<&str>, ignore_waves: Option<bool>) -> HostPolicy {
+        let refresh_interval = Some("1s".parse().unwrap());
+        let version_lock = version_lock.map(str::to_owned);
+        let policy = HostPolicy { version_lock, ignore_waves, refresh_interval, ..HostPolicy::default() };
+        let signature = SettingsClaims::of("node-uid", &policy).map(|claims| self.sign(&claims));
+        HostPolicy { signature, ..policy }
+    }
+
+    /// What the controller asks of the settings, with its signature.
+    pub(crate) fn ask(&self, version_lock: Option<&str>, ignore_waves: Option<bool>) {
+        let policy = self.policy(version_lock, ignore_waves);
+        self.web.order(|spec| spec.host = Some(policy));
+    }
+
+    pub(crate) fn give(&self, claims: &GoClaims) {
+        let jws = self.sign(claims);
         let nonce = claims.nonce.clone();
         self.web.order(|spec| spec.go = Some(Go { nonce, jws, repeated: false }));
     }
@@ -191,8 +226,12 @@ impl Bench {
 
     /// Waits until the agent has logged this.
     pub(crate) async fn logged(&self, text: &str) {
+        self.logged_times(text, 1).await;
+    }
+
+    pub(crate) async fn logged_times(&self, text: &str, times: usize) {
         let wait = async {
-            while !self.log().contains(text) {
+            while self.log().matches(text).count() < times {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };

@@ -28,6 +28,7 @@ struct State {
     stored: u32,
     writes: Vec<AgentStatus>,
     faults: Vec<WriteFault>,
+    refuses: Option<fn(&AgentStatus) -> bool>,
     refused: u32,
     tokens: Vec<String>,
 }
@@ -62,6 +63,7 @@ impl Web {
                 stored: 0,
                 writes: Vec::new(),
                 faults: Vec::new(),
+                refuses: None,
                 refused: 0,
                 tokens: Vec::new(),
             })),
@@ -119,6 +121,11 @@ impl Web {
 
     pub(crate) fn fault(&self, fault: WriteFault) {
         self.with(|state| state.faults.push(fault));
+    }
+
+    /// Refuses reports like these from now on.
+    pub(crate) fn refuse(&self, which: Option<fn(&AgentStatus) -> bool>) {
+        self.with(|state| state.refuses = which);
     }
 
     pub(crate) fn view(&self) -> ShadowView {
@@ -185,11 +192,12 @@ impl Web {
             let status: AgentStatus = serde_json::from_slice(&body).unwrap();
             let (answer, fault) = self.with(|state| {
                 let fault = (!state.faults.is_empty()).then(|| state.faults.remove(0));
-                let view = state.view.as_mut().unwrap();
-                if fault == Some(WriteFault::Refused) {
+                let refused = state.refuses.is_some_and(|refuses| refuses(&status));
+                if refused || fault == Some(WriteFault::Refused) {
                     let problem = json!({"type": "urn:x", "title": "Not now", "status": 503}).to_string();
                     return (("503 Service Unavailable", problem), fault);
                 }
+                let view = state.view.as_mut().unwrap();
                 if view.etag != etag {
                     state.refused += 1;
                     return (("412 Precondition Failed", serde_json::to_string(view).unwrap()), fault);

@@ -1,0 +1,179 @@
+//! Statements that the controller signs: JWS in compact form, ES256, by a key in the trusted JWKS. What a statement has to
+//! say is for [`crate::go`] and [`crate::settings`].
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jsonwebtoken::errors::ErrorKind;
+use jsonwebtoken::jwk::Jwk;
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Why a statement is not acted on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StatementError {
+    /// There is none.
+    #[error("there is no signed statement")]
+    Missing,
+    /// It is no JWS in compact form with a key id.
+    #[error("it is no signed statement with a key id")]
+    Malformed,
+    /// It is signed otherwise than with ES256.
+    #[error("it is not signed with ES256")]
+    Algorithm,
+    /// Its key is not among those we trust, or not yet.
+    #[error("its key '{0}' is not trusted here, or not yet")]
+    UnknownKey(String),
+    /// Its signature is wrong.
+    #[error("its signature is wrong")]
+    Forged,
+    /// It speaks of something else.
+    #[error("it is for another {0}")]
+    Other(&'static str),
+}
+
+impl StatementError {
+    /// Whether the same statement may become good later, when the trusted keys have arrived.
+    pub const fn may_pass(&self) -> bool {
+        matches!(self, Self::UnknownKey(_))
+    }
+}
+
+/// Reads a statement that is signed by one of `keys`, the trusted JWKS.
+///
+/// # Errors
+///
+/// With the first thing that is wrong.
+pub fn open<T: DeserializeOwned + Clone>(jws: &str, keys: &str) -> Result<T, StatementError> {
+    let header = decode_header(jws).map_err(|_| StatementError::Malformed)?;
+    if header.alg != Algorithm::ES256 {
+        return Err(StatementError::Algorithm);
+    }
+    let kid = header.kid.ok_or(StatementError::Malformed)?;
+    let key = find_key(keys, &kid).ok_or(StatementError::UnknownKey(kid))?;
+    let mut validation = Validation::new(Algorithm::ES256);
+    // There are no times, and whom and what a statement is for its reader compares, claim by claim.
+    validation.required_spec_claims.clear();
+    validation.validate_exp = false;
+    validation.validate_aud = false;
+    decode::<T>(jws, &key, &validation).map(|read| read.claims).map_err(|error| match error.kind() {
+        // The signature is right, so the controller did say it: of something else.
+        ErrorKind::Json(_) => StatementError::Other("purpose"),
+        _ => StatementError::Forged,
+    })
+}
+
+/// The uid of the node that our own token is bound to. The token is ours, so its signature is not ours to check.
+pub fn node_uid(token: &str) -> Option<String> {
+    let payload = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;
+    let claims: Value = serde_json::from_slice(&payload).ok()?;
+    let uid = claims.get("kubernetes.io")?.get("node")?.get("uid")?.as_str()?;
+    (!uid.is_empty()).then(|| uid.to_owned())
+}
+
+/// Finds a key in a JWKS. Keys of other kinds beside it do no harm.
+fn find_key(keys: &str, kid: &str) -> Option<DecodingKey> {
+    let set: Value = serde_json::from_str(keys).ok()?;
+    let key = set.get("keys")?.as_array()?.iter().find(|key| key.get("kid").and_then(Value::as_str) == Some(kid))?;
+    let key: Jwk = serde_json::from_value(key.clone()).ok()?;
+    DecodingKey::from_jwk(&key).ok()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use jsonwebtoken::{EncodingKey, Header, encode};
+    use serde::{Deserialize, Serialize};
+
+    use super::*;
+
+    pub(crate) struct Signer {
+        kid: &'static str,
+        pub(crate) key: EncodingKey,
+        jwk: Value,
+    }
+
+    pub(crate) fn signer(kid: &'static str) -> Signer {
+        let pair = rcgen::KeyPair::generate().unwrap();
+        let key = EncodingKey::from_ec_der(&pair.serialize_der());
+        let mut jwk = Jwk::from_encoding_key(&key, Algorithm::ES256).unwrap();
+        jwk.common.key_id = Some(kid.to_owned());
+        Signer { kid, key, jwk: serde_json::to_value(jwk).unwrap() }
+    }
+
+    impl Signer {
+        pub(crate) fn sign<T: Serialize>(&self, claims: &T) -> String {
+            let header = Header { kid: Some(self.kid.to_owned()), ..Header::new(Algorithm::ES256) };
+            encode(&header, claims, &self.key).unwrap()
+        }
+
+        pub(crate) fn keys(&self) -> String {
+            // A key of a kind that nobody knows stands first and must not matter.
+            serde_json::json!({"keys": [{"kty": "QUANTUM", "kid": "x"}, self.jwk]}).to_string()
+        }
+    }
+
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    struct Claims {
+        attempt: i64,
+    }
+
+    const SAID: Claims = Claims { attempt: 3 };
+
+    fn read(jws: &str, keys: &str) -> Result<Claims, StatementError> {
+        open(jws, keys)
+    }
+
+    #[test]
+    fn what_a_trusted_key_signed_is_read() {
+        let signer = signer("k1");
+        assert_eq!(read(&signer.sign(&SAID), &signer.keys()), Ok(SAID));
+    }
+
+    #[test]
+    fn what_another_key_signed_or_somebody_changed_is_forged() {
+        let (ours, theirs) = (signer("k1"), signer("k1"));
+        assert_eq!(read(&theirs.sign(&SAID), &ours.keys()), Err(StatementError::Forged));
+        let jws = ours.sign(&SAID);
+        let mut parts: Vec<&str> = jws.split('.').collect();
+        let other = URL_SAFE_NO_PAD.encode(serde_json::to_vec(&Claims { attempt: 4 }).unwrap());
+        parts[1] = &other;
+        assert_eq!(read(&parts.join("."), &ours.keys()), Err(StatementError::Forged));
+    }
+
+    #[test]
+    fn what_is_not_signed_with_our_algorithm_is_refused() {
+        let signer = signer("k1");
+        let header = Header { kid: Some("k1".into()), ..Header::new(Algorithm::HS256) };
+        // The public key used as a shared secret, which is what an attacker has.
+        let jws = encode(&header, &SAID, &EncodingKey::from_secret(signer.jwk.to_string().as_bytes())).unwrap();
+        assert_eq!(read(&jws, &signer.keys()), Err(StatementError::Algorithm));
+        let none =
+            format!("{}.{}.", URL_SAFE_NO_PAD.encode(r#"{"alg":"none","kid":"k1"}"#), jws.split('.').nth(1).unwrap());
+        assert_eq!(read(&none, &signer.keys()), Err(StatementError::Malformed));
+        for garbage in ["", ".", "a.b.c", "..", "\u{0}"] {
+            assert_eq!(read(garbage, &signer.keys()), Err(StatementError::Malformed), "{garbage:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_not_known_yet_means_wait() {
+        let (old, new) = (signer("k1"), signer("k2"));
+        let error = read(&new.sign(&SAID), &old.keys()).unwrap_err();
+        assert_eq!(error, StatementError::UnknownKey("k2".into()));
+        assert!(error.may_pass());
+        for keys in ["", "{}", "[]", r#"{"keys": 5}"#] {
+            assert_eq!(read(&new.sign(&SAID), keys), Err(StatementError::UnknownKey("k2".into())), "{keys}");
+        }
+    }
+
+    #[test]
+    fn the_node_is_the_one_that_our_own_token_is_bound_to() {
+        let token = |claims: &str| format!("h.{}.s", URL_SAFE_NO_PAD.encode(claims));
+        let bound = token(r#"{"kubernetes.io":{"node":{"name":"a","uid":"u-1"},"pod":{"name":"p"}}}"#);
+        assert_eq!(node_uid(&bound).as_deref(), Some("u-1"));
+        for other in [token(r#"{"kubernetes.io":{"pod":{}}}"#), token("{}"), token("x"), String::new(), "a.!.c".into()]
+        {
+            assert_eq!(node_uid(&other), None, "{other}");
+        }
+    }
+}
