@@ -41,11 +41,11 @@ pub enum ApplyError {
     /// The last look before a go found something.
     #[error("no go: {0}")]
     NoGo(String),
-    /// A go could not be signed.
-    #[error("no go: the signing key is not usable")]
+    /// A go or a statement of settings could not be signed.
+    #[error("nothing can be signed: the signing key is not usable")]
     Signing(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// There is no signing key yet.
-    #[error("no go: the signing key is not there yet")]
+    #[error("nothing can be signed: the signing key is not there yet")]
     NoKey,
 }
 
@@ -144,6 +144,11 @@ impl Applier {
         } else {
             tracing::warn!(node, error = error as &dyn std::error::Error, "action failed");
         }
+    }
+
+    fn sign(&self, claims: &impl serde::Serialize) -> Result<String, ApplyError> {
+        let signed = self.signer.sign(claims).ok_or(ApplyError::NoKey)?;
+        signed.map_err(|source| ApplyError::Signing(Box::new(source)))
     }
 
     async fn carry_out(&self, node: &NodeView, action: Action) -> Result<Learned, ApplyError> {

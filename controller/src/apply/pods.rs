@@ -142,11 +142,7 @@ impl Applier {
             nonce: nonce.to_owned(),
             host: shadow.spec.host.clone(),
         };
-        let jws = self
-            .signer
-            .sign(&claims)
-            .ok_or(ApplyError::NoKey)?
-            .map_err(|source| ApplyError::Signing(Box::new(source)))?;
+        let jws = self.sign(&claims)?;
         let spec = BottlerocketShadowSpec {
             go: Some(Go { nonce: nonce.to_owned(), jws, repeated: shadow.spec.go.is_some() }),
             ..shadow.spec.clone()

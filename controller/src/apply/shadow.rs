@@ -2,6 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
+use models::go::SettingsClaims;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
 use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, ControllerStatus, HostPolicy};
@@ -39,12 +40,30 @@ impl Applier {
         Ok(())
     }
 
+    /// Signs what is asked of a host's settings, where that has not been done.
+    fn sign_settings(&self, node_uid: &str, host: &mut HostPolicy) -> Result<(), ApplyError> {
+        let Some(claims) = SettingsClaims::of(node_uid, host) else {
+            host.signature = None;
+            return Ok(());
+        };
+        if host.signature.is_none() {
+            host.signature = Some(self.sign(&claims)?);
+        }
+        Ok(())
+    }
+
+    /// Writes an order. What it asks of the host's settings is signed on the way.
     pub(super) async fn write_spec(
         &self,
         shadow: &ShadowFacts,
         spec: &BottlerocketShadowSpec,
     ) -> Result<(), ApplyError> {
         let name = names::shadow_name(&shadow.node);
+        let mut spec = spec.clone();
+        if let Some(host) = &mut spec.host {
+            let node_uid = shadow.owner_uid.as_deref().ok_or(ApplyError::Changed("the shadow's owner"))?;
+            self.sign_settings(node_uid, host)?;
+        }
         let body = json!({
             "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",
             "metadata": {

@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex};
 
 use http::{Request, Response};
 use kube::client::Body;
+use models::go::SettingsClaims;
 use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
-use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
+use models::shadow::{BottlerocketShadowSpec, ControllerStatus, HostPolicy};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::Applier;
+use super::{Applier, ApplyError};
 use crate::leader::Leadership;
 use crate::plan::{Action, Eviction, Note};
 use crate::view::{Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
@@ -77,6 +78,7 @@ fn node() -> NodeView {
             node: "a".into(),
             uid: "shadow-uid".into(),
             resource_version: "42".into(),
+            owner_uid: Some("node-uid".into()),
             ..ShadowFacts::default()
         }),
         ..NodeView::default()
@@ -106,6 +108,34 @@ async fn every_order_carries_uid_and_resource_version() {
     assert_eq!((call.method.as_str(), call.path.ends_with("/brs-a")), ("PATCH", true));
     assert_eq!(call.body["metadata"]["uid"], "shadow-uid");
     assert_eq!(call.body["metadata"]["resourceVersion"], "42");
+}
+
+/// What asks for nothing of the settings needs no key; what does is not written without one.
+#[tokio::test]
+async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
+    let asks = |version_lock: Option<&str>| HostPolicy {
+        version_lock: version_lock.map(str::to_owned),
+        ..HostPolicy::default()
+    };
+    let order =
+        |host| Action::Spec { spec: Box::new(BottlerocketShadowSpec { host: Some(host), ..Default::default() }) };
+    let call = call_of(order(asks(None))).await;
+    assert_eq!(call.body["spec"]["host"].get("signature"), None);
+
+    let (applier, _calls) = applier();
+    let refused = applier.carry_out(&node(), order(asks(Some("1.20.5")))).await;
+    assert!(matches!(refused, Err(ApplyError::NoKey)), "{refused:?}");
+
+    let (mut applier, calls) = self::applier();
+    applier.signer = crate::tls::Signer::with_a_new_key();
+    applier.carry_out(&node(), order(asks(Some("1.20.5")))).await.unwrap();
+    let host: HostPolicy = serde_json::from_value(calls.lock().unwrap()[0].body["spec"]["host"].clone()).unwrap();
+    let signature = host.signature.clone().unwrap();
+    let claims: SettingsClaims = applier.signer.read(&signature);
+    assert_eq!(Some(claims), SettingsClaims::of("node-uid", &asks(Some("1.20.5"))));
+
+    applier.carry_out(&node(), order(host)).await.unwrap();
+    assert_eq!(calls.lock().unwrap()[1].body["spec"]["host"]["signature"], json!(signature), "signed already");
 }
 
 #[tokio::test]

@@ -6,11 +6,11 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use jsonwebtoken::jwk::{Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use models::go::GoClaims;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
 };
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 use x509_parser::extensions::ParsedExtension;
 
@@ -153,7 +153,7 @@ pub(super) fn renew_at(pem: &str) -> Option<Timestamp> {
     Timestamp::from_second(from + (to - from) / 3 * 2).ok()
 }
 
-/// The key that signs gos.
+/// The key that signs gos and statements of settings.
 pub(super) struct GoKey {
     pem: String,
     signing: EncodingKey,
@@ -188,8 +188,8 @@ impl GoKey {
         Ok(serde_json::to_string(&JwkSet { keys: vec![key] })?)
     }
 
-    /// Signs a go.
-    pub(super) fn sign(&self, claims: &GoClaims) -> Result<String, MaterialError> {
+    /// Signs claims.
+    pub(super) fn sign(&self, claims: &impl Serialize) -> Result<String, MaterialError> {
         let header = Header { kid: Some(self.id.clone()), ..Header::new(Algorithm::ES256) };
         Ok(jsonwebtoken::encode(&header, claims, &self.signing)?)
     }
@@ -198,8 +198,25 @@ impl GoKey {
 #[cfg(test)]
 mod tests {
     use jsonwebtoken::{DecodingKey, Validation};
+    use models::go::GoClaims;
 
     use super::*;
+
+    impl GoKey {
+        /// What was signed, verified with the published key.
+        pub(crate) fn read<T: serde::de::DeserializeOwned + Clone>(
+            &self,
+            jws: &str,
+        ) -> Result<T, jsonwebtoken::errors::Error> {
+            let mut validation = Validation::new(Algorithm::ES256);
+            validation.required_spec_claims.clear();
+            validation.validate_exp = false;
+            validation.validate_aud = false;
+            let set: JwkSet = serde_json::from_str(&self.jwks().unwrap()).unwrap();
+            let public = DecodingKey::from_jwk(&set.keys[0]).unwrap();
+            jsonwebtoken::decode::<T>(jws, &public, &validation).map(|d| d.claims)
+        }
+    }
 
     fn now() -> Timestamp {
         Timestamp::from_second(1_800_000_000).unwrap()
@@ -237,15 +254,7 @@ mod tests {
         };
         let key = GoKey::load(GoKey::make().unwrap().data().get("key.pem").map(String::as_str)).unwrap();
         let jws = key.sign(&claims).unwrap();
-        let mut validation = Validation::new(Algorithm::ES256);
-        validation.required_spec_claims.clear();
-        validation.validate_exp = false;
-        let check = |key: &GoKey| {
-            let set: JwkSet = serde_json::from_str(&key.jwks().unwrap()).unwrap();
-            let public = DecodingKey::from_jwk(&set.keys[0]).unwrap();
-            jsonwebtoken::decode::<GoClaims>(&jws, &public, &validation).map(|d| d.claims)
-        };
-        assert_eq!(check(&key).unwrap(), claims);
-        assert!(check(&GoKey::make().unwrap()).is_err());
+        assert_eq!(key.read::<GoClaims>(&jws).unwrap(), claims);
+        assert!(GoKey::make().unwrap().read::<GoClaims>(&jws).is_err());
     }
 }

@@ -10,8 +10,8 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
-use models::go::GoClaims;
 use models::names;
+use serde::Serialize;
 
 use crate::config::Config;
 use material::{Authority, GoKey, MaterialError};
@@ -42,7 +42,7 @@ pub enum TlsError {
     Lost(#[from] crate::leader::LostLease),
 }
 
-/// Signs gos. Empty until the leader has its key.
+/// Signs gos and statements of settings. Empty until the leader has its key.
 #[derive(Clone, Default)]
 pub struct Signer {
     key: Arc<Mutex<Option<GoKey>>>,
@@ -50,8 +50,20 @@ pub struct Signer {
 
 impl Signer {
     /// Signs, if there is a key.
-    pub fn sign(&self, claims: &GoClaims) -> Option<Result<String, MaterialError>> {
+    pub fn sign(&self, claims: &impl Serialize) -> Option<Result<String, MaterialError>> {
         self.key.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|key| key.sign(claims))
+    }
+}
+
+#[cfg(test)]
+impl Signer {
+    pub(crate) fn with_a_new_key() -> Self {
+        Self { key: Arc::new(Mutex::new(GoKey::make().ok())) }
+    }
+
+    /// The claims of what was signed.
+    pub(crate) fn read<T: serde::de::DeserializeOwned + Clone>(&self, jws: &str) -> T {
+        self.key.lock().unwrap().as_ref().unwrap().read(jws).unwrap()
     }
 }
 

@@ -44,7 +44,7 @@ impl Case<'_> {
             }
             return self.with_blocked(Decision::wait(Wait::DisarmPending).waking_at(certain));
         }
-        if spec.host.as_ref() != Some(&self.host_policy()) {
+        if !spec.host.as_ref().is_some_and(|host| host.asks_as(&self.host_policy())) {
             // Before anything begins the host is told what policy asks of it: an attempt keeps what it began with.
             return Decision::act(self.withdraw());
         }
@@ -68,6 +68,9 @@ impl Case<'_> {
         }
         if self.armed_by_other() {
             return Decision::wait(Wait::HostArmedByOther);
+        }
+        if let Some(lock) = self.foreign_lock() {
+            return Decision::wait(Wait::LockedByOther { lock });
         }
         if !self.disarmed() {
             return Decision::wait(if agent.armed.is_some() { Wait::DisarmPending } else { Wait::AgentBehind });

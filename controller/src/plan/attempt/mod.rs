@@ -82,6 +82,8 @@ impl<'a> Case<'a> {
             ignore_waves: self.policy.ignore_waves.then_some(true),
             refresh_interval: Some(self.policy.refresh_interval),
             disarm_in_boot: self.disarm_in_boot(),
+            // Whoever writes it signs it.
+            signature: None,
         }
     }
 
@@ -89,6 +91,12 @@ impl<'a> Case<'a> {
     pub(super) fn armed_by_other(&self) -> bool {
         models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
             .is_some_and(|c| c.reason == "HostArmedByOther")
+    }
+
+    /// The version lock that somebody else set on the host, where it stands in the way of ours.
+    fn foreign_lock(&self) -> Option<String> {
+        self.host_policy().version_lock?;
+        self.shadow.status.agent.host.as_ref()?.foreign_lock.clone()
     }
 
     /// The permission to disarm it, which is good for one boot.
