@@ -5,10 +5,11 @@
 
 use std::collections::BTreeSet;
 
+use models::operator::Slot;
 use models::shadow::{HostState, Step};
 
 use crate::drain::filter;
-use crate::plan::{Action, Plan};
+use crate::plan::{Action, Plan, Quarantine};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 
@@ -26,9 +27,20 @@ pub struct Finding {
 /// Checks a plan and takes out what breaks a property.
 pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
-    findings.extend(check_slots(view, policy, plan));
+    let new_slots = new_slots(view, plan);
+    findings.extend(check_slots(view, policy, plan, &new_slots));
+    findings.extend(check_groups(view, policy, plan, &new_slots));
+    let frozen = Quarantine::of(view, policy.max_failures).frozen_by().is_some();
+    if frozen && !new_slots.is_empty() {
+        findings.push(Finding {
+            property: "S8",
+            node: None,
+            text: "a slot is given while the rollout is frozen".into(),
+        });
+    }
     for (name, action) in &plan.actions {
         if let Some(node) = view.nodes.get(name) {
+            findings.extend(check_start(frozen, name, node, action));
             findings.extend(check_order(name, node, action));
             findings.extend(check_disruption(view, name, node, action));
             findings.extend(check_evictions(view, name, node, action));
@@ -48,19 +60,66 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     findings
 }
 
-/// S1: slots are given only up to the budget. Nodes that are disrupted already keep theirs, also over a budget that was
-/// lowered since.
-fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan) -> Option<Finding> {
-    let (slots, operator) = (plan.slots.as_ref()?, view.operator.as_ref()?);
-    let held: BTreeSet<_> = operator.status.slots.iter().map(|s| s.uid.as_str()).collect();
-    let disrupted = |uid: &str| view.nodes.values().any(|n| n.facts.uid == uid && n.disrupted());
+/// The nodes that are given a slot. Nodes that are disrupted already keep theirs, also over a budget that was lowered
+/// since, or while the rollout is frozen.
+fn new_slots<'a>(view: &'a ClusterView, plan: &Plan) -> Vec<&'a NodeView> {
+    let (Some(slots), Some(operator)) = (&plan.slots, &view.operator) else { return Vec::new() };
+    let uids = |slots: &[Slot]| slots.iter().map(|s| s.uid.clone()).collect::<BTreeSet<String>>();
+    let (held, planned) = (uids(&operator.status.slots), uids(slots));
+    let new = |node: &&NodeView| planned.contains(&node.facts.uid) && !held.contains(&node.facts.uid);
+    view.nodes.values().filter(new).filter(|node| !node.disrupted()).collect()
+}
+
+/// S1: slots are given only up to the budget.
+fn check_slots(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Finding> {
+    let slots = plan.slots.as_ref()?;
     let total = view.nodes.values().filter(|n| n.facts.labelled).count();
     let budget = policy.max_unavailable.of(total).unwrap_or(1);
-    let new = slots.iter().filter(|s| !held.contains(s.uid.as_str()) && !disrupted(&s.uid)).count();
-    (new > 0 && slots.len() > budget).then(|| Finding {
+    (!new.is_empty() && slots.len() > budget).then(|| Finding {
         property: "S1",
         node: None,
-        text: format!("{} slots, {new} of them new, over a budget of {budget}", slots.len()),
+        text: format!("{} slots, {} of them new, over a budget of {budget}", slots.len(), new.len()),
+    })
+}
+
+/// S1 again, for the budgets of groups and for zones that take turns.
+fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeView]) -> Option<Finding> {
+    let slots: BTreeSet<&str> = plan.slots.iter().flatten().map(|slot| slot.uid.as_str()).collect();
+    let out: Vec<&NodeView> = view.nodes.values().filter(|n| slots.contains(n.facts.uid.as_str())).collect();
+    let finding = |text: String| Some(Finding { property: "S1", node: None, text });
+    for node in new {
+        if policy.one_zone_at_a_time && out.iter().any(|other| other.facts.zone() != node.facts.zone()) {
+            return finding(format!("{} is given a slot beside one in another zone", node.facts.name));
+        }
+        let Some(index) = policy.group_of(&node.facts) else { continue };
+        let group = &policy.groups[index];
+        let members = |nodes: &mut dyn Iterator<Item = &NodeView>| {
+            nodes.filter(|n| policy.group_of(&n.facts) == Some(index)).count()
+        };
+        let total = members(&mut view.nodes.values().filter(|n| n.facts.labelled));
+        let Some(limit) = group.max_unavailable.as_ref().map(|limit| limit.of(total).unwrap_or(1)) else { continue };
+        let taken = members(&mut out.iter().copied());
+        if taken > limit {
+            return finding(format!("{taken} slots in group {}, over its budget of {limit}", group.name));
+        }
+    }
+    None
+}
+
+/// S8: with the failure budget spent nothing begins, and nothing that is staged is drained.
+fn check_start(frozen: bool, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
+    let Action::Status { status, .. } = action else { return None };
+    let next = status.report.progress.as_ref()?.step;
+    let last = node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref()).map(|p| p.step);
+    let starts = match last {
+        None => next == Step::Staging,
+        Some(Step::Staging | Step::Staged) => matches!(next, Step::LeavingBalancer | Step::Draining),
+        Some(_) => false,
+    };
+    (frozen && starts).then(|| Finding {
+        property: "S8",
+        node: Some(name.to_owned()),
+        text: format!("it goes to {next:?} while the rollout is frozen"),
     })
 }
 
@@ -111,4 +170,131 @@ fn check_evictions(view: &ClusterView, name: &str, node: &NodeView, action: &Act
     let sorted = filter::sort(known, drain, &view.own_namespace);
     let stranger = pods.iter().find(|e| !sorted.go.iter().any(|p| p.uid == e.uid && p.node == name))?;
     finding(format!("{}/{} is no pod that has to leave this node", stranger.namespace, stranger.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
+    use models::reason::FailureReason;
+    use models::shadow::BottlerocketShadowSpec;
+    use serde_json::json;
+
+    use super::*;
+    use crate::plan::Eviction;
+    use crate::plan::cases::{NEW, at, cluster, node, pod, progress, t};
+
+    /// A staged node `a`, a node `b` that is drained, and an idle node `c`, in zones `a`, `b` and `a`; `a` and `b` are in
+    /// group `db`.
+    fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
+        let staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        let mut drained = at("b", Step::Draining, 0, HostState::StagedUpdate);
+        drained.pods = Some(vec![pod("b", false)]);
+        let mut nodes = vec![staged, drained, node("c")];
+        for (node, (zone, tier)) in nodes.iter_mut().zip([("a", "db"), ("b", "db"), ("a", "web")]) {
+            let labels = [(models::names::ZONE_LABEL, zone), ("tier", tier)];
+            node.facts.labels = Arc::new(labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+        }
+        let (mut view, _) = cluster(nodes, &["b"]);
+        let operator = view.operator.as_mut().unwrap();
+        operator.spec = serde_json::from_value::<BottlerocketUpdateOperatorSpec>(spec).unwrap();
+        if frozen {
+            operator.status.versions = vec![KnownVersion {
+                version: NEW,
+                variant: "aws-k8s-1.37".into(),
+                arch: "x86_64".into(),
+                first_seen: t(0),
+                quarantined: Some(Quarantined {
+                    since: t(0),
+                    reason: FailureReason::BootFellBack,
+                    nodes: vec!["x".into()],
+                }),
+            }];
+        }
+        let policy = Policy::from_spec(&operator.spec).unwrap();
+        (view, policy)
+    }
+
+    fn slots(nodes: &[&str]) -> Plan {
+        let slot = |n: &&str| Slot { uid: format!("uid-{n}"), node: (*n).into(), since: t(0) };
+        Plan { slots: Some(nodes.iter().map(slot).collect()), ..Plan::default() }
+    }
+
+    fn acts(node: &str, action: Action) -> Plan {
+        Plan { actions: BTreeMap::from([(node.to_owned(), action)]), ..Plan::default() }
+    }
+
+    fn goes_to(node: &str, step: Step) -> Plan {
+        let mut status = models::shadow::ControllerStatus::default();
+        status.report.progress = Some(progress(step, 0));
+        acts(node, Action::Status { status: Box::new(status), note: None })
+    }
+
+    fn reboot(node: &str, boot: &str) -> Plan {
+        let spec = BottlerocketShadowSpec {
+            state: HostState::RebootedIntoUpdate,
+            version: Some(NEW),
+            attempt: 1,
+            boot_id: Some(boot.into()),
+            ..BottlerocketShadowSpec::default()
+        };
+        acts(node, Action::Spec { spec: Box::new(spec) })
+    }
+
+    fn evicts(node: &str, uid: &str) -> Plan {
+        let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
+        acts(node, Action::Evict { pods: vec![pod] })
+    }
+
+    #[test]
+    fn a_plan_that_breaks_a_safety_property_is_found_and_a_good_one_is_not() {
+        let groups = |limit: u32| {
+            json!({"maxUnavailable": 3, "nodeGroups":
+                [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": limit}]})
+        };
+        let two = || json!({"maxUnavailable": 2});
+        let zones = json!({"maxUnavailable": 3, "strategy": {"oneZoneAtATime": true}});
+        for (sentence, spec, frozen, plan, property) in [
+            ("two slots of two", two(), false, slots(&["b", "a"]), None),
+            ("two slots of one", json!({}), false, slots(&["b", "a"]), Some("S1")),
+            ("a budget that was lowered takes no slot away", json!({}), false, slots(&["b"]), None),
+            ("two slots of two in a group", groups(2), false, slots(&["b", "a"]), None),
+            ("two slots of one in a group", groups(1), false, slots(&["b", "a"]), Some("S1")),
+            ("a node outside the group is none of its", groups(1), false, slots(&["b", "c"]), None),
+            ("a slot in another zone", zones, false, slots(&["b", "a"]), Some("S1")),
+            ("a slot while frozen", two(), true, slots(&["b", "a"]), Some("S8")),
+            ("a drain under way goes on while frozen", two(), true, evicts("b", "p-b"), None),
+            ("an attempt begins while frozen", two(), true, goes_to("c", Step::Staging), Some("S8")),
+            ("an attempt begins", two(), false, goes_to("c", Step::Staging), None),
+            ("an image that was wiped is staged again while frozen", two(), true, goes_to("a", Step::Staging), None),
+            ("a drain without a slot", two(), false, goes_to("a", Step::Draining), Some("S1")),
+            ("a cordon without a slot", two(), false, acts("a", Action::Claim), Some("S1")),
+            ("a reboot before the drain", two(), false, reboot("a", "b1"), Some("S3")),
+            ("a reboot of another boot", two(), false, reboot("b", "b0"), Some("S2")),
+            ("an eviction of a pod that is not there", two(), false, evicts("b", "other"), Some("S6")),
+            ("an eviction from a node without a cordon", two(), false, evicts("c", "p-c"), Some("S1")),
+        ] {
+            let (view, policy) = world(spec, frozen);
+            let mut linted = plan.clone();
+            let findings = lint(&view, &policy, &mut linted);
+            assert_eq!(findings.first().map(|f| f.property), property, "{sentence}: {findings:?}");
+            match property {
+                None => assert_eq!(linted, plan, "{sentence}"),
+                Some(_) => assert!(linted.slots.is_none() && linted.actions.is_empty(), "{sentence}: {linted:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_release_goes_through_beside_whatever_is_wrong() {
+        let (view, policy) = world(json!({}), true);
+        let mut plan = slots(&["b", "a"]);
+        plan.actions.insert("b".into(), Action::Release);
+        plan.actions.insert("c".into(), goes_to("c", Step::Staging).actions.remove("c").unwrap());
+        assert!(!lint(&view, &policy, &mut plan).is_empty());
+        assert_eq!(plan.actions, BTreeMap::from([("b".to_owned(), Action::Release)]));
+        assert_eq!(plan.slots, None);
+    }
 }

@@ -1,4 +1,4 @@
-//! Events about Nodes, with the operator's time. (The client's own recorder writes the local clock's, and the first of two
+//! Events about Nodes and the operator's resource, with the operator's time. (The client's own recorder writes the local clock's, and the first of two
 //! notes with one reason.)
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use models::names;
 use serde_json::json;
 
 use crate::plan::Note;
-use crate::view::NodeFacts;
+use crate::view::{NodeFacts, OperatorFacts};
 
 /// Where the API server wants Events about objects without a namespace.
 const NAMESPACE: &str = "default";
@@ -24,7 +24,7 @@ const SERIES: SignedDuration = SignedDuration::from_mins(6);
 /// The longest text that an Event may have is 1 kB.
 const NOTE_LENGTH: usize = 1000;
 
-/// How much of a Node's name is in the names of its Events, which have room for 253 characters.
+/// How much of an object's name is in the names of its Events, which have room for 253 characters.
 const NAME_LENGTH: usize = 230;
 
 /// An Event that was published.
@@ -35,8 +35,31 @@ struct Published {
     last: Timestamp,
 }
 
-/// The Node's uid, and the reason and the text of what was said of it.
+/// The object's uid, and the reason and the text of what was said of it.
 type Key = (String, String, String);
+
+/// A Node, as Events name it.
+pub(super) fn node(facts: &NodeFacts) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(facts.name.clone()),
+        uid: Some(facts.uid.clone()),
+        ..ObjectReference::default()
+    }
+}
+
+/// The operator's resource, as Events name it.
+pub(super) fn operator(facts: &OperatorFacts, namespace: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(super::shadow::OPERATOR_API.to_owned()),
+        kind: Some("BottlerocketUpdateOperator".to_owned()),
+        name: Some(names::OPERATOR_NAME.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        uid: Some(facts.uid.clone()),
+        ..ObjectReference::default()
+    }
+}
 
 /// Publishes Events. Cloning shares what it remembers.
 #[derive(Clone)]
@@ -51,10 +74,16 @@ impl Recorder {
         Self { client, identity, published: Arc::default() }
     }
 
-    /// Publishes what happened to a node at `now`.
-    pub(super) async fn publish(&self, node: &NodeFacts, note: &Note, now: Timestamp) -> Result<(), kube::Error> {
-        let key = (node.uid.clone(), note.reason.to_owned(), note.message.clone());
-        let events: Api<Event> = Api::namespaced(self.client.clone(), NAMESPACE);
+    /// Publishes what happened to an object at `now`.
+    pub(super) async fn publish(
+        &self,
+        about: &ObjectReference,
+        note: &Note,
+        now: Timestamp,
+    ) -> Result<(), kube::Error> {
+        let key = (about.uid.clone().unwrap_or_default(), note.reason.to_owned(), note.message.clone());
+        let namespace = about.namespace.as_deref().unwrap_or(NAMESPACE);
+        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         if let Some(before) = self.before(&key, now) {
             let again = Published { count: before.count.saturating_add(1), last: now, ..before };
             let series = EventSeries { count: again.count, last_observed_time: MicroTime(now) };
@@ -69,20 +98,20 @@ impl Recorder {
                 Err(error) => return Err(error),
             }
         }
-        let event = self.event(node, note, now);
+        let event = self.event(about, namespace, note, now);
         let name = event.metadata.name.clone().unwrap_or_default();
         events.create(&PostParams::default(), &event).await?;
         self.remember(key, Published { name, count: 1, last: now });
         Ok(())
     }
 
-    fn event(&self, node: &NodeFacts, note: &Note, now: Timestamp) -> Event {
-        let name: String = node.name.chars().take(NAME_LENGTH).collect();
+    fn event(&self, about: &ObjectReference, namespace: &str, note: &Note, now: Timestamp) -> Event {
+        let name: String = about.name.iter().flat_map(|name| name.chars()).take(NAME_LENGTH).collect();
         let name = name.trim_end_matches(['.', '-']);
         Event {
             metadata: ObjectMeta {
                 name: Some(format!("{name}.{:016x}", rand::random::<u64>())),
-                namespace: Some(NAMESPACE.to_owned()),
+                namespace: Some(namespace.to_owned()),
                 ..ObjectMeta::default()
             },
             type_: Some(if note.warning { "Warning" } else { "Normal" }.to_owned()),
@@ -90,13 +119,7 @@ impl Recorder {
             note: Some(note.message.chars().take(NOTE_LENGTH).collect()),
             action: Some("Update".to_owned()),
             event_time: Some(MicroTime(now)),
-            regarding: Some(ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Node".to_owned()),
-                name: Some(node.name.clone()),
-                uid: Some(node.uid.clone()),
-                ..ObjectReference::default()
-            }),
+            regarding: Some(about.clone()),
             reporting_controller: Some(names::CONTROLLER.to_owned()),
             reporting_instance: Some(self.identity.clone()),
             ..Event::default()

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 pub use node::CORDONED_BEFORE;
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::sync::mpsc;
 
 use crate::leader::{Leadership, LostLease};
@@ -159,7 +160,7 @@ impl Applier {
                 self.write_status(shadow, &status).await?;
                 self.metrics.wrote(shadow, &status, crate::clock::now());
                 if let Some(note) = note {
-                    self.tell(&node.facts, &note).await;
+                    self.tell(&event::node(&node.facts), &note).await;
                 }
                 Ok(Learned::default())
             }
@@ -176,18 +177,19 @@ impl Applier {
         }
     }
 
-    /// Publishes an Event about the node. An Event that cannot be published changes nothing.
-    async fn tell(&self, node: &NodeFacts, note: &Note) {
-        if let Err(error) = self.recorder.publish(node, note, crate::clock::now()).await {
+    /// Publishes an Event. One that cannot be published changes nothing.
+    async fn tell(&self, about: &ObjectReference, note: &Note) {
+        if let Err(error) = self.recorder.publish(about, note, crate::clock::now()).await {
             tracing::warn!(
-                node = node.name,
+                object = about.name,
                 error = &error as &dyn std::error::Error,
                 "an Event could not be published"
             );
         }
     }
 
-    /// Applies the operator's status, slots and counts in one write at the version that the plan was made on.
+    /// Applies the operator's status, slots and counts in one write at the version that the plan was made on, and tells
+    /// what is new in it.
     pub async fn write_operator(
         &self,
         view: &ClusterView,
@@ -195,7 +197,11 @@ impl Applier {
     ) -> Result<(), ApplyError> {
         let Some(operator) = &view.operator else { return Ok(()) };
         self.leadership.check()?;
-        shadow::apply_operator_status(self, operator, status).await
+        shadow::apply_operator_status(self, operator, status).await?;
+        for note in crate::plan::news(&operator.status.conditions, &status.conditions) {
+            self.tell(&event::operator(operator, &self.namespace), &note).await;
+        }
+        Ok(())
     }
 }
 

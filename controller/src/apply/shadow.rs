@@ -12,7 +12,7 @@ use super::{Applier, ApplyError};
 use crate::view::{OperatorFacts, ShadowFacts};
 
 const SHADOW_API: &str = "brupop.bottlerocket.aws/v3";
-const OPERATOR_API: &str = "brupop.bottlerocket.aws/v1";
+pub(super) const OPERATOR_API: &str = "brupop.bottlerocket.aws/v1";
 
 fn manager() -> PatchParams {
     PatchParams::apply(names::CONTROLLER_MANAGER).force()

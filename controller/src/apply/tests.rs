@@ -201,7 +201,7 @@ async fn an_event_has_the_operators_time_and_its_repetition_is_counted_on_it() {
         noon + jiff::SignedDuration::from_mins(minutes)
     };
     for (message, minutes) in [("a", 0), ("a", 5), ("b", 6), ("a", 10), ("a", 17)] {
-        applier.recorder.publish(&node.facts, &note(message), at(minutes)).await.unwrap();
+        applier.recorder.publish(&super::event::node(&node.facts), &note(message), at(minutes)).await.unwrap();
     }
     let calls = calls.lock().unwrap().clone();
     let seen: Vec<_> = calls

@@ -10,14 +10,14 @@ use super::{Action, Plan, Wait, plan};
 use crate::policy::Policy;
 use crate::view::{ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
-pub(super) const OLD: Version = Version::new(1, 20, 0);
-pub(super) const NEW: Version = Version::new(1, 20, 5);
+pub(crate) const OLD: Version = Version::new(1, 20, 0);
+pub(crate) const NEW: Version = Version::new(1, 20, 5);
 
-pub(super) fn t(second: i64) -> Timestamp {
+pub(crate) fn t(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
-pub(super) fn pod(node: &str, bare: bool) -> PodFacts {
+pub(crate) fn pod(node: &str, bare: bool) -> PodFacts {
     PodFacts {
         namespace: "shop".into(),
         name: format!("p-{node}"),
@@ -29,7 +29,7 @@ pub(super) fn pod(node: &str, bare: bool) -> PodFacts {
     }
 }
 
-pub(super) fn node(name: &str) -> NodeView {
+pub(crate) fn node(name: &str) -> NodeView {
     let facts = NodeFacts {
         name: name.into(),
         uid: format!("uid-{name}"),
@@ -61,7 +61,7 @@ pub(super) fn node(name: &str) -> NodeView {
     NodeView { facts, shadow: Some(shadow), pods: Some(vec![]), ..NodeView::default() }
 }
 
-pub(super) fn progress(step: Step, since: i64) -> Progress {
+pub(crate) fn progress(step: Step, since: i64) -> Progress {
     Progress {
         step,
         since: t(since),
@@ -80,7 +80,7 @@ pub(super) fn progress(step: Step, since: i64) -> Progress {
 }
 
 /// A node of which the attempt stands at `step`, with the order `state`.
-pub(super) fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeView {
+pub(crate) fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeView {
     let mut node = node(name);
     let shadow = node.shadow.as_mut().unwrap();
     shadow.spec.state = state;
@@ -101,7 +101,7 @@ pub(super) fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeVi
     node
 }
 
-pub(super) fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Policy) {
+pub(crate) fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Policy) {
     let mut operator = OperatorFacts { uid: "op".into(), ..OperatorFacts::default() };
     operator.spec = BottlerocketUpdateOperatorSpec::default();
     operator.status.slots =
@@ -111,7 +111,7 @@ pub(super) fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Pol
     (ClusterView { nodes, operator: Some(operator), leader_since: t(-100_000), ..ClusterView::default() }, policy)
 }
 
-pub(super) fn failure(version: Version) -> models::shadow::VersionFailure {
+pub(crate) fn failure(version: Version) -> models::shadow::VersionFailure {
     models::shadow::VersionFailure {
         version,
         variant: "aws-k8s-1.37".into(),

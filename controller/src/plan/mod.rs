@@ -14,7 +14,7 @@
 
 mod attempt;
 #[cfg(test)]
-mod cases;
+pub(crate) mod cases;
 mod fleet;
 mod gates;
 mod order;
@@ -38,6 +38,7 @@ use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
 
 pub use fleet::plan;
 pub use quarantine::Quarantine;
+pub use report::news;
 pub use wait::Wait;
 
 /// An Event that goes with a write.

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use models::condition::{Condition, set_condition};
+use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
 use models::operator::{
     BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, WINDOW_OPEN, WaitingCount,
 };
 use models::shadow::Step;
 
 use super::survey::Survey;
-use super::{Plan, Wait, requests};
+use super::{Note, Plan, Wait, requests};
 use crate::policy::{Policy, PolicyError, WindowState};
 use crate::view::{ClusterView, OperatorFacts};
 
@@ -103,6 +103,29 @@ fn degraded(errors: &[PolicyError], policy: &Policy) -> Said {
     (true, "InvalidPolicy", message.chars().take(2000).collect())
 }
 
+/// What a person should hear of when these conditions take the place of those: the rollout stopped or goes on, the policy
+/// cannot be obeyed or can again. What only comes and goes is no news.
+pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
+    let mut notes = Vec::new();
+    for (type_, begins, ends) in [(FROZEN, "Frozen", "Resumed"), (DEGRADED, "InvalidPolicy", "PolicyObeyed")] {
+        let Some(now) = find_condition(new, type_) else { continue };
+        let before = find_condition(old, type_);
+        let held = before.is_some_and(|c| c.status == ConditionStatus::True);
+        let holds = now.status == ConditionStatus::True;
+        let changed = before.is_none_or(|c| c.message != now.message);
+        if holds && (!held || changed) {
+            notes.push(Note { warning: true, reason: begins, message: now.message.clone() });
+        } else if held && !holds {
+            let message = match type_ {
+                FROZEN => "no version is held back any more: new updates start",
+                _ => "every field of the policy can be obeyed: it is in force",
+            };
+            notes.push(Note { warning: false, reason: ends, message: message.to_owned() });
+        }
+    }
+    notes
+}
+
 /// The operator's status, without its slots.
 pub(super) fn status(
     view: &ClusterView,
@@ -162,5 +185,38 @@ pub(super) fn status(
         requests: requests::acknowledged(view, survey.rollout.approval_taken),
         policy_in_force,
         conditions,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::cases::t;
+
+    fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
+        let condition = |(holds, message): (bool, &str)| Condition {
+            type_: FROZEN.to_owned(),
+            status: holds.into(),
+            reason: "x".to_owned(),
+            message: message.to_owned(),
+            last_transition_time: t(0),
+            observed_generation: None,
+        };
+        frozen.into_iter().map(condition).collect()
+    }
+
+    #[test]
+    fn a_person_hears_when_the_rollout_stops_and_when_it_goes_on_and_each_once() {
+        for (sentence, old, new, told) in [
+            ("nothing has failed yet", None, Some((false, "")), None),
+            ("the first failure", Some((false, "")), Some((true, "1.20.5")), Some("Frozen")),
+            ("at once, with the first status ever", None, Some((true, "1.20.5")), Some("Frozen")),
+            ("it is known", Some((true, "1.20.5")), Some((true, "1.20.5")), None),
+            ("another version fails too", Some((true, "1.20.5")), Some((true, "1.20.5; 1.20.6")), Some("Frozen")),
+            ("a person resumed", Some((true, "1.20.5")), Some((false, "")), Some("Resumed")),
+        ] {
+            let notes = news(&conditions(old), &conditions(new));
+            assert_eq!(notes.iter().map(|n| n.reason).collect::<Vec<_>>(), Vec::from_iter(told), "{sentence}");
+        }
     }
 }

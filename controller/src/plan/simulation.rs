@@ -423,7 +423,7 @@ impl World {
         self.check_policy();
     }
 
-    /// The limits of groups, zones and canary steps, which the planner keeps and lint does not know of.
+    /// The limits of groups, zones and canary steps, at every moment and not only where a slot is given.
     fn check_policy(&self) {
         let (seed, policy) = (self.seed, &self.policy);
         let out: Vec<&NodeView> = self.view.nodes.values().filter(|n| n.disrupted()).collect();
