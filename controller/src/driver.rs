@@ -19,10 +19,10 @@ use crate::expressions::Expressions;
 use crate::labels::{Labelling, labels};
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
-use crate::plan::{Plan, plan};
+use crate::plan::{Action, Plan, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
-use crate::view::{Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, newer};
+use crate::view::{Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, newer};
 
 /// How often the operator's status is written when only its counts changed.
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
@@ -35,7 +35,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Default)]
 struct Memory {
     blocked: BTreeMap<String, Blocked>,
-    /// The version of the budget at the time of its refusal, by the pod's uid.
+    /// The versions of the budgets concerned when the evictions under way were sent off, by the budget's key.
+    budgets_before: BTreeMap<String, String>,
+    /// The version of the budget before its refusal, by the pod's uid.
     budget_versions: BTreeMap<String, String>,
     lease: Option<LeaseLooks>,
     busy: bool,
@@ -290,7 +292,15 @@ impl Driver {
     fn act(&mut self, view: &ClusterView, plan: &mut Plan) {
         for (name, action) in std::mem::take(&mut plan.actions) {
             let Some(node) = view.nodes.get(&name).filter(|_| !view.busy.contains(&name)) else { continue };
-            self.memory.entry(name).or_default().busy = true;
+            let memory = self.memory.entry(name).or_default();
+            memory.busy = true;
+            if let Action::Evict { pods } = &action {
+                // As they are before the first request. A budget can refuse a pod and allow it again while the others are
+                // asked for; looked up after the last answer, that change would pass for one that the refusal knew of.
+                let concerned = self.budgets.select(|budget| pods.iter().any(|pod| pod.namespace == budget.namespace));
+                memory.budgets_before =
+                    concerned.into_iter().map(|budget| (budget.key(), budget.resource_version)).collect();
+            }
             self.applier.spawn(node.clone(), action, self.outcomes.0.clone());
         }
     }
@@ -305,8 +315,10 @@ impl Driver {
                     if let Some(old) = memory.blocked.get(&uid).filter(|old| !old.accepted) {
                         new.since = old.since;
                     }
-                    if let Some(budget) = new.budget.as_ref().and_then(|key| self.budgets.get(key)) {
-                        memory.budget_versions.insert(uid.clone(), budget.resource_version);
+                    if let Some(budget) = &new.budget {
+                        // Of one made meanwhile any version is news.
+                        let before = memory.budgets_before.get(budget).cloned().unwrap_or_default();
+                        memory.budget_versions.insert(uid.clone(), before);
                     }
                     memory.blocked.insert(uid, new);
                 }
@@ -479,6 +491,63 @@ mod tests {
             driver.hand_over();
             let ended = tokio::time::timeout(Duration::from_secs(60), driver.run(stop)).await;
             assert_eq!(ended, Ok(end));
+        }
+    }
+
+    fn take<P: crate::view::Projection>(cache: &Cache<P>, object: serde_json::Value) {
+        cache.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(object).unwrap()))));
+    }
+
+    #[tokio::test]
+    async fn a_budget_that_lets_go_before_its_refusal_is_heard_of_is_not_missed() {
+        let budget = |version: &str, allowed: i32| {
+            serde_json::json!({"metadata": {"namespace": "shop", "name": "web", "resourceVersion": version},
+                "status": {"disruptionsAllowed": allowed, "currentHealthy": 2, "desiredHealthy": 2, "expectedPods": 3}})
+        };
+        for (sentence, meanwhile, now_due) in [
+            ("the budget is as it was before the eviction", vec![], false),
+            ("it has counted the eviction before", vec![budget("8", 0)], false),
+            ("it lets another go already", vec![budget("8", 0), budget("9", 1)], true),
+        ] {
+            let (mut driver, nodes) = driver();
+            take(
+                &nodes,
+                serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5", "labels": {
+                    models::names::INTERFACE_LABEL: models::names::INTERFACE_VERSION}}}),
+            );
+            let shadow = serde_json::json!({
+                "metadata": {"name": "brs-a", "resourceVersion": "6", "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "node-1"}]},
+                "spec": {"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"},
+                "status": {"progress": {"step": "Draining", "since": "2026-01-01T00:00:00Z",
+                    "started": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5", "disruptive": true}}});
+            take(&driver.applier.shadows, shadow);
+            take(&driver.budgets, budget("7", 1));
+            let now = crate::clock::now();
+            let view = driver.view(now);
+            let pod = |name: &str| crate::plan::Eviction {
+                namespace: "shop".into(),
+                name: name.into(),
+                uid: format!("uid-{name}"),
+            };
+            let action = Action::Evict { pods: vec![pod("first"), pod("second")] };
+            driver.act(&view, &mut Plan { actions: BTreeMap::from([("a".to_owned(), action)]), ..Plan::default() });
+            for change in meanwhile {
+                take(&driver.budgets, change);
+            }
+            let refused = crate::view::Blocked {
+                budget: Some("shop/web".into()),
+                message: String::new(),
+                since: now,
+                retry_at: now + jiff::SignedDuration::from_secs(5),
+                fatal: false,
+                accepted: false,
+            };
+            let evictions = BTreeMap::from([("uid-second".to_owned(), refused)]);
+            let result = Ok(crate::apply::Learned { evictions, ..crate::apply::Learned::default() });
+            driver.ended(Outcome { node: "a".into(), result });
+            let blocked = &driver.view(now).nodes["a"].blocked["uid-second"];
+            assert_eq!(blocked.retry_at <= now, now_due, "{sentence}: {blocked:?}");
         }
     }
 
