@@ -24,7 +24,7 @@ fn wait_for(world: &World, reason: &str, nodes: i64) -> bool {
 
 /// A budget on one of two nodes that lets nothing go, so that the update of that node stands still in its drain.
 async fn stuck_in_a_drain(scene: &Scene) -> anyhow::Result<(String, &'static str)> {
-    scene.shop_with(2, json!({"minAvailable": 2})).await?;
+    scene.guarded_shop(2).await?;
     scene.install().await?;
     scene.release();
     let world = scene
