@@ -1,5 +1,7 @@
 //! How long one plan takes, with fleets of several sizes in the middle of a rollout. `make bench-plan` runs it.
 
+#![expect(clippy::unwrap_used, reason = "nothing here comes from outside")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -9,7 +11,7 @@ use controller::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts
 use divan::{Bencher, black_box};
 use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
-use models::shadow::{HostPolicy, HostState, LastAttempt, OfferedUpdates, Progress, Record, Step};
+use models::shadow::{AttemptResult, HostPolicy, HostState, OfferedUpdates, Progress, Record, Step};
 use semver::Version;
 
 const OLD: Version = Version::new(1, 20, 0);
@@ -36,10 +38,7 @@ fn policy() -> BottlerocketUpdateOperatorSpec {
             {"name": "web", "selector": {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["web", "edge"]}]}, "maxUnavailable": "2%"},
         ],
     });
-    match serde_json::from_value(spec) {
-        Ok(spec) => spec,
-        Err(error) => panic!("the bench's policy: {error}"),
-    }
+    serde_json::from_value(spec).unwrap()
 }
 
 /// Of a hundred nodes ten are updated, one is drained with thirty pods on it, twenty are staged, and the rest is idle.
@@ -86,13 +85,14 @@ fn node(number: usize) -> NodeView {
         1..=10 => {
             agent.current_version = Some(NEW);
             agent.updates = Some(OfferedUpdates { chosen_version: None, ..OfferedUpdates::default() });
-            let last = LastAttempt {
+            let last = AttemptResult {
                 attempt: 1,
                 version: NEW,
                 from: Some(OLD),
-                ended: at(-3600),
                 reason: models::shadow::UPDATED.into(),
-                ..LastAttempt::default()
+                message: String::new(),
+                started: at(-7200),
+                ended: at(-3600),
             };
             shadow.status.controller.record = Some(Record { last: Some(last), ..Record::default() });
             None
@@ -141,13 +141,11 @@ fn some_pod(node: &str, number: usize) -> PodFacts {
 }
 
 fn fleet(size: usize) -> (ClusterView, Policy) {
-    let nodes: BTreeMap<String, NodeView> =
-        (0..size).map(node).map(|node| (node.facts.name.clone(), node)).collect();
+    let nodes: BTreeMap<String, NodeView> = (0..size).map(node).map(|node| (node.facts.name.clone(), node)).collect();
     let mut operator = OperatorFacts { uid: "op".into(), spec: policy(), ..OperatorFacts::default() };
     let out = nodes.values().filter(|node| node.facts.claimed);
-    operator.status.slots = out
-        .map(|node| Slot { uid: node.facts.uid.clone(), node: node.facts.name.clone(), since: at(-60) })
-        .collect();
+    operator.status.slots =
+        out.map(|node| Slot { uid: node.facts.uid.clone(), node: node.facts.name.clone(), since: at(-60) }).collect();
     let (policy, errors) = Policy::in_force(Some(&operator));
     assert!(errors.is_empty(), "the bench's policy: {errors:?}");
     let view = ClusterView { nodes, operator: Some(operator), leader_since: at(-100_000), ..ClusterView::default() };
@@ -159,7 +157,8 @@ fn fleet(size: usize) -> (ClusterView, Policy) {
 fn nodes(bencher: Bencher<'_, '_>, size: usize) {
     let (mut view, policy) = fleet(size);
     // What the first plan says of versions and the rollout is what later ones find.
-    if let (Some(operator), Some(status)) = (&mut view.operator, plan(&view, &policy, at(0)).status) {
+    let first = plan(&view, &policy, at(0)).status;
+    if let (Some(operator), Some(status)) = (&mut view.operator, first) {
         operator.status = status;
     }
     let made = plan(&view, &policy, at(1));
