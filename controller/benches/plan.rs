@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use controller::claims;
 use controller::plan::plan;
 use controller::policy::Policy;
 use controller::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
@@ -121,7 +122,9 @@ fn node(number: usize) -> NodeView {
             watched_since: None,
             disruptive,
         });
-        (facts.claimed, facts.unschedulable) = (disruptive, disruptive);
+        if disruptive {
+            (facts.claims, facts.unschedulable) = (claims::wanted(Some(step), &Policy::default()), true);
+        }
         pods = disruptive.then(|| (0..30).map(|pod| some_pod(&name, pod)).collect());
     }
     NodeView { facts, shadow: Some(shadow), pods, ..NodeView::default() }
@@ -143,7 +146,7 @@ fn some_pod(node: &str, number: usize) -> PodFacts {
 fn fleet(size: usize) -> (ClusterView, Policy) {
     let nodes: BTreeMap<String, NodeView> = (0..size).map(node).map(|node| (node.facts.name.clone(), node)).collect();
     let mut operator = OperatorFacts { uid: "op".into(), spec: policy(), ..OperatorFacts::default() };
-    let out = nodes.values().filter(|node| node.facts.claimed);
+    let out = nodes.values().filter(|node| node.facts.claimed());
     operator.status.slots =
         out.map(|node| Slot { uid: node.facts.uid.clone(), node: node.facts.name.clone(), since: at(-60) }).collect();
     let (policy, errors) = Policy::in_force(Some(&operator));

@@ -40,6 +40,8 @@ struct Memory {
     /// The version of the budget before its refusal, by the pod's uid.
     budget_versions: BTreeMap<String, String>,
     lease: Option<LeaseLooks>,
+    /// How often the node was claimed in this attempt.
+    claims: u32,
     busy: bool,
     failures: u32,
     paused_until: Option<Instant>,
@@ -253,7 +255,7 @@ impl Driver {
         };
         for (name, facts) in nodes {
             let shadow = shadows.remove(&name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
-            if !facts.labelled && !facts.claimed && shadow.is_none() {
+            if !facts.labelled && !facts.claimed() && shadow.is_none() {
                 continue;
             }
             let mut node = NodeView { facts, shadow, ..NodeView::default() };
@@ -269,7 +271,9 @@ impl Driver {
                     memory.blocked.clear();
                     memory.budget_versions.clear();
                     memory.lease = None;
+                    memory.claims = 0;
                 }
+                node.claims_made = memory.claims;
                 for (uid, blocked) in &mut memory.blocked {
                     let Some(budget) = blocked.budget.as_ref().and_then(|key| self.budgets.get(key)) else { continue };
                     let seen = memory.budget_versions.get(uid).map_or("", String::as_str);
@@ -294,7 +298,7 @@ impl Driver {
             let Some(node) = view.nodes.get(&name).filter(|_| !view.busy.contains(&name)) else { continue };
             let memory = self.memory.entry(name).or_default();
             memory.busy = true;
-            if let Action::Evict { pods } = &action {
+            if let Action::Evict { pods, .. } = &action {
                 // As they are before the first request. A budget can refuse a pod and allow it again while the others are
                 // asked for; looked up after the last answer, that change would pass for one that the refusal knew of.
                 let concerned = self.budgets.select(|budget| pods.iter().any(|pod| pod.namespace == budget.namespace));
@@ -311,6 +315,7 @@ impl Driver {
         match outcome.result {
             Ok(learned) => {
                 memory.failures = 0;
+                memory.claims = memory.claims.saturating_add(u32::from(learned.claimed));
                 for (uid, mut new) in learned.evictions {
                     if let Some(old) = memory.blocked.get(&uid).filter(|old| !old.accepted) {
                         new.since = old.since;
@@ -530,7 +535,7 @@ mod tests {
                 name: name.into(),
                 uid: format!("uid-{name}"),
             };
-            let action = Action::Evict { pods: vec![pod("first"), pod("second")] };
+            let action = Action::Evict { pods: vec![pod("first"), pod("second")], grace: None };
             driver.act(&view, &mut Plan { actions: BTreeMap::from([("a".to_owned(), action)]), ..Plan::default() });
             for change in meanwhile {
                 take(&driver.budgets, change);
@@ -542,6 +547,7 @@ mod tests {
                 retry_at: now + jiff::SignedDuration::from_secs(5),
                 fatal: false,
                 accepted: false,
+                deleted: false,
             };
             let evictions = BTreeMap::from([("uid-second".to_owned(), refused)]);
             let result = Ok(crate::apply::Learned { evictions, ..crate::apply::Learned::default() });

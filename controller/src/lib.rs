@@ -6,6 +6,7 @@
 //! ```
 
 pub mod apply;
+pub mod claims;
 pub mod clock;
 pub mod config;
 pub mod drain;

@@ -5,9 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use models::operator::Slot;
+use models::operator::{AtDeadline, Slot};
 use models::shadow::{HostState, Step};
 
+use crate::claims::Part;
 use crate::drain::filter;
 use crate::plan::{Action, Plan, Quarantine};
 use crate::policy::Policy;
@@ -43,7 +44,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             findings.extend(check_start(frozen, name, node, action));
             findings.extend(check_order(name, node, action));
             findings.extend(check_disruption(view, name, node, action));
-            findings.extend(check_evictions(view, name, node, action));
+            findings.extend(check_evictions(view, policy, name, node, action));
         }
     }
     if !findings.is_empty() {
@@ -144,7 +145,7 @@ fn check_order(name: &str, node: &NodeView, action: &Action) -> Option<Finding> 
 fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
     let operator = view.operator.as_ref()?;
     let disrupts = match action {
-        Action::Claim | Action::Evict { .. } => true,
+        Action::Claim { .. } | Action::Evict { .. } | Action::Delete { .. } => true,
         Action::Status { status, .. } => {
             status.report.progress.as_ref().is_some_and(|p| matches!(p.step, Step::LeavingBalancer | Step::Draining))
         }
@@ -159,16 +160,31 @@ fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Ac
 }
 
 /// S6, and the order of writes: only pods that have to go, only from a node that we have cordoned.
-fn check_evictions(view: &ClusterView, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
-    let Action::Evict { pods } = action else { return None };
+fn check_evictions(
+    view: &ClusterView,
+    policy: &Policy,
+    name: &str,
+    node: &NodeView,
+    action: &Action,
+) -> Option<Finding> {
+    let (Action::Evict { pods, .. } | Action::Delete { pods, .. }) = action else { return None };
     let finding = |text: String| Some(Finding { property: "S6", node: Some(name.to_owned()), text });
-    if !node.facts.claimed {
+    let rules = &policy.for_node(&node.facts).drain;
+    if matches!(action, Action::Delete { .. }) && rules.at_deadline != AtDeadline::Force {
+        return finding("pods would be deleted although policy does not say so".to_owned());
+    }
+    if !node.facts.claims.has(Part::Cordon) {
         return finding("pods would be evicted from a node that is not cordoned".to_owned());
     }
     let drain = node.shadow.as_ref().and_then(|s| s.status.controller.drain.as_ref());
     let known = node.pods.as_deref().unwrap_or_default();
-    let sorted = filter::sort(known, drain, &view.own_namespace);
-    let stranger = pods.iter().find(|e| !sorted.go.iter().any(|p| p.uid == e.uid && p.node == name))?;
+    let sorted = filter::sort(known, rules.rules, drain, &view.own_namespace);
+    // What is deleted at the deadline may be on its way out already.
+    let mut may_go: Vec<_> = sorted.go.clone();
+    if matches!(action, Action::Delete { .. }) {
+        may_go.extend(sorted.left());
+    }
+    let stranger = pods.iter().find(|e| !may_go.iter().any(|p| p.uid == e.uid && p.node == name))?;
     finding(format!("{}/{} is no pod that has to leave this node", stranger.namespace, stranger.name))
 }
 
@@ -183,6 +199,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::claims::Parts;
     use crate::plan::Eviction;
     use crate::plan::cases::{NEW, at, cluster, node, pod, progress, t};
 
@@ -245,7 +262,12 @@ mod tests {
 
     fn evicts(node: &str, uid: &str) -> Plan {
         let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
-        acts(node, Action::Evict { pods: vec![pod] })
+        acts(node, Action::Evict { pods: vec![pod], grace: None })
+    }
+
+    fn deletes(node: &str, uid: &str) -> Plan {
+        let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
+        acts(node, Action::Delete { pods: vec![pod], grace: None })
     }
 
     #[test]
@@ -270,7 +292,21 @@ mod tests {
             ("an attempt begins", two(), false, goes_to("c", Step::Staging), None),
             ("an image that was wiped is staged again while frozen", two(), true, goes_to("a", Step::Staging), None),
             ("a drain without a slot", two(), false, goes_to("a", Step::Draining), Some("S1")),
-            ("a cordon without a slot", two(), false, acts("a", Action::Claim), Some("S1")),
+            (
+                "a cordon without a slot",
+                two(),
+                false,
+                acts("a", Action::Claim { parts: Parts::CORDON, note: None }),
+                Some("S1"),
+            ),
+            ("a deletion that policy does not ask for", two(), false, deletes("b", "p-b"), Some("S6")),
+            (
+                "a deletion that policy asks for",
+                json!({"drain": {"atDeadline": "Force"}}),
+                false,
+                deletes("b", "p-b"),
+                None,
+            ),
             ("a reboot before the drain", two(), false, reboot("a", "b1"), Some("S3")),
             ("a reboot of another boot", two(), false, reboot("b", "b0"), Some("S2")),
             ("an eviction of a pod that is not there", two(), false, evicts("b", "other"), Some("S6")),

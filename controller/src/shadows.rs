@@ -31,7 +31,7 @@ pub fn changes(nodes: &BTreeMap<String, NodeFacts>, shadows: &BTreeMap<String, S
     for (name, node) in nodes.iter().filter(|(_, node)| !node.deleting) {
         match shadows.get(name) {
             // A claim of ours without a shadow is given back through one.
-            None if node.labelled || node.claimed => {
+            None if node.labelled || node.claimed() => {
                 changes.push(Change::Create { node: name.clone(), uid: node.uid.clone() });
             }
             Some(shadow) if !shadow.deleting && goes(node, shadow) => {
@@ -52,7 +52,7 @@ fn goes(node: &NodeFacts, shadow: &ShadowFacts) -> bool {
     }
     let armed = shadow.status.agent.armed.as_ref().is_some_and(|armed| armed.boot_id == node.boot_id);
     let under_way = shadow.status.controller.progress.is_some() || shadow.spec.state != HostState::Idle;
-    !node.labelled && !armed && !under_way && !node.claimed
+    !node.labelled && !armed && !under_way && !node.claimed()
 }
 
 #[cfg(test)]
@@ -108,6 +108,6 @@ mod tests {
         let mut ordered = shadow();
         ordered.spec.state = HostState::StagedUpdate;
         assert_eq!(changes_of(unlabelled.clone(), Some(ordered)), []);
-        assert_eq!(changes_of(NodeFacts { claimed: true, ..unlabelled }, Some(shadow())), []);
+        assert_eq!(changes_of(NodeFacts { claims: crate::claims::Parts::CORDON, ..unlabelled }, Some(shadow())), []);
     }
 }

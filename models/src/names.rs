@@ -50,6 +50,13 @@ pub const RETRY_ANNOTATION: &str = "brupop.bottlerocket.aws/retry";
 /// Annotation on a shadow: the attempt under way ends and the node is given back. Its value names the request.
 pub const RELEASE_ANNOTATION: &str = "brupop.bottlerocket.aws/release";
 
+/// Label on a Node that takes it out of external load balancers, whatever its value (Kubernetes' own).
+pub const BALANCER_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+/// Annotation on a Node: the cluster autoscaler leaves it alone while it is `true` (the autoscaler's own).
+pub const SCALE_DOWN_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/scale-down-disabled";
+/// Annotation on a Node: Karpenter leaves it alone while it is `true` (Karpenter's own).
+pub const DO_NOT_DISRUPT_ANNOTATION: &str = "karpenter.sh/do-not-disrupt";
+
 /// Label on a Node, a whole number: nodes with a higher one come first. Default 0.
 pub const PRIORITY_LABEL: &str = "brupop.bottlerocket.aws/priority";
 /// Label on a Node: the zone that it stands in.

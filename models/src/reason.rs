@@ -82,6 +82,8 @@ reasons! {
     DrainRefused => Node,
     /// Pods came back to the cordoned node.
     PodsReturn => Node,
+    /// Somebody uncordoned the node in mid-drain, again and again.
+    Uncordoned => Node,
     /// The agent did not answer in time.
     AgentSilent => Node,
     /// The node did not reboot in time.

@@ -11,8 +11,6 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub use node::CORDONED_BEFORE;
-
 use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::sync::mpsc;
 
@@ -79,6 +77,8 @@ impl ApplyError {
 pub struct Learned {
     /// What became of evictions, by the pod's uid.
     pub evictions: BTreeMap<String, Blocked>,
+    /// Whether the node was claimed.
+    pub claimed: bool,
     /// A look at the node's own Lease: when it was last renewed, if there is one, and when that was seen.
     pub lease: Option<(Option<jiff::Timestamp>, jiff::Timestamp)>,
 }
@@ -169,9 +169,16 @@ impl Applier {
                 self.write_spec(shadow, &spec).await?;
                 Ok(Learned::default())
             }
-            Action::Claim => self.claim(&node.facts).await.map(|()| Learned::default()),
+            Action::Claim { parts, note } => {
+                self.claim(&node.facts, parts).await?;
+                if let Some(note) = note {
+                    self.tell(&event::node(&node.facts), &note).await;
+                }
+                Ok(Learned { claimed: true, ..Learned::default() })
+            }
             Action::Release => self.release(node).await.map(|()| Learned::default()),
-            Action::Evict { pods } => self.evict(&pods).await,
+            Action::Evict { pods, grace } => self.evict(&pods, grace).await,
+            Action::Delete { pods, grace } => self.delete(&pods, grace).await,
             Action::Go { nonce } => self.give_go(node, &nonce).await.map(|()| Learned::default()),
             Action::LookAtLease => self.look_at_lease(&node.facts.name).await,
         }

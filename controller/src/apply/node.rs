@@ -7,13 +7,11 @@ use kube::api::{Api, Patch, PatchParams};
 use models::condition::{ConditionStatus, find_condition};
 use models::names;
 use models::shadow::CORDONED;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{Applier, ApplyError, Learned};
+use crate::claims::{self, Part, Parts};
 use crate::view::{NodeFacts, NodeView};
-
-/// The condition's reason on a node that was cordoned already when we claimed it.
-pub const CORDONED_BEFORE: &str = "CordonedBefore";
 
 fn is_field_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409
@@ -21,53 +19,49 @@ fn is_field_conflict(error: &kube::Error) -> bool {
 }
 
 impl Applier {
-    async fn apply_node(&self, facts: &NodeFacts, spec: Option<Value>, force: bool) -> Result<Node, kube::Error> {
+    async fn apply_node(&self, facts: &NodeFacts, parts: Parts, force: bool) -> Result<Node, kube::Error> {
         let api: Api<Node> = Api::all(self.client.clone());
-        let mut body = json!({
-            "apiVersion": "v1", "kind": "Node",
-            "metadata": {"name": facts.name, "uid": facts.uid, "resourceVersion": facts.resource_version},
-        });
-        if let Some(spec) = spec {
-            body["spec"] = spec;
-        }
+        let body = claims::body(&facts.name, &facts.uid, &facts.resource_version, parts);
         let params = PatchParams { force, ..PatchParams::apply(names::CONTROLLER_MANAGER) };
         let node = api.patch(&facts.name, &params, &Patch::Apply(body)).await?;
         self.nodes.written(&node);
         Ok(node)
     }
 
-    pub(super) async fn claim(&self, facts: &NodeFacts) -> Result<(), ApplyError> {
-        let cordon = json!({"unschedulable": true});
-        match self.apply_node(facts, Some(cordon.clone()), false).await {
-            // Somebody owns `unschedulable: false`: a default written down, and no wish that a cordon would break.
-            Err(error) if is_field_conflict(&error) => self.apply_node(facts, Some(cordon), true).await.map(|_| ()),
+    pub(super) async fn claim(&self, facts: &NodeFacts, parts: Parts) -> Result<(), ApplyError> {
+        match self.apply_node(facts, parts, false).await {
+            // Labels and annotations that somebody set otherwise are not among the parts, at this very version of the
+            // Node. What is left is `unschedulable: false`: a default written down, and no wish that a cordon would break.
+            Err(error) if is_field_conflict(&error) => self.apply_node(facts, parts, true).await.map(|_| ()),
             other => other.map(|_| ()),
         }
         .map_err(ApplyError::api("node_claim"))
     }
 
     pub(super) async fn release(&self, node: &NodeView) -> Result<(), ApplyError> {
-        let released = self.apply_node(&node.facts, None, false).await.map_err(ApplyError::api("node_release"))?;
-        let left = released.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
-        let by_us = node.shadow.as_ref().is_some_and(|shadow| {
-            find_condition(&shadow.status.conditions, CORDONED)
-                .is_some_and(|c| c.status == ConditionStatus::True && c.reason != CORDONED_BEFORE)
+        let released =
+            self.apply_node(&node.facts, Parts::default(), false).await.map_err(ApplyError::api("node_release"))?;
+        let status = node.shadow.as_ref().map(|shadow| &shadow.status);
+        let by_us = status.is_some_and(|status| {
+            find_condition(&status.conditions, CORDONED).is_some_and(|c| c.status == ConditionStatus::True)
         });
-        if left && by_us && !owned_by_somebody(&released) {
-            // managedFields were reset while we held the claim, so that taking it back removed nothing. By our own
-            // record the cordon is ours, and nobody else has said otherwise since.
-            self.remove_cordon(&released).await?;
+        if !by_us {
+            return Ok(());
+        }
+        let before = status.and_then(|s| s.controller.drain.as_ref()).map(|drain| drain.set_before.as_slice());
+        let before = before.unwrap_or_default();
+        let before = Part::ALL.into_iter().filter(|part| before.iter().any(|name| name == part.name())).collect();
+        let unschedulable = released.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
+        let left = claims::leftovers(&released.metadata, unschedulable, before);
+        if !left.is_empty() {
+            self.remove(&released, left).await?;
         }
         Ok(())
     }
 
-    async fn remove_cordon(&self, node: &Node) -> Result<(), ApplyError> {
+    async fn remove(&self, node: &Node, parts: Parts) -> Result<(), ApplyError> {
         let api: Api<Node> = Api::all(self.client.clone());
-        // A merge patch with the resourceVersion in it is refused if anything was written in between.
-        let patch = json!({
-            "metadata": {"resourceVersion": node.metadata.resource_version},
-            "spec": {"unschedulable": null},
-        });
+        let patch = claims::removal(node.metadata.resource_version.as_deref().unwrap_or_default(), parts);
         let name = node.metadata.name.clone().unwrap_or_default();
         let node = api
             .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
@@ -102,12 +96,4 @@ impl Applier {
         let renewed = lease.and_then(|l| l.spec).and_then(|s| s.renew_time).map(|t| t.0);
         Ok(Learned { lease: Some((renewed, crate::clock::now())), ..Learned::default() })
     }
-}
-
-/// Whether a manager other than the reset's own owns the cordon.
-fn owned_by_somebody(node: &Node) -> bool {
-    node.metadata.managed_fields.iter().flatten().any(|entry| {
-        entry.manager.as_deref() != Some("before-first-apply")
-            && entry.fields_v1.as_ref().is_some_and(|f| f.0.pointer("/f:spec/f:unschedulable").is_some())
-    })
 }

@@ -12,6 +12,7 @@ use models::go::GoClaims;
 use models::shadow::{BottlerocketShadowSpec, Go};
 
 use super::{Applier, ApplyError, Learned};
+use crate::claims::Part;
 use crate::drain::answer::{Meaning, meaning};
 use crate::drain::filter;
 use crate::plan::Eviction;
@@ -24,7 +25,7 @@ impl Applier {
     /// Evicts pods, each under its uid. Namespaces go side by side, and one that is blocked does not hold back the others;
     /// within a namespace it is one after the other, since evictions that meet on one budget make the API server sleep
     /// for half a second between its own tries.
-    pub(super) async fn evict(&self, pods: &[Eviction]) -> Result<Learned, ApplyError> {
+    pub(super) async fn evict(&self, pods: &[Eviction], grace: Option<i64>) -> Result<Learned, ApplyError> {
         let mut namespaces: BTreeMap<&str, Vec<&Eviction>> = BTreeMap::new();
         for pod in pods {
             namespaces.entry(&pod.namespace).or_default().push(pod);
@@ -32,7 +33,7 @@ impl Applier {
         let answers = join_all(namespaces.into_values().map(|pods| async move {
             let mut answers = Vec::new();
             for pod in pods {
-                answers.push((pod, self.evict_one(pod).await));
+                answers.push((pod, self.evict_one(pod, grace).await));
             }
             answers
         }))
@@ -51,6 +52,7 @@ impl Applier {
                 retry_at: after(span),
                 fatal,
                 accepted,
+                deleted: false,
             };
             let state = match means {
                 Meaning::Leaves | Meaning::OtherPod => blocked(None, ACCEPTED, false, true),
@@ -65,8 +67,43 @@ impl Applier {
         Ok(learned)
     }
 
+    /// Deletes pods past their budgets, each under its uid.
+    pub(super) async fn delete(&self, pods: &[Eviction], grace: Option<i64>) -> Result<Learned, ApplyError> {
+        self.leadership.check()?;
+        let answers = join_all(pods.iter().map(|pod| async move {
+            let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+            let params = kube::api::DeleteParams {
+                grace_period_seconds: grace.and_then(|seconds| u32::try_from(seconds).ok()),
+                preconditions: Some(kube::api::Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
+                ..kube::api::DeleteParams::default()
+            };
+            (pod, api.delete(&pod.name, &params).await)
+        }))
+        .await;
+        let now = crate::clock::now();
+        let mut learned = Learned::default();
+        for (pod, answer) in answers {
+            let (message, fatal) = match answer {
+                // 409: the name belongs to another pod by now.
+                Ok(_) => (String::new(), false),
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => (String::new(), false),
+                Err(kube::Error::Api(status)) if status.code == 403 => {
+                    let hint = "drain.atDeadline: Force needs the rights of deploy/manifests/force.yaml";
+                    (format!("{}; {hint}", status.message), true)
+                }
+                Err(error) => (error.to_string(), false),
+            };
+            let accepted = message.is_empty();
+            let retry_at = jiff::SignedDuration::try_from(ACCEPTED).ok().and_then(|s| now.checked_add(s).ok());
+            let retry_at = if accepted { retry_at.unwrap_or(now) } else { now + jiff::SignedDuration::from_secs(2) };
+            let state = Blocked { budget: None, message, since: now, retry_at, fatal, accepted, deleted: true };
+            learned.evictions.insert(pod.uid.clone(), state);
+        }
+        Ok(learned)
+    }
+
     /// The client's own `evict` drops the delete options, and with them the uid: so the subresource is written directly.
-    async fn evict_one(&self, pod: &Eviction) -> Result<(Meaning, String), ApplyError> {
+    async fn evict_one(&self, pod: &Eviction, grace: Option<i64>) -> Result<(Meaning, String), ApplyError> {
         self.leadership.check()?;
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let body = EvictionBody {
@@ -77,6 +114,7 @@ impl Applier {
             },
             delete_options: Some(DeleteOptions {
                 preconditions: Some(Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
+                grace_period_seconds: grace,
                 ..DeleteOptions::default()
             }),
         };
@@ -125,13 +163,14 @@ impl Applier {
         if live.held || !live.labelled || live.deleting {
             return Err(ApplyError::NoGo("the node is held, leaving, or no longer under the operator".to_owned()));
         }
-        if !live.unschedulable || !live.claimed {
+        if !live.unschedulable || !live.claims.has(Part::Cordon) {
             return Err(ApplyError::NoGo("the node is not cordoned any more".to_owned()));
         }
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
         let drain = shadow.status.controller.drain.as_ref();
-        let sorted = filter::sort(&pods, drain, &self.namespace);
-        if let Some(pod) = sorted.go.iter().chain(&sorted.leaving).chain(&sorted.refused).next() {
+        // Whether a pod may be evicted makes no difference here: none may be left.
+        let sorted = filter::sort(&pods, filter::Rules::default(), drain, &self.namespace);
+        if let Some(pod) = sorted.left().next() {
             return Err(ApplyError::NoGo(format!("{}/{} is on the node", pod.namespace, pod.name)));
         }
         let claims = GoClaims {

@@ -140,7 +140,10 @@ async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
 
 #[tokio::test]
 async fn every_claim_and_release_carries_uid_and_resource_version_and_forces_nothing() {
-    for (action, unschedulable) in [(Action::Claim, json!(true)), (Action::Release, Value::Null)] {
+    for (action, unschedulable) in [
+        (Action::Claim { parts: crate::claims::Parts::CORDON, note: None }, json!(true)),
+        (Action::Release, Value::Null),
+    ] {
         let call = call_of(action).await;
         assert_eq!(call.path, "/api/v1/nodes/a");
         assert_eq!(call.body["metadata"]["uid"], "node-uid");
@@ -171,7 +174,7 @@ async fn a_label_is_applied_alone_under_its_own_manager_with_uid_and_resource_ve
 #[tokio::test]
 async fn an_eviction_carries_the_uid_of_the_pod_that_was_seen() {
     let pods = vec![Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() }];
-    let call = call_of(Action::Evict { pods }).await;
+    let call = call_of(Action::Evict { pods, grace: None }).await;
     assert_eq!(call.path, "/api/v1/namespaces/shop/pods/web-1/eviction");
     // The key is `deleteOptions`; the client's own `evict` writes another one, which the server ignores.
     assert_eq!(call.body["deleteOptions"]["preconditions"]["uid"], "pod-uid");
@@ -228,8 +231,16 @@ async fn an_event_has_the_operators_time_and_its_repetition_is_counted_on_it() {
 async fn a_process_that_lost_the_lease_writes_nothing() {
     let (mut applier, calls) = applier();
     applier.leadership = Leadership::over();
-    let action = Action::Evict { pods: vec![Eviction { namespace: "n".into(), name: "p".into(), uid: "u".into() }] };
-    for action in [Action::Claim, Action::Release, action, Action::Go { nonce: "n".into() }] {
+    let action = Action::Evict {
+        pods: vec![Eviction { namespace: "n".into(), name: "p".into(), uid: "u".into() }],
+        grace: None,
+    };
+    for action in [
+        Action::Claim { parts: crate::claims::Parts::CORDON, note: None },
+        Action::Release,
+        action,
+        Action::Go { nonce: "n".into() },
+    ] {
         assert!(applier.carry_out(&node(), action).await.is_err());
     }
     assert!(applier.create_shadow("a", "uid", Default::default()).await.is_err());

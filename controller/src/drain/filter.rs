@@ -1,10 +1,36 @@
 //! Which pods on a node have to go before it reboots: `kubectl drain`'s filters, in its order, over facts.
 //!
-//! Policy for pods with an `emptyDir`: they go, since an update's reboot would end them anyway. Bare pods, which nothing
-//! would bring back, are refused: then nothing at all is evicted, and the node waits with that reason.
+//! Where one pod is refused nothing at all is evicted, and the node waits with that reason. A DaemonSet's pod stays also when
+//! its DaemonSet is gone: the garbage collector ends it.
+
+use models::operator::PodsAtRisk;
+use models::shadow::DrainStatus;
 
 use crate::view::PodFacts;
-use models::shadow::DrainStatus;
+
+/// What is done about pods that a drain would take something from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Pods without a controller, which nothing would bring back.
+    pub bare_pods: PodsAtRisk,
+    /// Pods with an `emptyDir`, whose contents end with them.
+    pub empty_dir: PodsAtRisk,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self { bare_pods: PodsAtRisk::Refuse, empty_dir: PodsAtRisk::Evict }
+    }
+}
+
+/// Why a pod may not be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It has an `emptyDir`.
+    EmptyDir,
+    /// It has no controller.
+    Bare,
+}
 
 /// What happens to one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,11 +44,11 @@ pub enum Fate {
     /// It is on its way out: waited for.
     Leaving,
     /// It may not be evicted, so the node is not drained at all.
-    Refused,
+    Refused(Refusal),
 }
 
 /// What happens to a pod of a node whose drain stands at `drain`.
-pub fn fate(pod: &PodFacts, drain: Option<&DrainStatus>, own_namespace: &str) -> Fate {
+pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>, own_namespace: &str) -> Fate {
     // Mirror pods end with their static pods; DaemonSet pods would be put back at once.
     if pod.mirror || pod.controller_kind.as_deref() == Some("DaemonSet") {
         return Fate::Stays;
@@ -41,7 +67,13 @@ pub fn fate(pod: &PodFacts, drain: Option<&DrainStatus>, own_namespace: &str) ->
     if pod.terminating {
         return Fate::Leaving;
     }
-    if pod.controller_uid.is_none() { Fate::Refused } else { Fate::Goes }
+    if pod.empty_dir && rules.empty_dir == PodsAtRisk::Refuse {
+        return Fate::Refused(Refusal::EmptyDir);
+    }
+    if pod.controller_uid.is_none() && rules.bare_pods == PodsAtRisk::Refuse {
+        return Fate::Refused(Refusal::Bare);
+    }
+    Fate::Goes
 }
 
 /// The pods of a node, sorted by what happens to them.
@@ -51,11 +83,23 @@ pub struct Sorted<'a> {
     pub go: Vec<&'a PodFacts>,
     /// Waited for.
     pub leaving: Vec<&'a PodFacts>,
-    /// In the way of any drain.
-    pub refused: Vec<&'a PodFacts>,
+    /// In the way of any drain, each with the reason.
+    pub refused: Vec<(&'a PodFacts, Refusal)>,
 }
 
 impl Sorted<'_> {
+    /// All that is still on the node and would have to go.
+    pub fn left(&self) -> impl Iterator<Item = &'_ PodFacts> {
+        let refused = self.refused.iter().map(|(pod, _)| *pod);
+        self.go.iter().copied().chain(self.leaving.iter().copied()).chain(refused)
+    }
+
+    /// Those that may be evicted now: what the cluster itself runs on goes when everything else is gone.
+    pub fn first_to_go(&self) -> impl Iterator<Item = &'_ PodFacts> {
+        let ordinary = self.left().any(|pod| !pod.critical);
+        self.go.iter().copied().filter(move |pod| !(ordinary && pod.critical))
+    }
+
     /// Whether nothing is left that has to go.
     pub fn empty(&self) -> bool {
         self.go.is_empty() && self.leaving.is_empty() && self.refused.is_empty()
@@ -63,20 +107,21 @@ impl Sorted<'_> {
 }
 
 /// Sorts the pods of a node.
-pub fn sort<'a>(pods: &'a [PodFacts], drain: Option<&DrainStatus>, own_namespace: &str) -> Sorted<'a> {
+pub fn sort<'a>(pods: &'a [PodFacts], rules: Rules, drain: Option<&DrainStatus>, own_namespace: &str) -> Sorted<'a> {
     let mut sorted = Sorted::default();
     for pod in pods {
-        match fate(pod, drain, own_namespace) {
+        match fate(pod, rules, drain, own_namespace) {
             Fate::Stays | Fate::OwnReturned => {}
             Fate::Goes => sorted.go.push(pod),
             Fate::Leaving => sorted.leaving.push(pod),
-            Fate::Refused => sorted.refused.push(pod),
+            Fate::Refused(why) => sorted.refused.push((pod, why)),
         }
     }
     // In the order of their names, so that what is written of them does not depend on the order of a list.
-    for pods in [&mut sorted.go, &mut sorted.leaving, &mut sorted.refused] {
-        pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
-    }
+    let name = |pod: &PodFacts| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
+    sorted.go.sort_by_key(|pod| name(pod));
+    sorted.leaving.sort_by_key(|pod| name(pod));
+    sorted.refused.sort_by_key(|(pod, _)| name(pod));
     sorted
 }
 
@@ -110,8 +155,9 @@ mod tests {
             (
                 "a bare pod is refused",
                 PodFacts { controller_kind: None, controller_uid: None, ..pod("a") },
-                Fate::Refused,
+                Fate::Refused(Refusal::Bare),
             ),
+            ("a pod with an emptyDir goes", PodFacts { empty_dir: true, ..pod("a") }, Fate::Goes),
             (
                 "a bare pod being deleted is waited for",
                 PodFacts { controller_kind: None, controller_uid: None, terminating: true, ..pod("a") },
@@ -119,7 +165,52 @@ mod tests {
             ),
         ];
         for (sentence, pod, expected) in cases {
-            assert_eq!(fate(&pod, None, "brupop-system"), expected, "{sentence}");
+            assert_eq!(fate(&pod, Rules::default(), None, "brupop-system"), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn policy_says_what_is_done_about_pods_that_a_drain_would_take_something_from() {
+        let bare = || PodFacts { controller_kind: None, controller_uid: None, ..pod("a") };
+        let with_data = || PodFacts { empty_dir: true, ..pod("a") };
+        for (sentence, pod, rules, expected) in [
+            ("bare pods may go", bare(), (PodsAtRisk::Evict, PodsAtRisk::Evict), Fate::Goes),
+            ("data must stay", with_data(), (PodsAtRisk::Refuse, PodsAtRisk::Refuse), Fate::Refused(Refusal::EmptyDir)),
+            (
+                "data of a finished pod is nobody's",
+                PodFacts { finished: true, ..with_data() },
+                (PodsAtRisk::Refuse, PodsAtRisk::Refuse),
+                Fate::Stays,
+            ),
+            (
+                "a bare pod with data is told by its data first, as kubectl does",
+                PodFacts { empty_dir: true, ..bare() },
+                (PodsAtRisk::Refuse, PodsAtRisk::Refuse),
+                Fate::Refused(Refusal::EmptyDir),
+            ),
+            (
+                "a DaemonSet's data stays where it is",
+                PodFacts { controller_kind: Some("DaemonSet".into()), ..with_data() },
+                (PodsAtRisk::Refuse, PodsAtRisk::Refuse),
+                Fate::Stays,
+            ),
+        ] {
+            let rules = Rules { bare_pods: rules.0, empty_dir: rules.1 };
+            assert_eq!(fate(&pod, rules, None, "brupop-system"), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn what_the_cluster_itself_runs_on_goes_when_everything_else_is_gone() {
+        let critical = |name: &str| PodFacts { critical: true, ..pod(name) };
+        let leaving = |name: &str| PodFacts { terminating: true, ..pod(name) };
+        for (sentence, pods, first) in [
+            ("ordinary pods go first", vec![critical("dns"), pod("a"), pod("b")], vec!["a", "b"]),
+            ("until they are gone, and not only told to go", vec![critical("dns"), leaving("a")], vec![]),
+            ("then the others go", vec![critical("dns"), critical("proxy")], vec!["dns", "proxy"]),
+        ] {
+            let sorted = sort(&pods, Rules::default(), None, "brupop-system");
+            assert_eq!(sorted.first_to_go().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), first, "{sentence}");
         }
     }
 
@@ -135,8 +226,8 @@ mod tests {
             own_evicted: vec!["rs".into()],
             ..DrainStatus::default()
         };
-        assert_eq!(fate(&own("first"), Some(&drain), "brupop-system"), Fate::Goes);
-        assert_eq!(fate(&own("second"), Some(&drain), "brupop-system"), Fate::OwnReturned);
-        assert_eq!(fate(&pod("second"), Some(&drain), "brupop-system"), Fate::Goes);
+        assert_eq!(fate(&own("first"), Rules::default(), Some(&drain), "brupop-system"), Fate::Goes);
+        assert_eq!(fate(&own("second"), Rules::default(), Some(&drain), "brupop-system"), Fate::OwnReturned);
+        assert_eq!(fate(&pod("second"), Rules::default(), Some(&drain), "brupop-system"), Fate::Goes);
     }
 }

@@ -7,6 +7,7 @@ use models::shadow::{Armed, ArmedPhase, Go, HostState, OfferedUpdates, Progress,
 use semver::Version;
 
 use super::{Action, Plan, Wait, plan};
+use crate::claims::Parts;
 use crate::policy::Policy;
 use crate::view::{ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
@@ -95,7 +96,7 @@ pub(crate) fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeVi
     }
     shadow.status.controller.progress = Some(progress(step, since));
     if progress(step, 0).disruptive {
-        node.facts.claimed = true;
+        node.facts.claims = Parts::USUAL;
         node.facts.unschedulable = true;
     }
     node
@@ -165,7 +166,7 @@ fn staged_nodes_with_a_bare_pod_do_not_starve_the_rest() {
 #[test]
 fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_go_may_be_out() {
     let mut orphan = node("a");
-    orphan.facts.claimed = true;
+    orphan.facts.claims = Parts::USUAL;
     orphan.facts.unschedulable = true;
     // Made anew a moment ago, the agent (which has just told the host to reboot) has not reported to it.
     let shadow = orphan.shadow.as_mut().unwrap();
@@ -181,7 +182,7 @@ fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_go_may_be_out() {
 #[test]
 fn a_claim_without_label_and_shadow_is_found_and_released() {
     let mut orphan = node("a");
-    orphan.facts.claimed = true;
+    orphan.facts.claims = Parts::USUAL;
     orphan.facts.unschedulable = true;
     orphan.facts.labelled = false;
     orphan.shadow = None;
@@ -263,7 +264,7 @@ fn the_slot_of_a_busy_node_is_never_given_away() {
 fn another_boot_restarts_the_soak_once() {
     let mut looping = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
     looping.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    (looping.facts.claimed, looping.facts.unschedulable) = (false, false);
+    (looping.facts.claims, looping.facts.unschedulable) = (Parts::default(), false);
     let (mut view, policy) = cluster(vec![looping], &["a"]);
     for boot in 0..1000 {
         let now = t(40 * boot);
@@ -285,7 +286,7 @@ fn another_boot_restarts_the_soak_once() {
 fn the_soak_counts_only_the_time_that_the_node_is_ready() {
     let mut flaky = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
     flaky.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
-    (flaky.facts.claimed, flaky.facts.unschedulable) = (false, false);
+    (flaky.facts.claims, flaky.facts.unschedulable) = (Parts::default(), false);
     flaky.facts.ready = false;
     let (mut view, policy) = cluster(vec![flaky], &["a"]);
     let mut step = |ready: bool, at: i64| {
@@ -338,9 +339,12 @@ fn no_node_starts_beside_the_failure_that_spends_the_budget() {
 fn a_node_that_cannot_be_cordoned_is_given_up_at_the_deadline() {
     for (step, order) in [(Step::Draining, HostState::StagedUpdate), (Step::Rebooting, HostState::RebootedIntoUpdate)] {
         let mut stubborn = at("a", step, 0, order);
-        (stubborn.facts.claimed, stubborn.facts.unschedulable) = (false, false);
+        (stubborn.facts.claims, stubborn.facts.unschedulable) = (Parts::default(), false);
         let (view, policy) = cluster(vec![stubborn], &["a"]);
-        assert_eq!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Claim));
+        assert_eq!(
+            plan(&view, &policy, t(1)).actions.get("a"),
+            Some(&Action::Claim { parts: Parts::USUAL, note: None })
+        );
         let later = plan(&view, &policy, t(3600));
         let Some(Action::Status { status, .. }) = later.actions.get("a") else { panic!("{:?}", later.actions) };
         assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);

@@ -160,9 +160,9 @@ impl<'a> Planner<'a> {
             } else if looked_at < free_at_first + MARGIN && free_at_first > 0 {
                 looked_at += 1;
                 self.plan.pods.insert(name.clone());
-                let before = &self.survey.group(node).before;
-                self.plan.expressions.extend(gates::queries(&before.expressions, name).map(|(_, query)| query));
-                match gates::before_drain(self.view, node, before) {
+                let policy = self.survey.group(node);
+                self.plan.expressions.extend(gates::queries(&policy.before.expressions, name).map(|(_, query)| query));
+                match gates::before_drain(self.view, node, policy) {
                     Some(passing @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => wait = passing,
                     Some(refused) => {
                         wait = refused;
@@ -279,9 +279,10 @@ impl Plan {
                 .as_ref()
                 .is_some_and(|p| matches!(p.step, Step::Staging | Step::LeavingBalancer | Step::Draining)),
             Action::Spec { .. }
-            | Action::Claim
+            | Action::Claim { .. }
             | Action::Release
             | Action::Evict { .. }
+            | Action::Delete { .. }
             | Action::Go { .. }
             | Action::LookAtLease => false,
         }

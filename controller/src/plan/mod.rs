@@ -36,6 +36,8 @@ use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
 
+use crate::claims::Parts;
+
 pub use fleet::plan;
 pub use quarantine::Quarantine;
 pub use report::news;
@@ -78,14 +80,28 @@ pub enum Action {
         /// All of it.
         spec: Box<BottlerocketShadowSpec>,
     },
-    /// Cordon the node.
-    Claim,
+    /// Claim these parts of the node.
+    Claim {
+        /// All that is wanted.
+        parts: Parts,
+        /// What to tell.
+        note: Option<Note>,
+    },
     /// Take back what we claimed on the node.
     Release,
     /// Evict pods.
     Evict {
         /// Which.
         pods: Vec<Eviction>,
+        /// How long they may take to end, in seconds; `None`: as each says.
+        grace: Option<i64>,
+    },
+    /// Delete pods past their budgets, where policy says so for a drain that has taken too long.
+    Delete {
+        /// Which.
+        pods: Vec<Eviction>,
+        /// How long they may take to end, in seconds; `None`: as each says.
+        grace: Option<i64>,
     },
     /// Look at the node and its pods once more, live, and if nothing is left, sign a go for the agent's nonce.
     Go {

@@ -16,6 +16,7 @@ use semver::Version;
 use serde_json::{Value, json};
 
 use super::{Action, Plan, plan};
+use crate::claims::Parts;
 use crate::drain::filter;
 use crate::lint::lint;
 use crate::policy::Policy;
@@ -85,6 +86,8 @@ fn some_policy(rng: &mut StdRng, budget: u32) -> BottlerocketUpdateOperatorSpec 
         json!({"schedule": {"windows": [{"cron": "0 * * * *", "duration": "40m"}], "stopStartingBefore": "5m"}}),
         json!({"version": {"minimumAge": "10m"}}),
         json!({"health": {"before": {"podsReady": true, "maxUnhealthyNodes": 2}}}),
+        json!({"loadBalancer": {"leaveBeforeDrain": "30s"}, "autoscaler": {"protect": false}}),
+        json!({"drain": {"atDeadline": "Force", "timeout": "10m"}}),
     ];
     for part in parts {
         if rng.random_bool(0.3) {
@@ -195,15 +198,18 @@ impl World {
                 shadow.spec = *spec;
                 shadow.generation += 1;
             }
-            Action::Claim => {
-                node.facts.claimed = true;
+            Action::Claim { parts, .. } => {
+                node.facts.claims = parts;
                 node.facts.unschedulable = true;
             }
             Action::Release => {
-                node.facts.claimed = false;
+                node.facts.claims = Parts::default();
                 node.facts.unschedulable = host.person_cordoned;
             }
-            Action::Evict { pods } => {
+            Action::Delete { pods, .. } => {
+                node.pods.as_mut().unwrap().retain(|p| !pods.iter().any(|deleted| deleted.uid == p.uid));
+            }
+            Action::Evict { pods, .. } => {
                 for eviction in pods {
                     if up {
                         node.pods.as_mut().unwrap().retain(|p| p.uid != eviction.uid);
@@ -217,6 +223,7 @@ impl World {
                             retry_at,
                             fatal: false,
                             accepted: false,
+                            deleted: false,
                         };
                         node.blocked.insert(eviction.uid, blocked);
                     }
@@ -226,8 +233,10 @@ impl World {
                 // The executor's own last look.
                 let drain = shadow.status.controller.drain.clone();
                 let pods = node.pods.clone().unwrap_or_default();
-                let empty = filter::sort(&pods, drain.as_ref(), models::names::SYSTEM_NAMESPACE).empty();
-                if empty && node.facts.claimed && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
+                let empty =
+                    filter::sort(&pods, filter::Rules::default(), drain.as_ref(), models::names::SYSTEM_NAMESPACE)
+                        .empty();
+                if empty && node.facts.claimed() && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
                     shadow.spec.go = Some(Go { nonce, jws: String::new(), repeated: shadow.spec.go.is_some() });
                     shadow.generation += 1;
                 }
@@ -344,8 +353,8 @@ impl World {
         let node = &self.view.nodes[name];
         let drain = node.shadow.as_ref().and_then(|s| s.status.controller.drain.clone());
         let pods = node.pods.clone().unwrap_or_default();
-        let left = filter::sort(&pods, drain.as_ref(), models::names::SYSTEM_NAMESPACE);
-        assert!(node.facts.claimed, "seed {seed}: {name} reboots although it was given back");
+        let left = filter::sort(&pods, filter::Rules::default(), drain.as_ref(), models::names::SYSTEM_NAMESPACE);
+        assert!(node.facts.claimed(), "seed {seed}: {name} reboots although it was given back");
         assert!(left.go.is_empty() && left.refused.is_empty(), "seed {seed}: {name} reboots with pods");
         self.reboot(name);
     }
@@ -397,7 +406,7 @@ impl World {
             }
             9 => {
                 host.person_cordoned = !host.person_cordoned;
-                node.facts.unschedulable = node.facts.claimed || host.person_cordoned;
+                node.facts.unschedulable = node.facts.claimed() || host.person_cordoned;
             }
             10 => node.facts.labelled = !node.facts.labelled,
             11 => {
@@ -416,7 +425,7 @@ impl World {
         assert!(slots.len() <= budget, "seed {}: {} slots over a budget of {budget}", self.seed, slots.len());
         for node in self.view.nodes.values() {
             let progress = node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
-            let disrupted = node.facts.claimed || progress.is_some_and(|p| p.disruptive);
+            let disrupted = node.facts.claimed() || progress.is_some_and(|p| p.disruptive);
             let has_slot = slots.iter().any(|s| s.uid == node.facts.uid);
             assert!(!disrupted || has_slot, "seed {}: {} is disrupted without a slot", self.seed, node.facts.name);
         }
@@ -521,7 +530,7 @@ fn run(seed: u64, trouble: bool) {
     for (name, node) in &world.view.nodes {
         let wait = plan.waits.get(name);
         let context = format!("seed {seed}: {name} ends waiting for {wait:?}: {node:#?}");
-        assert!(!node.facts.claimed, "still claimed; {context}");
+        assert!(!node.facts.claimed(), "still claimed; {context}");
         let progress = node.shadow.as_ref().unwrap().status.controller.progress.as_ref();
         assert!(progress.is_none_or(|p| matches!(p.step, Step::Staged)), "still under way; {context}");
         assert!(wait.is_some(), "neither an action nor a reason; {context}");

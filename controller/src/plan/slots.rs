@@ -133,6 +133,7 @@ pub(super) fn kept(
 
 #[cfg(test)]
 mod tests {
+    use crate::claims::Parts;
     use std::sync::Arc;
 
     use models::operator::CountOrPercent;
@@ -152,7 +153,9 @@ mod tests {
             }
             node.facts.labels = Arc::new(labels);
             node.facts.ready = !down.contains(&node.facts.name.as_str());
-            node.facts.claimed = ours.contains(&node.facts.name.as_str());
+            if ours.contains(&node.facts.name.as_str()) {
+                node.facts.claims = Parts::USUAL;
+            }
             node
         });
         let (view, _) = cluster(nodes.collect(), slots);

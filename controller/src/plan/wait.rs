@@ -6,6 +6,8 @@ use jiff::Timestamp;
 use models::reason::FailureReason;
 use semver::Version;
 
+use crate::drain::filter::Refusal;
+
 /// Why nothing is done about a node right now, with the facts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wait {
@@ -64,9 +66,21 @@ pub enum Wait {
     ReadingPods,
     /// Pods that may not be evicted stand in the way.
     DrainRefused {
+        /// Why the first one may not.
+        why: Refusal,
         /// One of them.
         pod: String,
         /// How many there are.
+        count: usize,
+    },
+    /// The node is out of external load balancers, and their connections run out.
+    LeavingBalancer {
+        /// Until when.
+        until: Timestamp,
+    },
+    /// Volumes of pods that are gone are still attached.
+    DetachingVolumes {
+        /// How many volumes the node has.
         count: usize,
     },
     /// Pods are on their way out.
@@ -245,6 +259,8 @@ impl Wait {
             Self::Staging => "Staging",
             Self::ReadingPods => "ReadingPods",
             Self::DrainRefused { .. } => "DrainRefused",
+            Self::LeavingBalancer { .. } => "LeavingBalancer",
+            Self::DetachingVolumes { .. } => "DetachingVolumes",
             Self::Draining { .. } => "Draining",
             Self::DrainBlocked { .. } => "DrainBlocked",
             Self::AwaitingAgent => "AwaitingAgent",
@@ -304,7 +320,7 @@ impl Wait {
     /// When the reason may end by time alone.
     pub fn ends(&self) -> Option<Timestamp> {
         match self {
-            Self::BackOff { until, .. } | Self::Soaking { until } => Some(*until),
+            Self::BackOff { until, .. } | Self::Soaking { until } | Self::LeavingBalancer { until } => Some(*until),
             Self::WindowClosed { opens } => *opens,
             Self::Blackout { ends } => *ends,
             Self::TooYoung { until, .. } | Self::CanaryStep { until, .. } => *until,
@@ -358,12 +374,18 @@ impl fmt::Display for Wait {
             Self::Queued { position } => write!(f, "its turn has not come: {position} before it"),
             Self::Staging => f.write_str("the host downloads the image"),
             Self::ReadingPods => f.write_str("its pods are being looked at"),
-            Self::DrainRefused { pod, count } => {
+            Self::DrainRefused { why, pod, count } => {
+                let (what, field) = match why {
+                    Refusal::Bare => ("has no controller and would be lost", "barePods"),
+                    Refusal::EmptyDir => ("has an emptyDir and would lose what is in it", "emptyDir"),
+                };
                 write!(
                     f,
-                    "{count} pod(s) without a controller would be lost by a drain, {pod} first; delete or move them"
+                    "{pod} {what} by a drain ({count} pod(s) like that); delete or move it, or set spec.drain.{field} to Evict"
                 )
             }
+            Self::LeavingBalancer { until } => write!(f, "out of external load balancers; the drain begins at {until}"),
+            Self::DetachingVolumes { count } => write!(f, "{count} volume(s) are still attached"),
             Self::Draining { left } => write!(f, "{left} pod(s) are on their way out"),
             Self::DrainBlocked { pod, budget: Some(budget), left } => {
                 write!(f, "the PodDisruptionBudget {budget} does not let {pod} go; {left} pod(s) left")

@@ -13,6 +13,7 @@ use models::operator::{
     SchedulePolicy, StepApproval,
 };
 
+use crate::drain::filter::Rules;
 use crate::view::{NodeFacts, OperatorFacts};
 
 pub use schedule::{Schedule, WindowState};
@@ -88,15 +89,40 @@ impl Default for After {
     }
 }
 
+/// How a node is drained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// How long it may take.
+    pub timeout: Duration,
+    /// What happens when it has taken that long.
+    pub at_deadline: AtDeadline,
+    /// What is done about pods that it would take something from.
+    pub rules: Rules,
+    /// How long pods may take to end, in seconds; `None`: as each pod says.
+    pub grace: Option<i64>,
+    /// Whether it also waits for the pods' volumes.
+    pub wait_for_volumes: bool,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(30 * 60),
+            at_deadline: AtDeadline::Release,
+            rules: Rules::default(),
+            grace: None,
+            wait_for_volumes: false,
+        }
+    }
+}
+
 /// What may differ from one group of nodes to another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupPolicy {
     /// When nodes may be taken out of service.
     pub schedule: Schedule,
-    /// How long a drain may take.
-    pub drain: Duration,
-    /// What happens when a drain has taken that long.
-    pub at_deadline: AtDeadline,
+    /// How nodes are drained.
+    pub drain: Drain,
     /// What has to hold before.
     pub before: Before,
     /// How a node is judged after.
@@ -107,8 +133,7 @@ impl Default for GroupPolicy {
     fn default() -> Self {
         Self {
             schedule: Schedule::default(),
-            drain: Duration::from_secs(30 * 60),
-            at_deadline: AtDeadline::Release,
+            drain: Drain::default(),
             before: Before::default(),
             after: After::default(),
         }
@@ -169,6 +194,10 @@ pub struct Policy {
     pub back_off: Duration,
     /// Whether nodes that run Bottlerocket are put under the operator by themselves.
     pub label_nodes: bool,
+    /// How long before its drain a node leaves external load balancers; `None`: it does not.
+    pub leave_balancer: Option<Duration>,
+    /// Whether autoscalers are told to leave a node alone while it is out of service.
+    pub protect_from_autoscalers: bool,
     /// The policy of nodes in no group.
     pub all: GroupPolicy,
     /// The groups, in their order.
@@ -197,6 +226,8 @@ impl Default for Policy {
             max_failures: 1,
             back_off: Duration::from_secs(10 * 60),
             label_nodes: false,
+            leave_balancer: None,
+            protect_from_autoscalers: true,
             all: GroupPolicy::default(),
             groups: Vec::new(),
         }
@@ -284,6 +315,12 @@ impl Policy {
             max_failures: failures.max_failures.map_or(default.max_failures, |n| n as usize),
             back_off: failures.back_off.map_or(default.back_off, |d| d.0),
             label_nodes: spec.label_nodes.unwrap_or(default.label_nodes),
+            leave_balancer: spec.load_balancer.as_ref().map(|balancer| balancer.leave_before_drain.0),
+            protect_from_autoscalers: spec
+                .autoscaler
+                .as_ref()
+                .and_then(|autoscaler| autoscaler.protect)
+                .unwrap_or(default.protect_from_autoscalers),
             all,
             groups,
         };
@@ -354,7 +391,17 @@ fn group_policy(
         Some(schedule) => Schedule::parse(&format!("{path}.schedule"), schedule, errors),
         None => default.schedule.clone(),
     };
-    let drain = drain.clone().unwrap_or_default();
+    let asked = drain.clone().unwrap_or_default();
+    let drain = Drain {
+        timeout: asked.timeout.map_or(default.drain.timeout, |d| d.0),
+        at_deadline: asked.at_deadline.unwrap_or(default.drain.at_deadline),
+        rules: Rules {
+            bare_pods: asked.bare_pods.unwrap_or(default.drain.rules.bare_pods),
+            empty_dir: asked.empty_dir.unwrap_or(default.drain.rules.empty_dir),
+        },
+        grace: asked.grace_period.map_or(default.drain.grace, |d| i64::try_from(d.0.as_secs()).ok()),
+        wait_for_volumes: asked.wait_for_volumes.unwrap_or(default.drain.wait_for_volumes),
+    };
     let HealthPolicy { before, after } = health.clone().unwrap_or_default();
     let before = before.map_or_else(
         || default.before.clone(),
@@ -377,13 +424,7 @@ fn group_policy(
             }
         },
     );
-    GroupPolicy {
-        schedule,
-        drain: drain.timeout.map_or(default.drain, |d| d.0),
-        at_deadline: drain.at_deadline.unwrap_or(default.at_deadline),
-        before,
-        after,
-    }
+    GroupPolicy { schedule, drain, before, after }
 }
 
 #[cfg(test)]
@@ -481,9 +522,9 @@ mod tests {
             ..NodeFacts::default()
         };
         let db = policy.for_node(&node(&[("tier", "db")]));
-        assert_eq!((db.drain.as_secs(), db.after.soak.as_secs()), (3600, 120));
+        assert_eq!((db.drain.timeout.as_secs(), db.after.soak.as_secs()), (3600, 120));
         let rest = policy.for_node(&node(&[]));
-        assert_eq!((rest.drain.as_secs(), rest.after.soak.as_secs()), (300, 10));
+        assert_eq!((rest.drain.timeout.as_secs(), rest.after.soak.as_secs()), (300, 10));
         assert_eq!(policy.all.after.soak.as_secs(), 120);
     }
 }

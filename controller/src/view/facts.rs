@@ -1,19 +1,32 @@
 //! How each kind of object becomes the facts that decisions need.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
+
+use crate::claims;
 
 use super::cache::{Projection, key, key_of};
 use super::{BudgetFacts, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
 
 /// Conditions of a Node that are bad when they are true, in the order in which they are worth telling.
 const PRESSURE: &[&str] = &["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
+
+/// The lowest priority that only the cluster's own classes have (`system-cluster-critical`).
+const CRITICAL: i32 = 2_000_000_000;
+
+/// The volumes that are attached, or that the kubelet still uses.
+fn attached_volumes(status: &NodeStatus) -> usize {
+    let attached = status.volumes_attached.iter().flatten().map(|volume| volume.name.as_str());
+    let in_use = status.volumes_in_use.iter().flatten().map(String::as_str);
+    attached.chain(in_use).collect::<BTreeSet<_>>().len()
+}
 
 fn text(value: Option<&String>) -> String {
     value.cloned().unwrap_or_default()
@@ -30,22 +43,6 @@ fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
 
 /// How much of a request's value names it: what fits an acknowledgement's field.
 const REQUEST_LENGTH: usize = 64;
-
-/// Whether `entry` is what our applies to the main resource own.
-fn is_ours(entry: &ManagedFieldsEntry) -> bool {
-    entry.manager.as_deref() == Some(names::CONTROLLER_MANAGER)
-        && entry.operation.as_deref() == Some("Apply")
-        && entry.subresource.as_deref().is_none_or(str::is_empty)
-}
-
-/// Whether we own `spec.unschedulable` of a Node by field ownership.
-pub(crate) fn owns_unschedulable(meta: &ObjectMeta) -> bool {
-    meta.managed_fields
-        .iter()
-        .flatten()
-        .filter(|entry| is_ours(entry))
-        .any(|entry| entry.fields_v1.as_ref().and_then(|fields| fields.0.pointer("/f:spec/f:unschedulable")).is_some())
-}
 
 impl Projection for NodeFacts {
     type Object = Node;
@@ -67,6 +64,7 @@ impl Projection for NodeFacts {
         let status = node.status.as_ref();
         let info = status.and_then(|s| s.node_info.as_ref());
         let label = node.metadata.labels.as_ref().and_then(|l| l.get(names::INTERFACE_LABEL));
+        let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
         Some(Self {
             name: text(node.metadata.name.as_ref()),
             uid: text(node.metadata.uid.as_ref()),
@@ -84,9 +82,12 @@ impl Projection for NodeFacts {
                 .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")),
             boot_id: info.map(|i| i.boot_id.clone()).unwrap_or_default(),
             os_image: info.map(|i| i.os_image.clone()).unwrap_or_default(),
-            unschedulable: node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false),
+            unschedulable,
             held: annotation(&node.metadata, names::HOLD_ANNOTATION).is_some(),
-            claimed: owns_unschedulable(&node.metadata),
+            claims: claims::owned(&node.metadata),
+            set_by_others: claims::set_by_others(&node.metadata, unschedulable),
+            set_otherwise: claims::set_otherwise(&node.metadata),
+            volumes: status.map_or(0, attached_volumes),
             deleting: node.metadata.deletion_timestamp.is_some(),
         })
     }
@@ -166,14 +167,19 @@ impl PodFacts {
         let meta = &pod.metadata;
         let owner = meta.owner_references.iter().flatten().find(|o| o.controller == Some(true));
         let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+        let spec = pod.spec.as_ref();
         Self {
             namespace: text(meta.namespace.as_ref()),
             name: text(meta.name.as_ref()),
             uid: text(meta.uid.as_ref()),
             resource_version: text(meta.resource_version.as_ref()),
-            node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
+            node: spec.and_then(|s| s.node_name.clone()).unwrap_or_default(),
             finished: matches!(phase, Some("Succeeded" | "Failed")),
             terminating: meta.deletion_timestamp.is_some(),
+            ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
+            pending: phase == Some("Pending"),
+            empty_dir: spec.iter().flat_map(|s| s.volumes.iter().flatten()).any(|volume| volume.empty_dir.is_some()),
+            critical: spec.and_then(|s| s.priority).is_some_and(|priority| priority >= CRITICAL),
             mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
             controller_kind: owner.map(|o| o.kind.clone()),
             controller_uid: owner.map(|o| o.uid.clone()),
@@ -266,20 +272,5 @@ mod tests {
         let node = |image: &str| NodeFacts { os_image: image.into(), ..NodeFacts::default() };
         assert_eq!(node("Bottlerocket OS 1.20.5 (aws-k8s-1.37)").os_version(), Some(semver::Version::new(1, 20, 5)));
         assert_eq!(node("Debian GNU/Linux 12 (bookworm)").os_version(), None);
-    }
-
-    #[test]
-    fn a_cordon_is_ours_only_by_our_own_apply_to_the_main_resource() {
-        let meta = |manager: &str, operation: &str, subresource: Option<&str>| -> ObjectMeta {
-            serde_json::from_value(serde_json::json!({"managedFields": [{
-                "manager": manager, "operation": operation, "subresource": subresource,
-                "fieldsV1": {"f:spec": {"f:unschedulable": {}}}
-            }]}))
-            .unwrap()
-        };
-        assert!(owns_unschedulable(&meta(names::CONTROLLER_MANAGER, "Apply", None)));
-        assert!(!owns_unschedulable(&meta("kubectl-cordon", "Update", None)));
-        assert!(!owns_unschedulable(&meta(names::CONTROLLER_MANAGER, "Update", None)));
-        assert!(!owns_unschedulable(&ObjectMeta::default()));
     }
 }

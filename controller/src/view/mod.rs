@@ -12,6 +12,8 @@ use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus};
 use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus};
 
+use crate::claims::Parts;
+
 pub use cache::{Cache, Projection, newer};
 
 /// A Node, as far as decisions about updates go.
@@ -39,13 +41,24 @@ pub struct NodeFacts {
     pub unschedulable: bool,
     /// Whether a person holds it.
     pub held: bool,
-    /// Whether `spec.unschedulable` is ours by field ownership, perhaps beside others.
-    pub claimed: bool,
+    /// What of it is ours by field ownership, perhaps beside others.
+    pub claims: Parts,
+    /// What of the same others have set.
+    pub set_by_others: Parts,
+    /// What of that they have set to something else than we would.
+    pub set_otherwise: Parts,
+    /// How many volumes are attached to it, as its kubelet and the attach controller know.
+    pub volumes: usize,
     /// Whether it is being deleted.
     pub deleting: bool,
 }
 
 impl NodeFacts {
+    /// Whether anything of it is ours.
+    pub fn claimed(&self) -> bool {
+        !self.claims.is_empty()
+    }
+
     /// The zone that it stands in; nodes without one are a zone together.
     pub fn zone(&self) -> &str {
         self.labels.get(models::names::ZONE_LABEL).map_or("", String::as_str)
@@ -130,8 +143,16 @@ pub struct PodFacts {
     pub finished: bool,
     /// Whether it is being deleted.
     pub terminating: bool,
+    /// When it has to have ended: the end of the grace period that its deletion gave it.
+    pub ends_by: Option<Timestamp>,
+    /// Whether it waits for a place, an image or its first start (phase Pending). Budgets do not guard it.
+    pub pending: bool,
     /// Whether it mirrors a static pod of the kubelet.
     pub mirror: bool,
+    /// Whether it has an `emptyDir`.
+    pub empty_dir: bool,
+    /// Whether its priority is one of those that the cluster itself needs.
+    pub critical: bool,
     /// Its controller's kind, e.g. `ReplicaSet`; absent for a bare pod.
     pub controller_kind: Option<String>,
     /// Its controller's uid.
@@ -175,6 +196,7 @@ impl BudgetFacts {
     /// Whether it would refuse this pod even with all its pods healthy, so that no waiting helps.
     pub fn never_lets_go(&self, pod: &PodFacts) -> bool {
         self.selects(pod)
+            && !pod.pending
             && self.expected > 0
             && self.desired >= self.expected
             && (pod.ready || !self.lets_unhealthy_go)
@@ -196,6 +218,8 @@ pub struct Blocked {
     pub fatal: bool,
     /// Whether nothing blocks it: the eviction was accepted, or the server was just busy.
     pub accepted: bool,
+    /// Whether it was deleted and not evicted.
+    pub deleted: bool,
 }
 
 /// What looks at a node's own Lease have shown. Its times are the node's own, whose clock may be off: they are compared
@@ -235,17 +259,18 @@ pub struct NodeView {
     pub blocked: BTreeMap<String, Blocked>,
     /// The node's own Lease; looked up only where a release depends on it.
     pub lease: Option<LeaseLooks>,
+    /// How often this attempt has claimed the node, as far as this leader knows: more than once, and somebody has taken
+    /// the claim away.
+    pub claims_made: u32,
 }
 
 impl NodeView {
-    /// Whether the node is, or may be, out of service because of us.
+    /// Whether the node is, or may be, out of service because of us. A node that a person holds is out of service because of
+    /// that person, also where the cordon is ours.
     pub fn disrupted(&self) -> bool {
-        self.facts.claimed
-            || self
-                .shadow
-                .as_ref()
-                .and_then(|s| s.status.controller.progress.as_ref())
-                .is_some_and(|progress| progress.disruptive)
+        let progress = self.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
+        progress
+            .map_or(self.facts.claimed() && !self.facts.held, |progress| progress.disruptive || self.facts.claimed())
     }
 }
 

@@ -17,7 +17,7 @@ use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, BottlerocketSha
 use serde_json::Value;
 
 /// Label that takes a node out of external load balancers.
-pub const BALANCER_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+pub use models::names::BALANCER_LABEL;
 
 /// The name that the API server gives to the owner of fields that were there before the first apply.
 pub(super) const BEFORE_FIRST_APPLY: &str = "before-first-apply";

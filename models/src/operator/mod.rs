@@ -16,9 +16,9 @@ use crate::schema::VersionText;
 
 pub use count::CountOrPercent;
 pub use policy::{
-    AfterUpdatePolicy, AtDeadline, BeforeUpdatePolicy, Blackout, CanaryStep, Deadlines, DrainPolicy, Expression,
-    FailurePolicy, HealthPolicy, MaintenanceWindow, NodeGroup, PreStagePolicy, PrometheusPolicy, SchedulePolicy,
-    StepApproval, StrategyPolicy, VersionPolicy,
+    AfterUpdatePolicy, AtDeadline, AutoscalerPolicy, BeforeUpdatePolicy, Blackout, CanaryStep, Deadlines, DrainPolicy,
+    Expression, FailurePolicy, HealthPolicy, LoadBalancerPolicy, MaintenanceWindow, NodeGroup, PodsAtRisk,
+    PreStagePolicy, PrometheusPolicy, SchedulePolicy, StepApproval, StrategyPolicy, VersionPolicy,
 };
 pub use selector::{LabelOperator, LabelRequirement, NodeSelector};
 
@@ -75,6 +75,12 @@ pub struct BottlerocketUpdateOperatorSpec {
     /// How nodes are drained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainPolicy>,
+    /// What external load balancers are told. Default: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_balancer: Option<LoadBalancerPolicy>,
+    /// What cluster autoscalers are told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autoscaler: Option<AutoscalerPolicy>,
     /// How the health of nodes counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthPolicy>,

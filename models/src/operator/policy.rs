@@ -148,6 +148,19 @@ pub enum AtDeadline {
     /// Give up, release the node, and try again later.
     #[default]
     Release,
+    /// Delete what is left on the node, past all budgets, and go on. The controller needs a right of its own for it, which
+    /// is not part of the default install.
+    Force,
+}
+
+/// What a drain does about pods that it would take something from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
+pub enum PodsAtRisk {
+    /// The node is not drained while there is one on it; nothing on it is evicted.
+    Refuse,
+    /// They are evicted like all others.
+    Evict,
 }
 
 /// How nodes are drained.
@@ -160,6 +173,38 @@ pub struct DrainPolicy {
     /// What happens then. Default Release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_deadline: Option<AtDeadline>,
+    /// What is done about pods without a controller, which nothing would bring back. Default Refuse.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bare_pods: Option<PodsAtRisk>,
+    /// What is done about pods with an `emptyDir`, whose contents end with the pod. Default Evict: the reboot would end them too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub empty_dir: Option<PodsAtRisk>,
+    /// How long pods may take to end, in place of what each pod says of itself; whole seconds. Default: what the pod says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_period: Option<Duration>,
+    /// Whether the drain also waits until the volumes of the pods are detached from the node. At the drain's deadline the
+    /// update goes on in any case. Default false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_for_volumes: Option<bool>,
+}
+
+/// What external load balancers are told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LoadBalancerPolicy {
+    /// How long before its drain a node is taken out of external load balancers, by the label
+    /// `node.kubernetes.io/exclude-from-external-load-balancers`; it is back in them when it is back in service.
+    pub leave_before_drain: Duration,
+}
+
+/// What cluster autoscalers are told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AutoscalerPolicy {
+    /// Whether a node is kept from being scaled down or consolidated from the beginning of its drain until it is back in service,
+    /// by the annotations `cluster-autoscaler.kubernetes.io/scale-down-disabled` and `karpenter.sh/do-not-disrupt`. Default true.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protect: Option<bool>,
 }
 
 /// A query that has to return nothing.

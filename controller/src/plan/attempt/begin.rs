@@ -30,11 +30,15 @@ impl Case<'_> {
                 soak_restarted: false,
                 restarts: None,
                 watched_since: None,
-                disruptive: self.slot || self.facts().claimed,
+                disruptive: self.slot || self.facts().claimed(),
             };
             return self.fail(&progress, FailureReason::ProgressLost, "the record of this attempt is gone");
         }
-        if self.facts().claimed {
+        if self.facts().claimed() && self.facts().held {
+            // What a person holds stays out of service until that person lets go of it.
+            return self.with_blocked(Decision::wait(Wait::Held));
+        }
+        if self.facts().claimed() {
             // A claim without an attempt, from a shadow that was deleted, say. Whether a go was given is not known any
             // more, nor to an agent that was restarted: the longest time that a host can take to go down has to pass.
             let known_since = self.shadow.created.map_or(self.view.leader_since, |at| at.max(self.view.leader_since));

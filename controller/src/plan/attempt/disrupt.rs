@@ -1,23 +1,33 @@
 //! The part that disrupts: the drain, the order to reboot, the go.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
 use models::condition::set_condition;
+use models::operator::AtDeadline;
 use models::reason::FailureReason;
 use models::shadow::{CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Progress, Step};
 
-use super::{BLOCKERS, Case, LISTED_PODS, UNHEALTHY_OWNERS, refusal};
-use crate::apply::CORDONED_BEFORE;
+use super::{BLOCKERS, Case, LISTED_PODS, UNHEALTHY_OWNERS, after, refusal};
+use crate::claims::{self, Part};
 use crate::drain::filter::Sorted;
 use crate::plan::{Action, Decision, Eviction, Note, Wait, gates};
+
+/// How often a claim that somebody took away in mid-update is made again.
+const RECLAIMS: u32 = 3;
+
+/// How long the deletion of what is left may take before the drain fails after all.
+const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 impl Case<'_> {
     /// The slot is ours: record what has to go before anything is touched.
     pub(super) fn start_drain(&self, progress: &Progress) -> Decision {
-        let before = &self.group().before;
-        let queries = || gates::queries(&before.expressions, &self.facts().name).map(|(_, query)| query);
+        let policy = self.group();
+        let queries = || gates::queries(&policy.before.expressions, &self.facts().name).map(|(_, query)| query);
         let (Some(on_node), Some(sorted)) = (&self.node.pods, self.sorted_pods()) else {
             return Decision::wait(Wait::ReadingPods).watching_pods().asking(queries());
         };
-        match gates::before_drain(self.view, self.node, before) {
+        match gates::before_drain(self.view, self.node, policy) {
             None => {}
             // Its slot is kept while it is only being looked at.
             Some(Wait::ReadingPods | Wait::AskingExpressions { .. }) => {
@@ -48,13 +58,16 @@ impl Case<'_> {
         unhealthy_before.sort();
         unhealthy_before.dedup();
         unhealthy_before.truncate(UNHEALTHY_OWNERS);
-        let mut action = self.step(&Progress { disruptive: true, ..progress.clone() }, Step::Draining, |status| {
+        let set_before: Vec<String> = self.facts().set_by_others.iter().map(|part| part.name().to_owned()).collect();
+        let first = if self.policy.leave_balancer.is_some() { Step::LeavingBalancer } else { Step::Draining };
+        let mut action = self.step(&Progress { disruptive: true, ..progress.clone() }, first, |status| {
             let message = format!("cordoned for the update to {}", progress.version);
-            let reason = if self.facts().unschedulable && !self.facts().claimed { CORDONED_BEFORE } else { "Updating" };
+            let theirs = self.facts().set_by_others.has(Part::Cordon);
+            let reason = if theirs { "CordonedBefore" } else { "Updating" };
             set_condition(&mut status.conditions, self.condition(CORDONED, true, reason, &message));
             set_condition(&mut status.conditions, self.condition(DRAINED, false, "Draining", "pods are being evicted"));
             status.report.drain =
-                Some(DrainStatus { pods, own_evicted: own, unhealthy_before, ..DrainStatus::default() });
+                Some(DrainStatus { pods, own_evicted: own, unhealthy_before, set_before, ..DrainStatus::default() });
         });
         if let Action::Status { note, .. } = &mut action {
             *note = Some(Note {
@@ -66,40 +79,96 @@ impl Case<'_> {
         Decision::act(action).watching_pods()
     }
 
+    /// What ends an attempt whose node is out of service and not drained yet.
+    fn ended_before_the_drain_did(&self, progress: &Progress) -> Option<Decision> {
+        if let Some(decision) = self.ended_from_outside(progress) {
+            return Some(decision);
+        }
+        if self.facts().boot_id != progress.boot_id {
+            return Some(self.fail(progress, FailureReason::RebootedByOther, "the node was rebooted during the drain"));
+        }
+        if let Some((reason, message)) = self.agent_failure(progress.attempt) {
+            return Some(self.fail(progress, reason, message));
+        }
+        if !self.staged() && self.caught_up() {
+            return Some(self.fail(progress, FailureReason::NotStaged, "the staged image is gone"));
+        }
+        // The resource is new and its slots are being rebuilt; nothing is disrupted without one.
+        let lost = !self.slot && self.view.operator.is_some();
+        lost.then(|| Decision::wait(Wait::Queued { position: 0 }))
+    }
+
+    /// The claim as it has to be, where it is not.
+    fn claim_due(&self, progress: &Progress) -> Option<Decision> {
+        let facts = self.facts();
+        let parts = claims::wanted(Some(progress.step), self.policy).without(facts.set_otherwise);
+        if parts.without(facts.claims).is_empty() && facts.unschedulable {
+            return None;
+        }
+        let made = self.node.claims_made;
+        if made > RECLAIMS {
+            let message = format!("somebody uncordoned the node {made} times; hold it to keep it out of updates");
+            return Some(self.fail(progress, FailureReason::Uncordoned, &message));
+        }
+        let note = (made > 0).then(|| Note {
+            warning: true,
+            reason: "Uncordoned",
+            message: format!(
+                "somebody took back the cordon of an update that is under way; cordoned again ({made} of {RECLAIMS})"
+            ),
+        });
+        Some(Decision::act(Action::Claim { parts, note }))
+    }
+
+    /// Out of the balancer, cordoned, and not drained yet: connections that are open may end by themselves.
+    pub(super) fn leaving_balancer(&self, progress: &Progress) -> Decision {
+        if let Some(decision) = self.ended_before_the_drain_did(progress) {
+            return decision;
+        }
+        let deadline = self.deadline(progress.since, self.group().drain.timeout);
+        if let Some(claim) = self.claim_due(progress) {
+            if self.now >= deadline {
+                return self.fail(progress, FailureReason::DrainTimedOut, "the node could not be cordoned");
+            }
+            return claim.waking_at(deadline);
+        }
+        let until = after(progress.since, self.policy.leave_balancer.unwrap_or_default());
+        if self.now < until {
+            return Decision::wait(Wait::LeavingBalancer { until }).waking_at(until);
+        }
+        Decision::act(self.step(progress, Step::Draining, |_| {}))
+    }
+
     pub(super) fn draining(&self, progress: &Progress) -> Decision {
         self.draining_pods(progress).watching_pods()
     }
 
-    pub(super) fn draining_pods(&self, progress: &Progress) -> Decision {
-        if let Some(decision) = self.ended_from_outside(progress) {
+    fn draining_pods(&self, progress: &Progress) -> Decision {
+        if let Some(decision) = self.ended_before_the_drain_did(progress) {
             return decision;
         }
-        if self.facts().boot_id != progress.boot_id {
-            return self.fail(progress, FailureReason::RebootedByOther, "the node was rebooted during the drain");
-        }
-        if let Some((reason, message)) = self.agent_failure(progress.attempt) {
-            return self.fail(progress, reason, message);
-        }
-        if !self.staged() && self.caught_up() {
-            return self.fail(progress, FailureReason::NotStaged, "the staged image is gone");
-        }
-        if !self.slot && self.view.operator.is_some() {
-            // The resource is new and its slots are being rebuilt; nothing is disrupted without one.
-            return Decision::wait(Wait::Queued { position: 0 });
-        }
-        let cordoned = self.facts().claimed && self.facts().unschedulable;
+        let policy = &self.group().drain;
+        let claim = self.claim_due(progress);
         let sorted = self.sorted_pods();
-        let deadline = self.deadline(progress.since, self.group().drain);
-        if self.now >= deadline && !(cordoned && self.staged() && sorted.as_ref().is_some_and(Sorted::empty)) {
-            return self.drain_timed_out(progress, cordoned, sorted.as_ref());
+        let deadline = self.deadline(progress.since, policy.timeout);
+        let drained = claim.is_none() && self.staged() && sorted.as_ref().is_some_and(Sorted::empty);
+        if self.now >= deadline && !drained {
+            let forced = claim.is_none() && policy.at_deadline == AtDeadline::Force && self.policy.present;
+            return match &sorted {
+                Some(sorted) if forced && !sorted.empty() => self.force(progress, sorted, deadline),
+                sorted => self.drain_timed_out(progress, claim.is_none(), sorted.as_ref()),
+            };
         }
-        if !cordoned {
-            return Decision::act(Action::Claim).waking_at(deadline);
+        if let Some(claim) = claim {
+            return claim.waking_at(deadline);
         }
         let Some(sorted) = sorted else { return Decision::wait(Wait::ReadingPods).waking_at(deadline) };
         if sorted.empty() {
             if !self.staged() {
                 return Decision::wait(Wait::AgentBehind).waking_at(deadline);
+            }
+            if policy.wait_for_volumes && self.facts().volumes > 0 && self.now < deadline {
+                return Decision::wait(Wait::DetachingVolumes { count: self.facts().volumes }).waking_at(deadline);
             }
             return Decision::act(self.step(progress, Step::Rebooting, |status| {
                 set_condition(
@@ -112,9 +181,8 @@ impl Case<'_> {
                 }
             }));
         }
-        if let Some(Wait::DrainRefused { pod, count }) = refusal(&sorted) {
-            let message = format!("{count} pod(s) without a controller came to the node, {pod} first");
-            return self.fail(progress, FailureReason::DrainRefused, &message);
+        if let Some(refused) = refusal(&sorted) {
+            return self.fail(progress, FailureReason::DrainRefused, &refused.to_string());
         }
         let blocked = |uid: &str| self.node.blocked.get(uid);
         if let Some((pod, fatal)) = sorted.go.iter().find_map(|p| Some((p, blocked(&p.uid).filter(|b| b.fatal)?))) {
@@ -122,13 +190,12 @@ impl Case<'_> {
             return self.fail(progress, FailureReason::DrainRefused, &message);
         }
         let due: Vec<_> = sorted
-            .go
-            .iter()
+            .first_to_go()
             .filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= self.now))
             .map(|pod| Eviction { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() })
             .collect();
         if !due.is_empty() {
-            return Decision::act(Action::Evict { pods: due });
+            return Decision::act(Action::Evict { pods: due, grace: policy.grace });
         }
         let left = sorted.go.len() + sorted.leaving.len();
         let blockers: Vec<_> = sorted
@@ -153,13 +220,58 @@ impl Case<'_> {
         retry.map_or(decision.clone(), |at| decision.waking_at(at))
     }
 
+    /// The deadline is over, and policy says to go on without those that do not leave: recorded first, then deleted, each
+    /// under its uid; those that have outlived their own grace period without it.
+    fn force(&self, progress: &Progress, sorted: &Sorted<'_>, deadline: Timestamp) -> Decision {
+        let drain = self.shadow.status.controller.drain.clone().unwrap_or_default();
+        let names: Vec<_> = sorted.left().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
+        let Some(forced) = drain.forced else {
+            let message = format!(
+                "the drain has taken {:?}: deleting what is left, past all budgets, as policy says: {}",
+                self.group().drain.timeout,
+                names.join(", ")
+            );
+            let mut status = self.half();
+            status.report.drain = Some(DrainStatus { forced: Some(self.now), ..drain });
+            let note = Some(Note { warning: true, reason: "DrainForced", message });
+            return Decision::act(Action::Status { status: Box::new(status), note });
+        };
+        let refused = sorted.left().find_map(|pod| self.node.blocked.get(&pod.uid).filter(|b| b.deleted && b.fatal));
+        if let Some(refused) = refused {
+            let message = format!("what is left may not be deleted: {}", refused.message);
+            return self.fail(progress, FailureReason::DrainTimedOut, &message);
+        }
+        let limit = after(forced.max(deadline), FORCE_LIMIT);
+        if self.now >= limit {
+            let message = format!("still on the node although deleted: {}", names.join(", "));
+            return self.fail(progress, FailureReason::DrainTimedOut, &message);
+        }
+        let eviction = |pod: &crate::view::PodFacts| Eviction {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+        };
+        let due = |pod: &&crate::view::PodFacts| {
+            self.node.blocked.get(&pod.uid).is_none_or(|b| !b.deleted || b.retry_at <= self.now)
+        };
+        let overdue = |pod: &&crate::view::PodFacts| pod.ends_by.is_some_and(|at| at <= self.now);
+        let now: Vec<_> = sorted.left().filter(|pod| overdue(pod) && due(pod)).map(eviction).collect();
+        if !now.is_empty() {
+            return Decision::act(Action::Delete { pods: now, grace: Some(0) });
+        }
+        let first: Vec<_> = sorted.left().filter(|pod| !pod.terminating && due(pod)).map(eviction).collect();
+        if !first.is_empty() {
+            return Decision::act(Action::Delete { pods: first, grace: self.group().drain.grace });
+        }
+        let next = sorted.left().filter_map(|pod| pod.ends_by).filter(|at| *at > self.now).min().unwrap_or(limit);
+        let retry = sorted.left().filter_map(|pod| self.node.blocked.get(&pod.uid)).map(|b| b.retry_at).min();
+        let decision = Decision::wait(Wait::Draining { left: names.len() }).waking_at(next).waking_at(limit);
+        retry.filter(|at| *at > self.now).map_or(decision.clone(), |at| decision.waking_at(at))
+    }
+
     fn drain_timed_out(&self, progress: &Progress, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Decision {
-        let left: Vec<_> = sorted
-            .iter()
-            .flat_map(|s| s.go.iter().chain(&s.leaving).chain(&s.refused))
-            .take(3)
-            .map(|p| format!("{}/{}", p.namespace, p.name))
-            .collect();
+        let left: Vec<_> =
+            sorted.iter().flat_map(|s| s.left()).take(3).map(|p| format!("{}/{}", p.namespace, p.name)).collect();
         let (reason, message) = match (cordoned, sorted) {
             (false, _) => (FailureReason::DrainTimedOut, "the node could not be cordoned".to_owned()),
             (true, None) => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
@@ -223,9 +335,9 @@ impl Case<'_> {
             return self.fail(progress, reason, "the host did not reboot in time");
         }
         // An agent that was restarted after it had armed the host asks as well, for the reboot alone.
-        if !self.facts().claimed {
+        if let Some(claim) = self.claim_due(progress) {
             // Uncordoned under our hands: what the scheduler put here since would be lost.
-            return Decision::act(Action::Claim).watching_pods().waking_at(deadline);
+            return claim.watching_pods().waking_at(deadline);
         }
         if spec.state == HostState::StagedUpdate {
             return Decision::act(self.order(HostState::RebootedIntoUpdate, progress)).watching_pods();
@@ -249,7 +361,7 @@ impl Case<'_> {
     /// The agent asks: a go, if nothing came to the node since it was drained.
     pub(super) fn answer(&self, progress: &Progress, nonce: &str) -> Decision {
         let Some(sorted) = self.sorted_pods() else { return Decision::wait(Wait::ReadingPods) };
-        if let Some(pod) = sorted.go.first().or(sorted.refused.first()) {
+        if let Some(pod) = sorted.left().find(|pod| !pod.terminating) {
             let message = format!("{}/{} came to the drained node", pod.namespace, pod.name);
             return self.fail(progress, FailureReason::PodsReturn, &message);
         }

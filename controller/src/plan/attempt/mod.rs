@@ -124,7 +124,8 @@ impl<'a> Case<'a> {
 
     fn sorted_pods(&self) -> Option<Sorted<'a>> {
         let pods = self.node.pods.as_ref()?;
-        Some(filter::sort(pods, self.shadow.status.controller.drain.as_ref(), &self.view.own_namespace))
+        let drain = self.shadow.status.controller.drain.as_ref();
+        Some(filter::sort(pods, self.group().drain.rules, drain, &self.view.own_namespace))
     }
 
     fn agent_failure(&self, attempt: i64) -> Option<(FailureReason, &'a str)> {
@@ -219,7 +220,8 @@ impl<'a> Case<'a> {
         let Some(progress) = progress else { return self.idle() };
         let decision = match progress.step {
             Step::Staging | Step::Staged => self.staging(progress),
-            Step::LeavingBalancer | Step::Draining => self.draining(progress),
+            Step::LeavingBalancer => self.leaving_balancer(progress).watching_pods(),
+            Step::Draining => self.draining(progress),
             // Pods are watched from the drain to the end of the soak without a break, so that they are listed once.
             Step::Rebooting => self.rebooting(progress).watching_pods(),
             Step::Returning => self.returning(progress).watching_pods(),
@@ -257,6 +259,7 @@ fn unblock(status: &mut ControllerStatus) {
 
 /// Why these pods keep a node from being drained at all.
 pub(super) fn refusal(sorted: &Sorted<'_>) -> Option<Wait> {
-    let first = sorted.refused.first()?;
-    Some(Wait::DrainRefused { pod: format!("{}/{}", first.namespace, first.name), count: sorted.refused.len() })
+    let (first, why) = sorted.refused.first()?;
+    let pod = format!("{}/{}", first.namespace, first.name);
+    Some(Wait::DrainRefused { why: *why, pod, count: sorted.refused.len() })
 }

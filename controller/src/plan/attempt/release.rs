@@ -117,7 +117,8 @@ impl Case<'_> {
             }
             return Decision::wait(Wait::NodeNotBack { reason }).waking_at(look);
         }
-        if self.facts().claimed {
+        // A person who holds the node wants it as it is: the claim stays until the hold goes.
+        if self.facts().claimed() && !self.facts().held {
             return Decision::act(Action::Release);
         }
         let mut status = self.half();

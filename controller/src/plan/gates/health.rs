@@ -20,6 +20,7 @@ pub(super) fn few_unhealthy_nodes(input: &Input<'_>) -> Option<Wait> {
 
 #[cfg(test)]
 mod tests {
+    use crate::claims::Parts;
     use models::operator::CountOrPercent;
 
     use super::super::testing::asked;
@@ -61,7 +62,7 @@ mod tests {
             policy.all.before.max_unhealthy_nodes = Some(CountOrPercent::Count(1));
             for name in ["b", "c"] {
                 let facts = &mut view.nodes.get_mut(name).unwrap().facts;
-                (facts.ready, facts.claimed) = (false, true);
+                (facts.ready, facts.claims) = (false, Parts::USUAL);
             }
         });
         assert_eq!(updating, None, "nodes that we rebooted are not unhealthy");

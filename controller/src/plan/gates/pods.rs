@@ -4,13 +4,14 @@ use super::expressions;
 use crate::drain::filter;
 use crate::plan::Wait;
 use crate::plan::attempt::refusal;
-use crate::policy::Before;
+use crate::policy::GroupPolicy;
 use crate::view::{BudgetFacts, ClusterView, NodeView, PodFacts};
 
 /// The first objection to draining this node, its pods being known.
-pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, before: &Before) -> Option<Wait> {
+pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, policy: &GroupPolicy) -> Option<Wait> {
     let Some(pods) = &node.pods else { return Some(Wait::ReadingPods) };
-    let sorted = filter::sort(pods, None, &view.own_namespace);
+    let before = &policy.before;
+    let sorted = filter::sort(pods, policy.drain.rules, None, &view.own_namespace);
     refusal(&sorted)
         .or_else(|| never_allowed(&sorted.go, &view.budgets))
         .or_else(|| if before.pods_ready { not_ready(pods) } else { None })
@@ -64,6 +65,7 @@ mod tests {
             ("more pods are wanted than there are", web(), budget(4, 3), refused.clone()),
             ("one may go", web(), budget(2, 3), None),
             ("a budget of no pods says nothing", web(), budget(0, 0), None),
+            ("a pod that has not begun", PodFacts { pending: true, ..web() }, budget(3, 3), None),
             ("a pod of somebody else", PodFacts { namespace: "other".into(), ..web() }, budget(3, 3), None),
             ("a pod that the budget does not select", PodFacts { labels: [].into(), ..web() }, budget(3, 3), None),
             ("a pod that is not Ready, and the budget guards it", sick.clone(), budget(3, 3), refused),

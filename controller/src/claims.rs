@@ -1,0 +1,337 @@
+//! What we claim on a Node while it is being updated: one function from step to claim, and how a claim of ours is told from
+//! what others have set.
+//!
+//! A claim is field ownership by server-side apply. What somebody else set to the same value is shared, and stays when ours
+//! goes; a label or annotation that somebody set to another value is left to them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use models::names::{self, BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION};
+use models::shadow::Step;
+use serde_json::{Value, json};
+
+use crate::policy::Policy;
+
+/// A part of a Node that can be claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// `spec.unschedulable`: no new pods.
+    Cordon,
+    /// The label that takes it out of external load balancers.
+    Balancer,
+    /// The annotation that the cluster autoscaler obeys.
+    ScaleDown,
+    /// The annotation that Karpenter obeys.
+    DoNotDisrupt,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Cordon, Self::Balancer, Self::ScaleDown, Self::DoNotDisrupt];
+
+    /// The name of the field, label or annotation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cordon => "spec.unschedulable",
+            Self::Balancer => BALANCER_LABEL,
+            Self::ScaleDown => SCALE_DOWN_ANNOTATION,
+            Self::DoNotDisrupt => DO_NOT_DISRUPT_ANNOTATION,
+        }
+    }
+
+    /// Its value, where it is a label or an annotation. The one of the label means nothing to anybody, so it says whose it is.
+    const fn value(self) -> &'static str {
+        match self {
+            Self::Balancer => "brupop",
+            Self::Cordon | Self::ScaleDown | Self::DoNotDisrupt => "true",
+        }
+    }
+
+    /// Where it stands among the owned fields.
+    fn owned_at(self) -> [&'static str; 3] {
+        match self {
+            Self::Cordon => ["f:spec", "f:unschedulable", ""],
+            Self::Balancer => ["f:metadata", "f:labels", BALANCER_LABEL],
+            Self::ScaleDown => ["f:metadata", "f:annotations", SCALE_DOWN_ANNOTATION],
+            Self::DoNotDisrupt => ["f:metadata", "f:annotations", DO_NOT_DISRUPT_ANNOTATION],
+        }
+    }
+
+    /// Whether the fields of this entry name it.
+    fn in_entry(self, entry: &ManagedFieldsEntry) -> bool {
+        let [part, field, key] = self.owned_at();
+        let field = entry.fields_v1.as_ref().and_then(|fields| fields.0.get(part)?.get(field));
+        match key {
+            "" => field.is_some(),
+            key => field.is_some_and(|field| field.get(format!("f:{key}")).is_some()),
+        }
+    }
+
+    /// The value that a Node has for it; none for a node that is not cordoned.
+    fn found(self, meta: &ObjectMeta, unschedulable: bool) -> Option<&str> {
+        match self {
+            Self::Cordon => unschedulable.then_some("true"),
+            Self::Balancer => meta.labels.as_ref()?.get(BALANCER_LABEL).map(String::as_str),
+            Self::ScaleDown | Self::DoNotDisrupt => meta.annotations.as_ref()?.get(self.name()).map(String::as_str),
+        }
+    }
+}
+
+/// Parts of a Node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts(u8);
+
+impl Parts {
+    /// The cordon alone.
+    pub const CORDON: Self = Self(1 << Part::Cordon as u8);
+
+    /// What is claimed by default.
+    #[cfg(test)]
+    pub(crate) const USUAL: Self =
+        Self((1 << Part::Cordon as u8) | (1 << Part::ScaleDown as u8) | (1 << Part::DoNotDisrupt as u8));
+
+    /// Whether this one is among them.
+    pub const fn has(self, part: Part) -> bool {
+        self.0 & (1 << part as u8) != 0
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Those that are not among the others.
+    #[must_use]
+    pub const fn without(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
+    }
+
+    /// Each of them.
+    pub fn iter(self) -> impl Iterator<Item = Part> {
+        Part::ALL.into_iter().filter(move |part| self.has(*part))
+    }
+}
+
+impl FromIterator<Part> for Parts {
+    fn from_iter<I: IntoIterator<Item = Part>>(parts: I) -> Self {
+        Self(parts.into_iter().fold(0, |bits, part| bits | (1 << part as u8)))
+    }
+}
+
+/// What we want on a node that stands at this step.
+pub fn wanted(step: Option<Step>, policy: &Policy) -> Parts {
+    match step {
+        Some(Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Returning) => {
+            let policy = |part: &Part| match part {
+                Part::Cordon => true,
+                Part::Balancer => policy.leave_balancer.is_some(),
+                Part::ScaleDown | Part::DoNotDisrupt => policy.protect_from_autoscalers,
+            };
+            Part::ALL.into_iter().filter(policy).collect()
+        }
+        Some(Step::Staging | Step::Staged | Step::Monitoring | Step::Releasing) | None => Parts::default(),
+    }
+}
+
+/// Whether `entry` is what our applies to the main resource own.
+fn is_ours(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(names::CONTROLLER_MANAGER)
+        && entry.operation.as_deref() == Some("Apply")
+        && entry.subresource.as_deref().is_none_or(str::is_empty)
+}
+
+/// The parts of a Node that are ours by field ownership, perhaps beside others.
+pub fn owned(meta: &ObjectMeta) -> Parts {
+    let entries = || meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
+    Part::ALL.into_iter().filter(|part| entries().any(|entry| part.in_entry(entry))).collect()
+}
+
+/// The parts that are there and not ours.
+pub fn set_by_others(meta: &ObjectMeta, unschedulable: bool) -> Parts {
+    let owned = owned(meta);
+    Part::ALL.into_iter().filter(|part| !owned.has(*part) && part.found(meta, unschedulable).is_some()).collect()
+}
+
+/// The parts that somebody has set to something else than what we would.
+pub fn set_otherwise(meta: &ObjectMeta) -> Parts {
+    let otherwise = |part: &Part| part.found(meta, false).is_some_and(|value| value != part.value());
+    Part::ALL.into_iter().filter(otherwise).collect()
+}
+
+/// The body of the apply that claims these parts: what it does not name, and we owned, goes.
+pub fn body(name: &str, uid: &str, resource_version: &str, parts: Parts) -> Value {
+    let mut body = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "uid": uid, "resourceVersion": resource_version},
+    });
+    for part in parts.iter() {
+        match part {
+            Part::Cordon => body["spec"]["unschedulable"] = json!(true),
+            Part::Balancer => body["metadata"]["labels"][part.name()] = json!(part.value()),
+            Part::ScaleDown | Part::DoNotDisrupt => body["metadata"]["annotations"][part.name()] = json!(part.value()),
+        }
+    }
+    body
+}
+
+/// What is left of our claims on a Node that was just released, because managedFields were reset meanwhile: there as we set
+/// it, owned by nobody, and by the record (`before`: what was there before us) not somebody else's.
+pub fn leftovers(meta: &ObjectMeta, unschedulable: bool, before: Parts) -> Parts {
+    let owned = |part: Part| {
+        let mut entries = meta.managed_fields.iter().flatten();
+        // That manager is the reset's own: it stands for whoever came before.
+        entries.any(|entry| entry.manager.as_deref() != Some("before-first-apply") && part.in_entry(entry))
+    };
+    let left = |part: &Part| part.found(meta, unschedulable) == Some(part.value()) && !owned(*part);
+    Part::ALL.into_iter().filter(left).collect::<Parts>().without(before)
+}
+
+/// The merge patch that removes parts, refused if anything was written since.
+pub fn removal(resource_version: &str, parts: Parts) -> Value {
+    let mut patch = json!({"metadata": {"resourceVersion": resource_version}});
+    for part in parts.iter() {
+        match part {
+            Part::Cordon => patch["spec"]["unschedulable"] = Value::Null,
+            Part::Balancer => patch["metadata"]["labels"][part.name()] = Value::Null,
+            Part::ScaleDown | Part::DoNotDisrupt => patch["metadata"]["annotations"][part.name()] = Value::Null,
+        }
+    }
+    patch
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn meta(value: Value) -> ObjectMeta {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn entry(manager: &str, operation: &str, subresource: &str, fields: &Value) -> Value {
+        json!({"manager": manager, "operation": operation, "subresource": subresource, "fieldsV1": fields})
+    }
+
+    fn all_fields() -> Value {
+        json!({
+            "f:spec": {"f:unschedulable": {}},
+            "f:metadata": {
+                "f:labels": {(format!("f:{BALANCER_LABEL}")): {}},
+                "f:annotations": {(format!("f:{SCALE_DOWN_ANNOTATION}")): {}, (format!("f:{DO_NOT_DISRUPT_ANNOTATION}")): {}},
+            },
+        })
+    }
+
+    fn parts(parts: &[Part]) -> Parts {
+        parts.iter().copied().collect()
+    }
+
+    #[test]
+    fn a_node_is_claimed_from_the_balancer_to_its_return_and_never_else() {
+        let policy = Policy { leave_balancer: Some(Duration::from_secs(30)), ..Policy::default() };
+        let bare = Policy { leave_balancer: None, protect_from_autoscalers: false, ..Policy::default() };
+        for (step, everything) in [
+            (None, false),
+            (Some(Step::Staging), false),
+            (Some(Step::Staged), false),
+            (Some(Step::LeavingBalancer), true),
+            (Some(Step::Draining), true),
+            (Some(Step::Rebooting), true),
+            (Some(Step::Returning), true),
+            (Some(Step::Monitoring), false),
+            (Some(Step::Releasing), false),
+        ] {
+            let expected = if everything { parts(&Part::ALL) } else { Parts::default() };
+            assert_eq!(wanted(step, &policy), expected, "{step:?}");
+            assert_eq!(wanted(step, &bare), if everything { Parts::CORDON } else { Parts::default() }, "{step:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_is_ours_only_by_our_own_apply_to_the_main_resource() {
+        for (sentence, manager, operation, subresource, ours) in [
+            ("our apply", names::CONTROLLER_MANAGER, "Apply", "", true),
+            ("somebody else's update", "kubectl-cordon", "Update", "", false),
+            ("somebody else's apply", "platform-team", "Apply", "", false),
+            ("an update under our name", names::CONTROLLER_MANAGER, "Update", "", false),
+            ("our apply to the status", names::CONTROLLER_MANAGER, "Apply", "status", false),
+        ] {
+            let meta = meta(json!({"managedFields": [entry(manager, operation, subresource, &all_fields())]}));
+            let expected = if ours { parts(&Part::ALL) } else { Parts::default() };
+            assert_eq!(owned(&meta), expected, "{sentence}");
+        }
+        assert_eq!(owned(&ObjectMeta::default()), Parts::default());
+        let label = json!({"f:metadata": {"f:labels": {(format!("f:{BALANCER_LABEL}")): {}}}});
+        let only = meta(json!({"managedFields": [entry(names::CONTROLLER_MANAGER, "Apply", "", &label)]}));
+        assert_eq!(owned(&only), parts(&[Part::Balancer]));
+    }
+
+    #[test]
+    fn what_others_set_is_told_from_what_they_set_to_something_else() {
+        let meta = meta(json!({
+            "labels": {BALANCER_LABEL: "true"},
+            "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "false"},
+        }));
+        assert_eq!(set_by_others(&meta, true), parts(&Part::ALL));
+        assert_eq!(set_by_others(&meta, false), parts(&[Part::Balancer, Part::ScaleDown, Part::DoNotDisrupt]));
+        assert_eq!(set_otherwise(&meta), parts(&[Part::Balancer, Part::DoNotDisrupt]));
+        assert_eq!(set_by_others(&ObjectMeta::default(), false), Parts::default());
+    }
+
+    #[test]
+    fn what_a_reset_of_managed_fields_leaves_is_removed_only_where_it_is_nobodys() {
+        let as_we_set_it = json!({
+            "labels": {BALANCER_LABEL: "brupop"},
+            "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "true"},
+        });
+        let with = |entries: Value| {
+            let mut value = as_we_set_it.clone();
+            value["managedFields"] = entries;
+            meta(value)
+        };
+        let cordon = json!({"f:spec": {"f:unschedulable": {}}});
+        let reset = entry("before-first-apply", "Update", "", &all_fields());
+        for (sentence, meta, before, left) in [
+            ("nobody owns anything", with(json!([])), vec![], parts(&Part::ALL)),
+            ("the reset's own manager is nobody", with(json!([reset])), vec![], parts(&Part::ALL)),
+            (
+                "a person cordoned it since",
+                with(json!([entry("kubectl-cordon", "Update", "", &cordon)])),
+                vec![],
+                parts(&[Part::Balancer, Part::ScaleDown, Part::DoNotDisrupt]),
+            ),
+            (
+                "it was cordoned, and kept from Karpenter, before us",
+                with(json!([])),
+                vec![Part::Cordon, Part::DoNotDisrupt],
+                parts(&[Part::Balancer, Part::ScaleDown]),
+            ),
+        ] {
+            assert_eq!(leftovers(&meta, true, parts(&before)), left, "{sentence}");
+        }
+        let changed =
+            meta(json!({"labels": {BALANCER_LABEL: "true"}, "annotations": {SCALE_DOWN_ANNOTATION: "false"}}));
+        assert_eq!(leftovers(&changed, false, Parts::default()), Parts::default(), "somebody changed it since");
+    }
+
+    #[test]
+    fn a_claim_names_its_parts_and_a_removal_the_same_ones() {
+        let body = body("a", "uid", "7", parts(&Part::ALL));
+        let expected = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {
+                "name": "a", "uid": "uid", "resourceVersion": "7",
+                "labels": {BALANCER_LABEL: "brupop"},
+                "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "true"},
+            },
+            "spec": {"unschedulable": true},
+        });
+        assert_eq!(body, expected);
+        let patch = removal("8", parts(&[Part::Cordon, Part::ScaleDown]));
+        let expected = json!({
+            "metadata": {"resourceVersion": "8", "annotations": {SCALE_DOWN_ANNOTATION: null}},
+            "spec": {"unschedulable": null},
+        });
+        assert_eq!(patch, expected);
+    }
+}
