@@ -452,7 +452,7 @@ mod tests {
             assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
             shown += 1;
         }
-        assert_eq!(shown, 7);
+        assert_eq!(shown, 8);
     }
 
     #[test]
