@@ -37,6 +37,10 @@ test-unit: tools ## Run the tests that need no control plane
 test-scenarios: tools control-plane build ## Run the end-to-end scenarios alone
 	$(CARGO) test --locked -p integ --test scenarios
 
+.PHONY: test-policy
+test-policy: tools control-plane build ## Run the end-to-end scenarios about who updates next and why the others wait
+	$(CARGO) test --locked -p integ --test scenarios -- decide:: policy:: leaders:: labels::
+
 .PHONY: control-plane
 control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
 	@integ/control-plane/build.sh >/dev/null

@@ -113,9 +113,9 @@ async fn an_expression_that_fires_after_the_update_is_the_versions_failure_and_a
         let frozen = scene.until_operator("Frozen", ConditionStatus::True).await?;
         assert!(frozen.message.contains("1.20.5"), "{frozen:?}");
         let world = scene
-            .until("all are given back, and the last one waits for somebody to look", |world| {
+            .until("all are given back, and nobody takes the version any more", |world| {
                 names.iter().all(|node| step_of(world, node).is_none() && !world.nodes[*node].claimed())
-                    && waiting(world, "Frozen") == 1
+                    && waiting(world, "Quarantined") == 1
             })
             .await?;
         let (mut on_new, on_old): (Vec<_>, Vec<_>) = names.into_iter().partition(|node| is_on(&world, node, &NEW));

@@ -8,7 +8,7 @@ use models::condition::ConditionStatus;
 use models::shadow::{Record, Step, UPDATED};
 use serde_json::json;
 
-use super::support::{is_on, results};
+use super::support::{is_on, results, waiting};
 use crate::interfere::{blocked_drain, unblock};
 use crate::support::{NEW, OLD, Scene, nodes, operator_condition, run, shadow_of, step_of};
 
@@ -56,7 +56,9 @@ async fn somebody_installs(host: &Host, lock: VersionLock) -> anyhow::Result<()>
 async fn a_host_that_somebody_else_updates_while_it_waits_for_its_turn_is_told_of_and_counted_nowhere()
 -> anyhow::Result<()> {
     let (mut first, mut other) = (String::new(), "");
-    let ending = run(nodes(2), async |scene| {
+    let mut options = nodes(2);
+    options.policy["strategy"] = json!({"preStage": {}});
+    let ending = run(options, async |scene| {
         first = blocked_drain(scene).await?;
         other = if first == "node-1" { "node-2" } else { "node-1" };
         scene.until_step(other, Step::Staged).await?;
@@ -119,6 +121,7 @@ async fn a_host_that_somebody_else_rolls_back_is_told_of_and_not_charged_to_the_
         let world = scene.until("the agent tells what runs", |world| is_on(world, NODE, &OLD)).await?;
         assert_eq!((record(&world, NODE).failures, last(&world, NODE).as_deref()), (0, Some(UPDATED)));
         assert_eq!(step_of(&world, NODE), None);
+        scene.until("and why it stays so", |world| waiting(world, "NotChosen") == 1).await?;
         host.foreign_settings(unlock());
         scene.updated().await?;
         Ok(())

@@ -6,7 +6,7 @@ use std::time::Duration;
 use integ::host::{Command, Fault, Host, Worker};
 use integ::oracle::World;
 use models::names::{RELEASE_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
-use models::shadow::{Step, UPDATED};
+use models::shadow::{HostState, Step, UPDATED};
 use nix::sys::signal::Signal;
 use semver::Version;
 
@@ -14,7 +14,7 @@ use super::support::results;
 use crate::crashes::PATIENCE;
 use crate::interfere::{finish_command, is_activate, poll, release_into_a_blocked_drain, signal, unblock, until_host};
 use crate::leaders::{leader, two_controllers};
-use crate::support::{NEW, Scene, run, step_of};
+use crate::support::{NEW, Scene, run, shadow_of, step_of};
 
 const BOTH: [&str; 2] = ["node-1", "node-2"];
 
@@ -99,6 +99,11 @@ async fn a_leader_killed_at_any_step_loses_nothing() -> anyhow::Result<()> {
         let annotation = format!("{RELEASE_ANNOTATION}=now");
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name(released), &annotation]).await?;
         kill_leader_in(scene, released, Step::Releasing, &mut killed).await?;
+        scene
+            .until("the order is withdrawn", |world| {
+                shadow_of(world, released).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
+            })
+            .await?;
         finish_command(&host).await?;
         let other = if released == "node-1" { "node-2" } else { "node-1" };
         let host = scene.bed.member(other)?.host.clone();
