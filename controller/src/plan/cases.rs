@@ -307,6 +307,22 @@ fn the_soak_counts_only_the_time_that_the_node_is_ready() {
     assert_eq!(step(false, 610).0, Step::Releasing);
 }
 
+/// the pods of the second node were listed first.
+#[test]
+fn a_node_whose_pods_are_still_being_read_keeps_its_turn() {
+    let staged = |name: &str| {
+        let mut node = at(name, Step::Staging, 0, HostState::StagedUpdate);
+        node.pods = None;
+        node
+    };
+    let (mut view, policy) = cluster(vec![staged("a"), staged("b")], &[]);
+    view.nodes.get_mut("b").unwrap().pods = Some(vec![]);
+    assert_eq!(plan(&view, &policy, t(1)).slots, None, "it is a's turn");
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![]);
+    let slots = plan(&view, &policy, t(1)).slots.unwrap();
+    assert_eq!(slots.iter().map(|slot| slot.node.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
 /// a node whose soak failed is in another boot than the one that its go was for.
 #[test]
 fn a_failed_soak_waits_for_no_go_and_gives_the_slot_back_at_once() {
