@@ -307,6 +307,49 @@ fn the_soak_counts_only_the_time_that_the_node_is_ready() {
     assert_eq!(step(false, 610).0, Step::Releasing);
 }
 
+/// the pods of the second node were listed first.
+#[test]
+fn a_node_whose_pods_are_still_being_read_keeps_its_turn() {
+    let staged = |name: &str| {
+        let mut node = at(name, Step::Staging, 0, HostState::StagedUpdate);
+        node.pods = None;
+        node
+    };
+    let (mut view, policy) = cluster(vec![staged("a"), staged("b")], &[]);
+    view.nodes.get_mut("b").unwrap().pods = Some(vec![]);
+    assert_eq!(plan(&view, &policy, t(1)).slots, None, "it is a's turn");
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![]);
+    let slots = plan(&view, &policy, t(1)).slots.unwrap();
+    assert_eq!(slots.iter().map(|slot| slot.node.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
+/// a node whose soak failed is in another boot than the one that its go was for.
+#[test]
+fn a_failed_soak_waits_for_no_go_and_gives_the_slot_back_at_once() {
+    let mut failed = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    (failed.facts.claimed, failed.facts.unschedulable, failed.facts.ready) = (false, false, false);
+    failed.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    failed.facts.boot_id = "b2".into();
+    let shadow = failed.shadow.as_mut().unwrap();
+    shadow.spec.go = Some(Go { nonce: "n".into(), jws: "j".into(), repeated: false });
+    let progress = shadow.status.controller.progress.as_mut().unwrap();
+    (progress.boot_id, progress.soak_restarted) = ("b2".into(), true);
+    let (mut view, policy) = cluster(vec![failed], &["a"]);
+    let mut steps = Vec::new();
+    while let Some(action) = plan(&view, &policy, t(10)).actions.remove("a") {
+        let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+        match action {
+            Action::Status { status, .. } => shadow.status.controller = status.report,
+            Action::Spec { spec } => shadow.spec = *spec,
+            other => panic!("{other:?} after {steps:?}"),
+        }
+        steps.push(shadow.status.controller.progress.as_ref().map(|progress| progress.step));
+    }
+    let releasing = Some(Step::Releasing);
+    assert_eq!(steps, [releasing, releasing, None], "recorded, withdrawn, released");
+    assert_eq!(plan(&view, &policy, t(10)).slots, Some(vec![]));
+}
+
 /// the failure that spends the budget and another node's start stand in one plan.
 #[test]
 fn no_node_starts_beside_the_failure_that_spends_the_budget() {
