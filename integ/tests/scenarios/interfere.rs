@@ -95,9 +95,9 @@ pub(crate) fn is_armed(host: &Host) -> bool {
     disk.next() != Some(disk.active)
 }
 
-/// Lets the update begin and holds it in the drain: a budget lets none of the workload's pods go. Returns the node.
+/// Lets the update begin and holds it in the drain: a budget lets none of the workload's pods go now. Returns the node.
 pub(crate) async fn blocked_drain(scene: &Scene) -> anyhow::Result<String> {
-    scene.shop_with(2 * scene.bed.members.len(), json!({"maxUnavailable": 0})).await?;
+    scene.guarded_shop(2 * scene.bed.members.len()).await?;
     scene.install().await?;
     release_into_a_blocked_drain(scene).await
 }
@@ -120,7 +120,7 @@ fn blocked_node(world: &World) -> Option<String> {
 
 /// Lets the drain go on that [`blocked_drain`] holds.
 pub(crate) async fn unblock(scene: &Scene) -> anyhow::Result<()> {
-    let patch = r#"{"spec":{"maxUnavailable":"100%"}}"#;
+    let patch = r#"{"spec":{"minAvailable":0}}"#;
     scene.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", patch]).await?;
     Ok(())
 }

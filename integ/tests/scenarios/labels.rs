@@ -172,7 +172,7 @@ async fn left(scene: &Scene, limit: Duration) -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_loses_its_label_before_it_has_a_go_is_given_back_and_loses_its_shadow() -> anyhow::Result<()> {
     let ending = run(unlabelled(), async |scene| {
-        scene.shop_with(4, json!({"maxUnavailable": 0})).await?;
+        scene.guarded_shop(4).await?;
         scene.bed.install().await?;
         let host = &scene.bed.member(NODE)?.host;
         join(scene).await?;

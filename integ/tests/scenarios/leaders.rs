@@ -90,7 +90,7 @@ async fn a_leader_that_sleeps_through_its_succession_does_nothing_more() -> anyh
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_wakes_up_on_old_news_gives_no_second_slot() -> anyhow::Result<()> {
     let ending = run(two_controllers(3), async |scene| {
-        scene.shop_with(6, json!({"maxUnavailable": 0})).await?;
+        scene.guarded_shop(6).await?;
         scene.install().await?;
         for member in &scene.bed.members {
             member.host.script(Fault::command(Command::Prepare, Worker::Waits));
@@ -316,7 +316,7 @@ fn collect_times(value: &Value, path: &str, times: &mut Vec<(String, Timestamp)>
 async fn a_leader_whose_clock_is_hours_off_does_no_harm() -> anyhow::Result<()> {
     let began = Timestamp::now();
     let ending = run(two_controllers(2), async |scene| {
-        scene.shop_with(4, json!({"maxUnavailable": 0})).await?;
+        scene.guarded_shop(4).await?;
         scene.install().await?;
         wrong_by(scene, -SKEW).await?;
         let node = release_into_a_blocked_drain(scene).await?;

@@ -49,7 +49,7 @@ async fn a_node_deleted_in_mid_drain_frees_its_slot_and_one_of_its_name_gets_a_s
     let mut old_uids = (String::new(), String::new());
     let ending = run(BedOptions { ..nodes(3) }, async |scene| {
         // Pods on all nodes, none of which may go: whichever node comes first stands still in its drain.
-        scene.shop_with(3, json!({"minAvailable": 3})).await?;
+        scene.guarded_shop(3).await?;
         scene.install().await?;
         scene.release();
         let world = scene

@@ -174,6 +174,24 @@ impl Scene {
         self.shop_is_ready(pods).await
     }
 
+    /// Makes the same Deployment with a budget that has nothing left to allow: one more pod, which no node takes, uses it
+    /// up. A budget that could never allow anything would keep its nodes from being touched at all.
+    pub(crate) async fn guarded_shop(&self, pods: usize) -> anyhow::Result<()> {
+        let mut objects = workload::web(SHOP, pods, json!(1));
+        objects.pop();
+        objects.push(json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web-without-a-node", "namespace": SHOP, "labels": {"app": "web"}},
+            "spec": {
+                "nodeSelector": {"example.com/rack": "none-has-this"},
+                "containers": [{"name": "app", "image": "example.invalid/app:1"}],
+            },
+        }));
+        objects.push(workload::budget(SHOP, "web", json!({"minAvailable": pods})));
+        workload::apply(&self.bed.client, objects).await?;
+        self.shop_is_ready(pods).await
+    }
+
     /// Waits until so many pods of the workload are Ready and their budget knows it.
     pub(crate) async fn shop_is_ready(&self, pods: usize) -> anyhow::Result<()> {
         self.until(&format!("{pods} pods of the workload are Ready"), |world| {
