@@ -9,10 +9,11 @@ use models::operator::WINDOW_OPEN;
 use models::shadow::Step;
 use serde_json::{Value, json};
 
+use super::midway::both_have_their_image;
 use super::support::{is_updated, other, status, until_metric};
 use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
-use crate::support::{OLD, nodes, operator_condition, run, shadow_of, step_of};
+use crate::support::{OLD, operator_condition, run, shadow_of, step_of};
 
 /// A window that is half a day away.
 pub(super) fn shut() -> Value {
@@ -53,7 +54,7 @@ pub(super) fn slots_given_while_shut(history: &History) -> Vec<u64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_window_closes_the_running_update_ends_and_no_other_starts_until_one_opens_and_no_blackout_is()
 -> anyhow::Result<()> {
-    let ending = run(nodes(2), async |scene| {
+    let ending = run(both_have_their_image(), async |scene| {
         let node = blocked_drain(scene).await?;
         let next = other(&node);
         scene.until_step(next, Step::Staged).await?;
