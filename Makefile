@@ -37,6 +37,10 @@ test-unit: tools ## Run the tests that need no control plane
 test-scenarios: tools control-plane build ## Run the end-to-end scenarios alone
 	$(CARGO) test --locked -p integ --test scenarios
 
+.PHONY: bench-plan
+bench-plan: tools ## Measure one plan over 100, 5,000 and 100,000 nodes
+	@$(CARGO) bench --locked -p controller --bench plan
+
 .PHONY: control-plane
 control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
 	@integ/control-plane/build.sh >/dev/null

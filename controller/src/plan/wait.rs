@@ -346,7 +346,11 @@ impl fmt::Display for Wait {
             Self::AgentBehind => f.write_str("the agent has not confirmed the last order; does its pod run?"),
             Self::RefreshFails { message } => write!(f, "the host cannot look for updates: {message}"),
             Self::HostArmedByOther => {
-                f.write_str("somebody else armed an update on the host; reboot it or disarm it there")
+                write!(
+                    f,
+                    "somebody else armed an update on the host; reboot it, disarm it there, or let the operator disarm it: kubectl annotate brs brs-<node> -n <namespace> {}=<any new value>",
+                    models::names::RETRY_ANNOTATION
+                )
             }
             Self::BackOff { until, reason } => {
                 write!(f, "the last attempt failed ({reason}); the next one is due at {until}")

@@ -401,6 +401,20 @@ mod tests {
     }
 
     #[test]
+    fn every_policy_that_the_documentation_shows_can_be_obeyed() {
+        let pages = [include_str!("../../../docs/policy.md"), include_str!("../../../docs/expressions.md")];
+        let blocks = pages.iter().flat_map(|page| page.split("```yaml\n").skip(1));
+        let mut shown = 0;
+        for block in blocks.map(|rest| rest.split("```").next().unwrap()) {
+            let object: serde_json::Value = serde_saphyr::from_str(block).unwrap();
+            let spec: BottlerocketUpdateOperatorSpec = serde_json::from_value(object["spec"].clone()).unwrap();
+            assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
+            shown += 1;
+        }
+        assert_eq!(shown, 7);
+    }
+
+    #[test]
     fn the_wait_after_failures_doubles_up_to_a_day() {
         let policy = Policy::default();
         let minutes = |failures| policy.back_off_after(failures).as_secs() / 60;

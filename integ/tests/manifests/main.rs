@@ -30,6 +30,7 @@ async fn the_manifests_hold_on_a_real_api_server() -> anyhow::Result<()> {
     rules_of_the_shadow_hold(client.clone()).await?;
     policy::the_schema_refuses_what_it_can(client.clone()).await?;
     policy::what_is_not_in_the_schema_is_left_out(client.clone()).await?;
+    policy::what_the_documentation_shows_is_accepted(client.clone()).await?;
     policy::emptied_parts_survive_server_side_apply(&control_plane).await?;
     emptied_parts_of_the_shadow_survive_server_side_apply(client.clone()).await?;
     rights_reach_as_far_as_they_have_to(client.clone()).await?;
@@ -240,6 +241,10 @@ fn expect<K>(what: &str, result: kube::Result<K>, refusal: Option<&str>) -> anyh
 
 fn manifest(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/manifests").join(name).display().to_string()
+}
+
+fn docs(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name)
 }
 
 /// What kubectl prints; a failure or a warning is an error.

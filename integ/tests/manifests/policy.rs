@@ -371,6 +371,26 @@ pub(super) async fn what_is_not_in_the_schema_is_left_out(client: Client) -> any
     Ok(())
 }
 
+/// The policies that the documentation shows, as they stand there.
+pub(super) async fn what_the_documentation_shows_is_accepted(client: Client) -> anyhow::Result<()> {
+    let resource = ApiResource::erase::<BottlerocketUpdateOperator>(&());
+    let operators: Api<DynamicObject> = Api::namespaced_with(client, SYSTEM_NAMESPACE, &resource);
+    let params = PatchParams { dry_run: true, ..PatchParams::apply("a-person").force().validation_strict() };
+    for (file, blocks) in [("policy.md", 6), ("expressions.md", 1)] {
+        let text = std::fs::read_to_string(super::docs(file))?;
+        let blocks_seen: Vec<&str> =
+            text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        assert_eq!(blocks_seen.len(), blocks, "{file}");
+        for block in blocks_seen {
+            let mut shown: Value = serde_saphyr::from_str(block).with_context(|| format!("{file}: {block}"))?;
+            let spec = shown["spec"].take();
+            let answer = operators.patch("default", &params, &Patch::Apply(object("default", &spec))).await;
+            answer.with_context(|| format!("{file}: {block}"))?;
+        }
+    }
+    Ok(())
+}
+
 /// A spec in which every part has something in it.
 fn full() -> Value {
     let schedule = json!({

@@ -60,12 +60,12 @@ async fn a_node_labelled_after_the_install_gets_its_shadow_and_updates_and_anoth
         assert!(world.shadows.is_empty(), "no node is under the operator: {:?}", world.shadows);
         scene.kubectl(&["label", "node", "node-1", &label()]).await?;
         scene
-            .until("node-1 is updated", |world| {
+            .until("node-1 is updated, and its slot free", |world| {
                 shadow_of(world, "node-1").is_some_and(|s| {
                     s.status.agent.current_version == Some(NEW)
                         && s.step().is_none()
                         && !world.nodes["node-1"].claimed()
-                })
+                }) && world.operator.as_ref().is_some_and(|o| o.status.slots.is_empty())
             })
             .await?;
         Ok(())

@@ -183,7 +183,7 @@ impl Scene {
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "web-without-a-node", "namespace": SHOP, "labels": {"app": "web"}},
             "spec": {
-                "nodeSelector": {"example.com/rack": "none-has-this"},
+                "nodeSelector": {"example.com/no-node": "has-this"},
                 "containers": [{"name": "app", "image": "example.invalid/app:1"}],
             },
         }));
