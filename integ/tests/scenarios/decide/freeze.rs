@@ -1,5 +1,6 @@
 //! A version that fails, and a person who lets the rollout go on.
 
+use anyhow::Context as _;
 use deploy::Component;
 use integ::host::{BootFault, Fault};
 use models::condition::ConditionStatus;
@@ -30,10 +31,10 @@ async fn until_frozen_by(scene: &Scene, node: Option<&str>) -> anyhow::Result<Qu
                 && status(world).slots.is_empty()
         })
         .await?;
-    let quarantined = quarantined(&world).unwrap();
+    let quarantined = quarantined(&world).context("just seen")?;
     assert_eq!(quarantined.reason, FailureReason::BootFellBack);
     assert_eq!(quarantined.nodes.len(), 1, "the first one that fails stops the rollout: {quarantined:?}");
-    let frozen = operator_condition(&world, FROZEN).unwrap();
+    let frozen = operator_condition(&world, FROZEN).context("just seen")?;
     for said in ["1.20.5", "BootFellBack", &quarantined.nodes[0], RESUME_ANNOTATION] {
         assert!(frozen.message.contains(said), "{said} in {frozen:?}");
     }
