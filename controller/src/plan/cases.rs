@@ -1,14 +1,15 @@
 //! Single decisions that went wrong once, each as a sentence about what holds.
 
 use jiff::Timestamp;
+use models::condition::find_condition;
 use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
 use models::reason::FailureReason;
-use models::shadow::{Armed, ArmedPhase, Go, HostState, OfferedUpdates, Progress, Step};
+use models::shadow::{Armed, ArmedPhase, BLOCKED, Go, HostState, OfferedUpdates, Progress, Step};
 use semver::Version;
 
 use super::{Action, Plan, Wait, plan};
 use crate::policy::Policy;
-use crate::view::{ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+use crate::view::{Blocked, ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
 pub(crate) const OLD: Version = Version::new(1, 20, 0);
 pub(crate) const NEW: Version = Version::new(1, 20, 5);
@@ -401,4 +402,39 @@ fn a_slot_that_is_kept_for_a_busy_node_counts_against_the_budget() {
     let mut plan = plan(&view, &policy, t(1));
     assert_eq!(crate::lint::lint(&view, &policy, &mut plan), []);
     assert!(plan.slots.is_none_or(|slots| slots.len() <= 1));
+}
+
+/// Two pods are held back, and one of them leaves: the condition that people read names the one that is left.
+#[test]
+fn a_blocked_drain_names_a_pod_that_is_still_there() {
+    let held_back = Blocked {
+        budget: Some("shop/web".into()),
+        message: "not now".into(),
+        since: t(1),
+        retry_at: t(100),
+        fatal: false,
+        accepted: false,
+    };
+    let mut draining = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    draining.pods = Some(vec![pod("1", false), pod("2", false)]);
+    draining.blocked = [("p-1".to_owned(), held_back.clone()), ("p-2".to_owned(), held_back)].into();
+    let (mut view, policy) = cluster(vec![draining], &["a"]);
+    let mut said = || {
+        for _ in 0..10 {
+            let made = plan(&view, &policy, t(2));
+            let node = view.nodes.get_mut("a").unwrap();
+            let status = &mut node.shadow.as_mut().unwrap().status;
+            let Some(Action::Status { status: written, .. }) = made.actions.get("a") else {
+                assert!(made.actions.is_empty(), "{:?}", made.actions);
+                let message = find_condition(&status.conditions, BLOCKED).unwrap().message.clone();
+                // The next time, the first pod is gone.
+                node.pods.as_mut().unwrap().remove(0);
+                return message;
+            };
+            (status.controller, status.conditions) = (written.report.clone(), written.conditions.clone());
+        }
+        panic!("written again and again");
+    };
+    assert_eq!(said(), "the PodDisruptionBudget shop/web does not let shop/p-1 go; 2 pod(s) left");
+    assert_eq!(said(), "the PodDisruptionBudget shop/web does not let shop/p-2 go; 1 pod(s) left");
 }
