@@ -41,6 +41,10 @@ test-scenarios: tools control-plane build ## Run the end-to-end scenarios alone
 bench-plan: tools ## Measure one plan over 100, 5,000 and 100,000 nodes
 	@$(CARGO) bench --locked -p controller --bench plan
 
+.PHONY: test-policy
+test-policy: tools control-plane build ## Run the end-to-end scenarios about who updates next and why the others wait
+	$(CARGO) test --locked -p integ --test scenarios -- decide:: policy:: leaders:: labels::
+
 .PHONY: control-plane
 control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
 	@integ/control-plane/build.sh >/dev/null

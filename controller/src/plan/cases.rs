@@ -1,15 +1,16 @@
 //! Single decisions that went wrong once, each as a sentence about what holds.
 
 use jiff::Timestamp;
+use models::condition::find_condition;
 use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
 use models::reason::FailureReason;
-use models::shadow::{Armed, ArmedPhase, Go, HostState, OfferedUpdates, Progress, Step};
+use models::shadow::{Armed, ArmedPhase, BLOCKED, Go, HostState, OfferedUpdates, Progress, Step};
 use semver::Version;
 
 use super::{Action, Plan, Wait, plan};
 use crate::claims::Parts;
 use crate::policy::Policy;
-use crate::view::{ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+use crate::view::{Blocked, ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
 pub(crate) const OLD: Version = Version::new(1, 20, 0);
 pub(crate) const NEW: Version = Version::new(1, 20, 5);
@@ -308,6 +309,49 @@ fn the_soak_counts_only_the_time_that_the_node_is_ready() {
     assert_eq!(step(false, 610).0, Step::Releasing);
 }
 
+/// the pods of the second node were listed first.
+#[test]
+fn a_node_whose_pods_are_still_being_read_keeps_its_turn() {
+    let staged = |name: &str| {
+        let mut node = at(name, Step::Staging, 0, HostState::StagedUpdate);
+        node.pods = None;
+        node
+    };
+    let (mut view, policy) = cluster(vec![staged("a"), staged("b")], &[]);
+    view.nodes.get_mut("b").unwrap().pods = Some(vec![]);
+    assert_eq!(plan(&view, &policy, t(1)).slots, None, "it is a's turn");
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![]);
+    let slots = plan(&view, &policy, t(1)).slots.unwrap();
+    assert_eq!(slots.iter().map(|slot| slot.node.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
+/// a node whose soak failed is in another boot than the one that its go was for.
+#[test]
+fn a_failed_soak_waits_for_no_go_and_gives_the_slot_back_at_once() {
+    let mut failed = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    (failed.facts.claims, failed.facts.unschedulable, failed.facts.ready) = (Parts::default(), false, false);
+    failed.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    failed.facts.boot_id = "b2".into();
+    let shadow = failed.shadow.as_mut().unwrap();
+    shadow.spec.go = Some(Go { nonce: "n".into(), jws: "j".into(), repeated: false });
+    let progress = shadow.status.controller.progress.as_mut().unwrap();
+    (progress.boot_id, progress.soak_restarted) = ("b2".into(), true);
+    let (mut view, policy) = cluster(vec![failed], &["a"]);
+    let mut steps = Vec::new();
+    while let Some(action) = plan(&view, &policy, t(10)).actions.remove("a") {
+        let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+        match action {
+            Action::Status { status, .. } => shadow.status.controller = status.report,
+            Action::Spec { spec } => shadow.spec = *spec,
+            other => panic!("{other:?} after {steps:?}"),
+        }
+        steps.push(shadow.status.controller.progress.as_ref().map(|progress| progress.step));
+    }
+    let releasing = Some(Step::Releasing);
+    assert_eq!(steps, [releasing, releasing, None], "recorded, withdrawn, released");
+    assert_eq!(plan(&view, &policy, t(10)).slots, Some(vec![]));
+}
+
 /// the failure that spends the budget and another node's start stand in one plan.
 #[test]
 fn no_node_starts_beside_the_failure_that_spends_the_budget() {
@@ -362,4 +406,40 @@ fn a_slot_that_is_kept_for_a_busy_node_counts_against_the_budget() {
     let mut plan = plan(&view, &policy, t(1));
     assert_eq!(crate::lint::lint(&view, &policy, &mut plan), []);
     assert!(plan.slots.is_none_or(|slots| slots.len() <= 1));
+}
+
+/// Two pods are held back, and one of them leaves: the condition that people read names the one that is left.
+#[test]
+fn a_blocked_drain_names_a_pod_that_is_still_there() {
+    let held_back = Blocked {
+        budget: Some("shop/web".into()),
+        message: "not now".into(),
+        since: t(1),
+        retry_at: t(100),
+        fatal: false,
+        accepted: false,
+        deleted: false,
+    };
+    let mut draining = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    draining.pods = Some(vec![pod("1", false), pod("2", false)]);
+    draining.blocked = [("p-1".to_owned(), held_back.clone()), ("p-2".to_owned(), held_back)].into();
+    let (mut view, policy) = cluster(vec![draining], &["a"]);
+    let mut said = || {
+        for _ in 0..10 {
+            let made = plan(&view, &policy, t(2));
+            let node = view.nodes.get_mut("a").unwrap();
+            let status = &mut node.shadow.as_mut().unwrap().status;
+            let Some(Action::Status { status: written, .. }) = made.actions.get("a") else {
+                assert!(made.actions.is_empty(), "{:?}", made.actions);
+                let message = find_condition(&status.conditions, BLOCKED).unwrap().message.clone();
+                // The next time, the first pod is gone.
+                node.pods.as_mut().unwrap().remove(0);
+                return message;
+            };
+            (status.controller, status.conditions) = (written.report.clone(), written.conditions.clone());
+        }
+        panic!("written again and again");
+    };
+    assert_eq!(said(), "the PodDisruptionBudget shop/web does not let shop/p-1 go; 2 pod(s) left");
+    assert_eq!(said(), "the PodDisruptionBudget shop/web does not let shop/p-2 go; 1 pod(s) left");
 }

@@ -163,7 +163,13 @@ impl<'a> Planner<'a> {
                 let policy = self.survey.group(node);
                 self.plan.expressions.extend(gates::queries(&policy.before.expressions, name).map(|(_, query)| query));
                 match gates::before_drain(self.view, node, policy) {
-                    Some(passing @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => wait = passing,
+                    Some(passing @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => {
+                        // Its turn is kept for it while it is only being looked at: who is looked at first is chance, and
+                        // not the order.
+                        given += 1;
+                        budget.take(&self.survey, node);
+                        wait = passing;
+                    }
                     Some(refused) => {
                         wait = refused;
                         looked_at -= 1;

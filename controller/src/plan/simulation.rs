@@ -425,7 +425,8 @@ impl World {
         assert!(slots.len() <= budget, "seed {}: {} slots over a budget of {budget}", self.seed, slots.len());
         for node in self.view.nodes.values() {
             let progress = node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
-            let disrupted = node.facts.claimed() || progress.is_some_and(|p| p.disruptive);
+            // A claim without an attempt is one that a person's hold has kept: it takes no slot.
+            let disrupted = progress.is_some_and(|p| p.disruptive || node.facts.claimed());
             let has_slot = slots.iter().any(|s| s.uid == node.facts.uid);
             assert!(!disrupted || has_slot, "seed {}: {} is disrupted without a slot", self.seed, node.facts.name);
         }

@@ -149,6 +149,11 @@ pub enum Wait {
         /// The version.
         version: Version,
     },
+    /// The host is offered a newer version and does not choose it: its own version lock says otherwise.
+    NotChosen {
+        /// The version.
+        version: Version,
+    },
     /// The host is being told which version to choose.
     Pinning {
         /// The version.
@@ -276,6 +281,7 @@ impl Wait {
             Self::Excluded { .. } => "Excluded",
             Self::NotOffered { .. } => "NotOffered",
             Self::WaveNotCome { .. } => "WaveNotCome",
+            Self::NotChosen { .. } => "NotChosen",
             Self::Pinning { .. } => "Pinning",
             Self::LockedByOther { .. } => "LockedByOther",
             Self::NodePressure { .. } => "NodePressure",
@@ -420,6 +426,10 @@ impl fmt::Display for Wait {
             Self::WaveNotCome { version } => {
                 write!(f, "other nodes are offered {version}; this node's wave has not come")
             }
+            Self::NotChosen { version } => write!(
+                f,
+                "the host is offered {version} and does not choose it: its updates.version-lock is not latest; set it to latest there"
+            ),
             Self::Pinning { version } => write!(f, "the host is being told to choose {version}"),
             Self::LockedByOther { lock } => write!(
                 f,

@@ -114,6 +114,11 @@ fn latest(
     }
     let chosen = agent.updates.as_ref().and_then(|u| u.chosen_version.as_ref()).filter(|chosen| *chosen > current);
     let Some(chosen) = chosen else {
+        // What is listed is what the host may have, its wave included: only its own lock lets it pass that over.
+        let passed_over = agent.updates.iter().flat_map(|u| &u.available_versions).filter(|version| *version > current);
+        if let Some(version) = passed_over.max() {
+            return Err(Wait::NotChosen { version: version.clone() });
+        }
         let others = of_kind(known, agent).map(|k| &k.version).filter(|version| *version > current).max();
         return Err(match others {
             Some(version) if agent.updates.is_some() => Wait::WaveNotCome { version: version.clone() },
@@ -244,6 +249,14 @@ mod tests {
                 vec![known("1.20.5", 0)],
                 None,
                 wave("1.20.5"),
+            ),
+            (
+                "a host whose own lock passes over what it is offered says so",
+                r#"{}"#,
+                host("1.20.0", None, &offers),
+                vec![known("1.20.5", 0)],
+                None,
+                Err(Wait::NotChosen { version: v("1.20.5") }),
             ),
             (
                 "an excluded version is not taken",

@@ -117,7 +117,7 @@ impl Default for Drain {
 }
 
 /// What may differ from one group of nodes to another.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupPolicy {
     /// When nodes may be taken out of service.
     pub schedule: Schedule,
@@ -127,17 +127,6 @@ pub struct GroupPolicy {
     pub before: Before,
     /// How a node is judged after.
     pub after: After,
-}
-
-impl Default for GroupPolicy {
-    fn default() -> Self {
-        Self {
-            schedule: Schedule::default(),
-            drain: Drain::default(),
-            before: Before::default(),
-            after: After::default(),
-        }
-    }
 }
 
 /// A group of nodes.

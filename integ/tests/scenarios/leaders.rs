@@ -28,14 +28,14 @@ use crate::interfere::{blocked_drain, finish_command, poll, release_into_a_block
 use crate::support::{NEW, Scene, nodes, run, shadow_of, step_of};
 
 /// Options for so many nodes with two controllers.
-fn two_controllers(count: usize) -> BedOptions {
+pub(crate) fn two_controllers(count: usize) -> BedOptions {
     let mut options = nodes(count);
     options.deploy.controller_replicas = 2;
     options
 }
 
 /// The process that holds the Lease, once there is one.
-async fn leader(scene: &Scene) -> anyhow::Result<PodProcess> {
+pub(crate) async fn leader(scene: &Scene) -> anyhow::Result<PodProcess> {
     let leases: Api<Lease> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
     poll("a controller leads", async || {
         let lease = leases.get_opt(CONTROLLER).await?;

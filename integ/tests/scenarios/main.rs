@@ -6,6 +6,7 @@
 
 mod budgets;
 mod crashes;
+mod decide;
 mod failures;
 mod interfere;
 mod kubectl;

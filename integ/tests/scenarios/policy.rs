@@ -18,7 +18,7 @@ fn known(world: &World) -> bool {
 }
 
 /// Whether the operator's status says that so many nodes wait for this reason.
-fn wait_for(world: &World, reason: &str, nodes: i64) -> bool {
+pub(crate) fn wait_for(world: &World, reason: &str, nodes: i64) -> bool {
     world.operator.as_ref().is_some_and(|o| o.status.waiting.iter().any(|w| w.reason == reason && w.nodes == nodes))
 }
 
@@ -46,7 +46,7 @@ async fn free_the_budget(scene: &Scene) -> anyhow::Result<()> {
 }
 
 /// Creates the operator's resource: the bed's own policy with a change.
-async fn create_policy(scene: &Scene, change: &Value) -> anyhow::Result<()> {
+pub(crate) async fn create_policy(scene: &Scene, change: &Value) -> anyhow::Result<()> {
     let mut spec = BedOptions::default().policy;
     for (key, value) in change.as_object().into_iter().flatten() {
         spec[key] = value.clone();

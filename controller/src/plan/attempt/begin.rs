@@ -38,6 +38,11 @@ impl Case<'_> {
             // What a person holds stays out of service until that person lets go of it.
             return self.with_blocked(Decision::wait(Wait::Held));
         }
+        let last = self.shadow.status.controller.record.as_ref().and_then(|r| r.last.as_ref());
+        if self.facts().claimed() && last.is_some_and(|last| last.attempt == spec.attempt) {
+            // The attempt that made it was closed, and so no go of it is left; a hold had kept it since.
+            return Decision::act(Action::Release);
+        }
         if self.facts().claimed() {
             // A claim without an attempt, from a shadow that was deleted, say. Whether a go was given is not known any
             // more, nor to an agent that was restarted: the longest time that a host can take to go down has to pass.

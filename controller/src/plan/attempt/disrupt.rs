@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::condition::set_condition;
+use models::condition::{find_condition, set_condition};
 use models::operator::AtDeadline;
 use models::reason::FailureReason;
-use models::shadow::{CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Progress, Step};
+use models::shadow::{BLOCKED, CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Progress, Step};
 
 use super::{BLOCKERS, Case, LISTED_PODS, UNHEALTHY_OWNERS, after, refusal};
 use crate::claims::{self, Part};
@@ -204,9 +204,6 @@ impl Case<'_> {
             .filter_map(|pod| Some((pod, blocked(&pod.uid).filter(|b| !b.accepted)?)))
             .take(BLOCKERS)
             .collect();
-        if let Some(action) = self.blockers_changed(&blockers) {
-            return Decision::act(action);
-        }
         let retry = sorted.go.iter().filter_map(|p| blocked(&p.uid)).map(|b| b.retry_at).min();
         let wait = match blockers.first() {
             Some((pod, blocked)) => Wait::DrainBlocked {
@@ -216,6 +213,9 @@ impl Case<'_> {
             },
             None => Wait::Draining { left },
         };
+        if let Some(action) = self.blockers_changed(&blockers, &wait) {
+            return Decision::act(action);
+        }
         let decision = Decision::wait(wait).waking_at(deadline);
         retry.map_or(decision.clone(), |at| decision.waking_at(at))
     }
@@ -283,10 +283,11 @@ impl Case<'_> {
         self.fail(progress, reason, &message)
     }
 
-    /// Writes who blocks the drain when that has changed.
+    /// Writes who blocks the drain when that has changed. A `Blocked` condition that named one who is gone names the next.
     pub(super) fn blockers_changed(
         &self,
         blockers: &[(&&crate::view::PodFacts, &crate::view::Blocked)],
+        wait: &Wait,
     ) -> Option<Action> {
         let wanted: Vec<_> = blockers
             .iter()
@@ -305,6 +306,10 @@ impl Case<'_> {
         }
         let mut status = self.half();
         status.report.drain.get_or_insert_default().blockers = wanted;
+        let told = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == wait.as_str());
+        if told {
+            set_condition(&mut status.conditions, self.condition(BLOCKED, true, wait.as_str(), &wait.to_string()));
+        }
         Some(Action::Status { status: Box::new(status), note: None })
     }
 

@@ -29,11 +29,14 @@ impl Case<'_> {
         }
         record.last = Some(self.result(progress, reason.as_str(), message));
         status.report.record = Some(record);
+        // A go is good in the boot that its order names. In another one nothing is left of it that had to be waited for.
+        let order_boot = self.shadow.spec.boot_id.as_ref();
+        let spent = order_boot.is_some_and(|boot| *boot != self.facts().boot_id);
         status.report.progress = Some(Progress {
             step: Step::Releasing,
             since: self.now,
-            go_given: progress.go_given || self.shadow.spec.go.is_some(),
-            may_be_rebooting: progress.may_be_rebooting || self.may_be_rebooting(),
+            go_given: !spent && (progress.go_given || self.shadow.spec.go.is_some()),
+            may_be_rebooting: !spent && (progress.may_be_rebooting || self.may_be_rebooting()),
             ..progress.clone()
         });
         self.acknowledge_release(&mut status);

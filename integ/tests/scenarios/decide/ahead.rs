@@ -1,0 +1,125 @@
+//! Images that are downloaded ahead of the window.
+
+use integ::bed::BedOptions;
+use integ::host::{Command, EventKind, Fault, Worker};
+use integ::oracle::{History, Object};
+use jiff::{Timestamp, ToSpan as _, Unit, tz::TimeZone};
+use models::shadow::{HostState, Step};
+use serde_json::{Value, json};
+
+use super::support::{is_updated, status};
+use super::windows::{open, shut, slots_given_while_shut};
+use crate::interfere::{finish_command, is_call, until_host};
+use crate::policy::wait_for;
+use crate::support::{OLD, Scene, nodes, run, shadow_of, step_of};
+
+/// Two nodes that download ahead of a window that is half a day away.
+fn options() -> BedOptions {
+    let mut options = nodes(2);
+    options.policy["strategy"] = json!({"preStage": {}});
+    options.policy["schedule"] = shut();
+    options
+}
+
+/// Lets both nodes download while the window is shut.
+async fn staged(scene: &Scene) -> anyhow::Result<()> {
+    scene.install().await?;
+    scene.release();
+    let world = scene
+        .until("both nodes have their image and wait for the window", |world| {
+            ["node-1", "node-2"].iter().all(|node| step_of(world, node) == Some(Step::Staged))
+                && wait_for(world, "WindowClosed", 2)
+                && status(world).counts.is_some_and(|counts| counts.staged == 2)
+        })
+        .await?;
+    assert!(world.shadows.values().all(|shadow| shadow.status.agent.state == Some(HostState::StagedUpdate)));
+    assert!(!touched(&scene.bed.recorder.so_far()?), "a download takes no node out of service");
+    Ok(())
+}
+
+/// Whether any node was ever cordoned by us or had a slot.
+fn touched(history: &History) -> bool {
+    history.changes().iter().any(|change| match &change.object {
+        Object::Node(node) => node.claimed(),
+        Object::Operator(operator) => !operator.status.slots.is_empty(),
+        _ => false,
+    })
+}
+
+/// A window that opens at the next full minute that is some seconds away, and that minute.
+fn opens_soon() -> anyhow::Result<(Value, Timestamp)> {
+    let ahead = Timestamp::now().checked_add(10.seconds())?.to_zoned(TimeZone::UTC);
+    let at = ahead.round(jiff::ZonedRound::new().smallest(Unit::Minute).mode(jiff::RoundMode::Ceil))?;
+    let cron = format!("{} {} * * *", at.minute(), at.hour());
+    Ok((json!({"windows": [{"cron": cron, "duration": "1h"}]}), at.timestamp()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_are_staged_ahead_of_the_window_and_nodes_start_when_it_opens_by_itself() -> anyhow::Result<()> {
+    let ending = run(options(), async |scene| {
+        staged(scene).await?;
+        let (window, at) = opens_soon()?;
+        scene.policy(&json!({"schedule": window})).await?;
+        scene.until("the operator says when it opens", |world| status(world).next_window == Some(at)).await?;
+        assert!(!touched(&scene.bed.recorder.so_far()?));
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(slots_given_while_shut(&ending.history), [0; 0]);
+    let attempts = ending.history.attempts();
+    assert!(attempts.len() == 2 && attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_staged_image_that_a_reboot_wiped_is_staged_again_before_its_node_is_touched() -> anyhow::Result<()> {
+    let ending = run(options(), async |scene| {
+        staged(scene).await?;
+        let host = &scene.bed.member("node-1")?.host;
+        let boot = host.snapshot().boot_id;
+        host.script(Fault::command(Command::Prepare, Worker::Waits));
+        host.foreign_reboot().await;
+        host.booted_after(&boot).await;
+        until_host(host, "the image is staged again", |event| {
+            event.boot_id != boot && is_call(event, "/actions/prepare-update")
+        })
+        .await?;
+
+        // The download stands still while the window is open: the other node has its turn, this one is left alone.
+        scene.policy(&json!({"schedule": open()})).await?;
+        let world = scene
+            .until("the other node is updated", |world| is_updated(world, "node-2") && status(world).slots.is_empty())
+            .await?;
+        assert_eq!(step_of(&world, "node-1"), Some(Step::Staging));
+        assert!(!world.nodes["node-1"].claimed() && !world.nodes["node-1"].boot_id.is_empty());
+        assert_eq!(shadow_of(&world, "node-1").unwrap().status.agent.current_version, Some(OLD));
+        let staged = |event: &integ::host::Event| {
+            matches!(&event.kind, EventKind::CommandFinished { command: Command::Prepare, ok: true, .. })
+        };
+        assert_eq!(host.log().iter().filter(|event| staged(event)).count(), 1, "the one that the reboot wiped");
+
+        finish_command(host).await?;
+        scene.updated().await?;
+        let boots: Vec<_> = host.log().into_iter().filter(staged).map(|event| event.boot_id).collect();
+        assert!(boots.len() == 2 && boots[0] == boot && boots[1] != boot, "staged in each boot: {boots:?}");
+        Ok(())
+    })
+    .await?;
+
+    ending.history.replay(|change, _, world| {
+        if let Object::Node(node) = &change.object
+            && node.claimed()
+            && let Some(shadow) = world.shadow_of(node)
+            && shadow.step() == Some(Step::Draining)
+        {
+            let agent = &shadow.status.agent;
+            let staged = agent.state == Some(HostState::StagedUpdate) && agent.boot_id.as_ref() == Some(&node.boot_id);
+            assert!(staged, "{} is cordoned at {} without its image: {agent:?}", node.name, change.revision);
+        }
+    });
+    let attempts = ending.history.attempts();
+    assert_eq!(attempts.len(), 2, "the other boot ended no attempt: {attempts:#?}");
+    assert!(attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
+    Ok(())
+}

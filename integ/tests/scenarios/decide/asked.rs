@@ -1,0 +1,154 @@
+//! What a person asks of one node with plain kubectl: to try again, to be given back, to be left alone.
+
+use integ::host::{Command, Fault};
+use models::condition::ConditionStatus;
+use models::names::{HOLD_ANNOTATION, RELEASE_ANNOTATION, RETRY_ANNOTATION, shadow_name};
+use models::shadow::{BLOCKED, HostState, ShadowRequests};
+use serde_json::json;
+
+use super::support::{
+    EVENTS_OF_NODES, annotate, is_given_back, is_updated, last_reason, other, record, status, until_event,
+};
+use crate::interfere::{blocked_drain, unblock};
+use crate::policy::wait_for;
+use crate::support::{NEW, OLD, Scene, condition_of, nodes, run, shadow_of, step_of};
+
+async fn ask(scene: &Scene, node: &str, request: &str, nonce: &str) -> anyhow::Result<()> {
+    annotate(scene, &["brs", &shadow_name(node)], request, nonce).await
+}
+
+fn requests(world: &integ::oracle::World, node: &str) -> ShadowRequests {
+    record(world, node).requests.unwrap_or_default()
+}
+
+/// Whether a node's `Blocked` condition holds for this reason.
+fn blocked_by(world: &integ::oracle::World, node: &str, reason: &str) -> bool {
+    condition_of(world, node, BLOCKED).is_some_and(|c| c.status == ConditionStatus::True && c.reason == reason)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_failed_tries_again_when_asked_to_and_once_for_each_time_it_is_asked() -> anyhow::Result<()> {
+    // Each attempt tries three times.
+    const FAILURES: u32 = 6;
+    let mut options = nodes(1);
+    options.policy["failurePolicy"] = json!({"backOff": "1h"});
+    let ending = run(options, async |scene| {
+        scene.install().await?;
+        let host = &scene.bed.member("node-1")?.host;
+        host.script(Fault::fails(Command::Prepare, "the repository did not answer\n").times(FAILURES));
+        scene.release();
+        let failed = async |times: i64| {
+            scene
+                .until(&format!("the node has failed {times} time(s) and waits for an hour or more"), |world| {
+                    let record = record(world, "node-1");
+                    record.failures == times
+                        && record.not_before.is_some()
+                        && is_given_back(world, "node-1")
+                        && blocked_by(world, "node-1", "BackOff")
+                })
+                .await
+        };
+        failed(1).await?;
+
+        ask(scene, "node-1", RETRY_ANNOTATION, "one").await?;
+        failed(2).await?;
+        until_event(scene, EVENTS_OF_NODES, "Retry", &[]).await?;
+        ask(scene, "node-1", RETRY_ANNOTATION, "one").await?;
+        scene.renewals(2).await?;
+        let world = failed(2).await?;
+        assert_eq!(requests(&world, "node-1").retry.as_deref(), Some("one"));
+        assert_eq!(shadow_of(&world, "node-1").unwrap().spec.attempt, 2, "the same word asks for nothing more");
+
+        ask(scene, "node-1", RETRY_ANNOTATION, "two").await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    let attempts = ending.history.attempts();
+    let results: Vec<_> = attempts.iter().filter_map(|a| a.result.as_deref()).collect();
+    assert_eq!(results, ["PrepareFailed", "PrepareFailed", "Updated"]);
+    assert_eq!(requests(&ending.world(), "node-1").retry.as_deref(), Some("two"));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_released_in_mid_drain_is_given_back_uncharged_and_left_alone_until_a_retry() -> anyhow::Result<()> {
+    let mut options = nodes(2);
+    options.policy["failurePolicy"] = json!({"backOff": "1h"});
+    let mut target = String::new();
+    let ending = run(options, async |scene| {
+        let node = blocked_drain(scene).await?;
+        ask(scene, &node, RELEASE_ANNOTATION, "one").await?;
+        let world = scene
+            .until("the node is given back and waits", |world| {
+                is_given_back(world, &node) && blocked_by(world, &node, "BackOff")
+            })
+            .await?;
+        let record = record(&world, &node);
+        assert_eq!(record.last.map(|last| last.reason).as_deref(), Some("ReleaseRequested"));
+        assert_eq!((record.failures, record.version_failures), (0, vec![]), "nobody's fault");
+        assert_eq!(requests(&world, &node).release.as_deref(), Some("one"));
+        assert_eq!(shadow_of(&world, &node).unwrap().spec.state, HostState::Idle);
+        assert!(condition_of(&world, &node, BLOCKED).unwrap().message.contains("ReleaseRequested"));
+        until_event(scene, EVENTS_OF_NODES, "UpdateWithdrawn", &["ReleaseRequested"]).await?;
+
+        unblock(scene).await?;
+        let next = other(&node);
+        let world = scene
+            .until("the other node has its turn", |world| {
+                is_updated(world, next) && status(world).slots.is_empty() && wait_for(world, "BackOff", 1)
+            })
+            .await?;
+        assert_eq!(shadow_of(&world, &node).unwrap().status.agent.current_version, Some(OLD));
+        assert_eq!(step_of(&world, &node), None);
+
+        // The request that was carried out still stands on the shadow, and ends no other attempt.
+        ask(scene, &node, RETRY_ANNOTATION, "go on").await?;
+        scene.updated().await?;
+        target = node;
+        Ok(())
+    })
+    .await?;
+    let attempts = ending.history.attempts();
+    let results: Vec<_> = attempts.iter().filter(|a| a.node == target).map(|a| a.result.as_deref()).collect();
+    assert_eq!(results, [Some("ReleaseRequested"), Some("Updated")]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_held_in_mid_drain_is_left_as_it_is_uncharged_and_without_a_slot_until_the_hold_goes()
+-> anyhow::Result<()> {
+    let mut target = String::new();
+    let ending = run(nodes(2), async |scene| {
+        let node = blocked_drain(scene).await?;
+        scene.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}=the auditors are here")]).await?;
+        let world = scene
+            .until("its attempt has ended, it says that it is held, and it stays cordoned", |world| {
+                let ended = shadow_of(world, &node).is_some_and(|shadow| shadow.step().is_none());
+                ended && world.nodes[&node].claimed() && blocked_by(world, &node, "Held") && wait_for(world, "Held", 1)
+            })
+            .await?;
+        let charged = record(&world, &node);
+        assert_eq!(last_reason(&world, &node).as_deref(), Some("Held"));
+        assert_eq!((charged.failures, charged.not_before, charged.version_failures), (0, None, vec![]));
+
+        unblock(scene).await?;
+        let next = other(&node);
+        let world = scene
+            .until("the other node has its turn", |world| is_updated(world, next) && status(world).slots.is_empty())
+            .await?;
+        assert!(world.nodes[&node].claimed() && wait_for(&world, "Held", 1));
+        assert_ne!(shadow_of(&world, &node).unwrap().status.agent.current_version, Some(NEW));
+
+        scene.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}-")]).await?;
+        scene.updated().await?;
+        target = node;
+        Ok(())
+    })
+    .await?;
+    let attempts = ending.history.attempts();
+    let results: Vec<_> = attempts.iter().filter(|a| a.node == target).map(|a| a.result.as_deref()).collect();
+    assert_eq!(results, [Some("Held"), Some("Updated")]);
+    assert!(condition_of(&ending.world(), &target, BLOCKED).is_none_or(|c| c.status != ConditionStatus::True));
+    Ok(())
+}

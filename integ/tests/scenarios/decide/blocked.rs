@@ -1,0 +1,55 @@
+//! A drain that cannot go on is to be seen wherever people look.
+
+use std::time::Duration;
+
+use models::condition::ConditionStatus;
+use models::shadow::BLOCKED;
+
+use super::support::{EVENTS_OF_NODES, status, until_event, until_metric};
+use crate::interfere::{blocked_drain, unblock};
+use crate::policy::wait_for;
+use crate::support::{condition_of, nodes, run, shadow_of};
+
+/// Within this time a drain that is blocked has to say so.
+const VISIBLE: Duration = Duration::from_secs(30);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blocked_drain_names_pod_and_budget_in_the_shadow_an_event_the_operators_status_and_a_metric()
+-> anyhow::Result<()> {
+    run(nodes(2), async |scene| {
+        let node = blocked_drain(scene).await?;
+        let world = scene
+            .bed
+            .wait("the shadow and the operator's status tell of the blocked drain", VISIBLE, |history| {
+                let world = history.end();
+                condition_of(&world, &node, BLOCKED)
+                    .is_some_and(|c| c.status == ConditionStatus::True && c.reason == "DrainBlocked")
+                    && wait_for(&world, "DrainBlocked", 1)
+                    && status(&world).counts.is_some_and(|counts| (counts.blocked, counts.updating) == (1, 1))
+            })
+            .await?
+            .end();
+        let drain = shadow_of(&world, &node).unwrap().status.controller.drain.clone().unwrap();
+        assert!(!drain.blockers.is_empty());
+        for blocker in &drain.blockers {
+            assert_eq!(blocker.budget.as_deref(), Some("shop/web"));
+            assert!(drain.pods.iter().any(|pod| format!("{}/{}", pod.namespace, pod.name) == blocker.pod));
+        }
+        let first = &drain.blockers[0].pod;
+        let said = &condition_of(&world, &node, BLOCKED).unwrap().message;
+        assert!(said.contains(first) && said.contains("shop/web"), "{said}");
+        until_event(scene, EVENTS_OF_NODES, "DrainBlocked", &[first, "shop/web"]).await?;
+        until_metric(scene, r#"nodes_waiting{reason="DrainBlocked"}"#, "1").await?;
+
+        unblock(scene).await?;
+        scene.updated().await?;
+        scene
+            .until("nobody waits for anything", |world| {
+                status(world).waiting.is_empty() && status(world).counts.is_some_and(|counts| counts.blocked == 0)
+            })
+            .await?;
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}

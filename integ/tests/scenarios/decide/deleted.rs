@@ -1,0 +1,165 @@
+//! A node deleted at every step of its update.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use integ::bed::workload;
+use integ::host::{BootFault, Command, Fault, Worker};
+use integ::oracle::World;
+use models::names::{PRIORITY_LABEL, RELEASE_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
+use models::shadow::Step;
+use serde_json::json;
+
+use super::support::is_on;
+use crate::interfere::{finish_command, is_activate, until_host};
+use crate::support::{NEW, SHOP, Scene, nodes, run, shadow_of, step_of};
+
+/// The nodes that are deleted, each in the step that it is named after, in the order in which they get the slot.
+const VICTIMS: [(&str, Step); 7] = [
+    ("draining", Step::Draining),
+    ("rebooting", Step::Rebooting),
+    ("monitoring", Step::Monitoring),
+    ("returning", Step::Returning),
+    ("releasing", Step::Releasing),
+    ("staged", Step::Staged),
+    ("staging", Step::Staging),
+];
+
+/// Adds the nodes, the first with the highest priority.
+async fn add_victims(scene: &mut Scene) -> anyhow::Result<()> {
+    for (place, (name, _)) in VICTIMS.iter().enumerate() {
+        scene.bed.options.labels.insert(PRIORITY_LABEL.to_owned(), (100 - place).to_string());
+        scene.bed.add_node(name).await?;
+    }
+    scene.reported().await
+}
+
+/// A pod on one node whose budget has nothing left to allow, since another one of it has no node to run on.
+async fn guard(scene: &Scene, node: &str) -> anyhow::Result<()> {
+    let mut objects = workload::web(SHOP, 1, json!(1));
+    objects.truncate(1);
+    for (name, host) in [("web", node), ("elsewhere", "no-such-node")] {
+        let mut deployment = workload::deployment(SHOP, name, 1);
+        let template = &mut deployment["spec"]["template"];
+        template["metadata"]["labels"]["tier"] = json!("guarded");
+        template["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": host});
+        objects.push(deployment);
+    }
+    let selector = json!({"selector": {"matchLabels": {"tier": "guarded"}}, "maxUnavailable": 1});
+    objects.push(workload::budget(SHOP, "web", selector));
+    workload::apply(&scene.bed.client, objects).await?;
+    scene
+        .until("the pod is Ready, and its budget knows both", |world| {
+            world.budgets.values().any(|b| b.namespace == SHOP && (b.current_healthy, b.desired_healthy) == (1, 1))
+        })
+        .await?;
+    Ok(())
+}
+
+/// What the world was like at the revision at which a node went.
+fn at_deletion(scene: &Scene, node: &str) -> anyhow::Result<Option<Step>> {
+    let mut before = None;
+    let mut at = None;
+    scene.bed.recorder.so_far()?.replay(|_, _, world| {
+        if world.nodes.contains_key(node) {
+            before = step_of(world, node);
+        } else {
+            at = at.or(before.take());
+        }
+    });
+    Ok(at)
+}
+
+/// Deletes a node, makes sure in which step it was, and waits until nothing is left of it.
+async fn delete(scene: &Scene, node: &str, step: Step) -> anyhow::Result<()> {
+    let world = scene.until_step(node, step).await?;
+    let uid = world.nodes[node].uid.clone();
+    scene.kubectl(&["delete", "node", node]).await?;
+    let owned =
+        |world: &World| world.shadows.values().any(|s| s.owner.as_ref().is_some_and(|(_, owner)| *owner == uid));
+    let slotted = |world: &World| world.operator.iter().flat_map(|o| &o.status.slots).any(|slot| slot.uid == uid);
+    scene
+        .until(&format!("nothing is left of {node}"), |world| {
+            !world.nodes.contains_key(node) && !owned(world) && !slotted(world)
+        })
+        .await?;
+    let at = at_deletion(scene, node)?;
+    anyhow::ensure!(at == Some(step), "{node} was in {at:?} when it was deleted");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_deleted_at_any_step_leaves_nothing_behind_and_the_next_one_goes_on() -> anyhow::Result<()> {
+    let mut options = nodes(1);
+    options.timings.boot = Duration::from_millis(300);
+    // All are staged ahead of time, so that the slot goes by priority, and each is under watch for long enough to be deleted
+    // meanwhile.
+    options.policy["strategy"] = json!({"preStage": {}});
+    options.policy["schedule"] = json!({"blackouts": [{"from": "2020-01-01", "to": "2099-12-31"}]});
+    options.policy["health"]["after"]["soak"] = json!("10m");
+    let ending = run(options, async |scene| {
+        // The operator's own pods stay on node-1, which has no priority and is the leader's: it is last.
+        scene.install().await?;
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        add_victims(scene).await?;
+        guard(scene, "draining").await?;
+        let host = |name: &str| scene.bed.member(name).map(|member| member.host.clone());
+        host("staging")?.script(Fault::command(Command::Prepare, Worker::Waits));
+        for name in ["rebooting", "releasing"] {
+            host(name)?.script(Fault::command(Command::Activate, Worker::Waits));
+        }
+        scene.release();
+        scene
+            .until("all are staged but the one that is held", |world| {
+                VICTIMS.iter().all(|(name, _)| {
+                    step_of(world, name) == Some(if *name == "staging" { Step::Staging } else { Step::Staged })
+                })
+            })
+            .await?;
+        delete(scene, "staging", Step::Staging).await?;
+        finish_command(&host("staging")?).await?;
+        delete(scene, "staged", Step::Staged).await?;
+        scene.policy(&json!({"schedule": null})).await?;
+        delete(scene, "draining", Step::Draining).await?;
+
+        // What was asked of the host goes on after its node is gone, and must not end in a reboot.
+        until_host(&host("rebooting")?, "the host is asked to arm", is_activate).await?;
+        let boot = host("rebooting")?.snapshot().boot_id;
+        delete(scene, "rebooting", Step::Rebooting).await?;
+        finish_command(&host("rebooting")?).await?;
+
+        delete(scene, "monitoring", Step::Monitoring).await?;
+
+        scene.until_step("returning", Step::Monitoring).await?;
+        // Its machine goes down and does not come back, so that it stays in this step.
+        host("returning")?.script(Fault::boot(BootFault::NeverComesBack));
+        host("returning")?.foreign_reboot().await;
+        delete(scene, "returning", Step::Returning).await?;
+
+        until_host(&host("releasing")?, "the host is asked to arm", is_activate).await?;
+        let annotation = format!("{RELEASE_ANNOTATION}=now");
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name("releasing"), &annotation]).await?;
+        delete(scene, "releasing", Step::Releasing).await?;
+        finish_command(&host("releasing")?).await?;
+
+        scene.policy(&json!({"health": {"after": {"soak": "1s"}}})).await?;
+        scene
+            .until("the node that is left is updated", |world| {
+                is_on(world, "node-1", &NEW) && world.operator.as_ref().is_some_and(|o| o.status.slots.is_empty())
+            })
+            .await?;
+        for name in ["rebooting", "releasing"] {
+            let now = host(name)?.snapshot();
+            anyhow::ensure!(now.running_version != NEW, "{name} was rebooted after its node was gone");
+        }
+        anyhow::ensure!(host("rebooting")?.snapshot().boot_id == boot);
+        Ok(())
+    })
+    .await?;
+    let world = ending.world();
+    assert_eq!(world.nodes.keys().map(String::as_str).collect::<Vec<_>>(), ["node-1"]);
+    assert_eq!(world.shadows.len(), 1);
+    assert!(shadow_of(&world, "node-1").context("its shadow")?.step().is_none());
+    assert_eq!(ending.verdict.stats.reboots, 3, "monitoring, returning and node-1");
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! Expressions that Prometheus has to answer with nothing, before an update and after it.
+
+use integ::bed::BedOptions;
+use integ::oracle::World;
+use models::condition::ConditionStatus;
+use models::reason::FailureReason;
+use models::shadow::{Step, UPDATED};
+use serde_json::{Value, json};
+
+use super::prometheus::Prometheus;
+use super::support::{blocked, blocked_for, is_on, results, waiting};
+use crate::support::{NEW, OLD, nodes, run, shadow_of, step_of};
+
+/// A bed whose policy asks a server each second.
+fn asking(count: usize, prometheus: &Prometheus, health: &Value) -> BedOptions {
+    let mut options = nodes(count);
+    options.policy["prometheus"] = json!({"url": prometheus.url(), "interval": "1s", "timeout": "5s"});
+    options.policy["health"] = health.clone();
+    options
+}
+
+/// Why a node's last attempt failed.
+fn last_failure(world: &World, node: &str) -> Option<(String, String)> {
+    let last = shadow_of(world, node)?.status.controller.record.as_ref()?.last.clone()?;
+    Some((last.reason, last.message))
+}
+
+/// The failures that a node's record charges to versions.
+fn charged(world: &World, node: &str) -> Vec<FailureReason> {
+    let record = shadow_of(world, node).and_then(|shadow| shadow.status.controller.record.as_ref());
+    record.iter().flat_map(|record| &record.version_failures).map(|failure| failure.reason).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_taken_out_of_service_while_an_expression_fires_or_nobody_answers_it() -> anyhow::Result<()> {
+    const QUERY: &str = r#"job:errors:burnrate1h{job="shop"} > 14"#;
+    let mut prometheus = Prometheus::down().await?;
+    let options = asking(
+        1,
+        &prometheus,
+        &json!({
+            "before": {"expressions": [{"name": "error-budget", "query": QUERY}]},
+            "after": {"soak": "1s"},
+        }),
+    );
+    let ending = run(options, async |scene| {
+        scene.install().await?;
+        scene.release();
+        let world = scene
+            .until("the node waits since nobody answers", |world| blocked_for(world, "node-1", "ExpressionFails"))
+            .await?;
+        let message = &blocked(&world, "node-1").unwrap().message;
+        assert!(message.contains("error-budget") && message.contains(&prometheus.url()), "{message}");
+
+        prometheus.fire(QUERY, json!({"__name__": "job:errors:burnrate1h", "job": "shop"}));
+        prometheus.come_up().await?;
+        let world = scene
+            .until("the node waits since the expression fires", |world| {
+                blocked_for(world, "node-1", "ExpressionFires") && waiting(world, "ExpressionFires") == 1
+            })
+            .await?;
+        let message = &blocked(&world, "node-1").unwrap().message;
+        let series = r#"job:errors:burnrate1h{job="shop"} 1"#;
+        assert!(message.contains("error-budget") && message.contains(series), "{message}");
+        // It is staged, and the firing expression keeps it as it is.
+        scene.renewals(2).await?;
+        let history = scene.bed.recorder.so_far()?;
+        assert_eq!((step_of(&history.end(), "node-1"), history.max_out_of_service()), (Some(Step::Staged), 0));
+        assert_eq!(scene.bed.member("node-1")?.host.snapshot().running_version, OLD);
+
+        prometheus.quiet(QUERY);
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(results(&ending.history, "node-1"), [(NEW, UPDATED.to_owned())]);
+    assert!(blocked(&ending.world(), "node-1").is_none());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expression_that_fires_after_the_update_is_the_versions_failure_and_a_silent_prometheus_the_nodes()
+-> anyhow::Result<()> {
+    const QUERY: &str = r#"ALERTS{alertstate="firing",node="$node"}"#;
+    let mut prometheus = Prometheus::down().await?;
+    let options = asking(
+        3,
+        &prometheus,
+        &json!({
+            "after": {"soak": "1s", "timeout": "4s", "expressions": [{"name": "node-alerts", "query": QUERY}]},
+        }),
+    );
+    let names = ["node-1", "node-2", "node-3"];
+    let (mut silent, mut fired) = (String::new(), String::new());
+    let ending = run(options, async |scene| {
+        scene.install().await?;
+        scene.release();
+        let world = scene
+            .until("the first node is given up without a word from Prometheus", |world| {
+                names.iter().any(|node| last_failure(world, node).is_some())
+            })
+            .await?;
+        silent = names.into_iter().find(|node| last_failure(&world, node).is_some()).unwrap().to_owned();
+        let (reason, message) = last_failure(&world, &silent).unwrap();
+        assert!(reason == "HealthUnknown" && message.contains("node-alerts"), "{reason}: {message}");
+
+        for node in names {
+            let labels =
+                json!({"__name__": "ALERTS", "alertname": "KubeletDown", "alertstate": "firing", "node": node});
+            prometheus.fire(&QUERY.replace("$node", node), labels);
+        }
+        prometheus.come_up().await?;
+        let frozen = scene.until_operator("Frozen", ConditionStatus::True).await?;
+        assert!(frozen.message.contains("1.20.5"), "{frozen:?}");
+        let world = scene
+            .until("all are given back, and nobody takes the version any more", |world| {
+                names.iter().all(|node| step_of(world, node).is_none() && !world.nodes[*node].claimed())
+                    && waiting(world, "Quarantined") == 1
+            })
+            .await?;
+        let (mut on_new, on_old): (Vec<_>, Vec<_>) = names.into_iter().partition(|node| is_on(&world, node, &NEW));
+        on_new.retain(|node| *node != silent);
+        assert_eq!((on_new.len(), on_old.len()), (1, 1), "the first is done, the second failed, the third never began");
+        fired = on_new[0].to_owned();
+        let (reason, message) = last_failure(&world, &fired).unwrap();
+        assert_eq!(reason, "SoakFailed");
+        let series = format!(r#"ALERTS{{alertname="KubeletDown",alertstate="firing",node="{fired}"}}"#);
+        assert!(message.contains("node-alerts") && message.contains(&series), "{message}");
+        assert!(!prometheus.was_asked(&QUERY.replace("$node", on_old[0])), "asked for a node that nobody judges");
+        Ok(())
+    })
+    .await?;
+    let world = ending.world();
+    assert_eq!(charged(&world, &silent), []);
+    assert_eq!(charged(&world, &fired), [FailureReason::SoakFailed]);
+    assert_eq!(ending.verdict.stats.reboots, 2);
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! A version that fails, and a person who lets the rollout go on.
+
+use anyhow::Context as _;
+use deploy::Component;
+use integ::host::{BootFault, Fault};
+use models::condition::ConditionStatus;
+use models::names::{OPERATOR_NAME, RESUME_ANNOTATION, SYSTEM_NAMESPACE};
+use models::operator::{FROZEN, Quarantined};
+use models::reason::FailureReason;
+use serde_json::json;
+
+use super::support::{annotate, is_given_back, record, status, until_event, until_metric};
+use crate::policy::{create_policy, wait_for};
+use crate::support::{NEW, Scene, nodes, operator_condition, run};
+
+async fn resume(scene: &Scene, nonce: &str) -> anyhow::Result<()> {
+    annotate(scene, &["bruo", OPERATOR_NAME], RESUME_ANNOTATION, nonce).await
+}
+
+/// Waits until the rollout is frozen because this node, or any if none is named, failed, and all is given back.
+async fn until_frozen_by(scene: &Scene, node: Option<&str>) -> anyhow::Result<Quarantined> {
+    let quarantined = |world: &integ::oracle::World| {
+        let known = status(world).versions.into_iter().find(|known| known.version == NEW)?;
+        known.quarantined.filter(|q| node.is_none_or(|node| q.nodes == [node]))
+    };
+    let world = scene
+        .until("the rollout is frozen, and every node is given back", |world| {
+            operator_condition(world, FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
+                && quarantined(world).is_some()
+                && world.nodes.keys().all(|node| is_given_back(world, node))
+                && status(world).slots.is_empty()
+        })
+        .await?;
+    let quarantined = quarantined(&world).context("just seen")?;
+    assert_eq!(quarantined.reason, FailureReason::BootFellBack);
+    assert_eq!(quarantined.nodes.len(), 1, "the first one that fails stops the rollout: {quarantined:?}");
+    let frozen = operator_condition(&world, FROZEN).context("just seen")?;
+    for said in ["1.20.5", "BootFellBack", &quarantined.nodes[0], RESUME_ANNOTATION] {
+        assert!(frozen.message.contains(said), "{said} in {frozen:?}");
+    }
+    Ok(quarantined)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_freeze_outlives_the_resource_and_the_controller_until_a_person_resumes_and_each_resume_is_for_once()
+-> anyhow::Result<()> {
+    let back_off = json!({"failurePolicy": {"backOff": "1s"}});
+    let mut options = nodes(2);
+    options.policy["failurePolicy"] = back_off["failurePolicy"].clone();
+    let (mut first, mut second) = (String::new(), String::new());
+    let ending = run(options, async |scene| {
+        scene.install().await?;
+        // The first try of each host falls back; the second one would not.
+        for member in &scene.bed.members {
+            member.host.script(Fault::boot(BootFault::NewImageFails));
+        }
+        scene.release();
+        first = until_frozen_by(scene, None).await?.nodes.remove(0);
+        second = super::support::other(&first).to_owned();
+        until_event(scene, SYSTEM_NAMESPACE, "Frozen", &["1.20.5", &first]).await?;
+        until_metric(scene, "frozen", "1").await?;
+        until_metric(scene, "quarantined_versions", "1").await?;
+
+        scene.restart(Component::Controller).await?;
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
+        scene.until("the resource is gone", |world| world.operator.is_none()).await?;
+        create_policy(scene, &back_off).await?;
+        until_frozen_by(scene, Some(&first)).await?;
+        scene.until("both nodes wait for it", |world| wait_for(world, "Quarantined", 2)).await?;
+
+        resume(scene, "first").await?;
+        scene
+            .until("the request is acknowledged, and the failure is settled", |world| {
+                let settled = record(world, &first).version_failures;
+                status(world).requests.is_some_and(|requests| requests.resume.as_deref() == Some("first"))
+                    && settled.iter().all(|failure| failure.resolved_by.as_deref() == Some("first"))
+            })
+            .await?;
+        // What was settled does not count again: it is the other node that stops the rollout now.
+        until_frozen_by(scene, Some(&second)).await?;
+        // A request that was carried out is not carried out again.
+        resume(scene, "first").await?;
+        scene.renewals(2).await?;
+        let world = scene.bed.recorder.so_far()?.end();
+        assert_eq!(operator_condition(&world, FROZEN).unwrap().status, ConditionStatus::True);
+
+        resume(scene, "second").await?;
+        scene.updated().await?;
+        scene.until_operator(FROZEN, ConditionStatus::False).await?;
+        until_event(scene, SYSTEM_NAMESPACE, "Resumed", &[]).await?;
+        until_metric(scene, "frozen", "0").await?;
+        until_metric(scene, "quarantined_versions", "0").await?;
+        Ok(())
+    })
+    .await?;
+
+    let world = ending.world();
+    for (node, nonce) in [(&first, "first"), (&second, "second")] {
+        let settled: Vec<_> = record(&world, node).version_failures.into_iter().map(|f| f.resolved_by).collect();
+        assert_eq!(settled, [Some(nonce.to_owned())], "{node}");
+    }
+    let attempts = ending.history.attempts();
+    let fell_back: Vec<_> = attempts.iter().filter(|a| a.result.as_deref() == Some("BootFellBack")).collect();
+    assert_eq!(fell_back.iter().map(|a| &a.node).collect::<Vec<_>>(), [&first, &second], "{attempts:#?}");
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! The metrics that the controller exports after one update, to the letter.
+
+use integ::kubelet::to_process;
+use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
+use serde_json::Value;
+
+use super::support::is_on;
+use crate::support::{NEW, Scene, nodes, run};
+
+/// What one update leaves. `*` stands for what depends on how fast the machine is, and on nothing else.
+const EXPECTED: &str = include_str!("one_update.txt");
+
+/// The text that the controller exports.
+async fn scrape(scene: &Scene) -> anyhow::Result<String> {
+    let selector = format!("app.kubernetes.io/component={CONTROLLER}");
+    let pods: Value = serde_json::from_str(
+        &scene.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "pods", "-l", &selector, "-o", "json"]).await?,
+    )?;
+    let ip = pods["items"][0]["status"]["podIP"].as_str().unwrap_or_default().parse()?;
+    let url = format!("http://{}:8080/metrics", to_process(ip));
+    Ok(reqwest::Client::builder().no_proxy().build()?.get(url).send().await?.error_for_status()?.text().await?)
+}
+
+/// The series of a text, without its comments, with `*` for what is a time. How often a write met somebody else's is left
+/// out.
+fn series(text: &str) -> String {
+    let mut lines = String::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let Some((name, value)) = line.rsplit_once(' ') else { continue };
+        if name.starts_with("brupop_controller_rejected_writes_total{code=\"409\"") {
+            continue;
+        }
+        let plain = name.split('{').next().unwrap_or(name);
+        let endless = name.contains("le=\"+Inf\"");
+        let timed = (plain.ends_with("_bucket") && !endless) || plain.ends_with("_sum") || plain.ends_with("_seconds");
+        lines.push_str(&format!("{name} {}\n", if timed { "*" } else { value }));
+    }
+    lines
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_update_leaves_exactly_these_series() -> anyhow::Result<()> {
+    let mut options = nodes(1);
+    options.labelled = false;
+    run(options, async |scene| {
+        // The operator itself runs on node-1, which is not under it, so that the update does not restart what counts it.
+        scene.bed.install().await?;
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        scene.bed.options.labelled = true;
+        scene.bed.add_node("node-2").await?;
+        scene.release();
+        scene
+            .until("node-2 is updated, and its status counted", |world| {
+                is_on(world, "node-2", &NEW)
+                    && world.operator.as_ref().is_some_and(|o| {
+                        o.status.slots.is_empty() && o.status.counts.as_ref().is_some_and(|c| c.current == 1)
+                    })
+            })
+            .await?;
+        // A renewal of the lease later it has seen all its writes.
+        scene.renewals(1).await?;
+        let found = series(&scrape(scene).await?);
+        assert!(found == EXPECTED, "decide/one_update.txt is not what the controller exports:\n{found}");
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}

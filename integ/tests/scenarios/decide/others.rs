@@ -1,0 +1,134 @@
+//! Hosts that somebody else updates or rolls back.
+
+use std::time::Duration;
+
+use integ::host::{Command, Host, UpdatesSettings, VersionLock};
+use integ::oracle::World;
+use models::condition::ConditionStatus;
+use models::shadow::{Record, Step, UPDATED};
+use serde_json::json;
+
+use super::support::{is_on, results, waiting};
+use crate::interfere::{blocked_drain, unblock};
+use crate::support::{NEW, OLD, Scene, nodes, operator_condition, run, shadow_of, step_of};
+
+/// The controller's record of a node.
+fn record(world: &World, node: &str) -> Record {
+    shadow_of(world, node).and_then(|shadow| shadow.status.controller.record.clone()).unwrap_or_default()
+}
+
+/// The reason of the node's last attempt.
+fn last(world: &World, node: &str) -> Option<String> {
+    record(world, node).last.map(|last| last.reason)
+}
+
+/// The reasons of the operator's Events about a node.
+async fn events(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
+    let list = scene
+        .kubectl(&[
+            "get",
+            "events.events.k8s.io",
+            "-A",
+            "-o",
+            r#"jsonpath={range .items[?(@.reportingController=="brupop-controller")]}{.regarding.name} {.reason}{"\n"}{end}"#,
+        ])
+        .await?;
+    Ok(list.lines().filter_map(|line| line.strip_prefix(&format!("{node} "))).map(str::to_owned).collect())
+}
+
+/// Somebody has the host choose this version, downloads and arms it and reboots, and leaves the lock there.
+async fn somebody_installs(host: &Host, lock: VersionLock) -> anyhow::Result<()> {
+    host.foreign_settings(UpdatesSettings { version_lock: Some(lock), ..UpdatesSettings::default() });
+    for command in [Command::Refresh, Command::Prepare, Command::Activate] {
+        // The agent may be using the host.
+        crate::interfere::poll("the host takes a command", async || {
+            host.lock_free().await;
+            Ok(host.foreign(command).await.ok())
+        })
+        .await?;
+        host.lock_free().await;
+    }
+    host.foreign_reboot().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_somebody_else_updates_while_it_waits_for_its_turn_is_told_of_and_counted_nowhere()
+-> anyhow::Result<()> {
+    let (mut first, mut other) = (String::new(), "");
+    let mut options = nodes(2);
+    options.policy["strategy"] = json!({"preStage": {}});
+    let ending = run(options, async |scene| {
+        first = blocked_drain(scene).await?;
+        other = if first == "node-1" { "node-2" } else { "node-1" };
+        scene.until_step(other, Step::Staged).await?;
+        let host = &scene.bed.member(other)?.host;
+        host.foreign(Command::Activate).await.map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+        host.foreign_reboot().await;
+        let world = scene
+            .until("the attempt is ended, and the node is as it should be", |world| {
+                last(world, other).as_deref() == Some("UpdatedByOther") && is_on(world, other, &NEW)
+            })
+            .await?;
+        let record = record(&world, other);
+        assert_eq!((record.failures, record.not_before, record.version_failures.len()), (0, None, 0));
+        assert!(events(scene, other).await?.contains(&"UpdateWithdrawn".to_owned()));
+        unblock(scene).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(results(&ending.history, other), [(NEW, "UpdatedByOther".to_owned())]);
+    assert_eq!(results(&ending.history, &first), [(NEW, UPDATED.to_owned())]);
+    assert_ne!(operator_condition(&ending.world(), "Frozen").unwrap().status, ConditionStatus::True);
+    assert_eq!((ending.verdict.stats.arms, ending.verdict.stats.reboots), (1, 1), "the other ones were not ours");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_somebody_else_rolls_back_is_told_of_and_not_charged_to_the_version() -> anyhow::Result<()> {
+    const NODE: &str = "node-1";
+    let back = || VersionLock::to(&OLD);
+    let unlock = || UpdatesSettings { version_lock: Some(VersionLock::latest()), ..UpdatesSettings::default() };
+    let mut options = nodes(1);
+    options.timings.boot = Duration::from_millis(300);
+    options.policy["health"]["after"]["soak"] = json!("10m");
+    let ending = run(options, async |scene| {
+        scene.install().await?;
+        let host = scene.bed.member(NODE)?.host.clone();
+        scene.release();
+        // While it is watched.
+        scene.until_step(NODE, Step::Monitoring).await?;
+        somebody_installs(&host, back()).await?;
+        let world = scene
+            .until("the attempt is ended and the node given back", |world| {
+                last(world, NODE).as_deref() == Some("BootedOtherVersion") && is_on(world, NODE, &OLD)
+            })
+            .await?;
+        let told = record(&world, NODE);
+        assert_eq!(told.version_failures, [], "the version is not to blame");
+        assert!(told.not_before.is_some(), "whoever did that is given time");
+        assert!(events(scene, NODE).await?.contains(&"UpdateFailed".to_owned()));
+        assert_ne!(operator_condition(&world, "Frozen").unwrap().status, ConditionStatus::True);
+
+        // Once the lock is gone, it is updated again.
+        scene.policy(&json!({"health": {"after": {"soak": "1s"}}})).await?;
+        host.foreign_settings(unlock());
+        scene.updated().await?;
+
+        // While nothing is under way: nothing fails, and it is what the shadow says.
+        somebody_installs(&host, back()).await?;
+        let world = scene.until("the agent tells what runs", |world| is_on(world, NODE, &OLD)).await?;
+        assert_eq!((record(&world, NODE).failures, last(&world, NODE).as_deref()), (0, Some(UPDATED)));
+        assert_eq!(step_of(&world, NODE), None);
+        scene.until("and why it stays so", |world| waiting(world, "NotChosen") == 1).await?;
+        host.foreign_settings(unlock());
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    let ended = ["BootedOtherVersion", UPDATED, UPDATED].map(|result| (NEW, result.to_owned()));
+    assert_eq!(results(&ending.history, NODE), ended);
+    assert_eq!(ending.verdict.stats.reboots, 3);
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! Versions that policy chooses, by the hosts' own version lock.
+
+use integ::host::{UpdatesSettings, VersionLock};
+use models::condition::{ConditionStatus, find_condition};
+use models::shadow::{HOST_REACHABLE, UPDATED};
+use semver::Version;
+use serde_json::json;
+
+use super::support::{
+    assert_signed, blocked, blocked_for, is_on, lock_of, results, settings_calls, settings_changes, waiting,
+};
+use crate::support::{NEW, OLD, Scene, nodes, run, shadow_of};
+
+const BOTH: [&str; 2] = ["node-1", "node-2"];
+
+/// Waits until every node runs `version`, and asserts that its host is locked to it.
+async fn pinned(scene: &Scene, version: &Version) -> anyhow::Result<()> {
+    scene.bed.wait_updated(version, crate::support::LIMIT).await?;
+    for member in &scene.bed.members {
+        let snapshot = member.host.snapshot();
+        anyhow::ensure!(snapshot.running_version == *version, "{} runs {}", member.name, snapshot.running_version);
+        let lock = snapshot.settings.version_lock;
+        anyhow::ensure!(lock == Some(VersionLock::to(version)), "{} is locked to {lock:?}", member.name);
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pinned_version_is_run_up_and_down_and_hosts_get_their_settings_back_when_the_pin_is_gone()
+-> anyhow::Result<()> {
+    const FIRST: Version = Version::new(1, 20, 1);
+    const PINNED: Version = Version::new(1, 20, 4);
+    let ending = run(nodes(2), async |scene| {
+        scene.install().await?;
+        scene.bed.releases.publish(FIRST);
+        scene.bed.wait_updated(&FIRST, crate::support::LIMIT).await?;
+        for member in &scene.bed.members {
+            let calls = settings_calls(&member.host);
+            anyhow::ensure!(calls.is_empty(), "the default policy asks for no setting of {}: {calls:?}", member.name);
+        }
+
+        scene.policy(&json!({"version": {"target": "1.20.4"}})).await?;
+        scene
+            .until("both nodes wait for a version that nobody offers", |world| waiting(world, "NotOffered") == 2)
+            .await?;
+        scene.bed.releases.publish(PINNED);
+        scene.release();
+        pinned(scene, &PINNED).await?;
+
+        scene.policy(&json!({"version": {"target": "1.20.1"}})).await?;
+        pinned(scene, &FIRST).await?;
+
+        scene.policy(&json!({"version": {"target": null}})).await?;
+        scene
+            .until("what was found is put back", |world| {
+                BOTH.iter().all(|node| {
+                    shadow_of(world, node).is_some_and(|shadow| {
+                        shadow.status.agent.host.is_none()
+                            && shadow.spec.host.as_ref().is_some_and(|host| !host.asks_settings())
+                    })
+                })
+            })
+            .await?;
+        scene.updated().await?;
+        for member in &scene.bed.members {
+            anyhow::ensure!(member.host.snapshot().settings == UpdatesSettings::defaults(42), "{}", member.name);
+        }
+        Ok(())
+    })
+    .await?;
+    let all = [FIRST, PINNED, FIRST, NEW].map(|version| (version, UPDATED.to_owned()));
+    for node in BOTH {
+        assert_eq!(results(&ending.history, node), all, "{node}");
+    }
+    assert_signed(&ending.history);
+    assert_eq!(ending.verdict.stats.reboots, 8);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_somebody_else_set_is_left_alone_and_told_and_the_node_updates_once_it_is_gone()
+-> anyhow::Result<()> {
+    let lock = |lock: VersionLock| UpdatesSettings { version_lock: Some(lock), ..UpdatesSettings::default() };
+    let mut options = nodes(2);
+    options.policy["version"]["target"] = json!(NEW.to_string());
+    let ending = run(options, async |scene| {
+        let host = scene.bed.member("node-1")?.host.clone();
+        host.foreign_settings(lock(VersionLock::to(&OLD)));
+        scene.install().await?;
+        scene.release();
+        let world = scene
+            .until("node-1 is blocked by the lock, and the other one is updated", |world| {
+                blocked_for(world, "node-1", "LockedByOther")
+                    && waiting(world, "LockedByOther") == 1
+                    && is_on(world, "node-2", &NEW)
+            })
+            .await?;
+        let message = &blocked(&world, "node-1").unwrap().message;
+        assert!(message.contains("1.20.0") && message.contains("set it to latest"), "{message}");
+        let status = &shadow_of(&world, "node-1").unwrap().status;
+        assert_eq!(status.agent.host.as_ref().and_then(|host| host.foreign_lock.as_deref()), Some("1.20.0"));
+        let reachable = find_condition(&status.conditions, HOST_REACHABLE).unwrap();
+        assert_eq!((reachable.status, reachable.reason.as_str()), (ConditionStatus::True, "LockedByOther"));
+        assert_eq!((lock_of(&host), settings_changes(&host)), (Some(VersionLock::to(&OLD)), vec![]), "left alone");
+
+        host.foreign_settings(lock(VersionLock::latest()));
+        pinned(scene, &NEW).await
+    })
+    .await?;
+    for node in BOTH {
+        assert_eq!(results(&ending.history, node), [(NEW, UPDATED.to_owned())], "{node} had no attempt before");
+    }
+    let world = ending.world();
+    assert!(blocked(&world, "node-1").is_none());
+    assert_eq!(shadow_of(&world, "node-1").unwrap().status.agent.host.as_ref().unwrap().foreign_lock, None);
+    assert_signed(&ending.history);
+    Ok(())
+}

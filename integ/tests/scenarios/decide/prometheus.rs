@@ -1,0 +1,128 @@
+//! A stand-in for Prometheus: it answers instant queries in Prometheus' format, and nothing else.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// What the server knows, and what it was asked.
+#[derive(Default)]
+struct Known {
+    /// The labels of the one series that a query returns; a query without any returns nothing.
+    firing: BTreeMap<String, Value>,
+    asked: Vec<String>,
+}
+
+/// A server that can be taken down and brought up again under the same address.
+pub(super) struct Prometheus {
+    address: SocketAddr,
+    known: Arc<Mutex<Known>>,
+    serving: Option<JoinHandle<()>>,
+}
+
+impl Prometheus {
+    /// A server that is down, with an address of its own.
+    pub(super) async fn down() -> anyhow::Result<Self> {
+        let address = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
+        Ok(Self { address, known: Arc::default(), serving: None })
+    }
+
+    /// What stands in the policy for it.
+    pub(super) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// It answers from now on.
+    pub(super) async fn come_up(&mut self) -> anyhow::Result<()> {
+        let listener = TcpListener::bind(self.address).await?;
+        let known = self.known.clone();
+        self.serving = Some(tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let known = known.clone();
+                tokio::spawn(async move {
+                    let _ = serve(stream, &known).await;
+                });
+            }
+        }));
+        Ok(())
+    }
+
+    /// The query returns a series with these labels from now on.
+    pub(super) fn fire(&self, query: &str, labels: Value) {
+        lock(&self.known).firing.insert(query.to_owned(), labels);
+    }
+
+    /// The query returns nothing from now on.
+    pub(super) fn quiet(&self, query: &str) {
+        lock(&self.known).firing.remove(query);
+    }
+
+    /// Whether this query was ever asked.
+    pub(super) fn was_asked(&self, query: &str) -> bool {
+        lock(&self.known).asked.iter().any(|asked| asked == query)
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        if let Some(serving) = &self.serving {
+            serving.abort();
+        }
+    }
+}
+
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One request on a connection of its own.
+async fn serve(mut stream: TcpStream, known: &Mutex<Known>) -> anyhow::Result<()> {
+    let mut bytes = Vec::new();
+    let (head, body) = loop {
+        if stream.read_buf(&mut bytes).await? == 0 {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length = head.to_lowercase().lines().find_map(|l| l.strip_prefix("content-length: ")?.parse().ok());
+        if body.len() >= length.unwrap_or(0) {
+            break (head.to_owned(), body.to_owned());
+        }
+    };
+    let (status, answer) = if head.starts_with("POST /api/v1/query HTTP/1.1\r\n") {
+        let form = reqwest::Url::parse(&format!("http://form/?{body}"))?;
+        match form.query_pairs().find(|(key, _)| key == "query") {
+            Some((_, query)) => ("200 OK", answer(&query, known)),
+            None => (
+                "400 Bad Request",
+                failure("invalid parameter \"query\": unknown position: parse error: no expression found in input"),
+            ),
+        }
+    } else {
+        ("404 Not Found", "404 page not found\n".to_owned())
+    };
+    let length = answer.len();
+    let reply = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{answer}"
+    );
+    stream.write_all(reply.as_bytes()).await?;
+    Ok(())
+}
+
+fn answer(query: &str, known: &Mutex<Known>) -> String {
+    let mut known = lock(known);
+    known.asked.push(query.to_owned());
+    let now = Timestamp::now().as_millisecond() as f64 / 1000.0;
+    let series = known.firing.get(query).map(|labels| json!({"metric": labels, "value": [now, "1"]}));
+    let result: Vec<Value> = series.into_iter().collect();
+    json!({"status": "success", "data": {"resultType": "vector", "result": result}}).to_string()
+}
+
+fn failure(error: &str) -> String {
+    json!({"status": "error", "errorType": "bad_data", "error": error}).to_string()
+}

@@ -1,0 +1,134 @@
+//! The leader killed at every step of an update.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use integ::host::{Command, Fault, Host, Worker};
+use integ::oracle::World;
+use models::names::{RELEASE_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
+use models::shadow::{HostState, Step, UPDATED};
+use nix::sys::signal::Signal;
+use semver::Version;
+
+use super::support::results;
+use crate::crashes::PATIENCE;
+use crate::interfere::{finish_command, is_activate, poll, release_into_a_blocked_drain, signal, unblock, until_host};
+use crate::leaders::{leader, two_controllers};
+use crate::support::{NEW, Scene, run, shadow_of, step_of};
+
+const BOTH: [&str; 2] = ["node-1", "node-2"];
+
+/// The steps that were seen with a leader that was killed in them.
+type Killed = BTreeSet<&'static str>;
+
+/// Kills the process that leads while a node is in a step, in which the scenario holds it.
+async fn kill_leader_in(scene: &Scene, node: &str, step: Step, killed: &mut Killed) -> anyhow::Result<()> {
+    scene.until_step(node, step).await?;
+    let process = leader(scene).await?;
+    signal(std::slice::from_ref(&process), Signal::SIGKILL);
+    poll(
+        "the leader is gone",
+        async || Ok((!scene.bed.processes().iter().any(|p| p.pid == process.pid)).then_some(())),
+    )
+    .await?;
+    let at = step_of(&scene.bed.recorder.so_far()?.end(), node);
+    anyhow::ensure!(at == Some(step), "{node} was in {at:?} when the leader was killed, not in {step:?}");
+    killed.extend(
+        BOTH.iter().filter_map(|node| step_of(&scene.bed.recorder.so_far().ok()?.end(), node)).map(Step::as_str),
+    );
+    Ok(())
+}
+
+/// Waits until a host prepares an update.
+async fn downloads(host: &Host) -> anyhow::Result<()> {
+    poll("the host downloads", async || Ok((host.snapshot().running_command == Some(Command::Prepare)).then_some(())))
+        .await
+}
+
+/// The node that is in a step, once there is one.
+async fn node_in(scene: &Scene, step: Step) -> anyhow::Result<&'static str> {
+    let find = |world: &World| BOTH.into_iter().find(|node| step_of(world, node) == Some(step));
+    let world = scene.until(&format!("a node is in {step:?}"), |world| find(world).is_some()).await?;
+    find(&world).ok_or_else(|| anyhow::anyhow!("just seen"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_killed_at_any_step_loses_nothing() -> anyhow::Result<()> {
+    const NEWER: Version = Version::new(1, 20, 6);
+    let mut killed = Killed::new();
+    let (mut first, mut released) = ("", "");
+    let mut options = two_controllers(2);
+    options.timings.boot = Duration::from_secs(4);
+    options.policy["health"]["after"]["soak"] = serde_json::json!("3s");
+    let ending = run(options, async |scene| {
+        scene.guarded_shop(4).await?;
+        scene.install().await?;
+        for member in &scene.bed.members {
+            member.host.script(Fault::command(Command::Prepare, Worker::Waits));
+        }
+        scene.release();
+        for member in &scene.bed.members {
+            downloads(&member.host).await?;
+        }
+        kill_leader_in(scene, "node-1", Step::Staging, &mut killed).await?;
+        for member in &scene.bed.members {
+            finish_command(&member.host).await?;
+        }
+        first = if release_into_a_blocked_drain(scene).await? == "node-1" { "node-1" } else { "node-2" };
+        let other = if first == "node-1" { "node-2" } else { "node-1" };
+        kill_leader_in(scene, other, Step::Staged, &mut killed).await?;
+        anyhow::ensure!(killed.contains("Draining"), "{first} is held in its drain meanwhile");
+        let host = scene.bed.member(first)?.host.clone();
+        host.script(Fault::command(Command::Activate, Worker::Waits));
+        unblock(scene).await?;
+        until_host(&host, "the host is asked to arm", is_activate).await?;
+        kill_leader_in(scene, first, Step::Rebooting, &mut killed).await?;
+        finish_command(&host).await?;
+        kill_leader_in(scene, first, Step::Monitoring, &mut killed).await?;
+        scene.bed.wait_updated(&NEW, PATIENCE).await?;
+
+        // A person wants the next one back after its go, and then somebody reboots one that is under watch.
+        for member in &scene.bed.members {
+            member.host.script(Fault::command(Command::Activate, Worker::Waits));
+        }
+        scene.bed.releases.publish(NEWER);
+        released = node_in(scene, Step::Rebooting).await?;
+        let host = scene.bed.member(released)?.host.clone();
+        poll("the host arms", async || Ok((host.snapshot().running_command == Some(Command::Activate)).then_some(())))
+            .await?;
+        let annotation = format!("{RELEASE_ANNOTATION}=now");
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name(released), &annotation]).await?;
+        kill_leader_in(scene, released, Step::Releasing, &mut killed).await?;
+        scene
+            .until("the order is withdrawn", |world| {
+                shadow_of(world, released).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
+            })
+            .await?;
+        finish_command(&host).await?;
+        let other = if released == "node-1" { "node-2" } else { "node-1" };
+        let host = scene.bed.member(other)?.host.clone();
+        poll("the other host arms", async || {
+            Ok((host.snapshot().running_command == Some(Command::Activate)).then_some(()))
+        })
+        .await?;
+        finish_command(&host).await?;
+        scene.until_step(other, Step::Monitoring).await?;
+        host.foreign_reboot().await;
+        kill_leader_in(scene, other, Step::Returning, &mut killed).await?;
+        scene.bed.wait_updated(&NEWER, PATIENCE).await?;
+        scene.shop_is_ready(4).await
+    })
+    .await?;
+    let steps = Step::ALL.into_iter().filter(|step| *step != Step::LeavingBalancer).map(Step::as_str);
+    assert_eq!(killed, steps.collect::<Killed>());
+    for node in BOTH {
+        let all = results(&ending.history, node);
+        let withdrawn = (node == released).then_some((NEWER, "ReleaseRequested"));
+        let expected = [(NEW, UPDATED)].into_iter().chain(withdrawn).chain([(NEWER, UPDATED)]);
+        let expected: Vec<_> = expected.map(|(version, end)| (version, end.to_owned())).collect();
+        assert_eq!(all, expected, "{node}; {first} was first");
+    }
+    let stats = &ending.verdict.stats;
+    assert_eq!((stats.arms, stats.reboots, stats.out_of_service), (5, 4, 1), "nothing was done twice");
+    Ok(())
+}
