@@ -1,5 +1,6 @@
 //! Waves: releases that reach one host later than another.
 
+use anyhow::Context as _;
 use integ::host::UpdatesSettings;
 use jiff::{SignedDuration, Timestamp};
 use models::shadow::UPDATED;
@@ -24,7 +25,7 @@ async fn until_first_wave(scene: &Scene, version: &Version) -> anyhow::Result<()
             ["node-1", "node-2"].iter().all(|node| is_on(world, node, version)) && waiting(world, "WaveNotCome") == 1
         })
         .await?;
-    let late = shadow_of(&world, LATE.0).unwrap();
+    let late = shadow_of(&world, LATE.0).context("just seen")?;
     anyhow::ensure!(late.step().is_none() && late.status.agent.current_version.as_ref() < Some(version));
     Ok(())
 }
