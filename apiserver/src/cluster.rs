@@ -165,7 +165,8 @@ impl Cluster {
         &self,
         call: impl Future<Output = kube::Result<T>> + Send + 'static,
     ) -> Result<T, CallError> {
-        match self.runtime.spawn(tokio::time::timeout(DEADLINE, call)).await {
+        // The timer has to be made over there too: one of the server's own runtime panics when that one is shut down first.
+        match self.runtime.spawn(async move { tokio::time::timeout(DEADLINE, call).await }).await {
             Ok(Ok(result)) => result.map_err(CallError::from),
             Ok(Err(_)) => Err(CallError::TimedOut),
             Err(_) => Err(CallError::Ended),

@@ -106,6 +106,7 @@ pub(crate) fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeVi
 pub(crate) fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Policy) {
     let mut operator = OperatorFacts { uid: "op".into(), ..OperatorFacts::default() };
     operator.spec = BottlerocketUpdateOperatorSpec::default();
+    operator.status.observed_generation = Some(operator.generation);
     operator.status.slots =
         slots.iter().map(|n| Slot { uid: format!("uid-{n}"), node: (*n).into(), since: t(0) }).collect();
     let policy = Policy::from_spec(&operator.spec).unwrap();
@@ -338,7 +339,8 @@ fn a_failed_soak_waits_for_no_go_and_gives_the_slot_back_at_once() {
     (progress.boot_id, progress.soak_restarted) = ("b2".into(), true);
     let (mut view, policy) = cluster(vec![failed], &["a"]);
     let mut steps = Vec::new();
-    while let Some(action) = plan(&view, &policy, t(10)).actions.remove("a") {
+    for _ in 0..4 {
+        let Some(action) = plan(&view, &policy, t(10)).actions.remove("a") else { break };
         let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
         match action {
             Action::Status { status, .. } => shadow.status.controller = status.report,
@@ -442,4 +444,32 @@ fn a_blocked_drain_names_a_pod_that_is_still_there() {
     };
     assert_eq!(said(), "the PodDisruptionBudget shop/web does not let shop/p-1 go; 2 pod(s) left");
     assert_eq!(said(), "the PodDisruptionBudget shop/web does not let shop/p-2 go; 1 pod(s) left");
+}
+
+/// a manifest with an old `resume` in it was applied again, after the resource that had acknowledged it was deleted.
+#[test]
+fn a_resource_that_is_made_with_a_resume_in_it_ends_no_freeze_and_a_new_value_does() {
+    let mut failed = node("a");
+    let record = models::shadow::Record { version_failures: vec![failure(NEW)], ..models::shadow::Record::default() };
+    failed.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    let (mut view, policy) = cluster(vec![failed], &[]);
+    let operator = view.operator.as_mut().unwrap();
+    operator.status.observed_generation = None;
+    (operator.resume, operator.approve_step) = (Some("monday".into()), Some("monday".into()));
+    let made = plan(&view, &policy, t(1));
+    assert!(!made.actions.contains_key("a"), "{:?}", made.actions);
+    let status = made.status.unwrap();
+    let requests = status.requests.clone().unwrap();
+    assert_eq!((requests.resume.as_deref(), requests.approve_step.as_deref()), (Some("monday"), Some("monday")));
+    let frozen = |status: &models::operator::BottlerocketUpdateOperatorStatus| {
+        find_condition(&status.conditions, models::operator::FROZEN).unwrap().status
+    };
+    assert_eq!(frozen(&status), models::condition::ConditionStatus::True);
+
+    let operator = view.operator.as_mut().unwrap();
+    (operator.status, operator.resume) = (status, Some("tuesday".into()));
+    let resumed = plan(&view, &policy, t(2));
+    let Some(Action::Status { status, .. }) = resumed.actions.get("a") else { panic!("{:?}", resumed.actions) };
+    let record = status.report.record.as_ref().unwrap();
+    assert_eq!(record.version_failures[0].resolved_by.as_deref(), Some("tuesday"));
 }

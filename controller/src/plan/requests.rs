@@ -7,8 +7,17 @@ use super::attempt::Case;
 use super::{Action, Note};
 use crate::view::{ClusterView, OperatorFacts, ShadowFacts};
 
+/// Whether nothing was ever written to the resource's status. Requests that it carries then are old ones: a manifest that was
+/// applied anew must not end a freeze that outlived the resource before it.
+pub(super) fn is_new(operator: &OperatorFacts) -> bool {
+    operator.status.observed_generation.is_none()
+}
+
 /// The value of a `resume` that is not acknowledged yet.
 pub(super) fn pending_resume(operator: &OperatorFacts) -> Option<&String> {
+    if is_new(operator) {
+        return None;
+    }
     let done = operator.status.requests.as_ref().and_then(|r| r.resume.as_ref());
     operator.resume.as_ref().filter(|asked| Some(*asked) != done)
 }
@@ -43,6 +52,10 @@ pub(super) fn resumed(view: &ClusterView) -> Option<String> {
 pub(super) fn acknowledged(view: &ClusterView, approval_taken: bool) -> Option<OperatorRequests> {
     let operator = view.operator.as_ref()?;
     let mut requests = operator.status.requests.clone().unwrap_or_default();
+    if is_new(operator) {
+        requests.resume.clone_from(&operator.resume);
+        requests.approve_step.clone_from(&operator.approve_step);
+    }
     if let Some(asked) = resumed(view) {
         requests.resume = Some(asked);
     }

@@ -63,6 +63,7 @@ pub(super) fn follow(
     let version = wanted.into_iter().chain(under_way.map(|p| &p.version)).max();
     let stored = operator.status.active_rollout.clone();
     let pending = operator.approve_step.is_some()
+        && !super::requests::is_new(operator)
         && operator.approve_step != operator.status.requests.as_ref().and_then(|r| r.approve_step.clone());
     let mut active = match (stored, version) {
         (stored, None) => {
