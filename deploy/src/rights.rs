@@ -37,6 +37,12 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
     Ok(objects)
 }
 
+/// What the controller may do besides where policy says `drain.atDeadline: Force`. Not part of the install.
+pub(crate) fn force() -> anyhow::Result<Vec<Value>> {
+    // What is left on a node at its drain's deadline is deleted, each pod under its uid, past its budget.
+    in_cluster_as("brupop-controller-force", CONTROLLER, vec![rule(CORE, &["pods"], &["delete"])])
+}
+
 /// What the controller may do everywhere.
 fn controller_in_cluster() -> Vec<PolicyRule> {
     vec![
@@ -45,7 +51,7 @@ fn controller_in_cluster() -> Vec<PolicyRule> {
         rule(CORE, &["nodes"], &["get", "list", "watch", "patch"]),
         // What runs on a node that is to be drained, and whether it is gone; which replicas of the controller stand by.
         rule(CORE, &["pods"], &["list", "watch"]),
-        // The drain. Pods are only ever evicted, so that budgets hold; nothing here may delete one.
+        // The drain. Pods are only ever evicted, so that budgets hold; nothing here may delete one (`force` may).
         rule(CORE, &["pods/eviction"], &["create"]),
         // Which budget blocks a drain, and when it lets go.
         rule("policy", &["poddisruptionbudgets"], &["list", "watch"]),
@@ -133,10 +139,14 @@ fn service_account(namespace: &str, name: &str) -> anyhow::Result<Value> {
 }
 
 fn in_cluster(account: &str, rules: Vec<PolicyRule>) -> anyhow::Result<Vec<Value>> {
-    let role = ClusterRole { metadata: cluster(account), rules: Some(rules), ..ClusterRole::default() };
+    in_cluster_as(account, account, rules)
+}
+
+fn in_cluster_as(name: &str, account: &str, rules: Vec<PolicyRule>) -> anyhow::Result<Vec<Value>> {
+    let role = ClusterRole { metadata: cluster(name), rules: Some(rules), ..ClusterRole::default() };
     let binding = ClusterRoleBinding {
-        metadata: cluster(account),
-        role_ref: role_ref("ClusterRole", account),
+        metadata: cluster(name),
+        role_ref: role_ref("ClusterRole", name),
         subjects: Some(vec![subject(account)]),
     };
     Ok(vec![value(role)?, value(binding)?])

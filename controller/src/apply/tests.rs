@@ -6,7 +6,7 @@ use http::{Request, Response};
 use kube::client::Body;
 use models::go::SettingsClaims;
 use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
-use models::shadow::{BottlerocketShadowSpec, ControllerStatus, HostPolicy};
+use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -25,6 +25,25 @@ struct Call {
 
 /// An applier whose calls are recorded; each is answered with what it sent.
 fn applier() -> (Applier, Arc<Mutex<Vec<Call>>>) {
+    applier_answering(|sent| sent)
+}
+
+/// An applier whose API server leaves every claim on a Node, whatever it is sent.
+fn applier_that_leaves_claims() -> (Applier, Arc<Mutex<Vec<Call>>>) {
+    applier_answering(|_| {
+        json!({
+            "metadata": {
+                "name": "a", "uid": "node-uid", "resourceVersion": "42",
+                "annotations": {
+                    models::names::SCALE_DOWN_ANNOTATION: "true", models::names::DO_NOT_DISRUPT_ANNOTATION: "true",
+                },
+            },
+            "spec": {"unschedulable": true},
+        })
+    })
+}
+
+fn applier_answering(respond: impl Fn(Value) -> Value + Send + 'static) -> (Applier, Arc<Mutex<Vec<Call>>>) {
     let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let calls: Arc<Mutex<Vec<Call>>> = Arc::default();
     let log = calls.clone();
@@ -41,7 +60,7 @@ fn applier() -> (Applier, Arc<Mutex<Vec<Call>>>) {
             let answer = if parts.uri.path().ends_with("/eviction") {
                 json!({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201})
             } else {
-                let mut answer = body;
+                let mut answer = respond(body);
                 if answer.get("spec").is_none() {
                     answer["spec"] = json!({"attempt": 0});
                 }
@@ -136,6 +155,47 @@ async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
 
     applier.carry_out(&node(), order(host)).await.unwrap();
     assert_eq!(calls.lock().unwrap()[1].body["spec"]["host"]["signature"], json!(signature), "signed already");
+}
+
+#[tokio::test]
+async fn a_deletion_carries_the_uid_of_the_pod_that_was_seen() {
+    let pods = vec![Eviction { namespace: "shop".into(), name: "p".into(), uid: "pod-uid".into() }];
+    let call = call_of(Action::Delete { pods, grace: Some(0) }).await;
+    assert_eq!((call.method.as_str(), call.path.as_str()), ("DELETE", "/api/v1/namespaces/shop/pods/p"));
+    assert_eq!(call.body["preconditions"]["uid"], "pod-uid");
+    assert_eq!(call.body["gracePeriodSeconds"], 0);
+}
+
+/// managedFields were reset while the node was claimed, so that taking the claim back removed nothing.
+#[tokio::test]
+async fn what_a_release_leaves_is_removed_only_where_it_is_ours_by_the_record() {
+    for (sentence, condition, set_before, removed) in [
+        ("all of it is ours", "True", vec![], json!({"spec": {"unschedulable": null}, "keys": true})),
+        ("a person had cordoned it", "True", vec!["spec.unschedulable"], json!({"spec": null, "keys": true})),
+        ("nothing was ever claimed", "False", vec![], Value::Null),
+    ] {
+        let (applier, calls) = applier_that_leaves_claims();
+        let mut node = node();
+        let status = &mut node.shadow.as_mut().unwrap().status;
+        status.conditions = serde_json::from_value(json!([{
+            "type": models::shadow::CORDONED, "status": condition, "reason": "Updating", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }]))
+        .unwrap();
+        let set_before = set_before.into_iter().map(str::to_owned).collect();
+        status.controller.drain = Some(DrainStatus { set_before, ..DrainStatus::default() });
+        applier.carry_out(&node, Action::Release).await.unwrap();
+        let calls = calls.lock().unwrap();
+        let removal = calls.get(1).map_or(Value::Null, |call| call.body.clone());
+        if removed == Value::Null {
+            assert_eq!(calls.len(), 1, "{sentence}: {calls:#?}");
+            continue;
+        }
+        assert_eq!(removal["spec"], removed["spec"], "{sentence}");
+        assert_eq!(removal["metadata"]["annotations"][models::names::SCALE_DOWN_ANNOTATION], Value::Null, "{sentence}");
+        assert!(removal["metadata"]["annotations"].get(models::names::SCALE_DOWN_ANNOTATION).is_some(), "{sentence}");
+        assert_eq!(removal["metadata"]["resourceVersion"], "42", "{sentence}: it is guarded by what was just read");
+    }
 }
 
 #[tokio::test]

@@ -473,3 +473,159 @@ fn a_resource_that_is_made_with_a_resume_in_it_ends_no_freeze_and_a_new_value_do
     let record = status.report.record.as_ref().unwrap();
     assert_eq!(record.version_failures[0].resolved_by.as_deref(), Some("tuesday"));
 }
+
+/// A node that is drained, with the policy of `spec`.
+fn draining(spec: serde_json::Value, pods: Vec<PodFacts>) -> (ClusterView, Policy) {
+    let mut node = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    node.pods = Some(pods);
+    let (mut view, _) = cluster(vec![node], &["a"]);
+    let operator = view.operator.as_mut().unwrap();
+    operator.spec = serde_json::from_value(spec).unwrap();
+    let policy = Policy::from_spec(&operator.spec).unwrap();
+    (view, policy)
+}
+
+fn written(view: &mut ClusterView, action: &Action) {
+    let Action::Status { status, .. } = action else { panic!("{action:?}") };
+    let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+    shadow.status.controller = status.report.clone();
+}
+
+fn names(pods: &[super::Eviction]) -> Vec<&str> {
+    pods.iter().map(|pod| pod.name.as_str()).collect()
+}
+
+/// past the deadline, with `Force`.
+#[test]
+fn what_does_not_leave_is_deleted_only_where_policy_says_so_recorded_first_and_without_grace_last() {
+    let stuck =
+        || PodFacts { terminating: true, ends_by: Some(t(5)), ..PodFacts { name: "stuck".into(), ..pod("s", false) } };
+    let (mut view, release) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false), stuck()]);
+    let made = plan(&view, &release, t(60));
+    assert!(
+        matches!(made.actions.get("a"), Some(Action::Status { note: Some(note), .. }) if note.reason == "UpdateFailed")
+    );
+
+    view.operator.as_mut().unwrap().spec =
+        serde_json::from_value(serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}})).unwrap();
+    let force = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
+    let before = plan(&view, &force, t(59));
+    assert!(matches!(before.actions.get("a"), Some(Action::Evict { .. })), "{:?}", before.actions);
+    let recorded = plan(&view, &force, t(60)).actions.remove("a").unwrap();
+    assert!(matches!(&recorded, Action::Status { note: Some(note), .. } if note.reason == "DrainForced"
+        && note.message.contains("shop/p-a") && note.message.contains("shop/stuck")));
+    written(&mut view, &recorded);
+    let Some(Action::Delete { pods, grace }) = plan(&view, &force, t(60)).actions.remove("a") else { panic!() };
+    assert_eq!((names(&pods), grace), (vec!["stuck"], Some(0)), "it has outlived its own grace period");
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().retain(|pod| pod.name != "stuck");
+    let Some(Action::Delete { pods, grace }) = plan(&view, &force, t(60)).actions.remove("a") else { panic!() };
+    assert_eq!((names(&pods), grace), (vec!["p-a"], None));
+    // Deleted, and waited for until its grace period is over.
+    let leaving = PodFacts { terminating: true, ends_by: Some(t(90)), ..pod("a", false) };
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![leaving]);
+    let waits = plan(&view, &force, t(61));
+    assert!(waits.actions.is_empty() && waits.wake <= Some(t(90)), "{:?} {:?}", waits.actions, waits.wake);
+    let late = plan(&view, &force, t(90));
+    assert!(matches!(late.actions.get("a"), Some(Action::Delete { grace: Some(0), .. })), "{:?}", late.actions);
+    let never = plan(&view, &force, t(60 + 300));
+    assert!(
+        matches!(never.actions.get("a"), Some(Action::Status { note: Some(note), .. }) if note.reason == "UpdateFailed")
+    );
+}
+
+/// somebody runs `kubectl uncordon` on a node that is being drained, again and again.
+#[test]
+fn a_node_that_is_uncordoned_in_mid_drain_is_cordoned_again_with_a_word_a_few_times_and_then_given_up() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    node.facts.unschedulable = false;
+    let cordon: Parts = [crate::claims::Part::Cordon].into_iter().collect();
+    node.facts.claims = node.facts.claims.without(cordon);
+    for (made, told, ended) in [(0, false, false), (1, true, false), (3, true, false), (4, false, true)] {
+        view.nodes.get_mut("a").unwrap().claims_made = made;
+        match plan(&view, &policy, t(1)).actions.remove("a").unwrap() {
+            Action::Claim { parts, note } => {
+                assert!(!ended && parts == Parts::USUAL && note.is_some() == told, "{made}: {note:?}");
+            }
+            Action::Status { status, .. } => {
+                let last = status.report.record.unwrap().last.unwrap();
+                assert!(ended && last.reason == "Uncordoned", "{made}: {last:?}");
+            }
+            other => panic!("{made}: {other:?}"),
+        }
+    }
+}
+
+/// a label that somebody else has set otherwise is no part of the claim, and its absence holds nothing up.
+#[test]
+fn a_node_is_drained_although_somebody_else_keeps_a_part_of_the_claim() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+    facts.claims = Parts::CORDON;
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { .. })), "something is missing");
+    let theirs = [crate::claims::Part::ScaleDown, crate::claims::Part::DoNotDisrupt].into_iter().collect();
+    view.nodes.get_mut("a").unwrap().facts.set_otherwise = theirs;
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })));
+}
+
+#[test]
+fn a_node_leaves_the_balancer_for_its_time_before_anything_is_evicted() {
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.pods = Some(vec![pod("a", false)]);
+    let (mut view, _) = cluster(vec![staged], &["a"]);
+    view.operator.as_mut().unwrap().spec =
+        serde_json::from_value(serde_json::json!({"loadBalancer": {"leaveBeforeDrain": "30s"}})).unwrap();
+    let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
+    let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
+    written(&mut view, &started);
+    let Some(Action::Claim { parts, .. }) = plan(&view, &policy, t(1)).actions.remove("a") else { panic!() };
+    assert!(parts.has(crate::claims::Part::Balancer) && parts.has(crate::claims::Part::Cordon));
+    let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+    (facts.claims, facts.unschedulable) = (parts, true);
+    let waits = plan(&view, &policy, t(29));
+    assert_eq!(waits.waits.get("a"), Some(&Wait::LeavingBalancer { until: t(30) }));
+    assert_eq!(waits.wake, Some(t(30)));
+    let drains = plan(&view, &policy, t(30)).actions.remove("a").unwrap();
+    written(&mut view, &drains);
+    assert!(matches!(plan(&view, &policy, t(31)).actions.get("a"), Some(Action::Evict { .. })));
+}
+
+#[test]
+fn a_drain_waits_for_volumes_where_policy_asks_and_not_beyond_its_deadline() {
+    for (spec, at, goes_on) in [
+        (serde_json::json!({"drain": {"timeout": "1m"}}), 1, true),
+        (serde_json::json!({"drain": {"timeout": "1m", "waitForVolumes": true}}), 1, false),
+        (serde_json::json!({"drain": {"timeout": "1m", "waitForVolumes": true}}), 60, true),
+    ] {
+        let (mut view, policy) = draining(spec.clone(), vec![]);
+        view.nodes.get_mut("a").unwrap().facts.volumes = 2;
+        let made = plan(&view, &policy, t(at));
+        assert_eq!(made.actions.contains_key("a"), goes_on, "{spec} at {at}: {:?}", made.waits);
+        assert_eq!(made.waits.contains_key("a"), !goes_on);
+    }
+}
+
+/// a person holds a node in mid-update.
+#[test]
+fn a_held_node_keeps_its_cordon_and_loses_its_slot_until_the_hold_goes() {
+    let mut held = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    held.facts.held = true;
+    let (mut view, policy) = cluster(vec![held], &["a"]);
+    for second in 1..10 {
+        let Some(action) = plan(&view, &policy, t(second)).actions.remove("a") else { break };
+        let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+        match action {
+            Action::Status { status, .. } => shadow.status.controller = status.report,
+            Action::Spec { spec } => {
+                shadow.spec = *spec;
+                shadow.status.agent.state = Some(HostState::Idle);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let made = plan(&view, &policy, t(20));
+    assert_eq!(made.slots, Some(vec![]), "it has no slot any more");
+    assert!(view.nodes["a"].facts.claimed());
+    view.nodes.get_mut("a").unwrap().facts.held = false;
+    assert_eq!(plan(&view, &policy, t(21)).actions.get("a"), Some(&Action::Release));
+}
