@@ -223,6 +223,9 @@ impl Default for Policy {
     }
 }
 
+/// How long a node is out of external load balancers before its drain, where policy takes it out and does not say.
+const LEAVE_BALANCER: Duration = Duration::from_secs(30);
+
 /// How many downloads at a time, where pre-staging is on and does not say.
 const PRE_STAGE: CountOrPercent = CountOrPercent::Count(10);
 
@@ -304,7 +307,10 @@ impl Policy {
             max_failures: failures.max_failures.map_or(default.max_failures, |n| n as usize),
             back_off: failures.back_off.map_or(default.back_off, |d| d.0),
             label_nodes: spec.label_nodes.unwrap_or(default.label_nodes),
-            leave_balancer: spec.load_balancer.as_ref().map(|balancer| balancer.leave_before_drain.0),
+            leave_balancer: spec
+                .load_balancer
+                .as_ref()
+                .map(|balancer| balancer.leave_before_drain.map_or(LEAVE_BALANCER, |d| d.0)),
             protect_from_autoscalers: spec
                 .autoscaler
                 .as_ref()

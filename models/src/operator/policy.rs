@@ -193,8 +193,9 @@ pub struct DrainPolicy {
 #[serde(rename_all = "camelCase")]
 pub struct LoadBalancerPolicy {
     /// How long before its drain a node is taken out of external load balancers, by the label
-    /// `node.kubernetes.io/exclude-from-external-load-balancers`; it is back in them when it is back in service.
-    pub leave_before_drain: Duration,
+    /// `node.kubernetes.io/exclude-from-external-load-balancers`; it is back in them when it is back in service. Default 30s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leave_before_drain: Option<Duration>,
 }
 
 /// What cluster autoscalers are told.
