@@ -7,6 +7,7 @@
 mod budgets;
 mod crashes;
 mod decide;
+mod drains;
 mod failures;
 mod interfere;
 mod kubectl;

@@ -110,7 +110,7 @@ impl Case<'_> {
             let message = format!("somebody uncordoned the node {made} times; hold it to keep it out of updates");
             return Some(self.fail(progress, FailureReason::Uncordoned, &message));
         }
-        let note = (made > 0).then(|| Note {
+        let note = (made > 0 && !facts.unschedulable).then(|| Note {
             warning: true,
             reason: "Uncordoned",
             message: format!(

@@ -1,0 +1,177 @@
+//! Drains and claims: what goes first, what is deleted and when, and what is left on a node afterwards: what was there.
+
+use integ::bed::workload;
+use integ::oracle::{Field, World};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{Api, ListParams};
+use models::names::{BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION};
+use models::shadow::Step;
+use serde_json::{Value, json};
+
+use crate::interfere::{blocked_drain, poll, release_into_a_blocked_drain, unblock};
+use crate::support::{SHOP, Scene, nodes, run, shadow_of, step_of};
+
+fn balancer() -> Field {
+    Field::Label(BALANCER_LABEL.to_owned())
+}
+
+fn annotation(name: &str) -> Field {
+    Field::Annotation(name.to_owned())
+}
+
+/// The parts of a claim that a node has, with their values.
+fn parts(world: &World, node: &str) -> Vec<Option<String>> {
+    let fields = &world.nodes[node].fields;
+    let parts =
+        [Field::Unschedulable, balancer(), annotation(SCALE_DOWN_ANNOTATION), annotation(DO_NOT_DISRUPT_ANNOTATION)];
+    parts.iter().map(|part| fields.get(part).cloned()).collect()
+}
+
+/// Waits for an Event about a node, and returns what it says.
+async fn event(scene: &Scene, reason: &str) -> anyhow::Result<String> {
+    let events: Api<Event> = Api::namespaced(scene.bed.client.clone(), "default");
+    poll(&format!("an Event {reason}"), async || {
+        let list = events.list(&ListParams::default()).await?;
+        Ok(list.items.into_iter().find(|event| event.reason.as_deref() == Some(reason)).and_then(|event| event.note))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_set_of_a_claim_stays_as_it_was_and_the_rest_is_taken_back() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |scene| {
+        let person = format!("{BALANCER_LABEL}=by-hand");
+        scene.kubectl(&["label", "node", "node-1", &person]).await?;
+        let (same, other) = (format!("{DO_NOT_DISRUPT_ANNOTATION}=true"), format!("{SCALE_DOWN_ANNOTATION}=false"));
+        scene.kubectl(&["annotate", "node", "node-1", &same, &other]).await?;
+        scene.install().await?;
+        scene.policy(&json!({"loadBalancer": {"leaveBeforeDrain": "1s"}})).await?;
+        scene.release();
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+
+    let mut claimed = Vec::new();
+    ending.history.replay(|_, _, world| {
+        if world.nodes.contains_key("node-2") && step_of(world, "node-2") == Some(Step::LeavingBalancer) {
+            claimed = parts(world, "node-2");
+        }
+    });
+    let all = [Some("true"), Some("brupop"), Some("true"), Some("true")];
+    assert_eq!(claimed, all.map(|value| value.map(str::to_owned)));
+    let world = ending.world();
+    assert_eq!(parts(&world, "node-2"), vec![None; 4]);
+    let kept = [None, Some("by-hand"), Some("false"), Some("true")];
+    assert_eq!(parts(&world, "node-1"), kept.map(|value| value.map(str::to_owned)));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_managed_fields_were_reset_is_taken_back_all_the_same() -> anyhow::Result<()> {
+    let mut target = String::new();
+    let ending = run(nodes(2), async |scene| {
+        target = blocked_drain(scene).await?;
+        let reset = r#"[{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}]"#;
+        scene.kubectl(&["patch", "node", &target, "--type=json", "-p", reset]).await?;
+        unblock(scene).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(parts(&ending.world(), &target), vec![None; 4]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_a_person_uncordons_in_mid_drain_is_cordoned_again_and_it_is_told() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |scene| {
+        let target = blocked_drain(scene).await?;
+        scene.kubectl(&["uncordon", &target]).await?;
+        let said = event(scene, "Uncordoned").await?;
+        assert!(said.contains("1 of 3"), "{said}");
+        let world = scene
+            .until("the node is cordoned again", |world| {
+                world.nodes[&target].claimed() && world.nodes[&target].fields.contains_key(&Field::Unschedulable)
+            })
+            .await?;
+        assert_eq!(step_of(&world, &target), Some(Step::Draining), "the same attempt goes on");
+        unblock(scene).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    let attempts = ending.history.attempts();
+    assert!(attempts.len() == 2 && attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_past_their_budget_are_deleted_at_the_deadline_only_by_policy_and_only_with_the_right_to()
+-> anyhow::Result<()> {
+    let ending = run(nodes(2), async |scene| {
+        scene.guarded_shop(4).await?;
+        scene.install().await?;
+        scene
+            .policy(&json!({"drain": {"timeout": "2s", "atDeadline": "Force"}, "failurePolicy": {"backOff": "1s"}}))
+            .await?;
+        let target = release_into_a_blocked_drain(scene).await?;
+        let said = event(scene, "DrainForced").await?;
+        assert!(said.contains("shop/web-"), "{said}");
+        // The install gives no right to delete pods.
+        scene
+            .until("the drain fails and says what is missing", |world| {
+                let record = shadow_of(world, &target).and_then(|s| s.status.controller.record.clone());
+                record.and_then(|r| r.last).is_some_and(|last| {
+                    last.reason == "DrainTimedOut" && last.message.contains("deploy/manifests/force.yaml")
+                })
+            })
+            .await?;
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests/force.yaml");
+        scene.kubectl(&["apply", "--server-side", "-f", manifest]).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    let world = ending.world();
+    assert!(world.nodes.values().all(|node| !node.claimed()));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_cluster_itself_runs_on_leaves_a_node_when_everything_else_has_left() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |scene| {
+        scene.shop(4).await?;
+        let mut dns = workload::deployment(SHOP, "dns", 2);
+        dns["spec"]["template"]["spec"]["priorityClassName"] = json!("system-cluster-critical");
+        workload::apply(&scene.bed.client, vec![dns]).await?;
+        scene
+            .until("the critical pods are Ready, one on each node", |world| {
+                let ready = world.pods.values().filter(|pod| pod.name.starts_with("dns-") && pod.ready);
+                ready.filter_map(|pod| pod.node.clone()).collect::<std::collections::BTreeSet<_>>().len() == 2
+            })
+            .await?;
+        scene.install().await?;
+        scene.release();
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    let mut left_first = Vec::new();
+    ending.history.replay(|_, _, world| {
+        for dns in world.pods.values().filter(|pod| pod.name.starts_with("dns-") && pod.terminating) {
+            let Some(node) = dns.node.as_deref().filter(|node| step_of(world, node) == Some(Step::Draining)) else {
+                continue;
+            };
+            let others = world.pods.values().filter(|pod| {
+                pod.namespace == SHOP
+                    && pod.node.as_deref() == Some(node)
+                    && pod.name.starts_with("web-")
+                    && !pod.finished
+            });
+            left_first.extend(others.map(|pod| format!("{} was there when {} was told to go", pod.name, dns.name)));
+        }
+    });
+    assert_eq!(left_first, Vec::<String>::new());
+    Ok(())
+}
