@@ -71,8 +71,7 @@ build() {
   say "$what: fetching modules"
   total=$(go list -deps tool | wc -l)
   say "$what: compiling up to $total packages (cached ones are skipped)"
-  # Nobody debugs these binaries: leaving debug information out from the start saves a good part of the compiler's time.
-  go build -v -trimpath -gcflags=all=-dwarf=false -o "$part/" "$@" 2>&1 | awk -v what="$what" -v total="$total" '
+  go build -v -trimpath -o "$part/" "$@" 2>&1 | awk -v what="$what" -v total="$total" '
     /^[a-z0-9.-]+(\/[A-Za-z0-9._~-]+)*$/ { n++; if (n % 250 == 0) { printf "control-plane: %s: %d of at most %d packages\n", what, n, total; fflush() } next }
     /^go: downloading/ { next }
     { print; fflush() }' >&2
