@@ -90,6 +90,7 @@ pub struct Driver {
     operator_busy: bool,
     operator_written: Option<Instant>,
     operator_paused: Option<Instant>,
+    operator_failures: u32,
     outcomes: (mpsc::UnboundedSender<Outcome>, mpsc::UnboundedReceiver<Outcome>),
     done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
 }
@@ -121,6 +122,7 @@ impl Driver {
             operator_busy: false,
             operator_written: None,
             operator_paused: None,
+            operator_failures: 0,
             outcomes: mpsc::unbounded_channel(),
             done: mpsc::unbounded_channel(),
         }
@@ -342,8 +344,13 @@ impl Driver {
         match done {
             Done::Operator(result) => {
                 self.operator_busy = false;
+                match &result {
+                    Ok(()) => self.operator_failures = 0,
+                    Err(error) => self.applier.metrics.rejected(error.what(), error.code()),
+                }
                 if let Err(error) = result {
-                    self.operator_paused = Some(Instant::now() + pause(&error, 0));
+                    self.operator_paused = Some(Instant::now() + pause(&error, self.operator_failures));
+                    self.operator_failures = self.operator_failures.saturating_add(1);
                     if error.code() != Some(409) {
                         tracing::warn!(
                             error = &error as &dyn std::error::Error,
@@ -356,10 +363,14 @@ impl Driver {
                 self.shadow_changes.remove(&node);
             }
             Done::Shadow(node, Err(error)) => {
+                self.applier.metrics.rejected(error.what(), error.code());
                 tracing::warn!(node, error = &error as &dyn std::error::Error, "a shadow could not be made or deleted");
                 self.shadow_changes.insert(node, Some(Instant::now() + Duration::from_secs(2)));
             }
             Done::Label(node, result) => {
+                if let Err(error) = &result {
+                    self.applier.metrics.rejected(error.what(), error.code());
+                }
                 if let Err(error) = &result
                     && error.code() != Some(409)
                 {

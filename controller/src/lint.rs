@@ -223,6 +223,7 @@ mod tests {
                 variant: "aws-k8s-1.37".into(),
                 arch: "x86_64".into(),
                 first_seen: t(0),
+                failed: vec![],
                 quarantined: Some(Quarantined {
                     since: t(0),
                     reason: FailureReason::BootFellBack,

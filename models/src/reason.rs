@@ -110,6 +110,8 @@ reasons! {
     LockedByOther => Node,
     /// The host refused a change of its settings.
     SettingsFailed => Node,
+    /// The node is being deleted.
+    NodeDeleted => Wait,
     /// The version has been quarantined.
     Quarantined => Wait,
     /// The node no longer carries the label that places it under the operator.

@@ -64,7 +64,8 @@ impl ApplyError {
         }
     }
 
-    fn what(&self) -> &'static str {
+    /// What was tried, as it stands in metrics.
+    pub(crate) fn what(&self) -> &'static str {
         match self {
             Self::Api { what, .. } => what,
             _ => "other",

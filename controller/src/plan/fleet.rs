@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use models::operator::Slot;
-use models::shadow::{Step, VersionFailure};
+use models::shadow::{Progress, Step, VersionFailure};
 use semver::Version;
 
 use super::attempt::Case;
+use super::rollout::Rollout;
 use super::slots::Budget;
 use super::survey::Survey;
 use super::{Action, Decision, Plan, Quarantine, Verdict, Wait, gates, order, report, slots};
@@ -65,8 +66,9 @@ impl<'a> Planner<'a> {
             budget.close();
         }
         let free = budget.free();
-        let in_the_way = self.give_slots(&asked.wanting, &mut budget, &mut slots);
-        self.begin(&asked, free, in_the_way);
+        let used_up = budget.used_up().cloned();
+        let ready = self.give_slots(&asked.wanting, &mut budget, &mut slots);
+        self.begin(&asked, free, ready, used_up.as_ref());
         self.report(slots);
         self.plan
     }
@@ -141,42 +143,52 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Gives the free slots to the first that may have one. Returns how many were passed over because of something in their
-    /// way.
+    /// Gives the free slots to the first that may have one. Returns how many wait for nothing but a slot: those that something
+    /// else keeps waiting give way to others, which may be staged in their place.
     fn give_slots(&mut self, wanting: &[&'a NodeView], budget: &mut Budget<'a>, slots: &mut Vec<Slot>) -> usize {
         let free_at_first = budget.free();
-        let canary_room = self.survey.rollout.room_for_slots();
-        let (mut given, mut looked_at, mut in_the_way) = (0, 0, 0);
+        let used_up = budget.used_up().cloned();
+        let mut given: BTreeMap<&Version, usize> = BTreeMap::new();
+        let (mut looked_at, mut ready) = (0, 0);
         for (position, node) in wanting.iter().copied().enumerate() {
             let name = &node.facts.name;
             if self.held.contains_key(node.facts.uid.as_str()) {
                 continue; // it has one already, and its pods are being read
             }
-            let mut wait = Wait::Queued { position };
+            let version = progress_of(node).map(|progress| &progress.version);
+            let mut wait = used_up.clone().unwrap_or(Wait::Queued { position });
+            let (mut looked, mut refused_here) = (false, false);
             if let Some(refused) = budget.refusal(self.policy, &self.survey, node) {
+                refused_here = true;
                 if free_at_first > 0 {
                     wait = refused;
                 }
             } else if looked_at < free_at_first + MARGIN && free_at_first > 0 {
                 looked_at += 1;
+                looked = true;
                 self.plan.pods.insert(name.clone());
                 let policy = self.survey.group(node);
                 self.plan.expressions.extend(gates::queries(&policy.before.expressions, name).map(|(_, query)| query));
+                let rollout = version.and_then(|version| self.survey.rollouts.of(version));
+                let room = rollout.and_then(Rollout::room_for_slots);
+                let taken = version.and_then(|version| given.get(version)).copied().unwrap_or(0);
                 match gates::before_drain(self.view, node, policy) {
                     Some(passing @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => {
                         // Its turn is kept for it while it is only being looked at: who is looked at first is chance, and
                         // not the order.
-                        given += 1;
+                        looked = false;
+                        given.extend(version.map(|version| (version, taken + 1)));
                         budget.take(&self.survey, node);
                         wait = passing;
                     }
                     Some(refused) => {
                         wait = refused;
                         looked_at -= 1;
-                        in_the_way += 1;
+                        refused_here = true;
                     }
-                    None if canary_room.is_some_and(|room| given >= room) => {
-                        wait = self.survey.rollout.wait.clone().unwrap_or(wait);
+                    None if room.is_some_and(|room| taken >= room) => {
+                        refused_here = true;
+                        wait = rollout.and_then(|rollout| rollout.wait.clone()).unwrap_or(wait);
                     }
                     None if budget.free() > 0 && self.view.operator.is_some() => {
                         if self.view.standby && self.view.own_node.as_ref() == Some(name) {
@@ -184,7 +196,7 @@ impl<'a> Planner<'a> {
                             self.plan.hand_over = true;
                             wait = Wait::HandingOver;
                         } else {
-                            given += 1;
+                            given.extend(version.map(|version| (version, taken + 1)));
                             budget.take(&self.survey, node);
                             let uid = node.facts.uid.clone();
                             slots.push(Slot { uid, node: name.clone(), since: self.now });
@@ -194,6 +206,7 @@ impl<'a> Planner<'a> {
                     None => {}
                 }
             }
+            ready += usize::from(!refused_here);
             if self.view.busy.contains(name) {
                 self.wait(node, Wait::Acting);
                 continue;
@@ -209,7 +222,7 @@ impl<'a> Planner<'a> {
                 );
             let waiting = self.case(node).and_then(|case| {
                 let progress = case.shadow.status.controller.progress.as_ref()?;
-                (!passes_through).then(|| case.waiting_staged(progress, wait.clone()))
+                (!passes_through).then(|| case.waiting_staged(progress, wait.clone(), looked))
             });
             match waiting.map(|d| d.verdict) {
                 Some(Verdict::Act(action)) => {
@@ -218,37 +231,49 @@ impl<'a> Planner<'a> {
                 _ => self.wait(node, wait),
             }
         }
-        in_the_way
+        ready
     }
 
     /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start: for the
     /// free slots, and as many nodes again. With it, it has a limit of its own.
-    fn begin(&mut self, asked: &Asked<'a>, free: usize, in_the_way: usize) {
-        let stands_at = |steps: &[Step]| {
-            self.view.nodes.values().filter(|n| step_of(n).is_some_and(|s| steps.contains(&s))).count()
+    fn begin(&mut self, asked: &Asked<'a>, free: usize, ready: usize, used_up: Option<&Wait>) {
+        let staging = self.view.nodes.values().filter(|n| step_of(n) == Some(Step::Staging));
+        let wanting: BTreeSet<&str> = asked.wanting.iter().map(|node| node.facts.name.as_str()).collect();
+        // Those that have their image already are among the wanting ones, although no write has said so yet.
+        let staging = staging.filter(|n| !wanting.contains(n.facts.name.as_str())).count();
+        let ahead = self.policy.pre_stage.as_ref();
+        let room = match ahead {
+            Some(limit) => limit.of(self.survey.total).unwrap_or(1).saturating_sub(staging),
+            // A staged node that cannot be drained gives way: it does not count.
+            None => (2 * free).saturating_sub(staging + ready),
         };
-        let room = match &self.policy.pre_stage {
-            Some(limit) => limit.of(self.survey.total).unwrap_or(1).saturating_sub(stands_at(&[Step::Staging])),
-            None => {
-                // A staged node that cannot be drained gives way: it does not count.
-                let room = (2 * free + in_the_way).saturating_sub(stands_at(&[Step::Staging, Step::Staged]));
-                room.min(self.survey.rollout.room_to_begin().unwrap_or(usize::MAX))
-            }
-        };
-        let room = room.saturating_sub(asked.beginning);
+        let mut room = room.saturating_sub(asked.beginning);
+        let mut begun: BTreeMap<&Version, usize> = BTreeMap::new();
         for (position, (node, version)) in asked.candidates.iter().enumerate() {
-            let begin = self.case(node).filter(|_| position < room).map(|case| case.begin(version));
+            let rollout = self.survey.rollouts.of(version).filter(|_| ahead.is_none());
+            let taken = begun.get(version).copied().unwrap_or(0);
+            let step_full = rollout.and_then(Rollout::room_to_begin).is_some_and(|step| taken >= step);
+            if step_full && let Some(wait) = rollout.and_then(|rollout| rollout.wait.clone()) {
+                self.wait(node, wait);
+                continue;
+            }
+            let begin = self.case(node).filter(|_| room > 0).map(|case| case.begin(version));
             match begin {
                 Some(action) => {
+                    room -= 1;
+                    begun.insert(version, taken + 1);
                     self.plan.actions.insert(node.facts.name.clone(), action);
                 }
-                None => self.wait(node, Wait::Queued { position: position + asked.wanting.len() }),
+                None => {
+                    let queued = Wait::Queued { position: position + asked.wanting.len() };
+                    self.wait(node, used_up.filter(|_| ahead.is_none()).cloned().unwrap_or(queued));
+                }
             }
         }
     }
 
     fn report(&mut self, slots: Vec<Slot>) {
-        self.wake(self.survey.rollout.wake);
+        self.wake(self.survey.rollouts.wake);
         for state in self.survey.windows() {
             self.plan.wake = earliest(self.plan.wake, report::changes(state));
         }
@@ -264,8 +289,12 @@ impl<'a> Planner<'a> {
     }
 }
 
+pub(super) fn progress_of(node: &NodeView) -> Option<&Progress> {
+    node.shadow.as_ref()?.status.controller.progress.as_ref()
+}
+
 pub(super) fn step_of(node: &NodeView) -> Option<Step> {
-    node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref()).map(|p| p.step)
+    progress_of(node).map(|p| p.step)
 }
 
 fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {

@@ -1,7 +1,7 @@
 //! Which versions have failed too often. It follows from two places, so that deleting either does not end it: the
 //! failures that stand unresolved in the shadows' records, and what the operator's status remembers of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use models::reason::FailureReason;
 use models::shadow::VersionFailure;
@@ -25,6 +25,12 @@ pub(super) struct Cause {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Quarantine {
     spent: BTreeMap<Key, Cause>,
+    /// All failures that nobody has resumed, those of versions that are not quarantined yet included.
+    failed: BTreeMap<Key, Cause>,
+}
+
+fn clone<K: Clone, V: Clone>((key, value): (&K, &V)) -> (K, V) {
+    (key.clone(), value.clone())
 }
 
 impl Quarantine {
@@ -36,29 +42,34 @@ impl Quarantine {
     /// The same with the records of some nodes as they are about to be written.
     pub(super) fn with(view: &ClusterView, max_failures: usize, pending: &[(&str, Vec<VersionFailure>)]) -> Self {
         let pending: BTreeMap<&str, &[VersionFailure]> = pending.iter().map(|(n, f)| (*n, f.as_slice())).collect();
-        let mut counts: BTreeMap<Key, (usize, Cause)> = BTreeMap::new();
+        let mut failed: BTreeMap<Key, Cause> = BTreeMap::new();
         for (name, node) in &view.nodes {
             let written = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
             let failures = match pending.get(name.as_str()) {
                 Some(failures) => failures,
                 None => written.map(|r| r.version_failures.as_slice()).unwrap_or_default(),
             };
-            let mut counted = BTreeSet::new();
             for failure in failures.iter().filter(|f| f.resolved_by.is_none()) {
                 let key = (failure.variant.clone(), failure.arch.clone(), failure.version.clone());
-                let (count, cause) = counts.entry(key.clone()).or_default();
+                let cause = failed.entry(key).or_default();
                 cause.reason = Some(failure.reason);
-                if counted.insert(key) {
-                    *count += 1;
+                if !cause.nodes.contains(name) {
                     cause.nodes.push(name.clone());
                 }
             }
         }
-        let mut spent: BTreeMap<Key, Cause> = counts
-            .into_iter()
-            .filter(|(_, (count, _))| *count >= max_failures.max(1))
-            .map(|(key, (_, cause))| (key, cause))
-            .collect();
+        // Nodes that failed and are gone, or were made anew, have failed all the same.
+        for known in view.operator.iter().flat_map(|o| &o.status.versions) {
+            let key = (known.variant.clone(), known.arch.clone(), known.version.clone());
+            for name in &known.failed {
+                let cause = failed.entry(key.clone()).or_default();
+                if !cause.nodes.contains(name) {
+                    cause.nodes.push(name.clone());
+                }
+            }
+        }
+        let mut spent: BTreeMap<Key, Cause> =
+            failed.iter().filter(|(_, cause)| cause.nodes.len() >= max_failures.max(1)).map(clone).collect();
         for known in view.operator.iter().flat_map(|o| &o.status.versions) {
             if let Some(quarantined) = &known.quarantined {
                 let key = (known.variant.clone(), known.arch.clone(), known.version.clone());
@@ -67,7 +78,7 @@ impl Quarantine {
                     .or_insert_with(|| Cause { reason: Some(quarantined.reason), nodes: quarantined.nodes.clone() });
             }
         }
-        Self { spent }
+        Self { spent, failed }
     }
 
     /// Whether this version is quarantined for this kind of host.
@@ -90,6 +101,11 @@ impl Quarantine {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.spent.is_empty()
+    }
+
+    /// The nodes that failed, by what they failed on.
+    pub(super) fn failed(&self) -> impl Iterator<Item = (&Key, &Cause)> {
+        self.failed.iter()
     }
 
     /// All of them.

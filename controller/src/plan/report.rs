@@ -17,6 +17,9 @@ use crate::view::{ClusterView, OperatorFacts};
 /// How many reasons the operator's status names.
 const REASONS: usize = 32;
 
+/// How long the policy in force may be, as JSON.
+const POLICY_LENGTH: usize = 65_536;
+
 /// Whether nodes may start now.
 pub(super) fn open(state: &WindowState) -> bool {
     matches!(state, WindowState::Open { .. })
@@ -164,10 +167,12 @@ pub(super) fn status(
     if resumed {
         for known in &mut versions {
             known.quarantined = None;
+            known.failed.clear();
         }
     }
     let policy_in_force = if errors.is_empty() {
-        serde_json::to_string(&operator.spec).ok()
+        // Larger than the field may be: then there is no good one to go back to, which is better than no status at all.
+        serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY_LENGTH)
     } else {
         operator.status.policy_in_force.clone()
     };
@@ -177,12 +182,12 @@ pub(super) fn status(
         slots: Vec::new(),
         waiting: waiting(plan),
         versions,
-        active_rollout: survey.rollout.active.clone(),
+        active_rollouts: survey.rollouts.active.clone(),
         next_window: match &survey.windows()[0] {
             WindowState::Closed { opens, .. } => *opens,
             WindowState::Open { .. } => None,
         },
-        requests: requests::acknowledged(view, survey.rollout.approval_taken),
+        requests: requests::acknowledged(view, survey.rollouts.approval_taken),
         policy_in_force,
         conditions,
     }

@@ -1,34 +1,51 @@
 //! Canary steps: how far a version may spread before it has proven itself.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use models::operator::ActiveRollout;
-use models::shadow::UPDATED;
+use models::shadow::{Step, UPDATED};
 use semver::Version;
 
 use super::Wait;
 use super::attempt::after;
+use super::fleet::progress_of;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 
-/// The rollout as it stands, and what it allows.
+/// How many rollouts the operator's status keeps, those under way first.
+const KEPT: usize = 8;
+
+/// All rollouts: each version that nodes become is tried on its own.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Rollout {
-    /// What the operator's status has to say of it.
-    pub(super) active: Option<ActiveRollout>,
-    /// How many nodes may be on their way at a time for the step that is due; `None`: as many as the budget allows.
-    left: Option<usize>,
-    /// How many nodes are on their way.
-    under_way: usize,
-    /// How many of them are out of service, or have a slot.
-    disrupted: usize,
-    /// Why no more may start, where none may.
-    pub(super) wait: Option<Wait>,
+pub(super) struct Rollouts {
+    by_version: BTreeMap<Version, Rollout>,
+    /// What the operator's status has to say of them.
+    pub(super) active: Vec<ActiveRollout>,
     /// When that may change by time alone.
     pub(super) wake: Option<Timestamp>,
     /// Whether the pending approval has been taken in, or had nothing to approve.
     pub(super) approval_taken: bool,
+}
+
+impl Rollouts {
+    /// The rollout of one version.
+    pub(super) fn of(&self, version: &Version) -> Option<&Rollout> {
+        self.by_version.get(version)
+    }
+}
+
+/// A rollout as it stands, and what it allows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Rollout {
+    /// How many nodes may be on their way at a time for the step that is due; `None`: as many as the budget allows.
+    left: Option<usize>,
+    /// How many nodes are on their way. One that has its image and waits is not: it may have to wait for long.
+    under_way: usize,
+    /// How many nodes are out of service for it, or have a slot.
+    disrupted: usize,
+    /// Why no more may start, where none may.
+    pub(super) wait: Option<Wait>,
 }
 
 impl Rollout {
@@ -43,83 +60,103 @@ impl Rollout {
     }
 }
 
-/// Whether a node was updated by us since the rollout began.
-fn done(node: &NodeView, since: Timestamp) -> bool {
+/// Whether a node was updated to the rollout's version by us since it began.
+fn done(node: &NodeView, rollout: &ActiveRollout) -> bool {
     let record = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
-    record.and_then(|r| r.last.as_ref()).is_some_and(|last| last.reason == UPDATED && last.ended >= since)
-        && super::fleet::step_of(node).is_none()
+    let last = record.and_then(|r| r.last.as_ref());
+    last.is_some_and(|l| l.reason == UPDATED && l.version == rollout.version && l.ended >= rollout.started)
+        && progress_of(node).is_none()
 }
 
-/// Follows the rollout. `wanted` are the versions that nodes are to become and have not begun; `total` the number of nodes.
-pub(super) fn follow(
-    view: &ClusterView,
+/// Follows the rollouts. `wanted` are the versions that nodes are to become and have not begun; `total` the number of nodes.
+pub(super) fn follow<'a>(
+    view: &'a ClusterView,
     policy: &Policy,
-    wanted: Option<&Version>,
+    wanted: impl Iterator<Item = &'a Version>,
     total: usize,
     now: Timestamp,
-) -> Rollout {
-    let Some(operator) = &view.operator else { return Rollout::default() };
-    let under_way = view.nodes.values().filter_map(|n| n.shadow.as_ref()?.status.controller.progress.as_ref());
-    let version = wanted.into_iter().chain(under_way.map(|p| &p.version)).max();
-    let stored = operator.status.active_rollout.clone();
+) -> Rollouts {
+    let Some(operator) = &view.operator else { return Rollouts::default() };
+    let under_way = view.nodes.values().filter_map(progress_of).map(|progress| &progress.version);
+    let versions: BTreeSet<&Version> = wanted.chain(under_way).collect();
     let pending = operator.approve_step.is_some()
         && !super::requests::is_new(operator)
         && operator.approve_step != operator.status.requests.as_ref().and_then(|r| r.approve_step.clone());
-    let mut active = match (stored, version) {
-        (stored, None) => {
-            // Nothing is wanted: the last rollout stays for people to read.
-            return Rollout { active: stored, approval_taken: pending, ..Rollout::default() };
-        }
-        (Some(stored), Some(version)) if stored.version == *version => stored,
-        (_, Some(version)) => {
-            ActiveRollout { version: version.clone(), started: now, steps_passed: 0, step_done: None, approved: false }
-        }
-    };
-    let finished = view.nodes.values().filter(|n| n.facts.labelled && done(n, active.started)).count();
-    // Who has a slot is about to be taken out of service.
-    let slots: BTreeSet<&str> = operator.status.slots.iter().map(|slot| slot.uid.as_str()).collect();
-    let mut rollout = Rollout {
-        approval_taken: pending,
-        under_way: view.nodes.values().filter(|n| super::fleet::step_of(n).is_some()).count(),
-        disrupted: view.nodes.values().filter(|n| n.disrupted() || slots.contains(n.facts.uid.as_str())).count(),
-        ..Rollout::default()
-    };
+    let mut rollouts = Rollouts { approval_taken: pending, ..Rollouts::default() };
+    // An approval is for one step: the newest version's first.
     let mut approval = pending;
+    for version in versions.iter().rev() {
+        let stored = operator.status.active_rollouts.iter().find(|stored| stored.version == **version).cloned();
+        let mut active = stored.unwrap_or_else(|| ActiveRollout {
+            version: (*version).clone(),
+            started: now,
+            steps_passed: 0,
+            step_done: None,
+            approved: false,
+        });
+        let (rollout, wake) = step_on(view, policy, &mut active, total, &mut approval, now);
+        rollouts.wake = [rollouts.wake, wake].into_iter().flatten().min();
+        rollouts.by_version.insert((*version).clone(), rollout);
+        rollouts.active.push(active);
+    }
+    // Those that nobody is on any more stay for people to read, and in case a version comes back.
+    let over = operator.status.active_rollouts.iter().filter(|stored| !versions.contains(&stored.version));
+    rollouts.active.extend(over.cloned());
+    rollouts.active.truncate(KEPT);
+    rollouts
+}
+
+/// Takes a rollout as many canary steps on as are passed.
+fn step_on(
+    view: &ClusterView,
+    policy: &Policy,
+    active: &mut ActiveRollout,
+    total: usize,
+    approval: &mut bool,
+    now: Timestamp,
+) -> (Rollout, Option<Timestamp>) {
+    let finished = view.nodes.values().filter(|n| n.facts.labelled && done(n, active)).count();
+    // Who has a slot is about to be taken out of service.
+    let slots: BTreeSet<&str> =
+        view.operator.iter().flat_map(|o| &o.status.slots).map(|slot| slot.uid.as_str()).collect();
+    let ours = view.nodes.values().filter(|n| progress_of(n).is_some_and(|p| p.version == active.version));
+    let mut rollout = Rollout::default();
+    for node in ours {
+        let staged = progress_of(node).is_some_and(|p| p.step == Step::Staged);
+        let disrupted = node.disrupted() || slots.contains(node.facts.uid.as_str());
+        rollout.under_way += usize::from(!staged || disrupted);
+        rollout.disrupted += usize::from(disrupted);
+    }
     loop {
         let passed = usize::try_from(active.steps_passed).unwrap_or(0);
         let Some(step) = policy.canary.get(passed) else {
             (active.step_done, active.approved) = (None, false);
-            break;
+            return (rollout, None);
         };
-        if approval && step.manual {
+        if *approval && step.manual {
             active.approved = true;
-            approval = false;
+            *approval = false;
         }
+        let waits = |until, approval| Some(Wait::CanaryStep { step: passed + 1, until, approval });
         let nodes = step.nodes.of(total).unwrap_or(1);
         if finished < nodes {
             active.step_done = None;
-            rollout.left = Some(nodes - finished);
-            rollout.wait = Some(Wait::CanaryStep { step: passed + 1, until: None, approval: false });
-            break;
+            (rollout.left, rollout.wait) = (Some(nodes - finished), waits(None, false));
+            return (rollout, None);
         }
         let since = *active.step_done.get_or_insert(now);
         let until = after(since, step.soak);
         if now < until {
-            rollout.left = Some(0);
-            rollout.wait = Some(Wait::CanaryStep { step: passed + 1, until: Some(until), approval: false });
-            rollout.wake = Some(until);
-            break;
+            (rollout.left, rollout.wait) = (Some(0), waits(Some(until), false));
+            return (rollout, Some(until));
         }
         if step.manual && !active.approved {
-            rollout.left = Some(0);
-            rollout.wait = Some(Wait::CanaryStep { step: passed + 1, until: None, approval: true });
-            break;
+            (rollout.left, rollout.wait) = (Some(0), waits(None, true));
+            return (rollout, None);
         }
         active.steps_passed += 1;
         (active.step_done, active.approved) = (None, false);
     }
-    rollout.active = Some(active);
-    rollout
 }
 
 #[cfg(test)]
@@ -127,7 +164,7 @@ mod tests {
     use std::time::Duration;
 
     use models::operator::CountOrPercent;
-    use models::shadow::{AttemptResult, Record, Step};
+    use models::shadow::{AttemptResult, Record};
 
     use super::*;
     use crate::plan::cases::{NEW, OLD, cluster, node, progress, t};
@@ -155,9 +192,17 @@ mod tests {
             node
         });
         let (mut view, _) = cluster(nodes.collect(), &[]);
-        view.operator.as_mut().unwrap().status.active_rollout =
-            Some(ActiveRollout { version: NEW, started: t(0), steps_passed: 0, step_done: None, approved: false });
+        view.operator.as_mut().unwrap().status.active_rollouts =
+            vec![ActiveRollout { version: NEW, started: t(0), steps_passed: 0, step_done: None, approved: false }];
         view
+    }
+
+    fn one(rollouts: &Rollouts) -> &Rollout {
+        rollouts.of(&NEW).unwrap()
+    }
+
+    fn followed(view: &ClusterView, policy: &Policy, total: usize, second: i64) -> Rollouts {
+        follow(view, policy, [NEW].iter(), total, t(second))
     }
 
     fn step(nodes: &str, soak: u64, manual: bool) -> CanaryStep {
@@ -187,9 +232,9 @@ mod tests {
             ("a soak holds all back", vec![step("1", 600, false)], 1, 0, Some(0)),
             ("an approval is waited for", vec![step("1", 0, true)], 1, 0, Some(0)),
         ] {
-            let rollout = follow(&fleet(10, done, moving), &policy(&steps), Some(&NEW), 10, t(100));
-            assert_eq!(rollout.room_to_begin(), room, "{sentence}");
-            assert_eq!(rollout.wait.is_some(), room.is_some(), "{sentence}");
+            let rollouts = followed(&fleet(10, done, moving), &policy(&steps), 10, 100);
+            assert_eq!(one(&rollouts).room_to_begin(), room, "{sentence}");
+            assert_eq!(one(&rollouts).wait.is_some(), room.is_some(), "{sentence}");
         }
     }
 
@@ -201,20 +246,20 @@ mod tests {
                 (progress.step, progress.disruptive) = (Step::Staged, false);
             }
         }
-        let rollout = follow(&view, &policy(&[step("2", 0, false)]), Some(&NEW), 10, t(100));
-        assert_eq!((rollout.room_to_begin(), rollout.room_for_slots()), (Some(0), Some(2)));
+        let rollouts = followed(&view, &policy(&[step("2", 0, false)]), 10, 100);
+        assert_eq!((one(&rollouts).room_to_begin(), one(&rollouts).room_for_slots()), (Some(2), Some(2)));
     }
 
     #[test]
     fn a_soak_is_counted_from_the_steps_last_node_and_over_restarts() {
         let policy = policy(&[step("1", 600, false)]);
         let mut view = fleet(4, 1, 0);
-        let rollout = follow(&view, &policy, Some(&NEW), 4, t(100));
-        assert_eq!((rollout.wake, rollout.room_to_begin()), (Some(t(700)), Some(0)));
-        view.operator.as_mut().unwrap().status.active_rollout = rollout.active;
-        assert_eq!(follow(&view, &policy, Some(&NEW), 4, t(699)).room_to_begin(), Some(0));
-        let passed = follow(&view, &policy, Some(&NEW), 4, t(700));
-        assert_eq!((passed.room_to_begin(), passed.active.unwrap().steps_passed), (None, 1));
+        let rollouts = followed(&view, &policy, 4, 100);
+        assert_eq!((rollouts.wake, one(&rollouts).room_to_begin()), (Some(t(700)), Some(0)));
+        view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+        assert_eq!(one(&followed(&view, &policy, 4, 699)).room_to_begin(), Some(0));
+        let passed = followed(&view, &policy, 4, 700);
+        assert_eq!((one(&passed).room_to_begin(), passed.active[0].steps_passed), (None, 1));
     }
 
     #[test]
@@ -222,18 +267,18 @@ mod tests {
         let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
         let mut view = fleet(4, 1, 0);
         view.operator.as_mut().unwrap().approve_step = Some("yes".into());
-        let rollout = follow(&view, &policy, Some(&NEW), 4, t(100));
-        assert!(rollout.approval_taken);
-        assert_eq!(rollout.active.as_ref().unwrap().steps_passed, 1);
-        assert_eq!(rollout.room_to_begin(), Some(1), "the second step's node");
+        let rollouts = followed(&view, &policy, 4, 100);
+        assert!(rollouts.approval_taken);
+        assert_eq!(rollouts.active[0].steps_passed, 1);
+        assert_eq!(one(&rollouts).room_to_begin(), Some(1), "the second step's node");
         // Acknowledged: the same value approves nothing more.
         let operator = view.operator.as_mut().unwrap();
-        operator.status.active_rollout = rollout.active;
+        operator.status.active_rollouts = rollouts.active;
         operator.status.requests.get_or_insert_default().approve_step = Some("yes".into());
         let mut two = fleet(4, 2, 0);
         two.operator = view.operator;
-        let rollout = follow(&two, &policy, Some(&NEW), 4, t(101));
-        assert_eq!(rollout.wait, Some(Wait::CanaryStep { step: 2, until: None, approval: true }));
+        let rollouts = followed(&two, &policy, 4, 101);
+        assert_eq!(one(&rollouts).wait, Some(Wait::CanaryStep { step: 2, until: None, approval: true }));
     }
 
     #[test]
@@ -241,18 +286,37 @@ mod tests {
         let policy = policy(&[step("1", 0, false)]);
         let view = fleet(4, 2, 0);
         let newer = Version::new(1, 21, 0);
-        let rollout = follow(&view, &policy, Some(&newer), 4, t(100));
-        assert_eq!(rollout.room_to_begin(), Some(1));
-        assert_eq!(rollout.active.unwrap().started, t(100));
+        let rollouts = follow(&view, &policy, [&newer].into_iter(), 4, t(100));
+        assert_eq!(rollouts.of(&newer).unwrap().room_to_begin(), Some(1));
+        assert_eq!((&rollouts.active[0].version, rollouts.active[0].started), (&newer, t(100)));
+        assert_eq!(rollouts.active[1].version, NEW, "the last one stays to be read, and in case it comes back");
+    }
+
+    #[test]
+    fn each_version_has_to_pass_the_steps_by_nodes_of_its_own() {
+        let policy = policy(&[step("1", 0, false)]);
+        let newer = Version::new(1, 21, 0);
+        // One node was updated to the older of two versions that are on their way, after both had begun.
+        let mut view = fleet(4, 1, 0);
+        view.operator.as_mut().unwrap().status.active_rollouts.push(ActiveRollout {
+            version: newer.clone(),
+            started: t(0),
+            steps_passed: 0,
+            step_done: None,
+            approved: false,
+        });
+        let rollouts = follow(&view, &policy, [&NEW, &newer].into_iter(), 4, t(100));
+        assert_eq!(rollouts.of(&NEW).unwrap().room_to_begin(), None, "passed");
+        assert_eq!(rollouts.of(&newer).unwrap().room_to_begin(), Some(1), "not passed by the other one's node");
     }
 
     #[test]
     fn a_step_that_is_passed_stays_passed_when_its_nodes_are_deleted() {
         let policy = policy(&[step("2", 0, false)]);
         let mut view = fleet(4, 2, 0);
-        let rollout = follow(&view, &policy, Some(&NEW), 4, t(100));
-        view.operator.as_mut().unwrap().status.active_rollout = rollout.active;
+        let rollouts = followed(&view, &policy, 4, 100);
+        view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
         view.nodes.retain(|name, _| name != "n00" && name != "n01");
-        assert_eq!(follow(&view, &policy, Some(&NEW), 2, t(101)).room_to_begin(), None);
+        assert_eq!(one(&followed(&view, &policy, 2, 101)).room_to_begin(), None);
     }
 }

@@ -444,18 +444,28 @@ impl World {
         }
         let zones: BTreeSet<&str> = out.iter().map(|n| n.facts.zone()).collect();
         assert!(!policy.one_zone_at_a_time || zones.len() <= 1, "seed {seed}: zones {zones:?} are out of service");
-        let rollout = self.view.operator.as_ref().and_then(|o| o.status.active_rollout.as_ref());
-        let step = rollout.and_then(|r| Some((r, policy.canary.get(usize::try_from(r.steps_passed).ok()?)?)));
-        if let Some((rollout, step)) = step {
+        let status = self.view.operator.as_ref().map(|o| &o.status);
+        for rollout in status.iter().flat_map(|status| &status.active_rollouts) {
+            let passed = usize::try_from(rollout.steps_passed).unwrap();
+            let Some(step) = policy.canary.get(passed) else { continue };
+            let ours = |n: &&&NodeView| {
+                let progress = n.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
+                progress.is_some_and(|p| p.version == rollout.version)
+            };
+            let out = out.iter().filter(ours).count();
             let updated = |n: &&NodeView| {
                 let record = n.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
                 let last = record.and_then(|r| r.last.as_ref());
                 !n.disrupted()
-                    && last.is_some_and(|l| l.reason == models::shadow::UPDATED && l.ended >= rollout.started)
+                    && last.is_some_and(|l| {
+                        l.reason == models::shadow::UPDATED
+                            && l.version == rollout.version
+                            && l.ended >= rollout.started
+                    })
             };
             let updated = self.view.nodes.values().filter(updated).count();
             let limit = step.nodes.of(self.view.nodes.len()).unwrap();
-            let spread = updated + out.len();
+            let spread = updated + out;
             assert!(spread <= limit, "seed {seed}: {spread} nodes have begun, and the canary step allows {limit}");
         }
     }

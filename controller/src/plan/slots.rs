@@ -18,6 +18,8 @@ pub(super) struct Budget<'a> {
     groups: Vec<Option<usize>>,
     /// The zones that nodes are out of service in, where only one may be.
     zones: Option<BTreeSet<&'a str>>,
+    /// Why there is nothing left, where that is because of nodes that are out of service without us.
+    used_up: Option<Wait>,
 }
 
 /// How many nodes of each group there are, and how many of them are out of service. Index 0 is all nodes.
@@ -55,12 +57,22 @@ impl<'a> Budget<'a> {
         let zones = policy
             .one_zone_at_a_time
             .then(|| view.nodes.values().filter(|n| ours(n)).map(|n| n.facts.zone()).collect());
-        Self { free: limit.saturating_sub(counts[0].1 + gone), groups: groups.collect(), zones }
+        let free = limit.saturating_sub(counts[0].1 + gone);
+        let mut others = view.nodes.values().filter(|node| out(node) && !ours(node));
+        let first = others.next().filter(|_| free == 0);
+        let used_up =
+            first.map(|first| Wait::BudgetUsedUp { node: first.facts.name.clone(), count: 1 + others.count(), limit });
+        Self { free, groups: groups.collect(), zones, used_up }
     }
 
     /// A budget of nothing.
     pub(super) fn close(&mut self) {
         self.free = 0;
+    }
+
+    /// Why nothing is left, where nodes that we have no part in have used it up.
+    pub(super) fn used_up(&self) -> Option<&Wait> {
+        self.used_up.as_ref()
     }
 
     /// How many more nodes may be taken over all.
@@ -116,13 +128,15 @@ pub(super) fn kept(
     let mut slots: Vec<Slot> = Vec::new();
     for (name, node) in &view.nodes {
         let uid = node.facts.uid.as_str();
+        let before_the_claim = step_of(node).is_some_and(|s| matches!(s, Step::LeavingBalancer | Step::Draining));
         let past_staging = step_of(node).is_some_and(|s| !matches!(s, Step::Staging | Step::Staged));
         // While a write about the node is under way, it may be the one that begins its drain.
         let busy = view.busy.contains(name);
         let keeps = node.disrupted() || past_staging || busy || wants_slot.contains(name.as_str());
         match held.get(uid) {
             Some(slot) if keeps => slots.push((*slot).clone()),
-            None if node.disrupted() => {
+            // Without a claim nothing is touched yet, and the attempt ends.
+            None if node.disrupted() && (node.facts.claimed() || !before_the_claim) => {
                 slots.push(Slot { uid: uid.to_owned(), node: name.clone(), since: now });
             }
             _ => {}
@@ -141,6 +155,22 @@ mod tests {
     use super::*;
     use crate::plan::cases::{cluster, node, t};
     use crate::policy::{Group, GroupPolicy};
+
+    #[test]
+    fn a_budget_that_others_have_used_up_names_one_of_them() {
+        let mut nodes: Vec<_> = (0..4).map(|number| node(&format!("n{number}"))).collect();
+        (nodes[1].facts.ready, nodes[3].facts.ready) = (false, false);
+        let (view, _) = cluster(nodes, &[]);
+        for (limit, used_up) in [
+            (1, Some(Wait::BudgetUsedUp { node: "n1".into(), count: 2, limit: 1 })),
+            (2, Some(Wait::BudgetUsedUp { node: "n1".into(), count: 2, limit: 2 })),
+            (3, None),
+        ] {
+            let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(limit), ..Policy::default() };
+            let survey = Survey::of(&view, &policy, t(0));
+            assert_eq!(Budget::of(&view, &policy, &survey, &[]).used_up(), used_up.as_ref(), "{limit}");
+        }
+    }
 
     /// Ten nodes, `n0` to `n9`, in zones `a` (even) and `b` (odd); the first four are in group `db`.
     fn world(policy: &Policy, down: &[&str], ours: &[&str], slots: &[&str]) -> (usize, Vec<Option<Wait>>) {

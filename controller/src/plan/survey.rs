@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use models::operator::KnownVersion;
 use semver::Version;
 
-use super::rollout::{self, Rollout};
+use super::rollout::{self, Rollouts};
 use super::want::{Want, want};
 use super::{Quarantine, Wait, versions};
 use crate::policy::{GroupPolicy, Policy, WindowState};
@@ -17,7 +17,7 @@ pub(super) struct Survey<'a> {
     pub(super) policy: &'a Policy,
     pub(super) quarantine: Quarantine,
     pub(super) known: Vec<KnownVersion>,
-    pub(super) rollout: Rollout,
+    pub(super) rollouts: Rollouts,
     /// What policy wants of each node that has a shadow.
     pub(super) wants: BTreeMap<&'a str, Want>,
     /// The group of each node that is in one.
@@ -53,10 +53,10 @@ impl<'a> Survey<'a> {
             let labelled = view.nodes.get(*name).is_some_and(|n| n.facts.labelled);
             want.version.as_ref().ok().filter(|_| labelled)
         });
-        let rollout = rollout::follow(view, policy, wanted.max(), total, now);
+        let rollouts = rollout::follow(view, policy, wanted, total, now);
         let all = std::iter::once(&policy.all).chain(policy.groups.iter().map(|g| &g.policy));
         let windows = all.map(|group| group.schedule.at(now)).collect();
-        Self { policy, quarantine, known, rollout, wants, groups, windows, total, unhealthy }
+        Self { policy, quarantine, known, rollouts, wants, groups, windows, total, unhealthy }
     }
 
     /// What policy says of nodes like this one.

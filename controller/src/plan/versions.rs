@@ -18,6 +18,9 @@ const KEPT: usize = 128;
 /// On how many nodes a version has to be offered to be known: what one host says may be that host's mistake.
 const SEVERAL: usize = 2;
 
+/// How many nodes that failed on a version are named.
+const FAILED: usize = 64;
+
 #[derive(Default)]
 struct Kind {
     nodes: usize,
@@ -53,6 +56,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
             let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
             // A version goes when hosts that have looked do not offer it any more; when none has looked, nobody knows.
             known.quarantined.is_some()
+                || !known.failed.is_empty()
                 || kind.is_none_or(|kind| kind.told == 0 || kind.offered.contains_key(&known.version))
         })
         .map(|known| ((known.variant.clone(), known.arch.clone(), known.version.clone()), known.clone()))
@@ -68,10 +72,25 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
                     variant: variant.to_owned(),
                     arch: arch.to_owned(),
                     first_seen: now,
+                    failed: Vec::new(),
                     quarantined: None,
                 });
             }
         }
+    }
+    for (key, cause) in quarantine.failed() {
+        let entry = known.entry(key.clone()).or_insert_with(|| KnownVersion {
+            version: key.2.clone(),
+            variant: key.0.clone(),
+            arch: key.1.clone(),
+            first_seen: now,
+            failed: Vec::new(),
+            quarantined: None,
+        });
+        let mut failed: Vec<String> = cause.nodes.clone();
+        failed.sort();
+        failed.truncate(FAILED);
+        entry.failed = failed;
     }
     for (key, cause) in quarantine.iter() {
         let entry = known.entry(key.clone()).or_insert_with(|| KnownVersion {
@@ -79,6 +98,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
             variant: key.0.clone(),
             arch: key.1.clone(),
             first_seen: now,
+            failed: Vec::new(),
             quarantined: None,
         });
         entry.quarantined.get_or_insert_with(|| Quarantined {

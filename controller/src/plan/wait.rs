@@ -60,6 +60,15 @@ pub enum Wait {
         /// How many are before it.
         position: usize,
     },
+    /// Nodes that are out of service without us have used the budget up.
+    BudgetUsedUp {
+        /// One of them.
+        node: String,
+        /// How many there are.
+        count: usize,
+        /// How many nodes may be out of service.
+        limit: usize,
+    },
     /// The host downloads the image.
     Staging,
     /// Its pods are being looked at.
@@ -136,6 +145,11 @@ pub enum Wait {
     },
     /// Policy names the version as one that no node takes.
     Excluded {
+        /// The version.
+        version: Version,
+    },
+    /// Policy asks for another version by now.
+    NotWanted {
         /// The version.
         version: Version,
     },
@@ -261,6 +275,7 @@ impl Wait {
             Self::HostArmedByOther => "HostArmedByOther",
             Self::BackOff { .. } => "BackOff",
             Self::Queued { .. } => "Queued",
+            Self::BudgetUsedUp { .. } => "BudgetUsedUp",
             Self::Staging => "Staging",
             Self::ReadingPods => "ReadingPods",
             Self::DrainRefused { .. } => "DrainRefused",
@@ -279,6 +294,7 @@ impl Wait {
             Self::Blackout { .. } => "Blackout",
             Self::TooYoung { .. } => "TooYoung",
             Self::Excluded { .. } => "Excluded",
+            Self::NotWanted { .. } => "NotWanted",
             Self::NotOffered { .. } => "NotOffered",
             Self::WaveNotCome { .. } => "WaveNotCome",
             Self::NotChosen { .. } => "NotChosen",
@@ -320,6 +336,14 @@ impl Wait {
                 | Self::ExpressionFires { .. }
                 | Self::ExpressionFails { .. }
                 | Self::Settling { .. }
+        )
+    }
+
+    /// Whether it comes of a look at the node's pods or expressions, which only those that are about to have their turn get.
+    pub const fn is_of_a_look(reason: &str) -> bool {
+        matches!(
+            reason.as_bytes(),
+            b"DrainRefused" | b"BudgetNeverAllows" | b"PodsNotReady" | b"ExpressionFires" | b"ExpressionFails"
         )
     }
 
@@ -378,6 +402,10 @@ impl fmt::Display for Wait {
                 write!(f, "the last attempt failed ({reason}); the next one is due at {until}")
             }
             Self::Queued { position } => write!(f, "its turn has not come: {position} before it"),
+            Self::BudgetUsedUp { node, count, limit } => write!(
+                f,
+                "{count} node(s) are not Ready, {node} first, and maxUnavailable lets {limit} be out of service in all"
+            ),
             Self::Staging => f.write_str("the host downloads the image"),
             Self::ReadingPods => f.write_str("its pods are being looked at"),
             Self::DrainRefused { why, pod, count } => {
@@ -416,6 +444,7 @@ impl fmt::Display for Wait {
             Self::TooYoung { version, until } => {
                 write!(f, "{version} has not been known for as long as policy asks{}", Until("it will be at", until))
             }
+            Self::NotWanted { version } => write!(f, "policy does not ask for {version} any more"),
             Self::Excluded { version } => write!(f, "policy excludes {version}"),
             Self::NotOffered { version: Some(version) } => {
                 write!(f, "the host does not offer {version}, which policy asks for")

@@ -25,6 +25,21 @@ fn of_kind<'a>(known: &'a [KnownVersion], agent: &'a AgentReport) -> impl Iterat
     })
 }
 
+/// Why policy no longer takes a version that an attempt has begun with, if it does not.
+pub(super) fn no_longer(
+    policy: &Policy,
+    known: &[KnownVersion],
+    agent: &AgentReport,
+    version: &Version,
+    now: Timestamp,
+) -> Option<Wait> {
+    let down = agent.current_version.as_ref().is_some_and(|current| version < current);
+    if !policy.target.allows(version) || (down && !policy.target.pins()) {
+        return Some(Wait::NotWanted { version: version.clone() });
+    }
+    refusal(policy, known, agent, version, now)
+}
+
 /// Why a version is not taken, whatever the host says.
 fn refusal(
     policy: &Policy,
@@ -36,7 +51,9 @@ fn refusal(
     if policy.exclude.iter().any(|exclusion| exclusion.covers(version)) {
         return Some(Wait::Excluded { version: version.clone() });
     }
-    if !policy.minimum_age.is_zero() {
+    // What a node ran before, or runs, is old enough: an age is asked of what is new.
+    let news = agent.current_version.as_ref().is_none_or(|current| version > current);
+    if news && !policy.minimum_age.is_zero() {
         let seen = of_kind(known, agent).find(|k| k.version == *version).map(|k| k.first_seen);
         let until = seen.map(|seen| after(seen, policy.minimum_age));
         if until.is_none_or(|until| until > now) {
@@ -201,6 +218,7 @@ mod tests {
             variant: "aws-k8s-1.37".into(),
             arch: "x86_64".into(),
             first_seen: t(first_seen),
+            failed: vec![],
             quarantined: None,
         }
     }

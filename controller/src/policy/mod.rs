@@ -320,6 +320,7 @@ impl Policy {
             groups,
         };
         policy.ask_somewhere(&mut errors);
+        policy.ask_something(&mut errors);
         if errors.is_empty() { Ok(policy) } else { Err(errors) }
     }
 
@@ -332,6 +333,21 @@ impl Policy {
                 field: "spec.prometheus.url".to_owned(),
                 message: "expressions of spec.health need a Prometheus to ask; write its address here".to_owned(),
             });
+        }
+    }
+
+    /// An expression with a word to be filled in that nobody knows would match nothing, and nothing is what it has to return.
+    fn ask_something(&self, errors: &mut Vec<PolicyError>) {
+        let all = std::iter::once(("spec".to_owned(), &self.all));
+        let groups = self.groups.iter().enumerate().map(|(i, g)| (format!("spec.nodeGroups[{i}]"), &g.policy));
+        for (path, policy) in all.chain(groups) {
+            for (when, expressions) in [("before", &policy.before.expressions), ("after", &policy.after.expressions)] {
+                for (index, expression) in expressions.iter().enumerate() {
+                    let Err(error) = crate::expressions::for_node(&expression.query, "node") else { continue };
+                    let field = format!("{path}.health.{when}.expressions[{index}].query");
+                    errors.push(PolicyError { field, message: error.to_string() });
+                }
+            }
         }
     }
 
@@ -462,6 +478,10 @@ mod tests {
         for (text, field) in [
             (r#"{"maxUnavailable": "0%"}"#, "spec.maxUnavailable"),
             (r#"{"version": {"target": "newest"}}"#, "spec.version.target"),
+            (
+                r#"{"prometheus": {"url": "http://p"}, "health": {"after": {"expressions": [{"name": "a", "query": "up{n=\"${node}\"}"}]}}}"#,
+                "spec.health.after.expressions[0].query",
+            ),
             (r#"{"version": {"exclude": ["1.20.4", "never"]}}"#, "spec.version.exclude[1]"),
             (r#"{"strategy": {"canary": [{"nodes": "200%"}]}}"#, "spec.strategy.canary[0].nodes"),
             (

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod};
+use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod, Toleration};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names;
@@ -26,6 +26,19 @@ fn attached_volumes(status: &NodeStatus) -> usize {
     let attached = status.volumes_attached.iter().flatten().map(|volume| volume.name.as_str());
     let in_use = status.volumes_in_use.iter().flatten().map(String::as_str);
     attached.chain(in_use).collect::<BTreeSet<_>>().len()
+}
+
+/// Whether a toleration lets a pod onto a cordoned node, by the rules of the scheduler.
+fn tolerates_cordon(toleration: &Toleration) -> bool {
+    let exists = toleration.operator.as_deref() == Some("Exists");
+    let key = match toleration.key.as_deref().unwrap_or_default() {
+        "" => exists,
+        key => {
+            key == "node.kubernetes.io/unschedulable"
+                && (exists || toleration.value.as_deref().unwrap_or("").is_empty())
+        }
+    };
+    key && matches!(toleration.effect.as_deref(), None | Some("" | "NoSchedule"))
 }
 
 fn text(value: Option<&String>) -> String {
@@ -179,6 +192,7 @@ impl PodFacts {
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
             pending: phase == Some("Pending"),
             empty_dir: spec.iter().flat_map(|s| s.volumes.iter().flatten()).any(|volume| volume.empty_dir.is_some()),
+            tolerates_cordon: spec.iter().flat_map(|s| s.tolerations.iter().flatten()).any(tolerates_cordon),
             critical: spec.and_then(|s| s.priority).is_some_and(|priority| priority >= CRITICAL),
             mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
             controller_kind: owner.map(|o| o.kind.clone()),

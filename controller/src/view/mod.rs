@@ -151,6 +151,8 @@ pub struct PodFacts {
     pub mirror: bool,
     /// Whether it has an `emptyDir`.
     pub empty_dir: bool,
+    /// Whether it may be placed on a cordoned node.
+    pub tolerates_cordon: bool,
     /// Whether its priority is one of those that the cluster itself needs.
     pub critical: bool,
     /// Its controller's kind, e.g. `ReplicaSet`; absent for a bare pod.

@@ -199,12 +199,16 @@ pub struct KnownVersion {
     /// When several nodes (or the only one of its kind) were first offered it.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub first_seen: Timestamp,
+    /// The nodes that have failed on it and that nobody has resumed since, also where they are gone; the first 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
+    pub failed: Vec<String>,
     /// Why it is not taken any more; absent while it is good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined: Option<Quarantined>,
 }
 
-/// The rollout under way.
+/// A version on its way through the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ActiveRollout {
@@ -262,9 +266,10 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "atomic"))]
     pub versions: Vec<KnownVersion>,
-    /// The rollout under way; kept until the next one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub active_rollout: Option<ActiveRollout>,
+    /// The rollouts under way, one for each version that nodes become, and the last ones before them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
+    pub active_rollouts: Vec<ActiveRollout>,
     /// When the next window opens; absent while one is open, and without windows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]

@@ -6,7 +6,7 @@ use models::shadow::{HostState, Progress, Step};
 use semver::Version;
 
 use super::{Case, after, unblock};
-use crate::plan::{Action, Decision, Verdict, Wait, gates};
+use crate::plan::{Action, Decision, Verdict, Wait, gates, want};
 
 impl Case<'_> {
     /// Nothing is under way: clean up what an interrupted attempt left, else see whether a new one may begin.
@@ -126,8 +126,10 @@ impl Case<'_> {
         if !self.policy.enabled && !self.slot {
             return self.fail(progress, FailureReason::Disabled, "updates were switched off");
         }
-        if !self.slot && !self.still_wanted(&progress.version) {
-            return self.fail(progress, FailureReason::PolicyChanged, "policy asks for another version now");
+        let agent = &self.shadow.status.agent;
+        let no_longer = want::no_longer(self.policy, &self.survey.known, agent, &progress.version, self.now);
+        if let Some(wait) = no_longer.filter(|_| !self.slot) {
+            return self.fail(progress, FailureReason::PolicyChanged, &wait.to_string());
         }
         if spec.attempt < progress.attempt {
             return Decision::act(self.order(HostState::StagedUpdate, progress));
@@ -138,7 +140,6 @@ impl Case<'_> {
         if let Some((reason, message)) = self.agent_failure(progress.attempt) {
             return self.fail(progress, reason, message);
         }
-        let agent = &self.shadow.status.agent;
         if agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
             && agent.current_version.as_ref() == Some(&progress.version)
         {
@@ -159,7 +160,7 @@ impl Case<'_> {
             return Decision::wait(Wait::Staging).waking_at(deadline);
         }
         if let Some(wait) = gates::start(&self.gate_input(&progress.version)) {
-            return self.waiting_staged(progress, wait);
+            return self.waiting_staged(progress, wait, true);
         }
         if self.slot {
             return self.start_drain(progress);
@@ -167,16 +168,15 @@ impl Case<'_> {
         Decision { verdict: Verdict::WantsSlot, ..Decision::default() }
     }
 
-    /// Whether policy still allows this version for a node that is not out of service yet.
-    fn still_wanted(&self, version: &Version) -> bool {
-        let excluded = self.policy.exclude.iter().any(|exclusion| exclusion.covers(version));
-        !excluded && self.policy.target.allows(version)
-    }
-
-    /// A staged node that has to wait says so, once.
-    pub(in crate::plan) fn waiting_staged(&self, progress: &Progress, wait: Wait) -> Decision {
+    /// A staged node that has to wait says so, once. What the last look at it found stands until the next one: `looked` says
+    /// whether this was one.
+    pub(in crate::plan) fn waiting_staged(&self, progress: &Progress, wait: Wait, looked: bool) -> Decision {
         if progress.step == Step::Staging {
             return Decision::act(self.step(progress, Step::Staged, |_| {}));
+        }
+        let stored = models::condition::find_condition(&self.shadow.status.conditions, models::shadow::BLOCKED);
+        if !looked && stored.is_some_and(|c| Wait::is_of_a_look(&c.reason)) {
+            return Decision::wait(wait);
         }
         self.with_blocked(Decision::wait(wait))
     }

@@ -33,7 +33,7 @@ impl Case<'_> {
             Some(Wait::ReadingPods | Wait::AskingExpressions { .. }) => {
                 return Decision::wait(Wait::ReadingPods).watching_pods().asking(queries());
             }
-            Some(refused) => return self.waiting_staged(progress, refused).watching_pods().asking(queries()),
+            Some(refused) => return self.waiting_staged(progress, refused, true).watching_pods().asking(queries()),
         }
         let drained = |pod: &&crate::view::PodFacts| DrainedPod {
             namespace: pod.namespace.clone(),
@@ -93,9 +93,15 @@ impl Case<'_> {
         if !self.staged() && self.caught_up() {
             return Some(self.fail(progress, FailureReason::NotStaged, "the staged image is gone"));
         }
+        if self.slot || self.view.operator.is_none() {
+            return None;
+        }
+        if !self.facts().claimed() {
+            // A late write of a leader that was one no more: another has given the slot away since. Nothing is touched yet.
+            return Some(self.fail(progress, FailureReason::ProgressLost, "its slot was given to another node"));
+        }
         // The resource is new and its slots are being rebuilt; nothing is disrupted without one.
-        let lost = !self.slot && self.view.operator.is_some();
-        lost.then(|| Decision::wait(Wait::Queued { position: 0 }))
+        Some(Decision::wait(Wait::Queued { position: 0 }))
     }
 
     /// The claim as it has to be, where it is not.
@@ -184,6 +190,10 @@ impl Case<'_> {
         if let Some(refused) = refusal(&sorted) {
             return self.fail(progress, FailureReason::DrainRefused, &refused.to_string());
         }
+        if let Some(pod) = self.returned(&sorted) {
+            let message = format!("{}/{} tolerates the cordon and comes back to the node", pod.namespace, pod.name);
+            return self.fail(progress, FailureReason::PodsReturn, &message);
+        }
         let blocked = |uid: &str| self.node.blocked.get(uid);
         if let Some((pod, fatal)) = sorted.go.iter().find_map(|p| Some((p, blocked(&p.uid).filter(|b| b.fatal)?))) {
             let message = format!("{}/{} cannot be evicted: {}", pod.namespace, pod.name, fatal.message);
@@ -218,6 +228,16 @@ impl Case<'_> {
         }
         let decision = Decision::wait(wait).waking_at(deadline);
         retry.map_or(decision.clone(), |at| decision.waking_at(at))
+    }
+
+    /// A pod that came to the cordoned node although it was drained, and would do so for ever.
+    fn returned<'b>(&self, sorted: &Sorted<'b>) -> Option<&'b crate::view::PodFacts> {
+        let listed = self.shadow.status.controller.drain.as_ref().map(|d| d.pods.as_slice()).unwrap_or_default();
+        if listed.len() >= LISTED_PODS {
+            return None;
+        }
+        let new = |pod: &&&crate::view::PodFacts| !listed.iter().any(|known| known.uid == pod.uid);
+        sorted.go.iter().filter(|pod| pod.tolerates_cordon).find(new).copied()
     }
 
     /// The deadline is over, and policy says to go on without those that do not leave: recorded first, then deleted, each
@@ -391,6 +411,9 @@ impl Case<'_> {
         }
         if self.facts().held {
             return fail(FailureReason::Held, "the node is held");
+        }
+        if self.facts().deleting {
+            return fail(FailureReason::NodeDeleted, "the node is being deleted");
         }
         None
     }

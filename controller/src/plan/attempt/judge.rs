@@ -154,7 +154,8 @@ impl Case<'_> {
                 self.fail(progress, FailureReason::SoakFailed, &message)
             }
             Err(wait) => looking(self.unknown_until(progress, deadline, wait)),
-            Ok(Some(since)) if self.now < after(since, after_policy.soak) && self.now < deadline => {
+            // Quiet at last: also past the deadline it has the soak to stay so, and fails at once if it does not.
+            Ok(Some(since)) if self.now < after(since, after_policy.soak) => {
                 let until = after(since, after_policy.soak);
                 looking(Decision::wait(Wait::Soaking { until }).waking_at(until))
             }

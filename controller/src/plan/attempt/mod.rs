@@ -234,10 +234,14 @@ impl<'a> Case<'a> {
     /// Keeps the `Blocked` condition true to the reason, in a write of its own only where no other write is due.
     fn with_blocked(&self, decision: Decision) -> Decision {
         let Verdict::Wait(wait) = &decision.verdict else { return decision };
-        let stored = models::condition::find_condition(&self.shadow.status.conditions, BLOCKED);
+        let stored = models::condition::find_condition(&self.shadow.status.conditions, BLOCKED)
+            .filter(|c| c.status == models::condition::ConditionStatus::True);
         let wanted = wait.blocks().then(|| wait.as_str());
-        let now = stored.filter(|c| c.status == models::condition::ConditionStatus::True).map(|c| c.reason.as_str());
-        if wanted == now {
+        let now = stored.map(|c| c.reason.as_str());
+        // What a look has found names a pod or a series, of which another one may be the first by now.
+        let same_text =
+            !wanted.is_some_and(Wait::is_of_a_look) || stored.is_some_and(|c| c.message == wait.to_string());
+        if wanted == now && same_text {
             return decision;
         }
         let mut status = self.half();
@@ -247,7 +251,8 @@ impl<'a> Case<'a> {
             }
             None => unblock(&mut status),
         }
-        let note = wanted.map(|reason| Note { warning: true, reason, message: wait.to_string() });
+        let note =
+            wanted.filter(|_| wanted != now).map(|reason| Note { warning: true, reason, message: wait.to_string() });
         Decision { verdict: Verdict::Act(Action::Status { status: Box::new(status), note }), ..decision }
     }
 }

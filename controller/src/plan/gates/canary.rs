@@ -4,7 +4,7 @@ use super::Input;
 use crate::plan::Wait;
 
 pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
-    let rollout = &input.survey.rollout;
+    let rollout = input.survey.rollouts.of(input.version)?;
     (rollout.room_to_begin() == Some(0)).then(|| rollout.wait.clone()).flatten()
 }
 

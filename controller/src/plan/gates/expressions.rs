@@ -5,25 +5,29 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use models::operator::Expression;
 
+use crate::expressions::for_node;
 use crate::plan::Wait;
 use crate::view::Answer;
 
-/// The queries of a node: `$node` stands for its name.
+/// The queries of a node: `$node` stands for its name. One that cannot be made is not asked, and [`gate`] objects.
 pub(in crate::plan) fn queries<'a>(
     expressions: &'a [Expression],
     node: &'a str,
 ) -> impl Iterator<Item = (&'a str, String)> {
-    expressions.iter().map(move |expression| {
-        // A name that may not stand in a query leaves `$node` in it, which Prometheus refuses: no answer, no start.
-        let query = crate::expressions::for_node(&expression.query, node).unwrap_or_else(|_| expression.query.clone());
-        (expression.name.as_str(), query)
-    })
+    expressions
+        .iter()
+        .filter_map(move |expression| Some((expression.name.as_str(), for_node(&expression.query, node).ok()?)))
 }
 
 /// The first expression that objects.
 pub(super) fn gate(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Wait> {
-    queries(expressions, node).find_map(|(name, query)| {
-        let name = name.to_owned();
+    expressions.iter().find_map(|expression| {
+        let name = expression.name.clone();
+        let query = match for_node(&expression.query, node) {
+            Ok(query) => query,
+            // Asked as it stands it could match nothing, and nothing is what lets a node pass.
+            Err(error) => return Some(Wait::ExpressionFails { name, message: error.to_string() }),
+        };
         match answers.get(&query) {
             Some(Answer::Quiet { .. }) => None,
             Some(Answer::Firing { series }) => Some(Wait::ExpressionFires { name, series: series.clone() }),
@@ -53,6 +57,18 @@ pub(in crate::plan) fn quiet_since(
 mod tests {
     use super::*;
     use crate::plan::cases::t;
+
+    #[test]
+    fn a_query_with_a_word_that_nobody_knows_is_an_objection_and_is_not_asked() {
+        for query in ["ALERTS{node=\"${node}\"}", "ALERTS{node=\"$nodes\"}", "up{instance=\"$instance\"} == 0"] {
+            let expressions = [Expression { name: "alerts".into(), query: query.into() }];
+            assert_eq!(queries(&expressions, "a").count(), 0, "{query}");
+            let quiet = BTreeMap::from([(query.to_owned(), Answer::Quiet { since: t(0) })]);
+            let wait = gate(&expressions, "a", &quiet);
+            assert!(matches!(wait, Some(Wait::ExpressionFails { .. })), "{query}: {wait:?}");
+            assert!(quiet_since(&expressions, "a", &quiet).is_err(), "{query}");
+        }
+    }
 
     #[test]
     fn every_expression_has_to_be_answered_with_nothing() {

@@ -30,6 +30,7 @@ mod tests {
                 variant: "another".into(),
                 arch: "x86_64".into(),
                 first_seen: t(0),
+                failed: vec![],
                 quarantined: Some(Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(0) }),
             });
         });
