@@ -629,3 +629,164 @@ fn a_held_node_keeps_its_cordon_and_loses_its_slot_until_the_hold_goes() {
     view.nodes.get_mut("a").unwrap().facts.held = false;
     assert_eq!(plan(&view, &policy, t(21)).actions.get("a"), Some(&Action::Release));
 }
+
+fn with_policy(view: &mut ClusterView, spec: serde_json::Value) -> Policy {
+    let operator = view.operator.as_mut().unwrap();
+    operator.spec = serde_json::from_value(spec).unwrap();
+    Policy::from_spec(&operator.spec).unwrap()
+}
+
+/// a person asked for a downgrade, and takes that back while a node waits for its window with the old image.
+#[test]
+fn an_attempt_that_policy_no_longer_asks_for_ends_before_its_node_is_touched() {
+    let down = Version::new(1, 19, 0);
+    for (sentence, version, spec, ends) in [
+        ("a downgrade under a pin", down.clone(), serde_json::json!({"version": {"target": "1.19.0"}}), false),
+        ("a downgrade under latest", down, serde_json::json!({}), true),
+        ("an update under latest", NEW, serde_json::json!({}), false),
+        ("an update that has become too young", NEW, serde_json::json!({"version": {"minimumAge": "72h"}}), true),
+    ] {
+        let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        let shadow = staged.shadow.as_mut().unwrap();
+        shadow.status.controller.progress.as_mut().unwrap().version = version;
+        let (mut view, _) = cluster(vec![staged], &[]);
+        let policy = with_policy(&mut view, spec);
+        let made = plan(&view, &policy, t(1));
+        let reason = match made.actions.get("a") {
+            Some(Action::Status { status, .. }) => {
+                status.report.record.as_ref().and_then(|r| r.last.as_ref()).map(|l| l.reason.clone())
+            }
+            _ => None,
+        };
+        assert_eq!(reason.as_deref() == Some("PolicyChanged"), ends, "{sentence}: {:?}", made.actions);
+    }
+}
+
+/// a pinned version that is older than what runs was never new to this operator.
+#[test]
+fn a_pin_down_waits_for_no_age() {
+    let mut node = node("a");
+    let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+    let down = Version::new(1, 19, 0);
+    agent.updates = Some(OfferedUpdates {
+        chosen_version: Some(down.clone()),
+        available_versions: vec![down.clone()],
+        ..OfferedUpdates::default()
+    });
+    let (mut view, _) = cluster(vec![node], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"version": {"target": "1.19.0", "minimumAge": "72h"}}));
+    let host = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().spec.host.as_mut().unwrap();
+    host.version_lock = Some(down.to_string());
+    let made = plan(&view, &policy, t(1));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+    assert_eq!(status.report.progress.as_ref().unwrap().version, down);
+}
+
+/// with a failure budget of two, each node that fails is deleted by whoever repairs the fleet.
+#[test]
+fn failures_of_nodes_that_are_gone_count_until_a_person_resumes() {
+    let failed = |name: &str| {
+        let mut node = node(name);
+        let record =
+            models::shadow::Record { version_failures: vec![failure(NEW)], ..models::shadow::Record::default() };
+        node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        node
+    };
+    let (mut view, _) = cluster(vec![failed("a")], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"failurePolicy": {"maxFailures": 2}}));
+    let first = plan(&view, &policy, t(1));
+    assert!(first.quarantine.is_empty());
+    view.operator.as_mut().unwrap().status = first.status.unwrap();
+    view.nodes.remove("a");
+    let second = failed("b");
+    view.nodes.insert("b".into(), second);
+    let made = plan(&view, &policy, t(2));
+    assert_eq!(made.quarantine.frozen_by(), Some(&NEW), "two nodes have failed, one of them is gone");
+    let operator = view.operator.as_mut().unwrap();
+    (operator.status, operator.resume) = (made.status.unwrap(), Some("now".into()));
+    view.nodes.remove("b");
+    let resumed = plan(&view, &policy, t(3)).status.unwrap();
+    assert!(resumed.versions.iter().all(|v| v.failed.is_empty() && v.quarantined.is_none()), "{:?}", resumed.versions);
+}
+
+/// a leader that slept wrote its `Draining` after another one had given the slot to `b`.
+#[test]
+fn a_node_that_lost_its_slot_before_it_was_touched_gets_none_back() {
+    let mut late = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    (late.facts.claims, late.facts.unschedulable) = (Parts::default(), false);
+    let (view, policy) = cluster(vec![late, at("b", Step::Draining, 0, HostState::StagedUpdate)], &["b"]);
+    let made = plan(&view, &policy, t(1));
+    assert_eq!(made.slots, None, "b's alone");
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+}
+
+/// two nodes have their image and cannot be drained for a while.
+#[test]
+fn staged_nodes_that_something_keeps_waiting_give_way_to_others() {
+    let mut short_of_disk =
+        vec![at("a", Step::Staged, 0, HostState::StagedUpdate), at("b", Step::Staged, 0, HostState::StagedUpdate)];
+    for node in &mut short_of_disk {
+        node.facts.pressure = Some("DiskPressure".into());
+    }
+    short_of_disk.push(node("c"));
+    let (view, policy) = cluster(short_of_disk, &[]);
+    assert!(plan(&view, &policy, t(1)).actions.get("c").is_some_and(Plan::starts), "c begins");
+
+    // The same under a canary step of one.
+    let mut bare = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    bare.pods = Some(vec![pod("a", true)]);
+    let (mut view, _) = cluster(vec![bare, node("c")], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": [{"nodes": 1}]}}));
+    let made = plan(&view, &policy, t(1));
+    assert!(made.actions.get("c").is_some_and(Plan::starts), "{:?}", made.waits);
+}
+
+/// the first node of a queue cannot be drained; another one is out of service and takes the only slot.
+#[test]
+fn what_a_look_has_found_stands_until_the_next_look() {
+    let mut bare = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    bare.pods = Some(vec![pod("a", true)]);
+    let (mut view, policy) = cluster(vec![bare], &[]);
+    let told = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    assert!(matches!(&told, Action::Status { note: Some(note), .. } if note.reason == "DrainRefused"));
+    let Action::Status { status, .. } = told else { unreachable!() };
+    let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+    (shadow.status.controller, shadow.status.conditions) = (status.report, status.conditions);
+    // No slot is free: it is not looked at.
+    view.nodes.insert("b".into(), at("b", Step::Draining, 0, HostState::StagedUpdate));
+    view.nodes.get_mut("a").unwrap().pods = None;
+    let made = plan(&view, &policy, t(2));
+    assert!(!made.actions.contains_key("a"), "{:?}", made.actions);
+    // The pod that was named is gone, and another one stands in the way.
+    view.nodes.remove("b");
+    view.operator.as_mut().unwrap().status.slots.clear();
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![PodFacts { name: "other".into(), ..pod("a", true) }]);
+    let made = plan(&view, &policy, t(3));
+    let Some(Action::Status { status, note: None }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert!(find_condition(&status.conditions, BLOCKED).unwrap().message.contains("shop/other"));
+}
+
+#[test]
+fn a_pod_that_tolerates_the_cordon_and_comes_back_ends_the_drain_and_not_the_deadline() {
+    let (mut view, policy) =
+        draining(serde_json::json!({}), vec![PodFacts { tolerates_cordon: true, ..pod("a", false) }]);
+    let listed = models::shadow::DrainedPod { namespace: "shop".into(), name: "p-a".into(), uid: "p-a".into() };
+    let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+    status.controller.drain = Some(models::shadow::DrainStatus { pods: vec![listed], ..Default::default() });
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })), "it is listed");
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()[0].uid = "another".into();
+    let made = plan(&view, &policy, t(2));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+    assert!(last.reason == "PodsReturn" && last.message.contains("shop/p-a"), "{last:?}");
+}
+
+#[test]
+fn a_node_that_is_being_deleted_is_not_drained_any_further() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    view.nodes.get_mut("a").unwrap().facts.deleting = true;
+    let made = plan(&view, &policy, t(1));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, "NodeDeleted");
+}

@@ -1,7 +1,9 @@
 //! No PodDisruptionBudget is violated by us: whenever we make a healthy pod go, every budget that covers it allows one more
 //! disruption, or has already counted this one. (The API server counts an eviction before it deletes the pod.)
 
-use super::{Evidence, Moment, Object, Property, Verdict};
+use models::operator::AtDeadline;
+
+use super::{Evidence, Moment, Object, Property, Verdict, World};
 
 #[derive(Default)]
 pub(super) struct Check;
@@ -14,6 +16,9 @@ impl super::Check for Check {
         // Budgets do not protect what is not healthy from going.
         let healthy = was.ready && !was.finished && !was.pending;
         if !told || !healthy || !evidence.told_by_us(&pod.uid, moment.revision()) {
+            return;
+        }
+        if forced(moment.world, pod.node.as_deref()) {
             return;
         }
         for budget in moment.world.budgets.values().filter(|budget| budget.covers(pod)) {
@@ -29,6 +34,15 @@ impl super::Check for Check {
             }
         }
     }
+}
+
+/// Whether policy says that what is left on the node at its drain's deadline goes past its budgets, and that is recorded.
+fn forced(world: &World, node: Option<&str>) -> bool {
+    let policy = world.operator.as_ref().and_then(|operator| operator.spec.drain.as_ref());
+    let node = node.and_then(|name| world.nodes.get(name));
+    let drain = node.and_then(|node| world.shadow_of(node)?.status.controller.drain.as_ref());
+    policy.is_some_and(|drain| drain.at_deadline == Some(AtDeadline::Force))
+        && drain.is_some_and(|drain| drain.forced.is_some())
 }
 
 #[cfg(test)]
