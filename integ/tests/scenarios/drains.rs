@@ -6,7 +6,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::api::{Api, ListParams};
 use models::names::{BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION};
 use models::shadow::Step;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::interfere::{blocked_drain, poll, release_into_a_blocked_drain, unblock};
 use crate::support::{SHOP, Scene, nodes, run, shadow_of, step_of};

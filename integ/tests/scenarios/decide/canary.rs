@@ -36,7 +36,11 @@ async fn step_stands(scene: &Scene, done: usize, passed: i64) -> anyhow::Result<
         let waiting = i64::try_from(world.nodes.len() - done).unwrap_or_default();
         updated(world) == done
             && status(world).slots.is_empty()
-            && status(world).active_rollout.is_some_and(|r| r.steps_passed == passed && r.step_done.is_some())
+            && status(world)
+                .active_rollouts
+                .into_iter()
+                .next()
+                .is_some_and(|r| r.steps_passed == passed && r.step_done.is_some())
             && wait_for(world, "CanaryStep", waiting)
     };
     scene.until(&format!("{done} nodes are done and the others wait for approval"), holds).await?;
@@ -75,7 +79,7 @@ async fn no_node_beyond_a_step_begins_until_a_person_approves_and_each_approval_
     .await?;
     let attempts = ending.history.attempts();
     assert!(attempts.len() == 3 && attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
-    assert_eq!(status(&ending.world()).active_rollout.map(|rollout| rollout.steps_passed), Some(2));
+    assert_eq!(status(&ending.world()).active_rollouts.into_iter().next().map(|rollout| rollout.steps_passed), Some(2));
     Ok(())
 }
 
@@ -91,7 +95,11 @@ async fn the_next_step_begins_after_the_soak_also_if_the_controller_is_restarted
         scene
             .until("the first node is done, and the other waits for the soak", |world| {
                 updated(world) == 1
-                    && status(world).active_rollout.is_some_and(|rollout| rollout.step_done.is_some())
+                    && status(world)
+                        .active_rollouts
+                        .into_iter()
+                        .next()
+                        .is_some_and(|rollout| rollout.step_done.is_some())
                     && wait_for(world, "CanaryStep", 1)
             })
             .await?;
@@ -105,7 +113,7 @@ async fn the_next_step_begins_after_the_soak_also_if_the_controller_is_restarted
     let mut done: BTreeSet<Timestamp> = BTreeSet::new();
     for change in ending.history.changes() {
         let Object::Operator(operator) = &change.object else { continue };
-        done.extend(operator.status.active_rollout.iter().filter_map(|rollout| rollout.step_done));
+        done.extend(operator.status.active_rollouts.first().cloned().iter().filter_map(|rollout| rollout.step_done));
     }
     assert_eq!(done.len(), 1, "the soak is counted once, from one moment: {done:?}");
     let world = ending.world();
