@@ -523,6 +523,9 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), inner(length(max = 128)), extend("x-kubernetes-list-type" = "atomic")))]
     pub set_before: Vec<String>,
+    /// Whether the drain was taken up again, for a pod that was placed on the node while it was being cordoned.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub taken_up_again: bool,
     /// Since when pods are deleted past their budgets, as policy says for a drain that takes too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]

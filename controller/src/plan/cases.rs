@@ -790,3 +790,31 @@ fn a_node_that_is_being_deleted_is_not_drained_any_further() {
     let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
     assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, "NodeDeleted");
 }
+
+/// the scheduler had not seen the cordon yet.
+#[test]
+fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a_go() {
+    let asks = |again: bool, go: bool, tolerates_cordon: bool| {
+        let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        node.pods = Some(vec![PodFacts { tolerates_cordon, ..pod("a", false) }]);
+        let shadow = node.shadow.as_mut().unwrap();
+        shadow.status.controller.drain =
+            Some(models::shadow::DrainStatus { taken_up_again: again, ..Default::default() });
+        shadow.spec.go = go.then(|| Go { nonce: "old".into(), jws: "j".into(), repeated: false });
+        shadow.status.agent.armed = Some(Armed {
+            version: NEW,
+            boot_id: "b1".into(),
+            attempt: 1,
+            phase: ArmedPhase::Arming,
+            nonce: "new".into(),
+        });
+        let (view, policy) = cluster(vec![node], &["a"]);
+        let made = plan(&view, &policy, t(1));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        status.report.progress.as_ref().unwrap().step
+    };
+    assert_eq!(asks(false, false, false), Step::Draining);
+    assert_eq!(asks(true, false, false), Step::Releasing, "only once");
+    assert_eq!(asks(false, true, false), Step::Releasing, "a go is out");
+    assert_eq!(asks(false, false, true), Step::Releasing, "it would come back for ever");
+}

@@ -387,6 +387,17 @@ impl Case<'_> {
     pub(super) fn answer(&self, progress: &Progress, nonce: &str) -> Decision {
         let Some(sorted) = self.sorted_pods() else { return Decision::wait(Wait::ReadingPods) };
         if let Some(pod) = sorted.left().find(|pod| !pod.terminating) {
+            let drain = self.shadow.status.controller.drain.clone().unwrap_or_default();
+            if self.shadow.spec.go.is_none() && !pod.tolerates_cordon && !drain.taken_up_again {
+                // The scheduler had not seen the cordon yet. No go is out, so there is time to drain it too, once.
+                return Decision::act(self.step(progress, Step::Draining, |status| {
+                    set_condition(
+                        &mut status.conditions,
+                        self.condition(DRAINED, false, "Draining", "a pod was placed here during the cordon"),
+                    );
+                    status.report.drain = Some(DrainStatus { taken_up_again: true, ..drain });
+                }));
+            }
             let message = format!("{}/{} came to the drained node", pod.namespace, pod.name);
             return self.fail(progress, FailureReason::PodsReturn, &message);
         }
