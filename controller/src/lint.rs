@@ -182,7 +182,7 @@ fn check_evictions(
     // What is deleted at the deadline may be on its way out already.
     let mut may_go: Vec<_> = sorted.go.clone();
     if matches!(action, Action::Delete { .. }) {
-        may_go.extend(sorted.left());
+        may_go.extend(sorted.leaving.iter().copied());
     }
     let stranger = pods.iter().find(|e| !may_go.iter().any(|p| p.uid == e.uid && p.node == name))?;
     finding(format!("{}/{} is no pod that has to leave this node", stranger.namespace, stranger.name))

@@ -811,10 +811,94 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
         let (view, policy) = cluster(vec![node], &["a"]);
         let made = plan(&view, &policy, t(1));
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-        status.report.progress.as_ref().unwrap().step
+        let step = status.report.progress.as_ref().unwrap().step;
+        if step == Step::Draining {
+            // The agent confirms nothing while it waits for its go, and the drain goes on and ends all the same.
+            let mut view = view.clone();
+            let node = view.nodes.get_mut("a").unwrap();
+            let shadow = node.shadow.as_mut().unwrap();
+            shadow.status.controller = status.report.clone();
+            shadow.generation = 2;
+            assert!(matches!(plan(&view, &policy, t(2)).actions.get("a"), Some(Action::Evict { .. })));
+            view.nodes.get_mut("a").unwrap().pods = Some(vec![]);
+            let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
+            written(&mut view, &drained);
+            let gone = plan(&view, &policy, t(4));
+            assert_eq!(gone.actions.get("a"), Some(&Action::Go { nonce: "new".into() }), "{:?}", gone.waits);
+        }
+        step
     };
     assert_eq!(asks(false, false, false), Step::Draining);
     assert_eq!(asks(true, false, false), Step::Releasing, "only once");
     assert_eq!(asks(false, true, false), Step::Releasing, "a go is out");
     assert_eq!(asks(false, false, true), Step::Releasing, "it would come back for ever");
+}
+
+/// a person holds the node while it reboots into its update.
+#[test]
+fn a_node_that_is_held_when_it_comes_back_stays_cordoned() {
+    for step in [Step::Rebooting, Step::Returning, Step::Monitoring] {
+        let mut back = at("a", step, 0, HostState::RebootedIntoUpdate);
+        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        back.facts.boot_id = "b2".into();
+        back.facts.held = true;
+        if step == Step::Monitoring {
+            back.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
+        }
+        let (mut view, policy) = cluster(vec![back], &["a"]);
+        assert_ne!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
+        view.nodes.get_mut("a").unwrap().facts.held = false;
+        assert_eq!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
+    }
+}
+
+/// managedFields were reset while the node rebooted, so that nothing on it is ours by ownership any more.
+#[test]
+fn what_is_ours_by_the_record_is_taken_back_also_where_nobody_owns_it() {
+    for (theirs, released) in [(None, true), (Some("spec.unschedulable"), false)] {
+        let mut back = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        back.facts.boot_id = "b2".into();
+        (back.facts.claims, back.facts.unowned) = (Parts::default(), Parts::CORDON);
+        let status = &mut back.shadow.as_mut().unwrap().status;
+        let set_before = theirs.into_iter().map(str::to_owned).collect();
+        status.controller.drain = Some(models::shadow::DrainStatus { set_before, ..Default::default() });
+        status.conditions = vec![models::condition::Condition {
+            type_: models::shadow::CORDONED.into(),
+            status: models::condition::ConditionStatus::True,
+            reason: "Updating".into(),
+            message: String::new(),
+            last_transition_time: t(0),
+            observed_generation: None,
+        }];
+        let (view, policy) = cluster(vec![back], &["a"]);
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.actions.get("a") == Some(&Action::Release), released, "{theirs:?}: {:?}", made.actions);
+    }
+}
+
+/// `Force`, and a pod that policy refuses came to the node meanwhile.
+#[test]
+fn force_deletes_nothing_that_policy_refuses_and_nothing_that_comes_back() {
+    let spec = || serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+    let back = PodFacts { tolerates_cordon: true, ..pod("a", false) };
+    for (pods, reason) in [(vec![pod("a", true)], "DrainTimedOut"), (vec![back], "DrainTimedOut")] {
+        let (mut view, policy) = draining(spec(), pods);
+        let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+        status.controller.drain = Some(models::shadow::DrainStatus { forced: Some(t(60)), ..Default::default() });
+        let made = plan(&view, &policy, t(61));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, reason);
+    }
+}
+
+/// a label reconciler strips what we set beside the cordon.
+#[test]
+fn parts_that_somebody_strips_again_and_again_are_not_worth_an_update() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    (node.facts.claims, node.claims_made) = (Parts::CORDON, 3);
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { note: None, .. })));
+    view.nodes.get_mut("a").unwrap().claims_made = 4;
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })));
 }

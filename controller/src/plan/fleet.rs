@@ -66,9 +66,9 @@ impl<'a> Planner<'a> {
             budget.close();
         }
         let free = budget.free();
-        let used_up = budget.used_up().cloned();
+        let before = budget.clone();
         let ready = self.give_slots(&asked.wanting, &mut budget, &mut slots);
-        self.begin(&asked, free, ready, used_up.as_ref());
+        self.begin(&asked, free, &ready, before);
         self.report(slots);
         self.plan
     }
@@ -143,13 +143,18 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Gives the free slots to the first that may have one. Returns how many wait for nothing but a slot: those that something
-    /// else keeps waiting give way to others, which may be staged in their place.
-    fn give_slots(&mut self, wanting: &[&'a NodeView], budget: &mut Budget<'a>, slots: &mut Vec<Slot>) -> usize {
+    /// Gives the free slots to the first that may have one. Returns those that wait for nothing but a slot: the others give way,
+    /// and nodes may be staged in their place.
+    fn give_slots(
+        &mut self,
+        wanting: &[&'a NodeView],
+        budget: &mut Budget<'a>,
+        slots: &mut Vec<Slot>,
+    ) -> Vec<&'a NodeView> {
         let free_at_first = budget.free();
         let used_up = budget.used_up().cloned();
         let mut given: BTreeMap<&Version, usize> = BTreeMap::new();
-        let (mut looked_at, mut ready) = (0, 0);
+        let (mut looked_at, mut ready) = (0, Vec::new());
         for (position, node) in wanting.iter().copied().enumerate() {
             let name = &node.facts.name;
             if self.held.contains_key(node.facts.uid.as_str()) {
@@ -187,7 +192,6 @@ impl<'a> Planner<'a> {
                         refused_here = true;
                     }
                     None if room.is_some_and(|room| taken >= room) => {
-                        refused_here = true;
                         wait = rollout.and_then(|rollout| rollout.wait.clone()).unwrap_or(wait);
                     }
                     None if budget.free() > 0 && self.view.operator.is_some() => {
@@ -206,7 +210,9 @@ impl<'a> Planner<'a> {
                     None => {}
                 }
             }
-            ready += usize::from(!refused_here);
+            if !refused_here {
+                ready.push(node);
+            }
             if self.view.busy.contains(name) {
                 self.wait(node, Wait::Acting);
                 continue;
@@ -236,12 +242,18 @@ impl<'a> Planner<'a> {
 
     /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start: for the
     /// free slots, and as many nodes again. With it, it has a limit of its own.
-    fn begin(&mut self, asked: &Asked<'a>, free: usize, ready: usize, used_up: Option<&Wait>) {
-        let staging = self.view.nodes.values().filter(|n| step_of(n) == Some(Step::Staging));
+    fn begin(&mut self, asked: &Asked<'a>, free: usize, ready: &[&'a NodeView], mut budget: Budget<'a>) {
+        let used_up = budget.used_up().cloned();
         let wanting: BTreeSet<&str> = asked.wanting.iter().map(|node| node.facts.name.as_str()).collect();
         // Those that have their image already are among the wanting ones, although no write has said so yet.
-        let staging = staging.filter(|n| !wanting.contains(n.facts.name.as_str())).count();
+        let downloads = |n: &&NodeView| step_of(n) == Some(Step::Staging) && !wanting.contains(n.facts.name.as_str());
+        let staging: Vec<&NodeView> = self.view.nodes.values().filter(downloads).collect();
         let ahead = self.policy.pre_stage.as_ref();
+        // Whoever is staged, or about to be, will take room in its group and zone.
+        for node in ready.iter().chain(&staging) {
+            budget.take(&self.survey, node);
+        }
+        let (staging, ready) = (staging.len(), ready.len());
         let room = match ahead {
             Some(limit) => limit.of(self.survey.total).unwrap_or(1).saturating_sub(staging),
             // A staged node that cannot be drained gives way: it does not count.
@@ -257,16 +269,23 @@ impl<'a> Planner<'a> {
                 self.wait(node, wait);
                 continue;
             }
+            if ahead.is_none()
+                && let Some(refused) = budget.refusal(self.policy, &self.survey, node)
+            {
+                self.wait(node, refused);
+                continue;
+            }
             let begin = self.case(node).filter(|_| room > 0).map(|case| case.begin(version));
             match begin {
                 Some(action) => {
                     room -= 1;
+                    budget.take(&self.survey, node);
                     begun.insert(version, taken + 1);
                     self.plan.actions.insert(node.facts.name.clone(), action);
                 }
                 None => {
                     let queued = Wait::Queued { position: position + asked.wanting.len() };
-                    self.wait(node, used_up.filter(|_| ahead.is_none()).cloned().unwrap_or(queued));
+                    self.wait(node, used_up.clone().filter(|_| ahead.is_none()).unwrap_or(queued));
                 }
             }
         }

@@ -16,6 +16,9 @@ use crate::view::{ClusterView, NodeView};
 /// How many rollouts the operator's status keeps, those under way first.
 const KEPT: usize = 8;
 
+/// How many there is room for.
+const MOST: usize = 32;
+
 /// All rollouts: each version that nodes become is tried on its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rollouts {
@@ -101,8 +104,8 @@ pub(super) fn follow<'a>(
     }
     // Those that nobody is on any more stay for people to read, and in case a version comes back.
     let over = operator.status.active_rollouts.iter().filter(|stored| !versions.contains(&stored.version));
-    rollouts.active.extend(over.cloned());
-    rollouts.active.truncate(KEPT);
+    rollouts.active.extend(over.take(KEPT.saturating_sub(rollouts.by_version.len())).cloned());
+    rollouts.active.truncate(MOST);
     rollouts
 }
 
@@ -133,10 +136,6 @@ fn step_on(
             (active.step_done, active.approved) = (None, false);
             return (rollout, None);
         };
-        if *approval && step.manual {
-            active.approved = true;
-            *approval = false;
-        }
         let waits = |until, approval| Some(Wait::CanaryStep { step: passed + 1, until, approval });
         let nodes = step.nodes.of(total).unwrap_or(1);
         if finished < nodes {
@@ -149,6 +148,11 @@ fn step_on(
         if now < until {
             (rollout.left, rollout.wait) = (Some(0), waits(Some(until), false));
             return (rollout, Some(until));
+        }
+        if step.manual && !active.approved && *approval {
+            // For this step, which waits for it, and for no other.
+            active.approved = true;
+            *approval = false;
         }
         if step.manual && !active.approved {
             (rollout.left, rollout.wait) = (Some(0), waits(None, true));

@@ -13,6 +13,7 @@ use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 
 /// What may still be taken.
+#[derive(Clone)]
 pub(super) struct Budget<'a> {
     free: usize,
     groups: Vec<Option<usize>>,
@@ -58,10 +59,10 @@ impl<'a> Budget<'a> {
             .one_zone_at_a_time
             .then(|| view.nodes.values().filter(|n| ours(n)).map(|n| n.facts.zone()).collect());
         let free = limit.saturating_sub(counts[0].1 + gone);
-        let mut others = view.nodes.values().filter(|node| out(node) && !ours(node));
-        let first = others.next().filter(|_| free == 0);
+        let others: Vec<&NodeView> = view.nodes.values().filter(|node| out(node) && !ours(node)).collect();
+        let first = others.first().filter(|_| others.len() >= limit);
         let used_up =
-            first.map(|first| Wait::BudgetUsedUp { node: first.facts.name.clone(), count: 1 + others.count(), limit });
+            first.map(|first| Wait::BudgetUsedUp { node: first.facts.name.clone(), count: others.len(), limit });
         Self { free, groups: groups.collect(), zones, used_up }
     }
 

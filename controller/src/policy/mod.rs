@@ -410,7 +410,7 @@ fn group_policy(
             bare_pods: asked.bare_pods.unwrap_or(default.drain.rules.bare_pods),
             empty_dir: asked.empty_dir.unwrap_or(default.drain.rules.empty_dir),
         },
-        grace: asked.grace_period.map_or(default.drain.grace, |d| i64::try_from(d.0.as_secs()).ok()),
+        grace: asked.grace_period.map_or(default.drain.grace, |d| i64::try_from(d.0.as_secs().max(1)).ok()),
         wait_for_volumes: asked.wait_for_volumes.unwrap_or(default.drain.wait_for_volumes),
     };
     let HealthPolicy { before, after } = health.clone().unwrap_or_default();

@@ -47,6 +47,8 @@ pub struct NodeFacts {
     pub set_by_others: Parts,
     /// What of that they have set to something else than we would.
     pub set_otherwise: Parts,
+    /// What is there as we would have set it and owned by nobody, as after a reset of managedFields.
+    pub unowned: Parts,
     /// How many volumes are attached to it, as its kubelet and the attach controller know.
     pub volumes: usize,
     /// Whether it is being deleted.

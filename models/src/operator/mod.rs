@@ -268,7 +268,7 @@ pub struct BottlerocketUpdateOperatorStatus {
     pub versions: Vec<KnownVersion>,
     /// The rollouts under way, one for each version that nodes become, and the last ones before them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub active_rollouts: Vec<ActiveRollout>,
     /// When the next window opens; absent while one is open, and without windows.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -53,6 +53,11 @@ impl Case<'_> {
             }
             return self.with_blocked(Decision::wait(Wait::DisarmPending).waking_at(certain));
         }
+        if self.shadow.status.controller.drain.is_some() {
+            let mut status = self.half();
+            self.forget_claim(&mut status);
+            return Decision::act(Action::Status { status: Box::new(status), note: None });
+        }
         if !spec.host.as_ref().is_some_and(|host| host.asks_as(&self.host_policy())) {
             // Before anything begins the host is told what policy asks of it: an attempt keeps what it began with.
             return Decision::act(self.withdraw());

@@ -112,7 +112,12 @@ impl Case<'_> {
             return None;
         }
         let made = self.node.claims_made;
-        if made > RECLAIMS {
+        let cordoned = facts.unschedulable && facts.claims.has(Part::Cordon);
+        if made > RECLAIMS && cordoned {
+            // Somebody strips the rest again and again: it is not worth an update.
+            return None;
+        }
+        if made > RECLAIMS && self.shadow.spec.go.is_none() {
             let message = format!("somebody uncordoned the node {made} times; hold it to keep it out of updates");
             return Some(self.fail(progress, FailureReason::Uncordoned, &message));
         }
@@ -138,7 +143,9 @@ impl Case<'_> {
             }
             return claim.waking_at(deadline);
         }
-        let until = after(progress.since, self.policy.leave_balancer.unwrap_or_default());
+        // A new leader does not know when the claim was made.
+        let since = progress.since.max(self.view.leader_since);
+        let until = after(since, self.policy.leave_balancer.unwrap_or_default());
         if self.now < until {
             return Decision::wait(Wait::LeavingBalancer { until }).waking_at(until);
         }
@@ -157,11 +164,12 @@ impl Case<'_> {
         let claim = self.claim_due(progress);
         let sorted = self.sorted_pods();
         let deadline = self.deadline(progress.since, policy.timeout);
-        let drained = claim.is_none() && self.staged() && sorted.as_ref().is_some_and(Sorted::empty);
+        let drained = claim.is_none() && self.still_staged() && sorted.as_ref().is_some_and(Sorted::empty);
         if self.now >= deadline && !drained {
             let forced = claim.is_none() && policy.at_deadline == AtDeadline::Force && self.policy.present;
+            let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty() || self.returned(s).is_some());
             return match &sorted {
-                Some(sorted) if forced && !sorted.empty() => self.force(progress, sorted, deadline),
+                Some(sorted) if forced && !refused && !sorted.empty() => self.force(progress, sorted, deadline),
                 sorted => self.drain_timed_out(progress, claim.is_none(), sorted.as_ref()),
             };
         }
@@ -170,7 +178,7 @@ impl Case<'_> {
         }
         let Some(sorted) = sorted else { return Decision::wait(Wait::ReadingPods).waking_at(deadline) };
         if sorted.empty() {
-            if !self.staged() {
+            if !self.still_staged() {
                 return Decision::wait(Wait::AgentBehind).waking_at(deadline);
             }
             if policy.wait_for_volumes && self.facts().volumes > 0 && self.now < deadline {
@@ -237,7 +245,9 @@ impl Case<'_> {
             return None;
         }
         let new = |pod: &&&crate::view::PodFacts| !listed.iter().any(|known| known.uid == pod.uid);
-        sorted.go.iter().filter(|pod| pod.tolerates_cordon).find(new).copied()
+        // Our own replicas may land on any node, and are evicted from it like the others.
+        let stranger = |pod: &&&crate::view::PodFacts| pod.namespace != self.view.own_namespace;
+        sorted.go.iter().filter(|pod| pod.tolerates_cordon).filter(stranger).find(new).copied()
     }
 
     /// The deadline is over, and policy says to go on without those that do not leave: recorded first, then deleted, each
@@ -388,8 +398,9 @@ impl Case<'_> {
         let Some(sorted) = self.sorted_pods() else { return Decision::wait(Wait::ReadingPods) };
         if let Some(pod) = sorted.left().find(|pod| !pod.terminating) {
             let drain = self.shadow.status.controller.drain.clone().unwrap_or_default();
-            if self.shadow.spec.go.is_none() && !pod.tolerates_cordon && !drain.taken_up_again {
-                // The scheduler had not seen the cordon yet. No go is out, so there is time to drain it too, once.
+            let comes_back = pod.tolerates_cordon && pod.namespace != self.view.own_namespace;
+            if self.shadow.spec.go.is_none() && !comes_back && !drain.taken_up_again {
+                // The scheduler had not seen the cordon yet, or it is a replica of ours. No go is out, so there is time to drain it too, once.
                 return Decision::act(self.step(progress, Step::Draining, |status| {
                     set_condition(
                         &mut status.conditions,

@@ -23,7 +23,7 @@ impl Case<'_> {
             if !self.facts().ready {
                 return self.not_ready_yet(progress);
             }
-            if self.facts().claimed() {
+            if self.to_release() {
                 return Decision::act(Action::Release);
             }
             let watched = self.watched();
@@ -78,7 +78,7 @@ impl Case<'_> {
     }
 
     pub(super) fn monitoring(&self, progress: &Progress) -> Decision {
-        if self.facts().claimed() {
+        if self.to_release() {
             return Decision::act(Action::Release);
         }
         let until = after(progress.since, self.group().after.soak);

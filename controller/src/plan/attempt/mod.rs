@@ -11,7 +11,8 @@ use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
 use models::reason::FailureReason;
 use models::shadow::{
-    BLOCKED, BottlerocketShadowSpec, ControllerStatus, HOST_REACHABLE, HostPolicy, HostState, Progress, Step,
+    ArmedPhase, BLOCKED, BottlerocketShadowSpec, CORDONED, ControllerStatus, HOST_REACHABLE, HostPolicy, HostState,
+    Progress, Step,
 };
 
 use crate::drain::filter;
@@ -87,6 +88,17 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// Whether anything of ours is to be taken back from the node: what we own, or, after a reset of managedFields, what is ours
+    /// by the record and nobody's by ownership. What a person holds stays as it is.
+    fn to_release(&self) -> bool {
+        let status = &self.shadow.status;
+        let by_us = models::condition::find_condition(&status.conditions, CORDONED)
+            .is_some_and(|c| c.status == models::condition::ConditionStatus::True);
+        let before = status.controller.drain.as_ref().map(|drain| drain.set_before.as_slice()).unwrap_or_default();
+        let left = self.facts().unowned.iter().any(|part| !before.iter().any(|name| name == part.name()));
+        !self.facts().held && (self.facts().claimed() || (by_us && left))
+    }
+
     /// Whether somebody else armed an image on the host.
     pub(super) fn armed_by_other(&self) -> bool {
         models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
@@ -154,6 +166,23 @@ impl<'a> Case<'a> {
         self.caught_up()
             && agent.state == Some(HostState::StagedUpdate)
             && self.shadow.spec.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+    }
+
+    /// Whether the image is staged for this attempt and boot, also where the agent has been told to reboot and waits for its
+    /// go: it confirms no order while it waits.
+    fn still_staged(&self) -> bool {
+        let (spec, agent) = (&self.shadow.spec, &self.shadow.status.agent);
+        let asks = agent.armed.as_ref().is_some_and(|armed| {
+            armed.attempt == spec.attempt
+                && armed.phase == ArmedPhase::Arming
+                && armed.boot_id == self.facts().boot_id
+                && spec.version.as_ref() == Some(&armed.version)
+        });
+        self.staged()
+            || (spec.state == HostState::RebootedIntoUpdate
+                && spec.go.is_none()
+                && asks
+                && agent.state == Some(HostState::StagedUpdate))
     }
 
     /// A write of the status with the step changed.

@@ -4,7 +4,8 @@ use models::condition::set_condition;
 use models::go::{GO_LIFETIME, SHUTDOWN_LIMIT};
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{
-    ArmedPhase, AttemptResult, CORDONED, DRAINED, HEALTHY, HostState, Progress, Record, Step, VersionFailure,
+    ArmedPhase, AttemptResult, CORDONED, ControllerStatus, DRAINED, HEALTHY, HostState, Progress, Record, Step,
+    VersionFailure,
 };
 
 use super::{Case, LEASE_LOOK, VERSION_FAILURES, after, unblock};
@@ -120,19 +121,26 @@ impl Case<'_> {
             }
             return Decision::wait(Wait::NodeNotBack { reason }).waking_at(look);
         }
-        // A person who holds the node wants it as it is: the claim stays until the hold goes.
-        if self.facts().claimed() && !self.facts().held {
+        if self.to_release() {
             return Decision::act(Action::Release);
         }
         let mut status = self.half();
         status.report.progress = None;
+        // A person who holds the node wants it as it is: the claim stays, and so does the record of it.
+        if !(self.facts().held && self.facts().claimed()) {
+            self.forget_claim(&mut status);
+        }
+        unblock(&mut status);
+        Decision::act(Action::Status { status: Box::new(status), note: None })
+    }
+
+    /// The claim is gone, and with it what was recorded of it.
+    pub(super) fn forget_claim(&self, status: &mut ControllerStatus) {
         if status.report.drain.is_some() {
             set_condition(&mut status.conditions, self.condition(CORDONED, false, "Released", "the attempt has ended"));
             set_condition(&mut status.conditions, self.condition(DRAINED, false, "Released", "the attempt has ended"));
         }
         status.report.drain = None;
-        unblock(&mut status);
-        Decision::act(Action::Status { status: Box::new(status), note: None })
     }
 
     pub(super) fn last_failure(&self) -> FailureReason {
