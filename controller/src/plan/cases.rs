@@ -902,3 +902,24 @@ fn parts_that_somebody_strips_again_and_again_are_not_worth_an_update() {
     view.nodes.get_mut("a").unwrap().claims_made = 4;
     assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })));
 }
+
+/// another node is drained at the same time, and its replica of ours lands here, since ours may run on a cordoned node.
+#[test]
+fn a_replica_of_ours_that_comes_in_mid_drain_is_noted_evicted_once_and_then_left_to_the_reboot() {
+    let ours = |uid: &str| PodFacts {
+        namespace: "brupop-system".into(),
+        uid: uid.into(),
+        tolerates_cordon: true,
+        ..pod("a", false)
+    };
+    let (mut view, policy) = draining(serde_json::json!({}), vec![ours("first")]);
+    view.own_namespace = "brupop-system".into();
+    let noted = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    written(&mut view, &noted);
+    let Some(Action::Evict { pods, .. }) = plan(&view, &policy, t(2)).actions.remove("a") else { panic!() };
+    assert_eq!(pods[0].uid, "first");
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![ours("second")]);
+    let made = plan(&view, &policy, t(3));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
+}

@@ -13,6 +13,9 @@ use crate::claims::{self, Part};
 use crate::drain::filter::Sorted;
 use crate::plan::{Action, Decision, Eviction, Note, Wait, gates};
 
+/// How many owners of our own pods a shadow lists.
+const OWN_OWNERS: usize = 16;
+
 /// How often a claim that somebody took away in mid-update is made again.
 const RECLAIMS: u32 = 3;
 
@@ -49,7 +52,7 @@ impl Case<'_> {
             .collect();
         own.sort();
         own.dedup();
-        own.truncate(16);
+        own.truncate(OWN_OWNERS);
         let mut unhealthy_before: Vec<String> = on_node
             .iter()
             .filter(|pod| !pod.ready && !pod.finished && !pod.terminating)
@@ -202,6 +205,9 @@ impl Case<'_> {
             let message = format!("{}/{} tolerates the cordon and comes back to the node", pod.namespace, pod.name);
             return self.fail(progress, FailureReason::PodsReturn, &message);
         }
+        if let Some(action) = self.note_own(&sorted) {
+            return Decision::act(action).waking_at(deadline);
+        }
         let blocked = |uid: &str| self.node.blocked.get(uid);
         if let Some((pod, fatal)) = sorted.go.iter().find_map(|p| Some((p, blocked(&p.uid).filter(|b| b.fatal)?))) {
             let message = format!("{}/{} cannot be evicted: {}", pod.namespace, pod.name, fatal.message);
@@ -236,6 +242,31 @@ impl Case<'_> {
         }
         let decision = Decision::wait(wait).waking_at(deadline);
         retry.map_or(decision.clone(), |at| decision.waking_at(at))
+    }
+
+    /// Replicas of ours that came after the drain began, from another node that is drained or of a new revision: noted before
+    /// they are evicted, so that they too are evicted once and then left to the reboot.
+    fn note_own(&self, sorted: &Sorted<'_>) -> Option<Action> {
+        let mut drain = self.shadow.status.controller.drain.clone().unwrap_or_default();
+        let own = sorted.go.iter().filter(|pod| pod.namespace == self.view.own_namespace);
+        let new: Vec<_> = own.filter(|pod| !drain.pods.iter().any(|known| known.uid == pod.uid)).collect();
+        if new.is_empty() || drain.pods.len() + new.len() > LISTED_PODS {
+            return None;
+        }
+        for pod in new {
+            drain.pods.push(DrainedPod {
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                uid: pod.uid.clone(),
+            });
+            drain.own_evicted.extend(pod.controller_uid.clone());
+        }
+        drain.own_evicted.sort();
+        drain.own_evicted.dedup();
+        drain.own_evicted.truncate(OWN_OWNERS);
+        let mut status = self.half();
+        status.report.drain = Some(drain);
+        Some(Action::Status { status: Box::new(status), note: None })
     }
 
     /// A pod that came to the cordoned node although it was drained, and would do so for ever.
