@@ -14,7 +14,7 @@ use crate::interfere::{
     agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, go_of, is_activate,
     is_armed, signal, unblock, until_host, withdraw,
 };
-use crate::support::{Ending, Scene, nodes, run, shadow_of};
+use crate::support::{Ending, NEW, Scene, nodes, run, shadow_of};
 
 /// Why the attempts of one node ended.
 fn results(ending: &Ending, node: &str) -> Vec<String> {
@@ -36,7 +36,7 @@ async fn confirmed(scene: &Scene, node: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_go_does_nothing_after_the_release()
+async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_go_does_nothing_after_the_attempt()
 -> anyhow::Result<()> {
     let mut target = String::new();
     let ending = run(nodes(2), async |scene| {
@@ -47,8 +47,12 @@ async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_go_doe
         let hold = |value: &str| format!("{HOLD_ANNOTATION}{value}");
         scene.kubectl(&["annotate", "node", &target, &hold("=test")]).await?;
         continue_controllers(scene);
-        // No go was given, so nothing has to be waited for: the silent agent does not delay the release.
-        let world = given_back(scene, &target).await?;
+        // No go was given, so nothing has to be waited for: the silent agent does not delay the end of the attempt.
+        let world = scene
+            .until("the attempt has ended", |world| {
+                shadow_of(world, &target).is_some_and(|shadow| shadow.step().is_none())
+            })
+            .await?;
         anyhow::ensure!(go_of(&world, &target).is_none());
 
         let host = &scene.bed.member(&target)?.host;
@@ -56,6 +60,14 @@ async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_go_doe
         signal(&[agent], Signal::SIGCONT);
         confirmed(scene, &target).await?;
         anyhow::ensure!(host.snapshot().boot_id == boot && !host.log().iter().any(is_activate), "the agent acted");
+        // The claim that the hold kept is ours again when the hold goes, for as long as it takes to give it back.
+        scene
+            .until("the other node has had its turn", |world| {
+                let slots = world.operator.as_ref().is_none_or(|operator| !operator.status.slots.is_empty());
+                let updated = world.shadows.values().any(|s| s.status.agent.current_version == Some(NEW));
+                updated && !slots
+            })
+            .await?;
         scene.kubectl(&["annotate", "node", &target, &hold("-")]).await?;
         scene.updated().await?;
         Ok(())
