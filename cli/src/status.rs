@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use comfy_table::{Table, presets};
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
-use models::condition::{ConditionStatus, find_condition};
+use models::condition::true_condition;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BLOCKED, BottlerocketShadow, Step};
@@ -44,8 +44,7 @@ fn render(operator: Option<&BottlerocketUpdateOperator>, shadows: &[Bottlerocket
             if operator.spec.enabled == Some(false) {
                 line("Updates are switched off (spec.enabled is false).".to_owned());
             }
-            let frozen = find_condition(&status.conditions, "Frozen");
-            if let Some(condition) = frozen.filter(|c| c.status == ConditionStatus::True) {
+            if let Some(condition) = true_condition(&status.conditions, "Frozen") {
                 line(format!("Frozen: {}", condition.message));
             }
             for waiting in status.waiting {
@@ -74,7 +73,7 @@ fn row(shadow: &BottlerocketShadow) -> [String; 6] {
     let name = shadow.name_any();
     let status = shadow.status.clone().unwrap_or_default();
     let text = |value: Option<String>| value.unwrap_or_default();
-    let blocked = find_condition(&status.conditions, BLOCKED).filter(|c| c.status == ConditionStatus::True);
+    let blocked = true_condition(&status.conditions, BLOCKED);
     let last = status.controller.record.and_then(|r| r.last);
     [
         name.strip_prefix("brs-").unwrap_or(&name).to_owned(),

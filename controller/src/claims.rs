@@ -5,8 +5,9 @@
 //! goes; a label or annotation that somebody set to another value is left to them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use models::condition::true_condition;
 use models::names::{self, BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION};
-use models::shadow::Step;
+use models::shadow::{BottlerocketShadowStatus, CORDONED, Step};
 use serde_json::{Value, json};
 
 use crate::policy::Policy;
@@ -105,6 +106,12 @@ impl Parts {
         Self(self.0 & !others.0)
     }
 
+    /// Those that are among the others too.
+    #[must_use]
+    pub const fn and(self, others: Self) -> Self {
+        Self(self.0 & others.0)
+    }
+
     /// Each of them.
     pub fn iter(self) -> impl Iterator<Item = Part> {
         Part::ALL.into_iter().filter(move |part| self.has(*part))
@@ -173,16 +180,24 @@ pub fn body(name: &str, uid: &str, resource_version: &str, parts: Parts) -> Valu
     body
 }
 
-/// What is left of our claims on a Node that was just released, because managedFields were reset meanwhile: there as we set
-/// it, owned by nobody, and by the record (`before`: what was there before us) not somebody else's.
-pub fn leftovers(meta: &ObjectMeta, unschedulable: bool, before: Parts) -> Parts {
+/// What is ours by the record: what was not there before, while the record says that the node is claimed.
+pub fn recorded(status: &BottlerocketShadowStatus) -> Parts {
+    if true_condition(&status.conditions, CORDONED).is_none() {
+        return Parts::default();
+    }
+    let before = status.controller.drain.as_ref().map(|drain| drain.set_before.as_slice()).unwrap_or_default();
+    Part::ALL.into_iter().filter(|part| !before.iter().any(|name| name == part.name())).collect()
+}
+
+/// What is there as we would have set it and owned by nobody, as after a reset of managedFields.
+pub fn unowned(meta: &ObjectMeta, unschedulable: bool) -> Parts {
     let owned = |part: Part| {
         let mut entries = meta.managed_fields.iter().flatten();
         // That manager is the reset's own: it stands for whoever came before.
         entries.any(|entry| entry.manager.as_deref() != Some("before-first-apply") && part.in_entry(entry))
     };
     let left = |part: &Part| part.found(meta, unschedulable) == Some(part.value()) && !owned(*part);
-    Part::ALL.into_iter().filter(left).collect::<Parts>().without(before)
+    Part::ALL.into_iter().filter(left).collect()
 }
 
 /// The merge patch that removes parts, refused if anything was written since.
@@ -307,11 +322,11 @@ mod tests {
                 parts(&[Part::Balancer, Part::ScaleDown]),
             ),
         ] {
-            assert_eq!(leftovers(&meta, true, parts(&before)), left, "{sentence}");
+            assert_eq!(unowned(&meta, true).without(parts(&before)), left, "{sentence}");
         }
         let changed =
             meta(json!({"labels": {BALANCER_LABEL: "true"}, "annotations": {SCALE_DOWN_ANNOTATION: "false"}}));
-        assert_eq!(leftovers(&changed, false, Parts::default()), Parts::default(), "somebody changed it since");
+        assert_eq!(unowned(&changed, false), Parts::default(), "somebody changed it since");
     }
 
     #[test]

@@ -214,7 +214,7 @@ impl Driver {
             );
             self.applier.metrics.finding(finding.property);
         }
-        self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, &plan.quarantine, !errors.is_empty(), now));
+        self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !errors.is_empty(), now));
         self.applier.metrics.clock_offset(crate::clock::offset());
         self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
         if plan.hand_over {
@@ -268,8 +268,7 @@ impl Driver {
                 if memory.busy || memory.paused_until.is_some() {
                     view.busy.insert(name.clone());
                 }
-                let progress = node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
-                if progress.is_none() {
+                if node.progress().is_none() {
                     memory.blocked.clear();
                     memory.budget_versions.clear();
                     memory.lease = None;

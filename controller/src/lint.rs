@@ -111,7 +111,7 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
 fn check_start(frozen: bool, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
     let Action::Status { status, .. } = action else { return None };
     let next = status.report.progress.as_ref()?.step;
-    let last = node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref()).map(|p| p.step);
+    let last = node.step();
     let starts = match last {
         None => next == Step::Staging,
         Some(Step::Staging | Step::Staged) => matches!(next, Step::LeavingBalancer | Step::Draining),
@@ -134,7 +134,7 @@ fn check_order(name: &str, node: &NodeView, action: &Action) -> Option<Finding> 
     if spec.boot_id.as_deref() != Some(node.facts.boot_id.as_str()) {
         return finding("S2", "the order to reboot is for another boot");
     }
-    let progress = node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
+    let progress = node.progress();
     if !progress.is_some_and(|p| p.step == Step::Rebooting && p.attempt == spec.attempt && p.disruptive) {
         return finding("S3", "the order to reboot comes before the drain");
     }
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::claims::Parts;
     use crate::plan::Eviction;
-    use crate::plan::cases::{NEW, at, cluster, node, pod, progress, t};
+    use crate::plan::fixtures::{NEW, at, cluster, node, pod, progress, t};
 
     /// A staged node `a`, a node `b` that is drained, and an idle node `c`, in zones `a`, `b` and `a`; `a` and `b` are in
     /// group `db`.

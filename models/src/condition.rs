@@ -65,6 +65,11 @@ pub fn find_condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'
     conditions.iter().find(|c| c.type_ == type_)
 }
 
+/// Finds a condition by its type, while it holds.
+pub fn true_condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    find_condition(conditions, type_).filter(|condition| condition.status == ConditionStatus::True)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

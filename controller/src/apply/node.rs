@@ -4,13 +4,11 @@
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
-use models::condition::{ConditionStatus, find_condition};
 use models::names;
-use models::shadow::CORDONED;
 use serde_json::json;
 
 use super::{Applier, ApplyError, Learned};
-use crate::claims::{self, Part, Parts};
+use crate::claims::{self, Parts};
 use crate::view::{NodeFacts, NodeView};
 
 fn is_field_conflict(error: &kube::Error) -> bool {
@@ -41,18 +39,9 @@ impl Applier {
     pub(super) async fn release(&self, node: &NodeView) -> Result<(), ApplyError> {
         let released =
             self.apply_node(&node.facts, Parts::default(), false).await.map_err(ApplyError::api("node_release"))?;
-        let status = node.shadow.as_ref().map(|shadow| &shadow.status);
-        let by_us = status.is_some_and(|status| {
-            find_condition(&status.conditions, CORDONED).is_some_and(|c| c.status == ConditionStatus::True)
-        });
-        if !by_us {
-            return Ok(());
-        }
-        let before = status.and_then(|s| s.controller.drain.as_ref()).map(|drain| drain.set_before.as_slice());
-        let before = before.unwrap_or_default();
-        let before = Part::ALL.into_iter().filter(|part| before.iter().any(|name| name == part.name())).collect();
+        let recorded = node.shadow.as_ref().map(|shadow| claims::recorded(&shadow.status)).unwrap_or_default();
         let unschedulable = released.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
-        let left = claims::leftovers(&released.metadata, unschedulable, before);
+        let left = claims::unowned(&released.metadata, unschedulable).and(recorded);
         if !left.is_empty() {
             self.remove(&released, left).await?;
         }

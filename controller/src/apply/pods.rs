@@ -171,7 +171,7 @@ impl Applier {
         // Whether a pod may be evicted makes no difference here: none may be left.
         let sorted = filter::sort(&pods, filter::Rules::default(), drain, &self.namespace);
         if let Some(pod) = sorted.left().next() {
-            return Err(ApplyError::NoGo(format!("{}/{} is on the node", pod.namespace, pod.name)));
+            return Err(ApplyError::NoGo(format!("{} is on the node", pod.title())));
         }
         let claims = GoClaims {
             node_uid: live.uid,

@@ -1,13 +1,12 @@
 //! What the gauges are made from: the few facts of a view and its plan that they need.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use models::shadow::Step;
 use semver::Version;
 
-use crate::plan::{Plan, Quarantine, Wait};
+use crate::plan::{Plan, Wait};
 use crate::policy::{Policy, WindowState};
 use crate::view::{ClusterView, NodeView};
 
@@ -58,22 +57,15 @@ pub struct Snapshot<'a> {
 
 impl<'a> Snapshot<'a> {
     /// Picks the facts out. `policy_degraded` is whether `policy` is not the one that stands in the resource.
-    pub fn of(
-        view: &'a ClusterView,
-        plan: &Plan,
-        policy: &Policy,
-        quarantine: &Quarantine,
-        policy_degraded: bool,
-        now: Timestamp,
-    ) -> Self {
+    pub fn of(view: &'a ClusterView, plan: &Plan, policy: &Policy, policy_degraded: bool, now: Timestamp) -> Self {
         let labelled = view.nodes.values().filter(|node| node.facts.labelled).count();
         Self {
             now,
             nodes: view.nodes.iter().map(|(name, node)| node_state(name, node, plan)).collect(),
             slots_in_use: view.operator.as_ref().map_or(0, |operator| operator.status.slots.len()),
             slots_limit: policy.max_unavailable.of(labelled).filter(|_| policy.present),
-            frozen: quarantine.frozen_by().is_some(),
-            quarantined_versions: quarantined(view, quarantine),
+            frozen: plan.quarantine.frozen_by().is_some(),
+            quarantined_versions: plan.quarantine.len(),
             policy_degraded,
             window_open: matches!(policy.all.schedule.at(now), WindowState::Open { .. }),
         }
@@ -85,7 +77,7 @@ fn node_state<'a>(name: &'a str, node: &'a NodeView, plan: &Plan) -> NodeState<'
     let reported = shadow.and_then(|s| s.status.agent.current_version.as_ref());
     NodeState {
         name,
-        step: shadow.and_then(|s| s.status.controller.progress.as_ref()).map(|progress| progress.step),
+        step: node.step(),
         version: reported.map(Cow::Borrowed).or_else(|| node.facts.os_version().map(Cow::Owned)),
         waits: match plan.waits.get(name) {
             // As in the operator's status: these are no reasons to wait.
@@ -94,17 +86,4 @@ fn node_state<'a>(name: &'a str, node: &'a NodeView, plan: &Plan) -> NodeState<'
             Some(wait) => Waits::For(wait.as_str()),
         },
     }
-}
-
-/// Quarantined versions: those that the operator's resource names, and those that follow from the failures in the records.
-fn quarantined(view: &ClusterView, quarantine: &Quarantine) -> usize {
-    let known = view.operator.iter().flat_map(|operator| &operator.status.versions);
-    let named =
-        known.filter(|known| known.quarantined.is_some()).map(|known| (&known.variant, &known.arch, &known.version));
-    let records = view.nodes.values().filter_map(|node| node.shadow.as_ref()?.status.controller.record.as_ref());
-    let failed = records.flat_map(|record| &record.version_failures).map(|f| (&f.variant, &f.arch, &f.version));
-    let held = |(variant, arch, version): &(&String, &String, &Version)| {
-        quarantine.holds(Some(variant.as_str()), Some(arch.as_str()), version)
-    };
-    named.chain(failed.filter(held)).collect::<BTreeSet<_>>().len()
 }

@@ -291,11 +291,10 @@ fn the_fleet_is_counted_from_the_view_and_its_plan() {
         NodeView { facts: NodeFacts { os_image: String::new(), ..facts("c") }, ..NodeView::default() },
     );
     let waits = BTreeMap::from([("a".to_owned(), Wait::Queued { position: 3 }), ("b".to_owned(), Wait::UpToDate)]);
-    let plan = Plan { waits, ..Plan::default() };
+    let plan = Plan { waits, quarantine: Quarantine::of(&view, 1), ..Plan::default() };
     let policy = Policy { present: true, ..Policy::default() };
-    let quarantine = Quarantine::of(&view, 1);
     let metrics = leading();
-    metrics.observe(&Snapshot::of(&view, &plan, &policy, &quarantine, true, t(0)));
+    metrics.observe(&Snapshot::of(&view, &plan, &policy, true, t(0)));
     for (series, expected) in [
         (r#"nodes{step="Staged",version="1.20.0"}"#, 1.0),
         (r#"nodes{step="Idle",version="1.19.0"}"#, 1.0),
@@ -311,7 +310,7 @@ fn the_fleet_is_counted_from_the_view_and_its_plan() {
         assert_eq!(value(&metrics, series), Some(expected), "{series} in {}", metrics.text());
     }
     assert!(!metrics.text().contains("UpToDate"), "who needs nothing does not wait");
-    metrics.observe(&Snapshot::of(&view, &plan, &Policy::default(), &quarantine, false, t(0)));
+    metrics.observe(&Snapshot::of(&view, &plan, &Policy::default(), false, t(0)));
     assert_eq!(value(&metrics, "slots_limit"), None, "without the operator's resource there is no limit to tell");
 }
 

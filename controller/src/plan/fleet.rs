@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use models::operator::Slot;
-use models::shadow::{Progress, Step, VersionFailure};
+use models::shadow::{Step, VersionFailure};
 use semver::Version;
 
 use super::attempt::Case;
@@ -61,14 +61,13 @@ impl<'a> Planner<'a> {
             .sort_by(|(a, _), (b, _)| order::key(self.view, survey, a).cmp(&order::key(self.view, survey, b)));
 
         let mut slots = slots::kept(self.view, &self.held, &asked.wants_slot, self.now);
-        let mut budget = Budget::of(self.view, self.policy, &self.survey, &slots);
+        let mut budget = Budget::of(self.view, &self.survey, &slots);
         if freezes {
             budget.close();
         }
-        let free = budget.free();
         let before = budget.clone();
         let ready = self.give_slots(&asked.wanting, &mut budget, &mut slots);
-        self.begin(&asked, free, &ready, before);
+        self.begin(&asked, &ready, before);
         self.report(slots);
         self.plan
     }
@@ -129,7 +128,7 @@ impl<'a> Planner<'a> {
 
     /// A failure whose record is about to be written counts already: nothing starts beside the write that freezes.
     fn freeze(&mut self, asked: &Asked<'_>) -> bool {
-        if self.survey.quarantine.frozen_by().is_some() {
+        if asked.pending.is_empty() || self.survey.quarantine.frozen_by().is_some() {
             return false;
         }
         let quarantine = Quarantine::with(self.view, self.policy.max_failures, &asked.pending);
@@ -160,10 +159,10 @@ impl<'a> Planner<'a> {
             if self.held.contains_key(node.facts.uid.as_str()) {
                 continue; // it has one already, and its pods are being read
             }
-            let version = progress_of(node).map(|progress| &progress.version);
+            let version = node.progress().map(|progress| &progress.version);
             let mut wait = used_up.clone().unwrap_or(Wait::Queued { position });
             let (mut looked, mut refused_here) = (false, false);
-            if let Some(refused) = budget.refusal(self.policy, &self.survey, node) {
+            if let Some(refused) = budget.refusal(&self.survey, node) {
                 refused_here = true;
                 if free_at_first > 0 {
                     wait = refused;
@@ -227,7 +226,7 @@ impl<'a> Planner<'a> {
                         | Wait::Queued { position: 0 }
                 );
             let waiting = self.case(node).and_then(|case| {
-                let progress = case.shadow.status.controller.progress.as_ref()?;
+                let progress = node.progress()?;
                 (!passes_through).then(|| case.waiting_staged(progress, wait.clone(), looked))
             });
             match waiting.map(|d| d.verdict) {
@@ -242,22 +241,22 @@ impl<'a> Planner<'a> {
 
     /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start: for the
     /// free slots, and as many nodes again. With it, it has a limit of its own.
-    fn begin(&mut self, asked: &Asked<'a>, free: usize, ready: &[&'a NodeView], mut budget: Budget<'a>) {
+    fn begin(&mut self, asked: &Asked<'a>, ready: &[&'a NodeView], mut budget: Budget<'a>) {
+        let free = budget.free();
         let used_up = budget.used_up().cloned();
         let wanting: BTreeSet<&str> = asked.wanting.iter().map(|node| node.facts.name.as_str()).collect();
         // Those that have their image already are among the wanting ones, although no write has said so yet.
-        let downloads = |n: &&NodeView| step_of(n) == Some(Step::Staging) && !wanting.contains(n.facts.name.as_str());
+        let downloads = |n: &&NodeView| n.step() == Some(Step::Staging) && !wanting.contains(n.facts.name.as_str());
         let staging: Vec<&NodeView> = self.view.nodes.values().filter(downloads).collect();
         let ahead = self.policy.pre_stage.as_ref();
         // Whoever is staged, or about to be, will take room in its group and zone.
         for node in ready.iter().chain(&staging) {
             budget.take(&self.survey, node);
         }
-        let (staging, ready) = (staging.len(), ready.len());
         let room = match ahead {
-            Some(limit) => limit.of(self.survey.total).unwrap_or(1).saturating_sub(staging),
+            Some(limit) => limit.of(self.survey.total).unwrap_or(1).saturating_sub(staging.len()),
             // A staged node that cannot be drained gives way: it does not count.
-            None => (2 * free).saturating_sub(staging + ready),
+            None => (2 * free).saturating_sub(staging.len() + ready.len()),
         };
         let mut room = room.saturating_sub(asked.beginning);
         let mut begun: BTreeMap<&Version, usize> = BTreeMap::new();
@@ -270,7 +269,7 @@ impl<'a> Planner<'a> {
                 continue;
             }
             if ahead.is_none()
-                && let Some(refused) = budget.refusal(self.policy, &self.survey, node)
+                && let Some(refused) = budget.refusal(&self.survey, node)
             {
                 self.wait(node, refused);
                 continue;
@@ -306,14 +305,6 @@ impl<'a> Planner<'a> {
         }
         self.plan.quarantine = std::mem::take(&mut self.survey.quarantine);
     }
-}
-
-pub(super) fn progress_of(node: &NodeView) -> Option<&Progress> {
-    node.shadow.as_ref()?.status.controller.progress.as_ref()
-}
-
-pub(super) fn step_of(node: &NodeView) -> Option<Step> {
-    progress_of(node).map(|p| p.step)
 }
 
 fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {

@@ -14,7 +14,11 @@
 
 mod attempt;
 #[cfg(test)]
-pub(crate) mod cases;
+mod cases;
+#[cfg(test)]
+mod drain_cases;
+#[cfg(test)]
+pub(crate) mod fixtures;
 mod fleet;
 mod gates;
 mod order;
@@ -37,6 +41,7 @@ use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
 
 use crate::claims::Parts;
+use crate::view::PodFacts;
 
 pub use fleet::plan;
 pub use quarantine::Quarantine;
@@ -63,6 +68,13 @@ pub struct Eviction {
     pub name: String,
     /// Uid.
     pub uid: String,
+}
+
+impl Eviction {
+    /// Of this pod.
+    pub fn of(pod: &PodFacts) -> Self {
+        Self { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
+    }
 }
 
 /// One write, or look, about one node.

@@ -12,7 +12,7 @@ pub(super) fn key<'a>(
     node: &'a NodeView,
 ) -> (bool, std::cmp::Reverse<i64>, usize, &'a str, i64, &'a str) {
     let name = node.facts.name.as_str();
-    let record = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
+    let record = node.record();
     (
         view.own_node.as_deref() == Some(name),
         std::cmp::Reverse(node.facts.priority()),
@@ -31,7 +31,7 @@ mod tests {
     use models::shadow::Record;
 
     use super::*;
-    use crate::plan::cases::{cluster, node, t};
+    use crate::plan::fixtures::{cluster, node, t};
     use crate::policy::{Group, GroupPolicy, Policy};
 
     fn labels(labels: &[(&str, &str)]) -> Arc<BTreeMap<String, String>> {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use models::operator::KnownVersion;
 use models::reason::FailureReason;
 use models::shadow::VersionFailure;
 use semver::Version;
@@ -11,6 +12,10 @@ use crate::view::ClusterView;
 
 /// A version for one kind of host: variant, architecture, version.
 pub(super) type Key = (String, String, Version);
+
+pub(super) fn key_of(known: &KnownVersion) -> Key {
+    (known.variant.clone(), known.arch.clone(), known.version.clone())
+}
 
 /// Why a version is quarantined, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,7 +49,7 @@ impl Quarantine {
         let pending: BTreeMap<&str, &[VersionFailure]> = pending.iter().map(|(n, f)| (*n, f.as_slice())).collect();
         let mut failed: BTreeMap<Key, Cause> = BTreeMap::new();
         for (name, node) in &view.nodes {
-            let written = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
+            let written = node.record();
             let failures = match pending.get(name.as_str()) {
                 Some(failures) => failures,
                 None => written.map(|r| r.version_failures.as_slice()).unwrap_or_default(),
@@ -60,9 +65,8 @@ impl Quarantine {
         }
         // Nodes that failed and are gone, or were made anew, have failed all the same.
         for known in view.operator.iter().flat_map(|o| &o.status.versions) {
-            let key = (known.variant.clone(), known.arch.clone(), known.version.clone());
             for name in &known.failed {
-                let cause = failed.entry(key.clone()).or_default();
+                let cause = failed.entry(key_of(known)).or_default();
                 if !cause.nodes.contains(name) {
                     cause.nodes.push(name.clone());
                 }
@@ -72,10 +76,8 @@ impl Quarantine {
             failed.iter().filter(|(_, cause)| cause.nodes.len() >= max_failures.max(1)).map(clone).collect();
         for known in view.operator.iter().flat_map(|o| &o.status.versions) {
             if let Some(quarantined) = &known.quarantined {
-                let key = (known.variant.clone(), known.arch.clone(), known.version.clone());
-                spent
-                    .entry(key)
-                    .or_insert_with(|| Cause { reason: Some(quarantined.reason), nodes: quarantined.nodes.clone() });
+                let cause = || Cause { reason: Some(quarantined.reason), nodes: quarantined.nodes.clone() };
+                spent.entry(key_of(known)).or_insert_with(cause);
             }
         }
         Self { spent, failed }

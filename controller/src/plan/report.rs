@@ -37,9 +37,9 @@ fn counts(view: &ClusterView, plan: &Plan) -> Counts {
     let mut counts = Counts::default();
     for (name, node) in view.nodes.iter().filter(|(_, n)| n.facts.labelled) {
         counts.total += 1;
-        let step = super::fleet::step_of(node);
+        let step = node.step();
         let wait = plan.waits.get(name);
-        let record = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
+        let record = node.record();
         counts.updating += i64::from(step.is_some_and(|s| !matches!(s, Step::Staging | Step::Staged)));
         counts.staged += i64::from(step == Some(Step::Staged));
         counts.current += i64::from(step.is_none() && wait == Some(&Wait::UpToDate));
@@ -140,7 +140,7 @@ pub(super) fn status(
     let policy = survey.policy;
     let resumed = requests::resumed(view).is_some();
     let errors = Policy::from_spec(&operator.spec).err().unwrap_or_default();
-    let progressing = view.nodes.values().any(|n| super::fleet::step_of(n).is_some());
+    let progressing = view.nodes.values().any(|n| n.step().is_some());
     let switched =
         if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
 
@@ -196,7 +196,7 @@ pub(super) fn status(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::cases::t;
+    use crate::plan::fixtures::t;
 
     fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
         let condition = |(holds, message): (bool, &str)| Condition {

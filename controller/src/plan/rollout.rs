@@ -9,7 +9,6 @@ use semver::Version;
 
 use super::Wait;
 use super::attempt::after;
-use super::fleet::progress_of;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 
@@ -65,10 +64,9 @@ impl Rollout {
 
 /// Whether a node was updated to the rollout's version by us since it began.
 fn done(node: &NodeView, rollout: &ActiveRollout) -> bool {
-    let record = node.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
-    let last = record.and_then(|r| r.last.as_ref());
+    let last = node.record().and_then(|record| record.last.as_ref());
     last.is_some_and(|l| l.reason == UPDATED && l.version == rollout.version && l.ended >= rollout.started)
-        && progress_of(node).is_none()
+        && node.progress().is_none()
 }
 
 /// Follows the rollouts. `wanted` are the versions that nodes are to become and have not begun; `total` the number of nodes.
@@ -80,7 +78,7 @@ pub(super) fn follow<'a>(
     now: Timestamp,
 ) -> Rollouts {
     let Some(operator) = &view.operator else { return Rollouts::default() };
-    let under_way = view.nodes.values().filter_map(progress_of).map(|progress| &progress.version);
+    let under_way = view.nodes.values().filter_map(NodeView::progress).map(|progress| &progress.version);
     let versions: BTreeSet<&Version> = wanted.chain(under_way).collect();
     let pending = operator.approve_step.is_some()
         && !super::requests::is_new(operator)
@@ -122,10 +120,10 @@ fn step_on(
     // Who has a slot is about to be taken out of service.
     let slots: BTreeSet<&str> =
         view.operator.iter().flat_map(|o| &o.status.slots).map(|slot| slot.uid.as_str()).collect();
-    let ours = view.nodes.values().filter(|n| progress_of(n).is_some_and(|p| p.version == active.version));
+    let ours = view.nodes.values().filter(|n| n.progress().is_some_and(|p| p.version == active.version));
     let mut rollout = Rollout::default();
     for node in ours {
-        let staged = progress_of(node).is_some_and(|p| p.step == Step::Staged);
+        let staged = node.progress().is_some_and(|p| p.step == Step::Staged);
         let disrupted = node.disrupted() || slots.contains(node.facts.uid.as_str());
         rollout.under_way += usize::from(!staged || disrupted);
         rollout.disrupted += usize::from(disrupted);
@@ -171,7 +169,7 @@ mod tests {
     use models::shadow::{AttemptResult, Record};
 
     use super::*;
-    use crate::plan::cases::{NEW, OLD, cluster, node, progress, t};
+    use crate::plan::fixtures::{NEW, OLD, cluster, node, progress, t};
     use crate::policy::CanaryStep;
 
     /// `done` nodes updated, `moving` on their way, of `total`.

@@ -424,7 +424,7 @@ impl World {
         let slots = &self.view.operator.as_ref().unwrap().status.slots;
         assert!(slots.len() <= budget, "seed {}: {} slots over a budget of {budget}", self.seed, slots.len());
         for node in self.view.nodes.values() {
-            let progress = node.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
+            let progress = node.progress();
             // A claim without an attempt is one that a person's hold has kept: it takes no slot.
             let disrupted = progress.is_some_and(|p| p.disruptive || node.facts.claimed());
             let has_slot = slots.iter().any(|s| s.uid == node.facts.uid);
@@ -448,14 +448,10 @@ impl World {
         for rollout in status.iter().flat_map(|status| &status.active_rollouts) {
             let passed = usize::try_from(rollout.steps_passed).unwrap();
             let Some(step) = policy.canary.get(passed) else { continue };
-            let ours = |n: &&&NodeView| {
-                let progress = n.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
-                progress.is_some_and(|p| p.version == rollout.version)
-            };
+            let ours = |n: &&&NodeView| n.progress().is_some_and(|p| p.version == rollout.version);
             let out = out.iter().filter(ours).count();
             let updated = |n: &&NodeView| {
-                let record = n.shadow.as_ref().and_then(|s| s.status.controller.record.as_ref());
-                let last = record.and_then(|r| r.last.as_ref());
+                let last = n.record().and_then(|r| r.last.as_ref());
                 !n.disrupted()
                     && last.is_some_and(|l| {
                         l.reason == models::shadow::UPDATED

@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use models::operator::Slot;
 use models::shadow::Step;
 
-use super::fleet::step_of;
 use super::survey::Survey;
 use super::{Action, Verdict, Wait};
 use crate::policy::Policy;
@@ -43,13 +42,15 @@ fn of_groups<'a>(
 
 impl<'a> Budget<'a> {
     /// The budget besides what we disrupt, what has a slot, and what is out of service without us.
-    pub(super) fn of(view: &'a ClusterView, policy: &Policy, survey: &Survey<'_>, slots: &[Slot]) -> Self {
+    pub(super) fn of(view: &'a ClusterView, survey: &Survey<'_>, slots: &[Slot]) -> Self {
+        let policy = survey.policy;
         let held: BTreeSet<&str> = slots.iter().map(|slot| slot.uid.as_str()).collect();
         let ours = |node: &NodeView| held.contains(node.facts.uid.as_str()) || node.disrupted();
         let out = |node: &NodeView| ours(node) || (node.facts.labelled && !node.facts.ready && !node.facts.deleting);
         let counts = of_groups(view, policy, &survey.groups, out);
         // A slot of a node that is gone is on its way out, and counts until it is.
-        let gone = slots.iter().filter(|slot| !view.nodes.values().any(|n| n.facts.uid == slot.uid)).count();
+        let here = view.nodes.values().filter(|node| held.contains(node.facts.uid.as_str())).count();
+        let gone = held.len().saturating_sub(here);
         let limit = policy.max_unavailable.of(survey.total).unwrap_or(1);
         let groups = policy.groups.iter().zip(&counts[1..]).map(|(group, (total, out))| {
             let limit = group.max_unavailable.as_ref()?.of(*total).unwrap_or(1);
@@ -82,11 +83,11 @@ impl<'a> Budget<'a> {
     }
 
     /// Why this node may not be taken although there is room over all.
-    pub(super) fn refusal(&self, policy: &Policy, survey: &Survey<'_>, node: &NodeView) -> Option<Wait> {
+    pub(super) fn refusal(&self, survey: &Survey<'_>, node: &NodeView) -> Option<Wait> {
         if let Some(group) = survey.groups.get(node.facts.name.as_str())
             && self.groups[*group] == Some(0)
         {
-            return Some(Wait::GroupFull { group: policy.groups[*group].name.clone() });
+            return Some(Wait::GroupFull { group: survey.policy.groups[*group].name.clone() });
         }
         let other = self.zones.as_ref()?.iter().find(|zone| **zone != node.facts.zone())?;
         Some(Wait::ZoneBusy { zone: (*other).to_owned() })
@@ -129,8 +130,8 @@ pub(super) fn kept(
     let mut slots: Vec<Slot> = Vec::new();
     for (name, node) in &view.nodes {
         let uid = node.facts.uid.as_str();
-        let before_the_claim = step_of(node).is_some_and(|s| matches!(s, Step::LeavingBalancer | Step::Draining));
-        let past_staging = step_of(node).is_some_and(|s| !matches!(s, Step::Staging | Step::Staged));
+        let before_the_claim = node.step().is_some_and(|s| matches!(s, Step::LeavingBalancer | Step::Draining));
+        let past_staging = node.step().is_some_and(|s| !matches!(s, Step::Staging | Step::Staged));
         // While a write about the node is under way, it may be the one that begins its drain.
         let busy = view.busy.contains(name);
         let keeps = node.disrupted() || past_staging || busy || wants_slot.contains(name.as_str());
@@ -154,7 +155,7 @@ mod tests {
     use models::operator::CountOrPercent;
 
     use super::*;
-    use crate::plan::cases::{cluster, node, t};
+    use crate::plan::fixtures::{cluster, node, t};
     use crate::policy::{Group, GroupPolicy};
 
     #[test]
@@ -169,7 +170,7 @@ mod tests {
         ] {
             let policy = Policy { present: true, max_unavailable: CountOrPercent::Count(limit), ..Policy::default() };
             let survey = Survey::of(&view, &policy, t(0));
-            assert_eq!(Budget::of(&view, &policy, &survey, &[]).used_up(), used_up.as_ref(), "{limit}");
+            assert_eq!(Budget::of(&view, &survey, &[]).used_up(), used_up.as_ref(), "{limit}");
         }
     }
 
@@ -191,8 +192,8 @@ mod tests {
         });
         let (view, _) = cluster(nodes.collect(), slots);
         let survey = Survey::of(&view, policy, t(0));
-        let budget = Budget::of(&view, policy, &survey, &view.operator.as_ref().unwrap().status.slots);
-        let refusals = ["n0", "n1", "n9"].map(|name| budget.refusal(policy, &survey, &view.nodes[name]));
+        let budget = Budget::of(&view, &survey, &view.operator.as_ref().unwrap().status.slots);
+        let refusals = ["n0", "n1", "n9"].map(|name| budget.refusal(&survey, &view.nodes[name]));
         (budget.free(), refusals.into())
     }
 

@@ -9,7 +9,7 @@ use models::reason::FailureReason;
 use semver::Version;
 
 use super::Quarantine;
-use super::quarantine::Key;
+use super::quarantine::{Key, key_of};
 use crate::view::ClusterView;
 
 /// How many versions the operator's status keeps.
@@ -28,6 +28,11 @@ struct Kind {
     told: usize,
     lowest: Option<Version>,
     offered: BTreeMap<Version, usize>,
+}
+
+fn new_version(key: &Key, now: Timestamp) -> KnownVersion {
+    let (variant, arch, version) = key.clone();
+    KnownVersion { version, variant, arch, first_seen: now, failed: Vec::new(), quarantined: None }
 }
 
 /// The versions as the operator's status has to have them.
@@ -59,48 +64,27 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
                 || !known.failed.is_empty()
                 || kind.is_none_or(|kind| kind.told == 0 || kind.offered.contains_key(&known.version))
         })
-        .map(|known| ((known.variant.clone(), known.arch.clone(), known.version.clone()), known.clone()))
+        .map(|known| (key_of(known), known.clone()))
         .collect();
     for ((variant, arch), kind) in kinds {
         for (version, nodes) in kind.offered {
             // What every node of the kind has passed already is no news.
             let news = kind.lowest.as_ref().is_some_and(|lowest| version > *lowest);
             if news && nodes >= SEVERAL.min(kind.nodes) {
-                let key = (variant.to_owned(), arch.to_owned(), version.clone());
-                known.entry(key).or_insert_with(|| KnownVersion {
-                    version,
-                    variant: variant.to_owned(),
-                    arch: arch.to_owned(),
-                    first_seen: now,
-                    failed: Vec::new(),
-                    quarantined: None,
-                });
+                let key = (variant.to_owned(), arch.to_owned(), version);
+                known.entry(key.clone()).or_insert_with(|| new_version(&key, now));
             }
         }
     }
     for (key, cause) in quarantine.failed() {
-        let entry = known.entry(key.clone()).or_insert_with(|| KnownVersion {
-            version: key.2.clone(),
-            variant: key.0.clone(),
-            arch: key.1.clone(),
-            first_seen: now,
-            failed: Vec::new(),
-            quarantined: None,
-        });
+        let entry = known.entry(key.clone()).or_insert_with(|| new_version(key, now));
         let mut failed: Vec<String> = cause.nodes.clone();
         failed.sort();
         failed.truncate(FAILED);
         entry.failed = failed;
     }
     for (key, cause) in quarantine.iter() {
-        let entry = known.entry(key.clone()).or_insert_with(|| KnownVersion {
-            version: key.2.clone(),
-            variant: key.0.clone(),
-            arch: key.1.clone(),
-            first_seen: now,
-            failed: Vec::new(),
-            quarantined: None,
-        });
+        let entry = known.entry(key.clone()).or_insert_with(|| new_version(key, now));
         entry.quarantined.get_or_insert_with(|| Quarantined {
             reason: cause.reason.unwrap_or(FailureReason::Unknown),
             nodes: cause.nodes.iter().take(8).cloned().collect(),
@@ -109,10 +93,34 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
     }
     let mut known: Vec<KnownVersion> = known.into_values().collect();
     if known.len() > KEPT {
-        // Quarantine is never forgotten for want of room; then the newest versions matter most.
-        known.sort_by(|a, b| (b.quarantined.is_some(), &b.version).cmp(&(a.quarantined.is_some(), &a.version)));
+        // Failures are never forgotten for want of room; then the newest versions matter most.
+        let matters = |v: &KnownVersion| (v.quarantined.is_some(), !v.failed.is_empty(), v.version.clone());
+        known.sort_by_cached_key(|version| std::cmp::Reverse(matters(version)));
         known.truncate(KEPT);
         known.sort_by(|a, b| (&a.variant, &a.arch, &a.version).cmp(&(&b.variant, &b.arch, &b.version)));
     }
     known
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::fixtures::{NEW, cluster, t};
+
+    #[test]
+    fn a_version_that_failed_is_not_forgotten_for_want_of_room() {
+        let (mut view, _) = cluster(vec![], &[]);
+        let version = |patch: u64| {
+            let key = ("aws-k8s-1.37".into(), "x86_64".into(), Version::new(2, 0, patch));
+            new_version(&key, t(0))
+        };
+        let failed = KnownVersion { version: NEW, failed: vec!["a".into()], ..version(0) };
+        let operator = view.operator.as_mut().unwrap();
+        operator.status.versions = (0..200).map(version).chain([failed]).collect();
+        let kept = known(&view, &Quarantine::of(&view, 2), t(1));
+        assert_eq!(kept.len(), KEPT);
+        assert!(kept.iter().any(|known| known.version == NEW && known.failed == ["a"]));
+        let newest = Version::new(2, 0, 199);
+        assert!(kept.iter().any(|known| known.version == newest), "of the others the newest are kept");
+    }
 }

@@ -100,7 +100,7 @@ impl Projection for NodeFacts {
             claims: claims::owned(&node.metadata),
             set_by_others: claims::set_by_others(&node.metadata, unschedulable),
             set_otherwise: claims::set_otherwise(&node.metadata),
-            unowned: claims::leftovers(&node.metadata, unschedulable, claims::Parts::default()),
+            unowned: claims::unowned(&node.metadata, unschedulable),
             volumes: status.map_or(0, attached_volumes),
             deleting: node.metadata.deletion_timestamp.is_some(),
         })

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus};
-use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus};
+use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, Progress, Record, Step};
 
 use crate::claims::Parts;
 
@@ -190,6 +190,13 @@ pub struct BudgetFacts {
     pub selector: Option<kube::core::Selector>,
 }
 
+impl PodFacts {
+    /// What people call it: its namespace and its name.
+    pub fn title(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
 impl BudgetFacts {
     /// Whether this pod is one of its pods.
     pub fn selects(&self, pod: &PodFacts) -> bool {
@@ -269,11 +276,25 @@ pub struct NodeView {
 }
 
 impl NodeView {
+    /// The attempt under way.
+    pub fn progress(&self) -> Option<&Progress> {
+        self.shadow.as_ref()?.status.controller.progress.as_ref()
+    }
+
+    /// What is remembered of its attempts.
+    pub fn record(&self) -> Option<&Record> {
+        self.shadow.as_ref()?.status.controller.record.as_ref()
+    }
+
+    /// The step that the attempt under way stands at.
+    pub fn step(&self) -> Option<Step> {
+        self.progress().map(|progress| progress.step)
+    }
+
     /// Whether the node is, or may be, out of service because of us. A node that a person holds is out of service because of
     /// that person, also where the cordon is ours.
     pub fn disrupted(&self) -> bool {
-        let progress = self.shadow.as_ref().and_then(|s| s.status.controller.progress.as_ref());
-        progress
+        self.progress()
             .map_or(self.facts.claimed() && !self.facts.held, |progress| progress.disruptive || self.facts.claimed())
     }
 }

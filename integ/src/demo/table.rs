@@ -4,7 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use comfy_table::{Table, presets};
-use models::condition::{ConditionStatus, find_condition};
+use models::condition::true_condition;
 use models::shadow::{BLOCKED, Step, UPDATED};
 use semver::Version;
 use tokio::time::Instant;
@@ -43,7 +43,7 @@ fn rows(world: &World, target: &Version) -> Vec<Row> {
         let status = &shadow.status;
         let step = shadow.step();
         let current = status.agent.current_version.as_ref();
-        let blocked = find_condition(&status.conditions, BLOCKED).filter(|c| c.status == ConditionStatus::True);
+        let blocked = true_condition(&status.conditions, BLOCKED);
         let waits = match (blocked, step) {
             (Some(condition), _) => condition.message.clone(),
             (None, None) if !node.ready => "the node is not Ready".to_owned(),

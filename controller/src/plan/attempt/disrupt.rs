@@ -1,5 +1,6 @@
 //! The part that disrupts: the drain, the order to reboot, the go.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -12,6 +13,7 @@ use super::{BLOCKERS, Case, LISTED_PODS, UNHEALTHY_OWNERS, after, refusal};
 use crate::claims::{self, Part};
 use crate::drain::filter::Sorted;
 use crate::plan::{Action, Decision, Eviction, Note, Wait, gates};
+use crate::view::{Blocked, PodFacts};
 
 /// How many owners of our own pods a shadow lists.
 const OWN_OWNERS: usize = 16;
@@ -21,6 +23,15 @@ const RECLAIMS: u32 = 3;
 
 /// How long the deletion of what is left may take before the drain fails after all.
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
+
+fn drained(pod: &PodFacts) -> DrainedPod {
+    DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
+}
+
+/// Each owner once, and no more of them than a shadow lists.
+fn owners(uids: impl Iterator<Item = String>, limit: usize) -> Vec<String> {
+    uids.collect::<BTreeSet<_>>().into_iter().take(limit).collect()
+}
 
 impl Case<'_> {
     /// The slot is ours: record what has to go before anything is touched.
@@ -38,29 +49,11 @@ impl Case<'_> {
             }
             Some(refused) => return self.waiting_staged(progress, refused, true).watching_pods().asking(queries()),
         }
-        let drained = |pod: &&crate::view::PodFacts| DrainedPod {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-        };
-        let pods: Vec<_> = sorted.go.iter().chain(&sorted.leaving).take(LISTED_PODS).map(drained).collect();
-        let mut own: Vec<String> = sorted
-            .go
-            .iter()
-            .filter(|pod| pod.namespace == self.view.own_namespace)
-            .filter_map(|pod| pod.controller_uid.clone())
-            .collect();
-        own.sort();
-        own.dedup();
-        own.truncate(OWN_OWNERS);
-        let mut unhealthy_before: Vec<String> = on_node
-            .iter()
-            .filter(|pod| !pod.ready && !pod.finished && !pod.terminating)
-            .filter_map(|pod| pod.controller_uid.clone())
-            .collect();
-        unhealthy_before.sort();
-        unhealthy_before.dedup();
-        unhealthy_before.truncate(UNHEALTHY_OWNERS);
+        let pods: Vec<_> = sorted.go.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained(pod)).collect();
+        let own = sorted.go.iter().filter(|pod| pod.namespace == self.view.own_namespace);
+        let own_evicted = owners(own.filter_map(|pod| pod.controller_uid.clone()), OWN_OWNERS);
+        let unhealthy = on_node.iter().filter(|pod| !pod.ready && !pod.finished && !pod.terminating);
+        let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
         let set_before: Vec<String> = self.facts().set_by_others.iter().map(|part| part.name().to_owned()).collect();
         let first = if self.policy.leave_balancer.is_some() { Step::LeavingBalancer } else { Step::Draining };
         let mut action = self.step(&Progress { disruptive: true, ..progress.clone() }, first, |status| {
@@ -70,7 +63,7 @@ impl Case<'_> {
             set_condition(&mut status.conditions, self.condition(CORDONED, true, reason, &message));
             set_condition(&mut status.conditions, self.condition(DRAINED, false, "Draining", "pods are being evicted"));
             status.report.drain =
-                Some(DrainStatus { pods, own_evicted: own, unhealthy_before, set_before, ..DrainStatus::default() });
+                Some(DrainStatus { pods, own_evicted, unhealthy_before, set_before, ..DrainStatus::default() });
         });
         if let Action::Status { note, .. } = &mut action {
             *note = Some(Note {
@@ -202,7 +195,7 @@ impl Case<'_> {
             return self.fail(progress, FailureReason::DrainRefused, &refused.to_string());
         }
         if let Some(pod) = self.returned(&sorted) {
-            let message = format!("{}/{} tolerates the cordon and comes back to the node", pod.namespace, pod.name);
+            let message = format!("{} tolerates the cordon and comes back to the node", pod.title());
             return self.fail(progress, FailureReason::PodsReturn, &message);
         }
         if let Some(action) = self.note_own(&sorted) {
@@ -210,13 +203,13 @@ impl Case<'_> {
         }
         let blocked = |uid: &str| self.node.blocked.get(uid);
         if let Some((pod, fatal)) = sorted.go.iter().find_map(|p| Some((p, blocked(&p.uid).filter(|b| b.fatal)?))) {
-            let message = format!("{}/{} cannot be evicted: {}", pod.namespace, pod.name, fatal.message);
+            let message = format!("{} cannot be evicted: {}", pod.title(), fatal.message);
             return self.fail(progress, FailureReason::DrainRefused, &message);
         }
         let due: Vec<_> = sorted
             .first_to_go()
             .filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= self.now))
-            .map(|pod| Eviction { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() })
+            .map(Eviction::of)
             .collect();
         if !due.is_empty() {
             return Decision::act(Action::Evict { pods: due, grace: policy.grace });
@@ -230,11 +223,7 @@ impl Case<'_> {
             .collect();
         let retry = sorted.go.iter().filter_map(|p| blocked(&p.uid)).map(|b| b.retry_at).min();
         let wait = match blockers.first() {
-            Some((pod, blocked)) => Wait::DrainBlocked {
-                pod: format!("{}/{}", pod.namespace, pod.name),
-                budget: blocked.budget.clone(),
-                left,
-            },
+            Some((pod, blocked)) => Wait::DrainBlocked { pod: pod.title(), budget: blocked.budget.clone(), left },
             None => Wait::Draining { left },
         };
         if let Some(action) = self.blockers_changed(&blockers, &wait) {
@@ -253,31 +242,23 @@ impl Case<'_> {
         if new.is_empty() || drain.pods.len() + new.len() > LISTED_PODS {
             return None;
         }
-        for pod in new {
-            drain.pods.push(DrainedPod {
-                namespace: pod.namespace.clone(),
-                name: pod.name.clone(),
-                uid: pod.uid.clone(),
-            });
-            drain.own_evicted.extend(pod.controller_uid.clone());
-        }
-        drain.own_evicted.sort();
-        drain.own_evicted.dedup();
-        drain.own_evicted.truncate(OWN_OWNERS);
+        let controllers = new.iter().filter_map(|pod| pod.controller_uid.clone());
+        drain.own_evicted = owners(drain.own_evicted.into_iter().chain(controllers), OWN_OWNERS);
+        drain.pods.extend(new.iter().map(|pod| drained(pod)));
         let mut status = self.half();
         status.report.drain = Some(drain);
         Some(Action::Status { status: Box::new(status), note: None })
     }
 
     /// A pod that came to the cordoned node although it was drained, and would do so for ever.
-    fn returned<'b>(&self, sorted: &Sorted<'b>) -> Option<&'b crate::view::PodFacts> {
+    fn returned<'b>(&self, sorted: &Sorted<'b>) -> Option<&'b PodFacts> {
         let listed = self.shadow.status.controller.drain.as_ref().map(|d| d.pods.as_slice()).unwrap_or_default();
         if listed.len() >= LISTED_PODS {
             return None;
         }
-        let new = |pod: &&&crate::view::PodFacts| !listed.iter().any(|known| known.uid == pod.uid);
+        let new = |pod: &&&PodFacts| !listed.iter().any(|known| known.uid == pod.uid);
         // Our own replicas may land on any node, and are evicted from it like the others.
-        let stranger = |pod: &&&crate::view::PodFacts| pod.namespace != self.view.own_namespace;
+        let stranger = |pod: &&&PodFacts| pod.namespace != self.view.own_namespace;
         sorted.go.iter().filter(|pod| pod.tolerates_cordon).filter(stranger).find(new).copied()
     }
 
@@ -285,7 +266,7 @@ impl Case<'_> {
     /// under its uid; those that have outlived their own grace period without it.
     fn force(&self, progress: &Progress, sorted: &Sorted<'_>, deadline: Timestamp) -> Decision {
         let drain = self.shadow.status.controller.drain.clone().unwrap_or_default();
-        let names: Vec<_> = sorted.left().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
+        let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
         let Some(forced) = drain.forced else {
             let message = format!(
                 "the drain has taken {:?}: deleting what is left, past all budgets, as policy says: {}",
@@ -307,20 +288,14 @@ impl Case<'_> {
             let message = format!("still on the node although deleted: {}", names.join(", "));
             return self.fail(progress, FailureReason::DrainTimedOut, &message);
         }
-        let eviction = |pod: &crate::view::PodFacts| Eviction {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-        };
-        let due = |pod: &&crate::view::PodFacts| {
-            self.node.blocked.get(&pod.uid).is_none_or(|b| !b.deleted || b.retry_at <= self.now)
-        };
-        let overdue = |pod: &&crate::view::PodFacts| pod.ends_by.is_some_and(|at| at <= self.now);
-        let now: Vec<_> = sorted.left().filter(|pod| overdue(pod) && due(pod)).map(eviction).collect();
+        let due =
+            |pod: &&PodFacts| self.node.blocked.get(&pod.uid).is_none_or(|b| !b.deleted || b.retry_at <= self.now);
+        let overdue = |pod: &&PodFacts| pod.ends_by.is_some_and(|at| at <= self.now);
+        let now: Vec<_> = sorted.left().filter(|pod| overdue(pod) && due(pod)).map(Eviction::of).collect();
         if !now.is_empty() {
             return Decision::act(Action::Delete { pods: now, grace: Some(0) });
         }
-        let first: Vec<_> = sorted.left().filter(|pod| !pod.terminating && due(pod)).map(eviction).collect();
+        let first: Vec<_> = sorted.left().filter(|pod| !pod.terminating && due(pod)).map(Eviction::of).collect();
         if !first.is_empty() {
             return Decision::act(Action::Delete { pods: first, grace: self.group().drain.grace });
         }
@@ -331,8 +306,7 @@ impl Case<'_> {
     }
 
     fn drain_timed_out(&self, progress: &Progress, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Decision {
-        let left: Vec<_> =
-            sorted.iter().flat_map(|s| s.left()).take(3).map(|p| format!("{}/{}", p.namespace, p.name)).collect();
+        let left: Vec<_> = sorted.iter().flat_map(|s| s.left()).take(3).map(PodFacts::title).collect();
         let (reason, message) = match (cordoned, sorted) {
             (false, _) => (FailureReason::DrainTimedOut, "the node could not be cordoned".to_owned()),
             (true, None) => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
@@ -345,15 +319,11 @@ impl Case<'_> {
     }
 
     /// Writes who blocks the drain when that has changed. A `Blocked` condition that named one who is gone names the next.
-    pub(super) fn blockers_changed(
-        &self,
-        blockers: &[(&&crate::view::PodFacts, &crate::view::Blocked)],
-        wait: &Wait,
-    ) -> Option<Action> {
+    pub(super) fn blockers_changed(&self, blockers: &[(&&PodFacts, &Blocked)], wait: &Wait) -> Option<Action> {
         let wanted: Vec<_> = blockers
             .iter()
             .map(|(pod, blocked)| models::shadow::Blocker {
-                pod: format!("{}/{}", pod.namespace, pod.name),
+                pod: pod.title(),
                 budget: blocked.budget.clone(),
                 message: blocked.message.chars().take(512).collect(),
                 since: blocked.since,
@@ -408,13 +378,7 @@ impl Case<'_> {
         if spec.state == HostState::StagedUpdate {
             return Decision::act(self.order(HostState::RebootedIntoUpdate, progress)).watching_pods();
         }
-        let asks = self.shadow.status.agent.armed.as_ref().filter(|armed| {
-            armed.attempt == spec.attempt
-                && spec.boot_id.as_ref() == Some(&armed.boot_id)
-                && armed.boot_id == self.facts().boot_id
-                && spec.version.as_ref() == Some(&armed.version)
-        });
-        let decision = match asks {
+        let decision = match self.asks() {
             Some(armed) if spec.go.as_ref().is_none_or(|go| go.nonce != armed.nonce) => {
                 self.answer(progress, &armed.nonce)
             }
@@ -431,7 +395,8 @@ impl Case<'_> {
             let drain = self.shadow.status.controller.drain.clone().unwrap_or_default();
             let comes_back = pod.tolerates_cordon && pod.namespace != self.view.own_namespace;
             if self.shadow.spec.go.is_none() && !comes_back && !drain.taken_up_again {
-                // The scheduler had not seen the cordon yet, or it is a replica of ours. No go is out, so there is time to drain it too, once.
+                // The scheduler had not seen the cordon yet, or it is a replica of ours. No go is out, so there is time to
+                // drain it too, once.
                 return Decision::act(self.step(progress, Step::Draining, |status| {
                     set_condition(
                         &mut status.conditions,
@@ -440,7 +405,7 @@ impl Case<'_> {
                     status.report.drain = Some(DrainStatus { taken_up_again: true, ..drain });
                 }));
             }
-            let message = format!("{}/{} came to the drained node", pod.namespace, pod.name);
+            let message = format!("{} came to the drained node", pod.title());
             return self.fail(progress, FailureReason::PodsReturn, &message);
         }
         if !sorted.leaving.is_empty() {

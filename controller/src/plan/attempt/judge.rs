@@ -185,8 +185,7 @@ impl Case<'_> {
             watched.restarts = watched.restarts.saturating_add(pod.restarts);
             watched.workload += usize::from(!pod.mirror && pod.controller_kind.as_deref() != Some("DaemonSet"));
             if !pod.ready {
-                let (_, count) =
-                    watched.not_ready.get_or_insert_with(|| (format!("{}/{}", pod.namespace, pod.name), 0));
+                let (_, count) = watched.not_ready.get_or_insert_with(|| (pod.title(), 0));
                 *count += 1;
             }
         }

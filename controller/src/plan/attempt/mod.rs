@@ -8,10 +8,10 @@ mod release;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::condition::{Condition, set_condition};
+use models::condition::{Condition, set_condition, true_condition};
 use models::reason::FailureReason;
 use models::shadow::{
-    ArmedPhase, BLOCKED, BottlerocketShadowSpec, CORDONED, ControllerStatus, HOST_REACHABLE, HostPolicy, HostState,
+    Armed, ArmedPhase, BLOCKED, BottlerocketShadowSpec, ControllerStatus, HOST_REACHABLE, HostPolicy, HostState,
     Progress, Step,
 };
 
@@ -91,12 +91,8 @@ impl<'a> Case<'a> {
     /// Whether anything of ours is to be taken back from the node: what we own, or, after a reset of managedFields, what is ours
     /// by the record and nobody's by ownership. What a person holds stays as it is.
     fn to_release(&self) -> bool {
-        let status = &self.shadow.status;
-        let by_us = models::condition::find_condition(&status.conditions, CORDONED)
-            .is_some_and(|c| c.status == models::condition::ConditionStatus::True);
-        let before = status.controller.drain.as_ref().map(|drain| drain.set_before.as_slice()).unwrap_or_default();
-        let left = self.facts().unowned.iter().any(|part| !before.iter().any(|name| name == part.name()));
-        !self.facts().held && (self.facts().claimed() || (by_us && left))
+        let left = self.facts().unowned.and(crate::claims::recorded(&self.shadow.status));
+        !self.facts().held && (self.facts().claimed() || !left.is_empty())
     }
 
     /// Whether somebody else armed an image on the host.
@@ -172,17 +168,22 @@ impl<'a> Case<'a> {
     /// go: it confirms no order while it waits.
     fn still_staged(&self) -> bool {
         let (spec, agent) = (&self.shadow.spec, &self.shadow.status.agent);
-        let asks = agent.armed.as_ref().is_some_and(|armed| {
-            armed.attempt == spec.attempt
-                && armed.phase == ArmedPhase::Arming
-                && armed.boot_id == self.facts().boot_id
-                && spec.version.as_ref() == Some(&armed.version)
-        });
         self.staged()
             || (spec.state == HostState::RebootedIntoUpdate
                 && spec.go.is_none()
-                && asks
+                && self.asks().is_some_and(|armed| armed.phase == ArmedPhase::Arming)
                 && agent.state == Some(HostState::StagedUpdate))
+    }
+
+    /// The agent's question, where it belongs to the order as it stands and to the node's current boot.
+    fn asks(&self) -> Option<&'a Armed> {
+        let spec = &self.shadow.spec;
+        self.shadow.status.agent.armed.as_ref().filter(|armed| {
+            armed.attempt == spec.attempt
+                && spec.boot_id.as_ref() == Some(&armed.boot_id)
+                && armed.boot_id == self.facts().boot_id
+                && spec.version.as_ref() == Some(&armed.version)
+        })
     }
 
     /// A write of the status with the step changed.
@@ -263,8 +264,7 @@ impl<'a> Case<'a> {
     /// Keeps the `Blocked` condition true to the reason, in a write of its own only where no other write is due.
     fn with_blocked(&self, decision: Decision) -> Decision {
         let Verdict::Wait(wait) = &decision.verdict else { return decision };
-        let stored = models::condition::find_condition(&self.shadow.status.conditions, BLOCKED)
-            .filter(|c| c.status == models::condition::ConditionStatus::True);
+        let stored = true_condition(&self.shadow.status.conditions, BLOCKED);
         let wanted = wait.blocks().then(|| wait.as_str());
         let now = stored.map(|c| c.reason.as_str());
         // What a look has found names a pod or a series, of which another one may be the first by now.

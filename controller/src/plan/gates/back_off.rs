@@ -16,7 +16,7 @@ mod tests {
 
     use super::super::testing::asked;
     use super::*;
-    use crate::plan::cases::t;
+    use crate::plan::fixtures::t;
 
     #[test]
     fn a_node_that_failed_waits_until_its_back_off_is_over() {

@@ -14,7 +14,7 @@ mod tests {
 
     use super::super::testing::asked;
     use super::*;
-    use crate::plan::cases::at;
+    use crate::plan::fixtures::at;
     use crate::policy::CanaryStep;
     use models::shadow::{HostState, Step};
 

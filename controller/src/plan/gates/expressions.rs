@@ -56,7 +56,7 @@ pub(in crate::plan) fn quiet_since(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::cases::t;
+    use crate::plan::fixtures::t;
 
     #[test]
     fn a_query_with_a_word_that_nobody_knows_is_an_objection_and_is_not_asked() {

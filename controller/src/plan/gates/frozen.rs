@@ -14,7 +14,7 @@ mod tests {
 
     use super::super::testing::asked;
     use super::*;
-    use crate::plan::cases::{OLD, failure, t};
+    use crate::plan::fixtures::{OLD, failure, t};
 
     #[test]
     fn any_quarantined_version_stops_every_start() {

@@ -74,7 +74,7 @@ pub(super) mod testing {
     //! A node and its surroundings, for the tables of the gates.
 
     use super::*;
-    use crate::plan::cases::{NEW, cluster, node, t};
+    use crate::plan::fixtures::{NEW, cluster, node, t};
     use crate::policy::Policy;
     use crate::view::ClusterView;
 

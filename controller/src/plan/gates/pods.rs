@@ -22,10 +22,7 @@ pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, policy:
 fn never_allowed(go: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wait> {
     go.iter().find_map(|pod| {
         let budget = budgets.iter().find(|budget| budget.never_lets_go(pod))?;
-        Some(Wait::BudgetNeverAllows {
-            pod: format!("{}/{}", pod.namespace, pod.name),
-            budget: format!("{}/{}", budget.namespace, budget.name),
-        })
+        Some(Wait::BudgetNeverAllows { pod: pod.title(), budget: format!("{}/{}", budget.namespace, budget.name) })
     })
 }
 
@@ -41,7 +38,7 @@ mod tests {
     use kube::core::{Expression, Selector};
 
     use super::*;
-    use crate::plan::cases::pod;
+    use crate::plan::fixtures::pod;
 
     fn budget(desired: i32, expected: i32) -> BudgetFacts {
         BudgetFacts {

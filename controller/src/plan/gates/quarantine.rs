@@ -15,7 +15,7 @@ mod tests {
 
     use super::super::testing::asked;
     use super::*;
-    use crate::plan::cases::{NEW, OLD, failure};
+    use crate::plan::fixtures::{NEW, OLD, failure};
 
     #[test]
     fn a_version_that_failed_on_as_many_nodes_as_policy_allows_is_not_taken() {

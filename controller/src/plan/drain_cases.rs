@@ -1,0 +1,405 @@
+//! Decisions about drains and claims that went wrong once, each as a sentence about what holds.
+
+use models::condition::find_condition;
+use models::shadow::{Armed, ArmedPhase, BLOCKED, Go, HostState, Step};
+
+use super::fixtures::*;
+use super::{Action, Wait, plan};
+use crate::claims::Parts;
+use crate::policy::Policy;
+use crate::view::{Blocked, PodFacts};
+
+/// the shadow is deleted right after its go (the docs tell people to delete shadows): the new one knows of no go.
+#[test]
+fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_go_may_be_out() {
+    let mut orphan = node("a");
+    orphan.facts.claims = Parts::USUAL;
+    orphan.facts.unschedulable = true;
+    // Made anew a moment ago, the agent (which has just told the host to reboot) has not reported to it.
+    let shadow = orphan.shadow.as_mut().unwrap();
+    shadow.status = models::shadow::BottlerocketShadowStatus::default();
+    shadow.created = Some(t(0));
+    let (view, policy) = cluster(vec![orphan], &["a"]);
+    let action = |at| plan(&view, &policy, t(at)).actions.get("a").cloned();
+    assert_ne!(action(1), Some(Action::Release), "released one second after the go");
+    assert_eq!(action(181), Some(Action::Release), "and never given back");
+}
+
+/// label and shadow are gone, the cordon is ours.
+#[test]
+fn a_claim_without_label_and_shadow_is_found_and_released() {
+    let mut orphan = node("a");
+    orphan.facts.claims = Parts::USUAL;
+    orphan.facts.unschedulable = true;
+    orphan.facts.labelled = false;
+    orphan.shadow = None;
+    let nodes = [("a".to_owned(), orphan.facts.clone())].into();
+    let made = crate::shadows::changes(&nodes, &std::collections::BTreeMap::new());
+    assert_eq!(made, [crate::shadows::Change::Create { node: "a".into(), uid: "uid-a".into() }]);
+    let mut shadowed = node("a");
+    shadowed.facts = orphan.facts;
+    shadowed.shadow.as_mut().unwrap().created = Some(t(0));
+    let (view, policy) = cluster(vec![shadowed], &["a"]);
+    assert_eq!(plan(&view, &policy, t(181)).actions.get("a"), Some(&Action::Release));
+}
+
+/// a drained node with a silent agent is given up at the deadline, and nothing wakes in the past.
+#[test]
+fn an_empty_node_whose_agent_is_behind_is_given_up_at_the_drains_deadline() {
+    let mut silent = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    silent.shadow.as_mut().unwrap().generation = 2; // the spec was touched, and nobody acknowledges it
+    let (view, policy) = cluster(vec![silent], &["a"]);
+    let now = t(365 * 24 * 3600);
+    let plan = plan(&view, &policy, now);
+    assert!(plan.wake.is_none_or(|at| at > now), "wakes at {:?}, in the past, again and again", plan.wake);
+    assert!(plan.actions.contains_key("a"), "after a year: {:?}", plan.waits);
+}
+
+/// A Node whose cordon is refused for ever does not keep the fleet waiting.
+#[test]
+fn a_node_that_cannot_be_cordoned_is_given_up_at_the_deadline() {
+    for (step, order) in [(Step::Draining, HostState::StagedUpdate), (Step::Rebooting, HostState::RebootedIntoUpdate)] {
+        let mut stubborn = at("a", step, 0, order);
+        (stubborn.facts.claims, stubborn.facts.unschedulable) = (Parts::default(), false);
+        let (view, policy) = cluster(vec![stubborn], &["a"]);
+        assert_eq!(
+            plan(&view, &policy, t(1)).actions.get("a"),
+            Some(&Action::Claim { parts: Parts::USUAL, note: None })
+        );
+        let later = plan(&view, &policy, t(3600));
+        let Some(Action::Status { status, .. }) = later.actions.get("a") else { panic!("{:?}", later.actions) };
+        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+    }
+}
+
+/// Two pods are held back, and one of them leaves: the condition that people read names the one that is left.
+#[test]
+fn a_blocked_drain_names_a_pod_that_is_still_there() {
+    let held_back = Blocked {
+        budget: Some("shop/web".into()),
+        message: "not now".into(),
+        since: t(1),
+        retry_at: t(100),
+        fatal: false,
+        accepted: false,
+        deleted: false,
+    };
+    let mut draining = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    draining.pods = Some(vec![pod("1", false), pod("2", false)]);
+    draining.blocked = [("p-1".to_owned(), held_back.clone()), ("p-2".to_owned(), held_back)].into();
+    let (mut view, policy) = cluster(vec![draining], &["a"]);
+    let mut said = || {
+        for _ in 0..10 {
+            let made = plan(&view, &policy, t(2));
+            let node = view.nodes.get_mut("a").unwrap();
+            let status = &mut node.shadow.as_mut().unwrap().status;
+            let Some(Action::Status { status: written, .. }) = made.actions.get("a") else {
+                assert!(made.actions.is_empty(), "{:?}", made.actions);
+                let message = find_condition(&status.conditions, BLOCKED).unwrap().message.clone();
+                // The next time, the first pod is gone.
+                node.pods.as_mut().unwrap().remove(0);
+                return message;
+            };
+            (status.controller, status.conditions) = (written.report.clone(), written.conditions.clone());
+        }
+        panic!("written again and again");
+    };
+    assert_eq!(said(), "the PodDisruptionBudget shop/web does not let shop/p-1 go; 2 pod(s) left");
+    assert_eq!(said(), "the PodDisruptionBudget shop/web does not let shop/p-2 go; 1 pod(s) left");
+}
+
+fn names(pods: &[super::Eviction]) -> Vec<&str> {
+    pods.iter().map(|pod| pod.name.as_str()).collect()
+}
+
+/// past the deadline, with `Force`.
+#[test]
+fn what_does_not_leave_is_deleted_only_where_policy_says_so_recorded_first_and_without_grace_last() {
+    let stuck =
+        || PodFacts { terminating: true, ends_by: Some(t(5)), ..PodFacts { name: "stuck".into(), ..pod("s", false) } };
+    let (mut view, release) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false), stuck()]);
+    let made = plan(&view, &release, t(60));
+    assert!(
+        matches!(made.actions.get("a"), Some(Action::Status { note: Some(note), .. }) if note.reason == "UpdateFailed")
+    );
+
+    view.operator.as_mut().unwrap().spec =
+        serde_json::from_value(serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}})).unwrap();
+    let force = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
+    let before = plan(&view, &force, t(59));
+    assert!(matches!(before.actions.get("a"), Some(Action::Evict { .. })), "{:?}", before.actions);
+    let recorded = plan(&view, &force, t(60)).actions.remove("a").unwrap();
+    assert!(matches!(&recorded, Action::Status { note: Some(note), .. } if note.reason == "DrainForced"
+        && note.message.contains("shop/p-a") && note.message.contains("shop/stuck")));
+    written(&mut view, &recorded);
+    let Some(Action::Delete { pods, grace }) = plan(&view, &force, t(60)).actions.remove("a") else { panic!() };
+    assert_eq!((names(&pods), grace), (vec!["stuck"], Some(0)), "it has outlived its own grace period");
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().retain(|pod| pod.name != "stuck");
+    let Some(Action::Delete { pods, grace }) = plan(&view, &force, t(60)).actions.remove("a") else { panic!() };
+    assert_eq!((names(&pods), grace), (vec!["p-a"], None));
+    // Deleted, and waited for until its grace period is over.
+    let leaving = PodFacts { terminating: true, ends_by: Some(t(90)), ..pod("a", false) };
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![leaving]);
+    let waits = plan(&view, &force, t(61));
+    assert!(waits.actions.is_empty() && waits.wake <= Some(t(90)), "{:?} {:?}", waits.actions, waits.wake);
+    let late = plan(&view, &force, t(90));
+    assert!(matches!(late.actions.get("a"), Some(Action::Delete { grace: Some(0), .. })), "{:?}", late.actions);
+    let never = plan(&view, &force, t(60 + 300));
+    assert!(
+        matches!(never.actions.get("a"), Some(Action::Status { note: Some(note), .. }) if note.reason == "UpdateFailed")
+    );
+}
+
+/// somebody runs `kubectl uncordon` on a node that is being drained, again and again.
+#[test]
+fn a_node_that_is_uncordoned_in_mid_drain_is_cordoned_again_with_a_word_a_few_times_and_then_given_up() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    node.facts.unschedulable = false;
+    let cordon: Parts = [crate::claims::Part::Cordon].into_iter().collect();
+    node.facts.claims = node.facts.claims.without(cordon);
+    for (made, told, ended) in [(0, false, false), (1, true, false), (3, true, false), (4, false, true)] {
+        view.nodes.get_mut("a").unwrap().claims_made = made;
+        match plan(&view, &policy, t(1)).actions.remove("a").unwrap() {
+            Action::Claim { parts, note } => {
+                assert!(!ended && parts == Parts::USUAL && note.is_some() == told, "{made}: {note:?}");
+            }
+            Action::Status { status, .. } => {
+                let last = status.report.record.unwrap().last.unwrap();
+                assert!(ended && last.reason == "Uncordoned", "{made}: {last:?}");
+            }
+            other => panic!("{made}: {other:?}"),
+        }
+    }
+}
+
+/// a label that somebody else has set otherwise is no part of the claim, and its absence holds nothing up.
+#[test]
+fn a_node_is_drained_although_somebody_else_keeps_a_part_of_the_claim() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+    facts.claims = Parts::CORDON;
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { .. })), "something is missing");
+    let theirs = [crate::claims::Part::ScaleDown, crate::claims::Part::DoNotDisrupt].into_iter().collect();
+    view.nodes.get_mut("a").unwrap().facts.set_otherwise = theirs;
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })));
+}
+
+#[test]
+fn a_node_leaves_the_balancer_for_its_time_before_anything_is_evicted() {
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.pods = Some(vec![pod("a", false)]);
+    let (mut view, _) = cluster(vec![staged], &["a"]);
+    view.operator.as_mut().unwrap().spec =
+        serde_json::from_value(serde_json::json!({"loadBalancer": {"leaveBeforeDrain": "30s"}})).unwrap();
+    let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
+    let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
+    written(&mut view, &started);
+    let Some(Action::Claim { parts, .. }) = plan(&view, &policy, t(1)).actions.remove("a") else { panic!() };
+    assert!(parts.has(crate::claims::Part::Balancer) && parts.has(crate::claims::Part::Cordon));
+    let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+    (facts.claims, facts.unschedulable) = (parts, true);
+    let waits = plan(&view, &policy, t(29));
+    assert_eq!(waits.waits.get("a"), Some(&Wait::LeavingBalancer { until: t(30) }));
+    assert_eq!(waits.wake, Some(t(30)));
+    let drains = plan(&view, &policy, t(30)).actions.remove("a").unwrap();
+    written(&mut view, &drains);
+    assert!(matches!(plan(&view, &policy, t(31)).actions.get("a"), Some(Action::Evict { .. })));
+}
+
+#[test]
+fn a_drain_waits_for_volumes_where_policy_asks_and_not_beyond_its_deadline() {
+    for (spec, at, goes_on) in [
+        (serde_json::json!({"drain": {"timeout": "1m"}}), 1, true),
+        (serde_json::json!({"drain": {"timeout": "1m", "waitForVolumes": true}}), 1, false),
+        (serde_json::json!({"drain": {"timeout": "1m", "waitForVolumes": true}}), 60, true),
+    ] {
+        let (mut view, policy) = draining(spec.clone(), vec![]);
+        view.nodes.get_mut("a").unwrap().facts.volumes = 2;
+        let made = plan(&view, &policy, t(at));
+        assert_eq!(made.actions.contains_key("a"), goes_on, "{spec} at {at}: {:?}", made.waits);
+        assert_eq!(made.waits.contains_key("a"), !goes_on);
+    }
+}
+
+/// a person holds a node in mid-update.
+#[test]
+fn a_held_node_keeps_its_cordon_and_loses_its_slot_until_the_hold_goes() {
+    let mut held = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    held.facts.held = true;
+    let (mut view, policy) = cluster(vec![held], &["a"]);
+    for second in 1..10 {
+        let Some(action) = plan(&view, &policy, t(second)).actions.remove("a") else { break };
+        let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+        match action {
+            Action::Status { status, .. } => shadow.status.controller = status.report,
+            Action::Spec { spec } => {
+                shadow.spec = *spec;
+                shadow.status.agent.state = Some(HostState::Idle);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let made = plan(&view, &policy, t(20));
+    assert_eq!(made.slots, Some(vec![]), "it has no slot any more");
+    assert!(view.nodes["a"].facts.claimed());
+    view.nodes.get_mut("a").unwrap().facts.held = false;
+    assert_eq!(plan(&view, &policy, t(21)).actions.get("a"), Some(&Action::Release));
+}
+
+#[test]
+fn a_pod_that_tolerates_the_cordon_and_comes_back_ends_the_drain_and_not_the_deadline() {
+    let (mut view, policy) =
+        draining(serde_json::json!({}), vec![PodFacts { tolerates_cordon: true, ..pod("a", false) }]);
+    let listed = models::shadow::DrainedPod { namespace: "shop".into(), name: "p-a".into(), uid: "p-a".into() };
+    let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+    status.controller.drain = Some(models::shadow::DrainStatus { pods: vec![listed], ..Default::default() });
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })), "it is listed");
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()[0].uid = "another".into();
+    let made = plan(&view, &policy, t(2));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+    assert!(last.reason == "PodsReturn" && last.message.contains("shop/p-a"), "{last:?}");
+}
+
+#[test]
+fn a_node_that_is_being_deleted_is_not_drained_any_further() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    view.nodes.get_mut("a").unwrap().facts.deleting = true;
+    let made = plan(&view, &policy, t(1));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, "NodeDeleted");
+}
+
+/// the scheduler had not seen the cordon yet.
+#[test]
+fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a_go() {
+    let asks = |again: bool, go: bool, tolerates_cordon: bool| {
+        let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        node.pods = Some(vec![PodFacts { tolerates_cordon, ..pod("a", false) }]);
+        let shadow = node.shadow.as_mut().unwrap();
+        shadow.status.controller.drain =
+            Some(models::shadow::DrainStatus { taken_up_again: again, ..Default::default() });
+        shadow.spec.go = go.then(|| Go { nonce: "old".into(), jws: "j".into(), repeated: false });
+        shadow.status.agent.armed = Some(Armed {
+            version: NEW,
+            boot_id: "b1".into(),
+            attempt: 1,
+            phase: ArmedPhase::Arming,
+            nonce: "new".into(),
+        });
+        let (view, policy) = cluster(vec![node], &["a"]);
+        let made = plan(&view, &policy, t(1));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        let step = status.report.progress.as_ref().unwrap().step;
+        if step == Step::Draining {
+            // The agent confirms nothing while it waits for its go, and the drain goes on and ends all the same.
+            let mut view = view.clone();
+            let node = view.nodes.get_mut("a").unwrap();
+            let shadow = node.shadow.as_mut().unwrap();
+            shadow.status.controller = status.report.clone();
+            shadow.generation = 2;
+            assert!(matches!(plan(&view, &policy, t(2)).actions.get("a"), Some(Action::Evict { .. })));
+            view.nodes.get_mut("a").unwrap().pods = Some(vec![]);
+            let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
+            written(&mut view, &drained);
+            let gone = plan(&view, &policy, t(4));
+            assert_eq!(gone.actions.get("a"), Some(&Action::Go { nonce: "new".into() }), "{:?}", gone.waits);
+        }
+        step
+    };
+    assert_eq!(asks(false, false, false), Step::Draining);
+    assert_eq!(asks(true, false, false), Step::Releasing, "only once");
+    assert_eq!(asks(false, true, false), Step::Releasing, "a go is out");
+    assert_eq!(asks(false, false, true), Step::Releasing, "it would come back for ever");
+}
+
+/// a person holds the node while it reboots into its update.
+#[test]
+fn a_node_that_is_held_when_it_comes_back_stays_cordoned() {
+    for step in [Step::Rebooting, Step::Returning, Step::Monitoring] {
+        let mut back = at("a", step, 0, HostState::RebootedIntoUpdate);
+        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        back.facts.boot_id = "b2".into();
+        back.facts.held = true;
+        if step == Step::Monitoring {
+            back.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
+        }
+        let (mut view, policy) = cluster(vec![back], &["a"]);
+        assert_ne!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
+        view.nodes.get_mut("a").unwrap().facts.held = false;
+        assert_eq!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
+    }
+}
+
+/// managedFields were reset while the node rebooted, so that nothing on it is ours by ownership any more.
+#[test]
+fn what_is_ours_by_the_record_is_taken_back_also_where_nobody_owns_it() {
+    for (theirs, released) in [(None, true), (Some("spec.unschedulable"), false)] {
+        let mut back = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        back.facts.boot_id = "b2".into();
+        (back.facts.claims, back.facts.unowned) = (Parts::default(), Parts::CORDON);
+        let status = &mut back.shadow.as_mut().unwrap().status;
+        let set_before = theirs.into_iter().map(str::to_owned).collect();
+        status.controller.drain = Some(models::shadow::DrainStatus { set_before, ..Default::default() });
+        status.conditions = vec![models::condition::Condition {
+            type_: models::shadow::CORDONED.into(),
+            status: models::condition::ConditionStatus::True,
+            reason: "Updating".into(),
+            message: String::new(),
+            last_transition_time: t(0),
+            observed_generation: None,
+        }];
+        let (view, policy) = cluster(vec![back], &["a"]);
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.actions.get("a") == Some(&Action::Release), released, "{theirs:?}: {:?}", made.actions);
+    }
+}
+
+/// `Force`, and a pod that policy refuses came to the node meanwhile.
+#[test]
+fn force_deletes_nothing_that_policy_refuses_and_nothing_that_comes_back() {
+    let spec = || serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+    let back = PodFacts { tolerates_cordon: true, ..pod("a", false) };
+    for (pods, reason) in [(vec![pod("a", true)], "DrainTimedOut"), (vec![back], "DrainTimedOut")] {
+        let (mut view, policy) = draining(spec(), pods);
+        let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+        status.controller.drain = Some(models::shadow::DrainStatus { forced: Some(t(60)), ..Default::default() });
+        let made = plan(&view, &policy, t(61));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, reason);
+    }
+}
+
+/// a label reconciler strips what we set beside the cordon.
+#[test]
+fn parts_that_somebody_strips_again_and_again_are_not_worth_an_update() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    (node.facts.claims, node.claims_made) = (Parts::CORDON, 3);
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { note: None, .. })));
+    view.nodes.get_mut("a").unwrap().claims_made = 4;
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })));
+}
+
+/// another node is drained at the same time, and its replica of ours lands here, since ours may run on a cordoned node.
+#[test]
+fn a_replica_of_ours_that_comes_in_mid_drain_is_noted_evicted_once_and_then_left_to_the_reboot() {
+    let ours = |uid: &str| PodFacts {
+        namespace: "brupop-system".into(),
+        uid: uid.into(),
+        tolerates_cordon: true,
+        ..pod("a", false)
+    };
+    let (mut view, policy) = draining(serde_json::json!({}), vec![ours("first")]);
+    view.own_namespace = "brupop-system".into();
+    let noted = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    written(&mut view, &noted);
+    let Some(Action::Evict { pods, .. }) = plan(&view, &policy, t(2)).actions.remove("a") else { panic!() };
+    assert_eq!(pods[0].uid, "first");
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![ours("second")]);
+    let made = plan(&view, &policy, t(3));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
+}
