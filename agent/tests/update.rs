@@ -276,17 +276,26 @@ async fn an_order_that_is_withdrawn_during_the_download_goes_no_further() {
     assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_else_armed_is_left_alone_and_told() {
-    let mut bench = Bench::new().await;
-    bench.kill_agent().await;
+/// Somebody else stages and arms an image on the host.
+async fn arm_by_another(bench: &Bench) {
     for command in [Command::Refresh, Command::Prepare, Command::Activate] {
         bench.host.foreign(command).await.unwrap();
         bench.host.lock_free().await;
     }
+}
+
+/// What the agent says of the host.
+fn reached(view: &ShadowView) -> Option<&str> {
+    find_condition(&view.status.conditions, HOST_REACHABLE).map(|c| c.reason.as_str())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_else_armed_is_left_alone_and_told() {
+    let mut bench = Bench::new().await;
+    bench.kill_agent().await;
+    arm_by_another(&bench).await;
     bench.start_agent();
-    let reason = |view: &ShadowView| find_condition(&view.status.conditions, HOST_REACHABLE).map(|c| c.reason.clone());
-    bench.web.until("it is told", |v| reason(v).as_deref() == Some("HostArmedByOther")).await;
+    bench.web.until("it is told", |v| reached(v) == Some("HostArmedByOther")).await;
     bench.stage(1);
     until_failed(&bench, FailureReason::HostArmedByOther).await;
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
@@ -297,13 +306,9 @@ async fn what_somebody_else_armed_is_left_alone_and_told() {
 async fn what_somebody_else_armed_is_disarmed_at_a_persons_word_for_this_boot() {
     let mut bench = Bench::new().await;
     bench.kill_agent().await;
-    for command in [Command::Refresh, Command::Prepare, Command::Activate] {
-        bench.host.foreign(command).await.unwrap();
-        bench.host.lock_free().await;
-    }
+    arm_by_another(&bench).await;
     bench.start_agent();
-    let reason = |view: &ShadowView| find_condition(&view.status.conditions, HOST_REACHABLE).map(|c| c.reason.clone());
-    bench.web.until("it is told", |v| reason(v).as_deref() == Some("HostArmedByOther")).await;
+    bench.web.until("it is told", |v| reached(v) == Some("HostArmedByOther")).await;
     let permit = |boot: String| {
         let policy = models::shadow::HostPolicy { disarm_in_boot: Some(boot), ..Default::default() };
         bench.web.order(|spec| spec.host = Some(policy));
@@ -312,7 +317,7 @@ async fn what_somebody_else_armed_is_disarmed_at_a_persons_word_for_this_boot() 
     bench.web.until("it is read", acknowledged).await;
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
     permit(bench.boot());
-    let view = bench.web.until("it is disarmed", |v| acknowledged(v) && reason(v).as_deref() == Some("Answered")).await;
+    let view = bench.web.until("it is disarmed", |v| acknowledged(v) && reached(v) == Some("Answered")).await;
     assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
     bench.staged(1).await;
@@ -325,10 +330,7 @@ async fn a_host_that_somebody_else_updates_or_takes_back_is_reported_and_no_fail
         let boot = bench.boot();
         let version_lock = integ::host::VersionLock::parse(lock).ok();
         bench.host.foreign_settings(integ::host::UpdatesSettings { version_lock, ..Default::default() });
-        for command in [Command::Refresh, Command::Prepare, Command::Activate] {
-            bench.host.foreign(command).await.unwrap();
-            bench.host.lock_free().await;
-        }
+        arm_by_another(&bench).await;
         bench.host.foreign_reboot().await;
         bench.rebooted(&boot).await;
         let runs = |v: &ShadowView| {

@@ -8,7 +8,7 @@ use models::condition::ConditionStatus;
 use models::shadow::{BLOCKED, Step};
 use serde_json::json;
 
-use crate::support::{NEW, SHOP, condition_of, nodes, run_expecting, shadow_of, step_of};
+use crate::support::{SHOP, condition_of, is_updated, nodes, run_expecting, shadow_of, step_of};
 
 /// Within this time a drain that is blocked has to say so.
 const VISIBLE: Duration = Duration::from_secs(30);
@@ -51,13 +51,7 @@ async fn a_budget_that_allows_nothing_is_named_and_others_go_on_and_once_it_is_f
         assert!(condition.message.contains(&pod) && condition.message.contains("shop/web"), "{condition:?}");
 
         // The other node goes on meanwhile.
-        scene
-            .until("the other node is updated", |world| {
-                shadow_of(world, other).is_some_and(|s| {
-                    s.status.agent.current_version == Some(NEW) && s.step().is_none() && !world.nodes[other].claimed()
-                })
-            })
-            .await?;
+        scene.until("the other node is updated", |world| is_updated(world, other)).await?;
         let world = scene.bed.recorder.so_far()?.end();
         assert_eq!(step_of(&world, &home), Some(Step::Draining), "it still waits");
         assert_eq!(world.pods.values().filter(|p| p.namespace == SHOP && p.title() == pod && p.ready).count(), 1);

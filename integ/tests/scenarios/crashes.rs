@@ -20,7 +20,7 @@ use crate::interfere::{
     agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, go_of, is_activate,
     is_armed, poll, signal, unblock, until_host,
 };
-use crate::support::{Ending, NEW, Scene, nodes, operator_condition, run, shadow_of};
+use crate::support::{Ending, NEW, Scene, is_given_back, last_reason, nodes, operator_condition, run, shadow_of};
 
 /// How long an update may take that is interrupted in the middle of evictions. The API server counts a pod against its
 /// budget before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
@@ -51,11 +51,7 @@ async fn a_node_that_somebody_else_reboots_in_mid_drain_is_given_back_and_update
         scene.bed.member(&target)?.host.foreign_reboot().await;
         let world = scene
             .until("the attempt has failed and the node is given back", |world| {
-                shadow_of(world, &target).is_some_and(|shadow| {
-                    let record = shadow.status.controller.record.as_ref();
-                    record.and_then(|r| r.last.as_ref()).is_some_and(|l| l.reason == "RebootedByOther")
-                        && shadow.step().is_none()
-                }) && !world.nodes[&target].claimed()
+                last_reason(world, &target).as_deref() == Some("RebootedByOther") && is_given_back(world, &target)
             })
             .await?;
         let shadow = shadow_of(&world, &target).context("just seen")?;

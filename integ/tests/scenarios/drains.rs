@@ -2,14 +2,12 @@
 
 use integ::bed::workload;
 use integ::oracle::{Field, World};
-use k8s_openapi::api::events::v1::Event;
-use kube::api::{Api, ListParams};
 use models::names::{BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION};
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::interfere::{blocked_drain, poll, release_into_a_blocked_drain, unblock};
-use crate::support::{SHOP, Scene, nodes, run, shadow_of, step_of};
+use crate::interfere::{blocked_drain, release_into_a_blocked_drain, unblock};
+use crate::support::{EVENTS_OF_NODES, SHOP, nodes, run, shadow_of, step_of, until_event};
 
 fn balancer() -> Field {
     Field::Label(BALANCER_LABEL.to_owned())
@@ -25,16 +23,6 @@ fn parts(world: &World, node: &str) -> Vec<Option<String>> {
     let parts =
         [Field::Unschedulable, balancer(), annotation(SCALE_DOWN_ANNOTATION), annotation(DO_NOT_DISRUPT_ANNOTATION)];
     parts.iter().map(|part| fields.get(part).cloned()).collect()
-}
-
-/// Waits for an Event about a node, and returns what it says.
-async fn event(scene: &Scene, reason: &str) -> anyhow::Result<String> {
-    let events: Api<Event> = Api::namespaced(scene.bed.client.clone(), "default");
-    poll(&format!("an Event {reason}"), async || {
-        let list = events.list(&ListParams::default()).await?;
-        Ok(list.items.into_iter().find(|event| event.reason.as_deref() == Some(reason)).and_then(|event| event.note))
-    })
-    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -88,7 +76,7 @@ async fn a_node_that_a_person_uncordons_in_mid_drain_is_cordoned_again_and_it_is
     let ending = run(nodes(2), async |scene| {
         let target = blocked_drain(scene).await?;
         scene.kubectl(&["uncordon", &target]).await?;
-        let said = event(scene, "Uncordoned").await?;
+        let said = until_event(scene, EVENTS_OF_NODES, "Uncordoned", &[]).await?;
         assert!(said.contains("1 of 3"), "{said}");
         let world = scene
             .until("the node is cordoned again", |world| {
@@ -101,8 +89,7 @@ async fn a_node_that_a_person_uncordons_in_mid_drain_is_cordoned_again_and_it_is
         Ok(())
     })
     .await?;
-    let attempts = ending.history.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
+    ending.assert_updates(2);
     Ok(())
 }
 
@@ -116,7 +103,7 @@ async fn pods_past_their_budget_are_deleted_at_the_deadline_only_by_policy_and_o
             .policy(&json!({"drain": {"timeout": "2s", "atDeadline": "Force"}, "failurePolicy": {"backOff": "1s"}}))
             .await?;
         let target = release_into_a_blocked_drain(scene).await?;
-        let said = event(scene, "DrainForced").await?;
+        let said = until_event(scene, EVENTS_OF_NODES, "DrainForced", &[]).await?;
         assert!(said.contains("shop/web-"), "{said}");
         // The install gives no right to delete pods.
         scene

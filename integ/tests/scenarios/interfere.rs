@@ -16,7 +16,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, timeout_at};
 
 use crate::crashes::PATIENCE;
-use crate::support::{LIMIT, SHOP, Scene, shadow_of};
+use crate::support::{LIMIT, SHOP, Scene, is_given_back, shadow_of};
 
 /// How long a host that was asked for its status keeps an agent waiting where a scenario needs the time to act: longer than
 /// a busy machine takes to see the order and to stop a process, shorter than the agent's patience with the host.
@@ -183,9 +183,5 @@ pub(crate) async fn withdraw(scene: &Scene, node: &str) -> anyhow::Result<()> {
 
 /// Waits until a node has no attempt under way and nothing of ours on it.
 pub(crate) async fn given_back(scene: &Scene, node: &str) -> anyhow::Result<World> {
-    scene
-        .until("the node is given back", |world| {
-            shadow_of(world, node).is_some_and(|shadow| shadow.step().is_none()) && !world.nodes[node].claimed()
-        })
-        .await
+    scene.until("the node is given back", |world| is_given_back(world, node)).await
 }

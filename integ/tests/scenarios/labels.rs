@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::interfere::{
     finish_command, is_activate, is_armed, is_call, release_into_a_blocked_drain, unblock, until_host, withdraw,
 };
-use crate::support::{LIMIT, NEW, OLD, Scene, nodes, run, shadow_of, step_of};
+use crate::support::{LIMIT, NEW, OLD, Scene, is_given_back, is_updated, nodes, run, shadow_of, step_of};
 
 fn label() -> Field {
     Field::Label(INTERFACE_LABEL.to_owned())
@@ -33,13 +33,6 @@ fn labelled<'a>(world: &'a World, node: &str) -> Option<&'a str> {
 fn owned(world: &World, node: &str) -> BTreeSet<Field> {
     let owners = world.nodes.get(node).map(|node| node.owners.clone()).unwrap_or_default();
     owners.into_iter().filter(|(_, managers)| managers.contains(LABEL_MANAGER)).map(|(field, _)| field).collect()
-}
-
-/// Whether a node runs [`NEW`] and has nothing of ours on it.
-fn is_updated(world: &World, node: &str) -> bool {
-    !world.nodes[node].claimed()
-        && shadow_of(world, node)
-            .is_some_and(|shadow| shadow.status.agent.current_version == Some(NEW) && shadow.step().is_none())
 }
 
 /// A node with another operating system, whose kubelet is not ours to run.
@@ -251,13 +244,7 @@ async fn a_node_that_loses_its_label_while_its_host_arms_is_given_back_and_keeps
         withdraw(scene, NODE).await?;
         finish_command(host).await?;
         let boot = host.snapshot().boot_id;
-        scene
-            .bed
-            .wait("the node is given back", CERTAIN, |history| {
-                let world = history.end();
-                shadow_of(&world, NODE).is_some_and(|shadow| shadow.step().is_none()) && !world.nodes[NODE].claimed()
-            })
-            .await?;
+        scene.bed.wait("the node is given back", CERTAIN, |history| is_given_back(&history.end(), NODE)).await?;
         let snapshot = host.snapshot();
         anyhow::ensure!(is_armed(host) && snapshot.boot_id == boot, "the host is armed and was not rebooted");
         scene.renewals(2).await?;

@@ -6,7 +6,7 @@ use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::shadow::{HostState, Step};
 use serde_json::{Value, json};
 
-use crate::support::{NEW, OLD, SHOP, Scene, nodes, run, shadow_of, step_of};
+use crate::support::{NEW, OLD, SHOP, Scene, is_updated, nodes, run, shadow_of, status, step_of};
 
 /// Whether every agent has told that its host offers [`NEW`].
 fn known(world: &World) -> bool {
@@ -95,11 +95,7 @@ async fn a_running_update_ends_after_updates_are_switched_off_and_no_other_start
         free_the_budget(scene).await?;
         scene
             .until("the running update has ended, and the other node waits for the switch", |world| {
-                shadow_of(world, &node)
-                    .is_some_and(|s| s.status.agent.current_version == Some(NEW) && s.step().is_none())
-                    && !world.nodes[&node].claimed()
-                    && world.operator.as_ref().is_some_and(|o| o.status.slots.is_empty())
-                    && wait_for(world, "Disabled", 1)
+                is_updated(world, &node) && status(world).slots.is_empty() && wait_for(world, "Disabled", 1)
             })
             .await?;
         stuck = node;

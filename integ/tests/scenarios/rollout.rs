@@ -5,7 +5,7 @@ use models::names::{INTERFACE_LABEL, INTERFACE_VERSION};
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::support::{NEW, OLD, SHOP, nodes, run, shadow_of};
+use crate::support::{NEW, OLD, SHOP, is_updated, nodes, run, shadow_of, status};
 
 /// The label that puts a node under the operator, as kubectl takes it.
 fn label() -> String {
@@ -61,11 +61,7 @@ async fn a_node_labelled_after_the_install_gets_its_shadow_and_updates_and_anoth
         scene.kubectl(&["label", "node", "node-1", &label()]).await?;
         scene
             .until("node-1 is updated, and its slot free", |world| {
-                shadow_of(world, "node-1").is_some_and(|s| {
-                    s.status.agent.current_version == Some(NEW)
-                        && s.step().is_none()
-                        && !world.nodes["node-1"].claimed()
-                }) && world.operator.as_ref().is_some_and(|o| o.status.slots.is_empty())
+                is_updated(world, "node-1") && status(world).slots.is_empty()
             })
             .await?;
         Ok(())

@@ -7,19 +7,22 @@ use anyhow::Context as _;
 use futures::{StreamExt as _, TryStreamExt as _};
 use integ::bed::{Bed, BedOptions, workload};
 use integ::host::EventKind;
-use integ::oracle::{Expectations, History, Shadow, Verdict, World};
+use integ::oracle::{Attempt, Expectations, History, Shadow, Verdict, World};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use models::condition::{Condition, ConditionStatus, find_condition};
 use models::names::{AGENT_NAMESPACE, CONTROLLER, OPERATOR_NAME, SYSTEM_NAMESPACE};
-use models::shadow::Step;
+use models::operator::BottlerocketUpdateOperatorStatus;
+use models::shadow::{Record, Step};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use semver::Version;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
+
+use crate::interfere::poll;
 
 /// How many scenarios run at a time.
 const AT_ONCE: usize = 2;
@@ -59,6 +62,12 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
+    /// Asserts that so many attempts were made, all of which ended with an update.
+    pub(crate) fn assert_updates(&self, updates: usize) {
+        let attempts = self.history.attempts();
+        assert!(attempts.len() == updates && attempts.iter().all(Attempt::updated), "{attempts:#?}");
+    }
+
     /// The cluster as it was at the end.
     pub(crate) fn world(&self) -> World {
         self.history.end()
@@ -167,8 +176,14 @@ impl Scene {
 
     /// The same with another budget.
     pub(crate) async fn shop_with(&self, pods: usize, limit: Value) -> anyhow::Result<()> {
+        self.shop_beside(pods, limit, vec![]).await
+    }
+
+    /// The same, and beside it what has to be there before the budget is.
+    async fn shop_beside(&self, pods: usize, limit: Value, beside: Vec<Value>) -> anyhow::Result<()> {
         let mut objects = workload::web(SHOP, pods, json!(1));
         objects.pop();
+        objects.extend(beside);
         objects.push(workload::budget(SHOP, "web", limit));
         workload::apply(&self.bed.client, objects).await?;
         self.shop_is_ready(pods).await
@@ -177,19 +192,15 @@ impl Scene {
     /// Makes the same Deployment with a budget that has nothing left to allow: one more pod, which no node takes, uses it
     /// up. A budget that could never allow anything would keep its nodes from being touched at all.
     pub(crate) async fn guarded_shop(&self, pods: usize) -> anyhow::Result<()> {
-        let mut objects = workload::web(SHOP, pods, json!(1));
-        objects.pop();
-        objects.push(json!({
+        let pending = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "web-without-a-node", "namespace": SHOP, "labels": {"app": "web"}},
             "spec": {
                 "nodeSelector": {"example.com/no-node": "has-this"},
                 "containers": [{"name": "app", "image": "example.invalid/app:1"}],
             },
-        }));
-        objects.push(workload::budget(SHOP, "web", json!({"minAvailable": pods})));
-        workload::apply(&self.bed.client, objects).await?;
-        self.shop_is_ready(pods).await
+        });
+        self.shop_beside(pods, json!({"minAvailable": pods}), vec![pending]).await
     }
 
     /// Waits until so many pods of the workload are Ready and their budget knows it.
@@ -336,4 +347,65 @@ pub(crate) fn condition_of<'a>(world: &'a World, node: &str, type_: &str) -> Opt
 /// A condition of the operator's resource.
 pub(crate) fn operator_condition<'a>(world: &'a World, type_: &str) -> Option<&'a Condition> {
     find_condition(&world.operator.as_ref()?.status.conditions, type_)
+}
+
+/// Where Events about Nodes are.
+pub(crate) const EVENTS_OF_NODES: &str = "default";
+
+/// Whether a node runs this version, has no attempt under way and nothing of ours on it.
+pub(crate) fn is_on(world: &World, node: &str, version: &Version) -> bool {
+    world.nodes.get(node).is_some_and(|node| !node.claimed())
+        && shadow_of(world, node).is_some_and(|shadow| {
+            shadow.status.agent.current_version.as_ref() == Some(version) && shadow.step().is_none()
+        })
+}
+
+/// How the attempts of a node ended, each as the version and the result.
+pub(crate) fn results(history: &History, node: &str) -> Vec<(Version, String)> {
+    let attempts = history.attempts().into_iter().filter(|attempt| attempt.node == node);
+    attempts.map(|attempt| (attempt.to, attempt.result.unwrap_or_default())).collect()
+}
+
+/// What the operator's resource says.
+pub(crate) fn status(world: &World) -> BottlerocketUpdateOperatorStatus {
+    world.operator.as_ref().map(|operator| operator.status.clone()).unwrap_or_default()
+}
+
+/// What is remembered of a node's attempts.
+pub(crate) fn record(world: &World, node: &str) -> Record {
+    shadow_of(world, node).and_then(|shadow| shadow.status.controller.record.clone()).unwrap_or_default()
+}
+
+/// Why a node's last attempt ended.
+pub(crate) fn last_reason(world: &World, node: &str) -> Option<String> {
+    record(world, node).last.map(|last| last.reason)
+}
+
+/// Whether a node has no attempt under way, and nothing of ours on it.
+pub(crate) fn is_given_back(world: &World, node: &str) -> bool {
+    shadow_of(world, node).is_some_and(|shadow| shadow.step().is_none()) && !world.nodes[node].claimed()
+}
+
+/// Whether a node runs [`NEW`], and is given back.
+pub(crate) fn is_updated(world: &World, node: &str) -> bool {
+    is_on(world, node, &NEW)
+}
+
+/// Waits until there is an Event with this reason whose text has all of these in it, and returns the text.
+pub(crate) async fn until_event(
+    scene: &Scene,
+    namespace: &str,
+    reason: &str,
+    words: &[&str],
+) -> anyhow::Result<String> {
+    poll(&format!("an Event {reason} with {words:?}"), async || {
+        let events = scene.kubectl(&["-n", namespace, "get", "events", "-o", "json"]).await?;
+        let events: Value = serde_json::from_str(&events)?;
+        let text = |event: &Value| {
+            let text = event["message"].as_str().filter(|_| event["reason"] == reason)?;
+            words.iter().all(|word| text.contains(word)).then(|| text.to_owned())
+        };
+        Ok(events["items"].as_array().and_then(|events| events.iter().find_map(text)))
+    })
+    .await
 }

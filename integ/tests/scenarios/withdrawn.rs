@@ -14,7 +14,7 @@ use crate::interfere::{
     agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, go_of, is_activate,
     is_armed, signal, unblock, until_host, withdraw,
 };
-use crate::support::{Ending, NEW, Scene, nodes, run, shadow_of};
+use crate::support::{Ending, NEW, Scene, is_given_back, nodes, run, shadow_of};
 
 /// Why the attempts of one node ended.
 fn results(ending: &Ending, node: &str) -> Vec<String> {
@@ -220,14 +220,7 @@ async fn a_silent_agent_whose_node_was_given_back_disarms_and_reboots_nothing_wh
         withdraw(scene, &target).await?;
         finish_command(host).await?;
         let boot = host.snapshot().boot_id;
-        scene
-            .bed
-            .wait("the node is given back", CERTAIN, |history| {
-                let world = history.end();
-                shadow_of(&world, &target).is_some_and(|shadow| shadow.step().is_none())
-                    && !world.nodes[&target].claimed()
-            })
-            .await?;
+        scene.bed.wait("the node is given back", CERTAIN, |history| is_given_back(&history.end(), &target)).await?;
         anyhow::ensure!(is_armed(host), "nobody was there to disarm the host");
         signal(&[agent], Signal::SIGCONT);
         confirmed(scene, &target).await?;

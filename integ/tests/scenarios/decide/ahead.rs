@@ -67,8 +67,7 @@ async fn images_are_staged_ahead_of_the_window_and_nodes_start_when_it_opens_by_
     })
     .await?;
     assert_eq!(slots_given_while_shut(&ending.history), [0; 0]);
-    let attempts = ending.history.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
+    ending.assert_updates(2);
     Ok(())
 }
 

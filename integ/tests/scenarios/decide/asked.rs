@@ -7,7 +7,7 @@ use models::shadow::{BLOCKED, HostState, ShadowRequests};
 use serde_json::json;
 
 use super::support::{
-    EVENTS_OF_NODES, annotate, is_given_back, is_updated, last_reason, other, record, status, until_event,
+    EVENTS_OF_NODES, annotate, is_given_back, is_updated, last_reason, other, record, results, status, until_event,
 };
 use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
@@ -109,9 +109,7 @@ async fn a_node_released_in_mid_drain_is_given_back_uncharged_and_left_alone_unt
         Ok(())
     })
     .await?;
-    let attempts = ending.history.attempts();
-    let results: Vec<_> = attempts.iter().filter(|a| a.node == target).map(|a| a.result.as_deref()).collect();
-    assert_eq!(results, [Some("ReleaseRequested"), Some("Updated")]);
+    assert_eq!(results(&ending.history, &target), [(NEW, "ReleaseRequested".to_owned()), (NEW, "Updated".to_owned())]);
     Ok(())
 }
 
@@ -146,9 +144,7 @@ async fn a_node_held_in_mid_drain_is_left_as_it_is_uncharged_and_without_a_slot_
         Ok(())
     })
     .await?;
-    let attempts = ending.history.attempts();
-    let results: Vec<_> = attempts.iter().filter(|a| a.node == target).map(|a| a.result.as_deref()).collect();
-    assert_eq!(results, [Some("Held"), Some("Updated")]);
+    assert_eq!(results(&ending.history, &target), [(NEW, "Held".to_owned()), (NEW, "Updated".to_owned())]);
     assert!(condition_of(&ending.world(), &target, BLOCKED).is_none_or(|c| c.status != ConditionStatus::True));
     Ok(())
 }

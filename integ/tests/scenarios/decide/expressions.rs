@@ -8,7 +8,7 @@ use models::shadow::{Step, UPDATED};
 use serde_json::{Value, json};
 
 use super::prometheus::Prometheus;
-use super::support::{blocked, blocked_for, is_on, results, waiting};
+use super::support::{blocked, blocked_for, is_given_back, is_on, results, waiting};
 use crate::support::{NEW, OLD, nodes, run, shadow_of, step_of};
 
 /// A bed whose policy asks a server each second.
@@ -114,8 +114,7 @@ async fn an_expression_that_fires_after_the_update_is_the_versions_failure_and_a
         assert!(frozen.message.contains("1.20.5"), "{frozen:?}");
         let world = scene
             .until("all are given back, and nobody takes the version any more", |world| {
-                names.iter().all(|node| step_of(world, node).is_none() && !world.nodes[*node].claimed())
-                    && waiting(world, "Quarantined") == 1
+                names.iter().all(|node| is_given_back(world, node)) && waiting(world, "Quarantined") == 1
             })
             .await?;
         let (mut on_new, on_old): (Vec<_>, Vec<_>) = names.into_iter().partition(|node| is_on(&world, node, &NEW));

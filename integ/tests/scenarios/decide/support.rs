@@ -7,13 +7,14 @@ use integ::host::{EventKind, Host, VersionLock};
 use integ::oracle::{History, World};
 use models::condition::{Condition, ConditionStatus};
 use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
-use models::operator::BottlerocketUpdateOperatorStatus;
-use models::shadow::{BLOCKED, Record};
-use semver::Version;
-use serde_json::Value;
+use models::shadow::BLOCKED;
 
 use crate::interfere::poll;
-use crate::support::{NEW, Scene, condition_of, shadow_of};
+use crate::support::{Scene, condition_of};
+
+pub(super) use crate::support::{
+    EVENTS_OF_NODES, is_given_back, is_on, is_updated, last_reason, record, results, status, until_event,
+};
 
 /// How many nodes wait for a reason, as the operator's status has it.
 pub(super) fn waiting(world: &World, reason: &str) -> i64 {
@@ -29,14 +30,6 @@ pub(super) fn blocked<'a>(world: &'a World, node: &str) -> Option<&'a Condition>
 /// Whether a node is blocked for this reason.
 pub(super) fn blocked_for(world: &World, node: &str, reason: &str) -> bool {
     blocked(world, node).is_some_and(|condition| condition.reason == reason)
-}
-
-/// Whether a node runs this version, has no attempt under way and nothing of ours on it.
-pub(super) fn is_on(world: &World, node: &str, version: &Version) -> bool {
-    world.nodes.get(node).is_some_and(|node| !node.claimed())
-        && shadow_of(world, node).is_some_and(|shadow| {
-            shadow.status.agent.current_version.as_ref() == Some(version) && shadow.step().is_none()
-        })
 }
 
 /// The calls about its settings that a host was asked for, as `METHOD path`, without the query.
@@ -63,12 +56,6 @@ pub(super) fn lock_of(host: &Host) -> Option<VersionLock> {
     host.snapshot().settings.version_lock
 }
 
-/// How the attempts of a node ended, each as the version and the result.
-pub(super) fn results(history: &History, node: &str) -> Vec<(Version, String)> {
-    let attempts = history.attempts().into_iter().filter(|attempt| attempt.node == node);
-    attempts.map(|attempt| (attempt.to, attempt.result.unwrap_or_default())).collect()
-}
-
 /// Asserts that nothing was ever asked of a host's settings without the controller's signature.
 pub(super) fn assert_signed(history: &History) {
     history.replay(|change, _, world| {
@@ -78,34 +65,6 @@ pub(super) fn assert_signed(history: &History) {
             assert!(signed, "revision {}: {} asks for settings unsigned", change.revision, shadow.name);
         }
     });
-}
-
-/// Where Events about Nodes are.
-pub(super) const EVENTS_OF_NODES: &str = "default";
-
-/// What the operator's resource says.
-pub(super) fn status(world: &World) -> BottlerocketUpdateOperatorStatus {
-    world.operator.as_ref().map(|operator| operator.status.clone()).unwrap_or_default()
-}
-
-/// What is remembered of a node's attempts.
-pub(super) fn record(world: &World, node: &str) -> Record {
-    shadow_of(world, node).and_then(|shadow| shadow.status.controller.record.clone()).unwrap_or_default()
-}
-
-/// Why a node's last attempt ended.
-pub(super) fn last_reason(world: &World, node: &str) -> Option<String> {
-    record(world, node).last.map(|last| last.reason)
-}
-
-/// Whether a node has no attempt under way, and nothing of ours on it.
-pub(super) fn is_given_back(world: &World, node: &str) -> bool {
-    shadow_of(world, node).is_some_and(|shadow| shadow.step().is_none()) && !world.nodes[node].claimed()
-}
-
-/// Whether a node runs [`NEW`], and is given back.
-pub(super) fn is_updated(world: &World, node: &str) -> bool {
-    is_on(world, node, &NEW)
 }
 
 /// The other one of two nodes.
@@ -119,20 +78,6 @@ pub(super) async fn annotate(scene: &Scene, object: &[&str], annotation: &str, v
     let arguments = [&["-n", SYSTEM_NAMESPACE, "annotate", "--overwrite"], object, &[&annotation]].concat();
     scene.kubectl(&arguments).await?;
     Ok(())
-}
-
-/// Waits until there is an Event with this reason whose text has all of these in it.
-pub(super) async fn until_event(scene: &Scene, namespace: &str, reason: &str, words: &[&str]) -> anyhow::Result<()> {
-    poll(&format!("an Event {reason} with {words:?}"), async || {
-        let events = scene.kubectl(&["-n", namespace, "get", "events", "-o", "json"]).await?;
-        let events: Value = serde_json::from_str(&events)?;
-        let is_it = |event: &Value| {
-            let text = event["message"].as_str().unwrap_or_default();
-            event["reason"] == reason && words.iter().all(|word| text.contains(word))
-        };
-        Ok(events["items"].as_array().is_some_and(|events| events.iter().any(is_it)).then_some(()))
-    })
-    .await
 }
 
 /// Waits until the controller exports a series with this value.

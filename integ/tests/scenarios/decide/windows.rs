@@ -93,7 +93,6 @@ async fn when_the_window_closes_the_running_update_ends_and_no_other_starts_unti
     })
     .await?;
     assert_eq!(slots_given_while_shut(&ending.history), [0; 0]);
-    let attempts = ending.history.attempts();
-    assert!(attempts.len() == 2 && attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
+    ending.assert_updates(2);
     Ok(())
 }
