@@ -136,7 +136,6 @@ fn some_pod(node: &str, number: usize) -> PodFacts {
         name: format!("{node}-{number}"),
         uid: format!("{node}-{number}"),
         node: node.into(),
-        controller_kind: Some("ReplicaSet".into()),
         controller_uid: Some("rs".into()),
         ready: true,
         ..PodFacts::default()

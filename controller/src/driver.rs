@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::apply::{Applier, ApplyError, Outcome, pause};
+use crate::drain::daemon_sets::DaemonSets;
 use crate::expressions::Expressions;
 use crate::labels::{Labelling, labels};
 use crate::leader::Peers;
@@ -85,6 +86,7 @@ pub struct Driver {
     handing_over: bool,
     memory: HashMap<String, Memory>,
     pods: HashMap<String, PodWatch>,
+    daemon_sets: DaemonSets,
     shadow_changes: BTreeMap<String, Option<Instant>>,
     labelling: Labelling,
     operator_busy: bool,
@@ -107,6 +109,7 @@ impl Driver {
         leader_since: Timestamp,
     ) -> Self {
         Self {
+            daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
             applier,
             budgets,
             peers,
@@ -262,7 +265,7 @@ impl Driver {
             }
             let mut node = NodeView { facts, shadow, ..NodeView::default() };
             if let Some(watch) = self.pods.get(&name).filter(|w| w.cache.synced()) {
-                node.pods = Some(watch.cache.items().into_values().collect());
+                node.pods = self.daemon_sets.mark(watch.cache.items().into_values().collect());
             }
             if let Some(memory) = self.memory.get_mut(&name) {
                 if memory.busy || memory.paused_until.is_some() {

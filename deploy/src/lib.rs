@@ -100,6 +100,16 @@ pub fn objects(options: &Options) -> anyhow::Result<Vec<Value>> {
     Ok(objects)
 }
 
+/// Everything that an installation may have in a cluster: [`objects`], and the right to delete pods, which is given apart.
+///
+/// # Errors
+/// If an object cannot be written as JSON, which would be a defect here.
+pub fn everything() -> anyhow::Result<Vec<Value>> {
+    let mut objects = objects(&Options::default())?;
+    objects.extend(rights::force()?);
+    Ok(objects)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -51,6 +51,8 @@ fn controller_in_cluster() -> Vec<PolicyRule> {
         rule(CORE, &["nodes"], &["get", "list", "watch", "patch"]),
         // What runs on a node that is to be drained, and whether it is gone; which replicas of the controller stand by.
         rule(CORE, &["pods"], &["list", "watch"]),
+        // Whether the DaemonSet that a pod names is still there: nothing would bring an orphan of one back.
+        rule("apps", &["daemonsets"], &["get"]),
         // The drain. Pods are only ever evicted, so that budgets hold; nothing here may delete one (`force` may).
         rule(CORE, &["pods/eviction"], &["create"]),
         // Which budget blocks a drain, and when it lets go.

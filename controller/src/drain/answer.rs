@@ -49,7 +49,7 @@ pub fn meaning(code: u16, retry_after: Option<Duration>, message: &str, causes: 
         403 if cause("NamespaceTerminating").is_some() => Meaning::Retry(BLOCKED_RETRY),
         // Two budgets on one pod: a person has to mend that, and until then it blocks like a budget does.
         500 if message.contains("more than one PodDisruptionBudget") => {
-            Meaning::Blocked { budget: None, retry: Duration::from_secs(30) }
+            Meaning::Blocked { budget: None, retry: 2 * BLOCKED_RETRY }
         }
         500..=599 => Meaning::Retry(retry_after.unwrap_or(Duration::from_secs(2))),
         _ => Meaning::Fatal,
@@ -83,7 +83,7 @@ mod tests {
             (
                 "two budgets",
                 meaning(500, None, "This pod has more than one PodDisruptionBudget, which …", &[]),
-                Meaning::Blocked { budget: None, retry: s(30) },
+                Meaning::Blocked { budget: None, retry: s(10) },
             ),
             ("the server is broken", meaning(503, None, "", &[]), Meaning::Retry(s(2))),
         ];

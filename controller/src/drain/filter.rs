@@ -1,7 +1,8 @@
 //! Which pods on a node have to go before it reboots: `kubectl drain`'s filters, in its order, over facts.
 //!
-//! Where one pod is refused nothing at all is evicted, and the node waits with that reason. A DaemonSet's pod stays also when
-//! its DaemonSet is gone: the garbage collector ends it.
+//! Where one pod is refused nothing at all is evicted, and the node waits with that reason. It differs from `kubectl drain`
+//! in two ways: pods that have ended are left where they are, since they are in nobody's way, and pods that are being deleted
+//! are waited for whatever they are.
 
 use models::operator::PodsAtRisk;
 use models::shadow::DrainStatus;
@@ -11,7 +12,7 @@ use crate::view::PodFacts;
 /// What is done about pods that a drain would take something from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Pods without a controller, which nothing would bring back.
+    /// Pods without a controller, or with one that is gone, which nothing would bring back.
     pub bare_pods: PodsAtRisk,
     /// Pods with an `emptyDir`, whose contents end with them.
     pub empty_dir: PodsAtRisk,
@@ -30,6 +31,8 @@ pub enum Refusal {
     EmptyDir,
     /// It has no controller.
     Bare,
+    /// Its DaemonSet is gone.
+    Orphan,
 }
 
 /// What happens to one pod.
@@ -49,12 +52,13 @@ pub enum Fate {
 
 /// What happens to a pod of a node whose drain stands at `drain`.
 pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>, own_namespace: &str) -> Fate {
-    // Mirror pods end with their static pods; DaemonSet pods would be put back at once.
-    if pod.mirror || pod.controller_kind.as_deref() == Some("DaemonSet") {
+    // Mirror pods end with their static pods; DaemonSet pods would be put back at once, while there is their DaemonSet.
+    if pod.mirror || (pod.daemon_set.is_some() && !pod.orphan) {
         return Fate::Stays;
     }
-    // Graceful node shutdown leaves finished pods; they neither hinder a reboot nor count as disruption.
-    if pod.finished {
+    // Graceful node shutdown leaves finished pods; they neither hinder a reboot nor count as disruption. One that is being
+    // deleted is gone when its object is: until then its volumes may be in use.
+    if pod.finished && !pod.terminating {
         return Fate::Stays;
     }
     if let Some(drain) = drain
@@ -70,8 +74,8 @@ pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>, own_names
     if pod.empty_dir && rules.empty_dir == PodsAtRisk::Refuse {
         return Fate::Refused(Refusal::EmptyDir);
     }
-    if pod.controller_uid.is_none() && rules.bare_pods == PodsAtRisk::Refuse {
-        return Fate::Refused(Refusal::Bare);
+    if (pod.controller_uid.is_none() || pod.orphan) && rules.bare_pods == PodsAtRisk::Refuse {
+        return Fate::Refused(if pod.orphan { Refusal::Orphan } else { Refusal::Bare });
     }
     Fate::Goes
 }
@@ -134,7 +138,6 @@ mod tests {
             namespace: "shop".into(),
             name: name.into(),
             uid: format!("uid-{name}"),
-            controller_kind: Some("ReplicaSet".into()),
             controller_uid: Some("rs".into()),
             ..PodFacts::default()
         }
@@ -146,21 +149,23 @@ mod tests {
             ("a pod of a ReplicaSet goes", pod("a"), Fate::Goes),
             ("a finished pod stays", PodFacts { finished: true, ..pod("a") }, Fate::Stays),
             ("a mirror pod stays", PodFacts { mirror: true, controller_uid: None, ..pod("a") }, Fate::Stays),
+            ("a DaemonSet's pod stays", PodFacts { daemon_set: Some("log".into()), ..pod("a") }, Fate::Stays),
             (
-                "a DaemonSet's pod stays",
-                PodFacts { controller_kind: Some("DaemonSet".into()), ..pod("a") },
-                Fate::Stays,
+                "a DaemonSet's pod is refused when the DaemonSet is gone",
+                PodFacts { daemon_set: Some("log".into()), orphan: true, ..pod("a") },
+                Fate::Refused(Refusal::Orphan),
             ),
             ("a pod being deleted is waited for", PodFacts { terminating: true, ..pod("a") }, Fate::Leaving),
             (
-                "a bare pod is refused",
-                PodFacts { controller_kind: None, controller_uid: None, ..pod("a") },
-                Fate::Refused(Refusal::Bare),
+                "so is one that has ended: it is gone when its object is",
+                PodFacts { terminating: true, finished: true, ..pod("a") },
+                Fate::Leaving,
             ),
+            ("a bare pod is refused", PodFacts { controller_uid: None, ..pod("a") }, Fate::Refused(Refusal::Bare)),
             ("a pod with an emptyDir goes", PodFacts { empty_dir: true, ..pod("a") }, Fate::Goes),
             (
                 "a bare pod being deleted is waited for",
-                PodFacts { controller_kind: None, controller_uid: None, terminating: true, ..pod("a") },
+                PodFacts { controller_uid: None, terminating: true, ..pod("a") },
                 Fate::Leaving,
             ),
         ];
@@ -171,10 +176,16 @@ mod tests {
 
     #[test]
     fn policy_says_what_is_done_about_pods_that_a_drain_would_take_something_from() {
-        let bare = || PodFacts { controller_kind: None, controller_uid: None, ..pod("a") };
+        let bare = || PodFacts { controller_uid: None, ..pod("a") };
         let with_data = || PodFacts { empty_dir: true, ..pod("a") };
         for (sentence, pod, rules, expected) in [
             ("bare pods may go", bare(), (PodsAtRisk::Evict, PodsAtRisk::Evict), Fate::Goes),
+            (
+                "so may those of a DaemonSet that is gone",
+                PodFacts { daemon_set: Some("log".into()), orphan: true, ..pod("a") },
+                (PodsAtRisk::Evict, PodsAtRisk::Evict),
+                Fate::Goes,
+            ),
             ("data must stay", with_data(), (PodsAtRisk::Refuse, PodsAtRisk::Refuse), Fate::Refused(Refusal::EmptyDir)),
             (
                 "data of a finished pod is nobody's",
@@ -190,7 +201,7 @@ mod tests {
             ),
             (
                 "a DaemonSet's data stays where it is",
-                PodFacts { controller_kind: Some("DaemonSet".into()), ..with_data() },
+                PodFacts { daemon_set: Some("log".into()), ..with_data() },
                 (PodsAtRisk::Refuse, PodsAtRisk::Refuse),
                 Fate::Stays,
             ),

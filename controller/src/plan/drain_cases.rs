@@ -359,16 +359,20 @@ fn what_is_ours_by_the_record_is_taken_back_also_where_nobody_owns_it() {
 
 /// `Force`, and a pod that policy refuses came to the node meanwhile.
 #[test]
-fn force_deletes_nothing_that_policy_refuses_and_nothing_that_comes_back() {
+fn force_deletes_nothing_that_policy_refuses_nothing_that_comes_back_and_nothing_on_a_silent_node() {
     let spec = || serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
     let back = PodFacts { tolerates_cordon: true, ..pod("a", false) };
-    for (pods, reason) in [(vec![pod("a", true)], "DrainTimedOut"), (vec![back], "DrainTimedOut")] {
+    for (pods, ready) in [(vec![pod("a", true)], true), (vec![back], true), (vec![pod("a", false)], false)] {
         let (mut view, policy) = draining(spec(), pods);
-        let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+        let node = view.nodes.get_mut("a").unwrap();
+        node.facts.ready = ready;
+        let status = &mut node.shadow.as_mut().unwrap().status;
         status.controller.drain = Some(models::shadow::DrainStatus { forced: Some(t(60)), ..Default::default() });
         let made = plan(&view, &policy, t(61));
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-        assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, reason);
+        let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+        assert_eq!(last.reason, "DrainTimedOut");
+        assert_eq!(last.message.contains("not Ready"), !ready, "{}", last.message);
     }
 }
 

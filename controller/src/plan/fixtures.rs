@@ -24,7 +24,6 @@ pub(crate) fn pod(node: &str, bare: bool) -> PodFacts {
         name: format!("p-{node}"),
         uid: format!("p-{node}"),
         node: node.into(),
-        controller_kind: (!bare).then(|| "ReplicaSet".into()),
         controller_uid: (!bare).then(|| "rs".into()),
         ..PodFacts::default()
     }

@@ -62,7 +62,6 @@ fn pod(node: &str, number: u32) -> PodFacts {
         name: format!("{node}-{number}"),
         uid: format!("{node}-{number}"),
         node: node.into(),
-        controller_kind: Some("ReplicaSet".into()),
         controller_uid: Some("rs".into()),
         ready: true,
         ..PodFacts::default()

@@ -411,6 +411,7 @@ impl fmt::Display for Wait {
             Self::DrainRefused { why, pod, count } => {
                 let (what, field) = match why {
                     Refusal::Bare => ("has no controller and would be lost", "barePods"),
+                    Refusal::Orphan => ("belongs to a DaemonSet that is gone, and would be lost", "barePods"),
                     Refusal::EmptyDir => ("has an emptyDir and would lose what is in it", "emptyDir"),
                 };
                 write!(

@@ -196,7 +196,8 @@ impl PodFacts {
             tolerates_cordon: spec.iter().flat_map(|s| s.tolerations.iter().flatten()).any(tolerates_cordon),
             critical: spec.and_then(|s| s.priority).is_some_and(|priority| priority >= CRITICAL),
             mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
-            controller_kind: owner.map(|o| o.kind.clone()),
+            daemon_set: owner.filter(|o| o.kind == "DaemonSet" && o.api_version == "apps/v1").map(|o| o.name.clone()),
+            orphan: false,
             controller_uid: owner.map(|o| o.uid.clone()),
             labels: meta.labels.clone().unwrap_or_default(),
             ready: pod

@@ -157,10 +157,12 @@ pub struct PodFacts {
     pub tolerates_cordon: bool,
     /// Whether its priority is one of those that the cluster itself needs.
     pub critical: bool,
-    /// Its controller's kind, e.g. `ReplicaSet`; absent for a bare pod.
-    pub controller_kind: Option<String>,
-    /// Its controller's uid.
+    /// Its controller's uid; absent for a bare pod.
     pub controller_uid: Option<String>,
+    /// The DaemonSet that is its controller: one of Kubernetes' own, since others of that name put no pod back at once.
+    pub daemon_set: Option<String>,
+    /// Whether that DaemonSet is gone.
+    pub orphan: bool,
     /// Its labels, which budgets select by.
     pub labels: BTreeMap<String, String>,
     /// Whether its kubelet says that it is Ready.

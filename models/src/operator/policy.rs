@@ -173,7 +173,8 @@ pub struct DrainPolicy {
     /// What happens then. Default Release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_deadline: Option<AtDeadline>,
-    /// What is done about pods without a controller, which nothing would bring back. Default Refuse.
+    /// What is done about pods without a controller, or whose DaemonSet is gone, which nothing would bring back. Default
+    /// Refuse.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bare_pods: Option<PodsAtRisk>,
     /// What is done about pods with an `emptyDir`, whose contents end with the pod. Default Evict: the reboot would end them too.

@@ -162,7 +162,9 @@ impl Case<'_> {
         let deadline = self.deadline(progress.since, policy.timeout);
         let drained = claim.is_none() && self.still_staged() && sorted.as_ref().is_some_and(Sorted::empty);
         if self.now >= deadline && !drained {
-            let forced = claim.is_none() && policy.at_deadline == AtDeadline::Force && self.policy.present;
+            // Nobody is there to end a pod whose kubelet is silent: without its object a second one would run beside it.
+            let forced =
+                claim.is_none() && policy.at_deadline == AtDeadline::Force && self.policy.present && self.facts().ready;
             let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty() || self.returned(s).is_some());
             return match &sorted {
                 Some(sorted) if forced && !refused && !sorted.empty() => self.force(progress, sorted, deadline),
@@ -313,7 +315,10 @@ impl Case<'_> {
             (true, Some(_)) if left.is_empty() => {
                 (FailureReason::AgentSilent, "the agent has not confirmed the last order".to_owned())
             }
-            (true, Some(_)) => (FailureReason::DrainTimedOut, format!("still on the node: {}", left.join(", "))),
+            (true, Some(_)) => {
+                let silent = if self.facts().ready { "" } else { ", which is not Ready" };
+                (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}", left.join(", ")))
+            }
         };
         self.fail(progress, reason, &message)
     }

@@ -183,7 +183,7 @@ impl Case<'_> {
         let mut watched = Watched::default();
         for pod in pods {
             watched.restarts = watched.restarts.saturating_add(pod.restarts);
-            watched.workload += usize::from(!pod.mirror && pod.controller_kind.as_deref() != Some("DaemonSet"));
+            watched.workload += usize::from(!pod.mirror && pod.daemon_set.is_none());
             if !pod.ready {
                 let (_, count) = watched.not_ready.get_or_insert_with(|| (pod.title(), 0));
                 *count += 1;
