@@ -2,6 +2,7 @@
 //! `kubectl brupop`.
 
 mod status;
+mod uninstall;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -25,6 +26,8 @@ struct Arguments {
 enum Command {
     /// Show the rollout and each node: where its update stands, and what it waits for.
     Status,
+    /// End what is under way, give every node back, and remove the operator from the cluster.
+    Uninstall(uninstall::Options),
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -37,6 +40,7 @@ async fn main() -> anyhow::Result<()> {
     let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
     match arguments.command {
         Command::Status => print!("{}", status::status(client, &arguments.namespace).await?),
+        Command::Uninstall(options) => uninstall::uninstall(client, &options).await?,
     }
     Ok(())
 }

@@ -20,6 +20,8 @@ pub struct Programs {
     pub apiserver: PathBuf,
     /// The controller.
     pub controller: PathBuf,
+    /// The plugin for kubectl.
+    pub plugin: PathBuf,
 }
 
 fn existing(path: PathBuf) -> anyhow::Result<PathBuf> {
@@ -53,6 +55,7 @@ impl Programs {
             agent: existing(agent)?,
             apiserver: existing(folder.join("brupop-apiserver"))?,
             controller: existing(folder.join("brupop-controller"))?,
+            plugin: existing(folder.join("kubectl-brupop"))?,
         })
     }
 

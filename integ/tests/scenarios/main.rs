@@ -19,4 +19,5 @@ mod requests;
 mod rollout;
 mod support;
 mod tokens;
+mod uninstall;
 mod withdrawn;

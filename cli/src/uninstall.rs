@@ -1,0 +1,348 @@
+//! `kubectl brupop uninstall`: ends what is under way, takes back all claims, and removes every object of the operator.
+//!
+//! Nothing is removed before every node is given back: the controller is the one that can tell a host to disarm, and a node
+//! that was told to reboot has to be seen through to its end.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use controller::claims;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::discovery::{ApiResource, Scope, pinned_kind};
+use kube::{Client, ResourceExt as _};
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+/// How often the cluster is looked at.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// How long an object may take to be gone after its deletion.
+const GONE: Duration = Duration::from_secs(5 * 60);
+
+/// What comes away first, so that nobody makes anything anew.
+const WORKLOADS: [&str; 2] = ["DaemonSet", "Deployment"];
+
+/// What comes away last, each with all that is in it, or of it.
+const CONTAINERS: [&str; 2] = ["Namespace", "CustomResourceDefinition"];
+
+/// How the operator is uninstalled.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Do not ask.
+    #[arg(long, short)]
+    yes: bool,
+    /// Only say what would be done.
+    #[arg(long)]
+    dry_run: bool,
+    /// How long nodes may take to be given back, e.g. 90s or 1h30m.
+    #[arg(long, default_value = "1h")]
+    timeout: models::duration::Duration,
+    /// Go on after the timeout although nodes are not given back. Their claims are taken back all the same. A host that is
+    /// armed boots into its new image at its next reboot, and settings of hosts that a pin has changed stay changed.
+    #[arg(long)]
+    abandon: bool,
+}
+
+/// Uninstalls the operator.
+pub(crate) async fn uninstall(client: Client, options: &Options) -> anyhow::Result<()> {
+    let objects = deploy::everything()?;
+    if options.dry_run {
+        for object in objects.iter().rev() {
+            println!("would delete {}", deploy::yaml::id(object));
+        }
+        return Ok(());
+    }
+    if !options.yes {
+        confirm()?;
+    }
+    let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
+    match operators.delete(names::OPERATOR_NAME, &DeleteParams::default()).await {
+        Ok(_) => println!("deleted the operator's resource: nothing new starts"),
+        Err(error) if is_gone(&error) => {}
+        Err(error) => return Err(error).context("the operator's resource cannot be deleted; may you delete it?"),
+    }
+    given_back(&client, options).await?;
+
+    let (workloads, rest): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| is_one_of(object, &WORKLOADS));
+    let (containers, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|object| is_one_of(object, &CONTAINERS));
+    let mut kinds = Kinds { client: client.clone(), known: HashMap::new() };
+    // Nobody is left to claim or to label a node when the nodes are looked through.
+    kinds.remove(&workloads).await?;
+    sweep(&client).await?;
+    kinds.remove(&rest).await?;
+    kinds.remove(&containers).await?;
+    println!("the operator is uninstalled");
+    Ok(())
+}
+
+fn confirm() -> anyhow::Result<()> {
+    if !std::io::stdin().is_terminal() {
+        bail!("this removes the operator from the cluster: say --yes, or --dry-run to see what would go");
+    }
+    print!("This ends all updates, gives every node back and removes the operator with its records. Go on? [y/N] ");
+    std::io::stdout().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    if !matches!(answer.trim(), "y" | "Y" | "yes") {
+        bail!("nothing was done");
+    }
+    Ok(())
+}
+
+fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
+    object["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
+}
+
+/// Whether there is no such object, or no such kind.
+fn is_gone(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+/// Waits until the controller has given every node back.
+async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
+    let (nodes, shadows): (Api<Node>, Api<BottlerocketShadow>) =
+        (Api::all(client.clone()), Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE));
+    let deadline = Instant::now() + options.timeout.0;
+    let mut told = Vec::new();
+    loop {
+        let nodes = nodes.list(&ListParams::default()).await.context("the nodes cannot be read")?.items;
+        let shadows = match shadows.list(&ListParams::default()).await {
+            Ok(list) => list.items,
+            Err(error) if is_gone(&error) => Vec::new(),
+            Err(error) => return Err(error).context("the shadows cannot be read"),
+        };
+        // Without shadows nobody knows of any attempt, and the claims that are left are taken back here.
+        let left = if shadows.is_empty() { Vec::new() } else { unfinished(&nodes, &shadows) };
+        if left.is_empty() {
+            return Ok(());
+        }
+        if told != left {
+            for sentence in &left {
+                println!("waiting: {sentence}");
+            }
+            told = left;
+        }
+        if Instant::now() >= deadline {
+            if options.abandon {
+                println!("going on all the same");
+                return Ok(());
+            }
+            bail!(
+                "after {} there is still something under way, and nothing was removed:\n  {}\nRun it again to wait longer, look at the controller (kubectl -n {} logs deploy/{}), or say --abandon.",
+                options.timeout,
+                told.join("\n  "),
+                names::SYSTEM_NAMESPACE,
+                names::CONTROLLER
+            );
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+/// What still has to end before the operator can be removed, each as a sentence.
+fn unfinished(nodes: &[Node], shadows: &[BottlerocketShadow]) -> Vec<String> {
+    let mut left = Vec::new();
+    for shadow in shadows {
+        let name = shadow.name_any();
+        let node = name.strip_prefix("brs-").unwrap_or(&name);
+        let Some(status) = &shadow.status else { continue };
+        if let Some(progress) = &status.controller.progress {
+            left.push(format!("the update of {node} stands at {:?}", progress.step));
+        } else if status.agent.armed.is_some() {
+            left.push(format!("the host of {node} may be armed, and its agent has not said that it is not"));
+        } else if status.agent.host.as_ref().is_some_and(|host| host.set.is_some()) {
+            left.push(format!("the settings of the host of {node} are not put back yet"));
+        }
+    }
+    for node in nodes {
+        if is_claimed(&node.metadata) && !is_held(&node.metadata) {
+            left.push(format!("{} is not given back yet", node.name_any()));
+        }
+    }
+    left
+}
+
+fn is_claimed(meta: &ObjectMeta) -> bool {
+    !claims::owned(meta).is_empty()
+}
+
+fn is_held(meta: &ObjectMeta) -> bool {
+    meta.annotations.as_ref().is_some_and(|all| all.contains_key(names::HOLD_ANNOTATION))
+}
+
+/// Whether the operator has put the node under itself.
+fn is_labelled_by_us(meta: &ObjectMeta) -> bool {
+    meta.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(names::LABEL_MANAGER))
+}
+
+/// Takes everything of the operator off the nodes that the controller has left there: claims of which the shadow is gone, and
+/// the label where the operator has set it.
+async fn sweep(client: &Client) -> anyhow::Result<()> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    for node in nodes.list(&ListParams::default()).await.context("the nodes cannot be read")? {
+        let name = node.name_any();
+        let mut managers = Vec::new();
+        if is_labelled_by_us(&node.metadata) {
+            managers.push(names::LABEL_MANAGER);
+        }
+        if is_claimed(&node.metadata) {
+            if is_held(&node.metadata) {
+                println!("{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}");
+            } else {
+                managers.push(names::CONTROLLER_MANAGER);
+            }
+        }
+        for manager in managers {
+            // An apply without a field that this manager owns gives the field back.
+            let nothing = json!({
+                "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": node.uid()},
+            });
+            nodes
+                .patch(&name, &PatchParams::apply(manager), &Patch::Apply(nothing))
+                .await
+                .with_context(|| format!("what the operator has set on {name} cannot be taken back"))?;
+            println!("took back what {manager} had set on node {name}");
+        }
+    }
+    Ok(())
+}
+
+/// The kinds of object, as the server serves them.
+struct Kinds {
+    client: Client,
+    known: HashMap<GroupVersionKind, Option<(ApiResource, Scope)>>,
+}
+
+impl Kinds {
+    /// The way to an object; none where its kind is not served.
+    async fn api(&mut self, object: &Value) -> anyhow::Result<Option<(Api<DynamicObject>, String)>> {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
+        let types = kube::core::TypeMeta { api_version: version.unwrap_or_default(), kind: kind.unwrap_or_default() };
+        let gvk = GroupVersionKind::try_from(&types)?;
+        if !self.known.contains_key(&gvk) {
+            let served = match pinned_kind(&self.client, &gvk).await {
+                Ok((resource, capabilities)) => Some((resource, capabilities.scope)),
+                Err(error) if is_gone(&error) => None,
+                Err(kube::Error::Discovery(_)) => None,
+                Err(error) => return Err(error).context("the API server does not say what it serves"),
+            };
+            self.known.insert(gvk.clone(), served);
+        }
+        let name = text(&object["metadata"]["name"]).context("an object without a name")?;
+        let namespace = text(&object["metadata"]["namespace"]);
+        Ok(self.known.get(&gvk).and_then(Option::as_ref).map(|(resource, scope)| {
+            let api = match (scope, namespace) {
+                (Scope::Namespaced, Some(namespace)) => Api::namespaced_with(self.client.clone(), &namespace, resource),
+                _ => Api::all_with(self.client.clone(), resource),
+            };
+            (api, name)
+        }))
+    }
+
+    /// Deletes objects, last ones first, and waits until they are gone.
+    async fn remove(&mut self, objects: &[Value]) -> anyhow::Result<()> {
+        let mut going = Vec::new();
+        for object in objects.iter().rev() {
+            let id = deploy::yaml::id(object);
+            let Some((api, name)) = self.api(object).await? else { continue };
+            match api.delete(&name, &DeleteParams::foreground()).await {
+                Ok(_) => {
+                    println!("deleted {id}");
+                    going.push((api, name, id));
+                }
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(error).with_context(|| format!("{id} cannot be deleted")),
+            }
+        }
+        let deadline = Instant::now() + GONE;
+        for (api, name, id) in going {
+            loop {
+                match api.get_metadata_opt(&name).await {
+                    Ok(None) => break,
+                    Err(error) if is_gone(&error) => break,
+                    Ok(Some(_)) if Instant::now() < deadline => tokio::time::sleep(PERIOD / 4).await,
+                    Ok(Some(found)) => {
+                        let finalizers = found.finalizers().join(", ");
+                        bail!("{id} is deleted and not gone; its finalizers: {finalizers}. Run it again once it is.");
+                    }
+                    Err(error) => return Err(error).with_context(|| format!("whether {id} is gone cannot be read")),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(meta: Value) -> Node {
+        serde_json::from_value(json!({"metadata": meta})).unwrap()
+    }
+
+    fn claimed(annotations: Value) -> Node {
+        node(json!({
+            "name": "a", "annotations": annotations,
+            "managedFields": [{
+                "manager": names::CONTROLLER_MANAGER, "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:spec": {"f:unschedulable": {}}},
+            }],
+        }))
+    }
+
+    fn shadow(status: Value) -> BottlerocketShadow {
+        serde_json::from_value(json!({
+            "metadata": {"name": "brs-a"}, "spec": {"state": "Idle", "attempt": 1}, "status": status,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn nothing_is_removed_while_a_node_a_host_or_its_settings_are_not_given_back() {
+        let idle = || shadow(json!({"state": "Idle"}));
+        let drained = shadow(json!({"progress": {
+            "step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z", "attempt": 1,
+            "bootId": "b", "version": "1.20.5", "disruptive": true,
+        }}));
+        let armed = shadow(json!({"armed": {
+            "attempt": 1, "bootId": "b", "version": "1.20.5", "phase": "Activated", "nonce": "n",
+        }}));
+        let pinned = shadow(json!({"host": {"set": {"versionLock": "1.20.0"}}}));
+        let found = shadow(json!({"host": {"versionLock": "latest"}}));
+        for (sentence, nodes, shadows, said) in [
+            ("an idle node", node(json!({"name": "a"})), idle(), None),
+            ("a drain", node(json!({"name": "a"})), drained, Some("the update of a stands at Draining")),
+            ("an armed host", node(json!({"name": "a"})), armed, Some("may be armed")),
+            ("a pinned host", node(json!({"name": "a"})), pinned, Some("settings")),
+            ("a host of which settings were only read", node(json!({"name": "a"})), found, None),
+            ("a claim", claimed(json!({})), idle(), Some("a is not given back yet")),
+            ("a cordon that a person's hold keeps", claimed(json!({names::HOLD_ANNOTATION: "mine"})), idle(), None),
+        ] {
+            let left = unfinished(&[nodes], &[shadows]);
+            match said {
+                Some(said) => assert!(left.len() == 1 && left[0].contains(said), "{sentence}: {left:?}"),
+                None => assert_eq!(left, Vec::<String>::new(), "{sentence}"),
+            }
+        }
+    }
+
+    #[test]
+    fn workloads_go_first_and_what_holds_other_objects_goes_last() {
+        let objects = deploy::everything().unwrap();
+        let kinds = |kinds: &[&str]| objects.iter().filter(|object| is_one_of(object, kinds)).count();
+        assert_eq!((kinds(&WORKLOADS), kinds(&["Namespace"])), (3, 2));
+        assert!(kinds(&["CustomResourceDefinition"]) >= 2);
+        assert!(objects.iter().any(|object| object["metadata"]["name"] == "brupop-controller-force"));
+    }
+}

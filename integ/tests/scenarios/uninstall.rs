@@ -1,0 +1,159 @@
+//! Uninstalling: everything of the operator goes, and nothing else.
+
+use std::collections::BTreeSet;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use integ::oracle::Expectations;
+use kube::ResourceExt as _;
+use kube::api::{Api, DynamicObject, ListParams};
+use kube::discovery::{Discovery, Scope, verbs};
+use models::names::{AGENT_NAMESPACE, HOLD_ANNOTATION, SYSTEM_NAMESPACE};
+use serde_json::json;
+
+use crate::interfere::{blocked_drain, poll, unblock};
+use crate::support::{LIMIT, Scene, nodes, run_expecting};
+
+/// What comes and goes by itself.
+const PASSING: [&str; 5] = ["Event", "Pod", "EndpointSlice", "Endpoints", "ControllerRevision"];
+
+/// Every object that the API server has, but for what passes, and what each Node has that anybody wrote on it.
+async fn everything(scene: &Scene) -> anyhow::Result<BTreeSet<String>> {
+    let client = &scene.bed.client;
+    let mut all = BTreeSet::new();
+    let discovery = Discovery::new(client.clone()).run().await?;
+    for (resource, capabilities) in discovery.groups().flat_map(kube::discovery::ApiGroup::recommended_resources) {
+        if !capabilities.supports_operation(verbs::LIST) || PASSING.contains(&resource.kind.as_str()) {
+            continue;
+        }
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+        for object in api.list(&ListParams::default()).await.with_context(|| format!("list {}", resource.plural))? {
+            let namespace = if capabilities.scope == Scope::Cluster {
+                String::new()
+            } else {
+                object.namespace().unwrap_or_default()
+            };
+            let id = format!("{} {namespace}/{}", resource.kind, object.name_any());
+            if resource.kind == "Node" {
+                for label in object.labels() {
+                    all.insert(format!("{id}: label {label:?}"));
+                }
+                for annotation in object.annotations() {
+                    all.insert(format!("{id}: annotation {annotation:?}"));
+                }
+                for entry in object.managed_fields() {
+                    all.insert(format!("{id}: fields of {:?}", entry.manager));
+                }
+                all.insert(format!("{id}: {}", object.data["spec"]));
+            }
+            all.insert(id);
+        }
+    }
+    Ok(all)
+}
+
+/// Runs `kubectl-brupop` as an administrator.
+async fn plugin(scene: &Scene, arguments: &[&str]) -> anyhow::Result<Output> {
+    let program = integ::bed::Programs::find()?.plugin;
+    let output = tokio::process::Command::new(program)
+        .args(arguments)
+        .env("KUBECONFIG", scene.bed.control_plane.kubeconfig())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    Ok(output)
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+const ANY: Expectations = Expectations { max_unavailable: Some(1), nothing_left: false };
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uninstalling_in_mid_drain_gives_the_node_back_and_leaves_the_cluster_as_it_was() -> anyhow::Result<()> {
+    let mut options = nodes(2);
+    options.labelled = false;
+    options.policy["labelNodes"] = json!(true);
+    run_expecting(options, ANY, async |scene| {
+        scene.guarded_shop(4).await?;
+        let before = everything(scene).await?;
+        scene.install().await?;
+        scene.release();
+        scene
+            .until("a drain is blocked", |world| {
+                world.shadows.values().any(|shadow| {
+                    let drain = shadow.status.controller.drain.as_ref();
+                    drain.is_some_and(|drain| !drain.blockers.is_empty())
+                })
+            })
+            .await?;
+        let asked = plugin(scene, &["uninstall"]).await?;
+        assert!(!asked.status.success() && said(&asked).contains("--yes"), "{}", said(&asked));
+        let dry = plugin(scene, &["uninstall", "--dry-run"]).await?;
+        assert!(dry.status.success() && said(&dry).contains("would delete"), "{}", said(&dry));
+        assert!(everything(scene).await?.iter().any(|id| id.contains("brs-node-1")), "nothing has gone yet");
+
+        let done = plugin(scene, &["uninstall", "--yes"]).await?;
+        assert!(done.status.success(), "{}", said(&done));
+        // Kubernetes itself tidies up after what was deleted, a moment later.
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        loop {
+            let after = everything(scene).await?;
+            let left: Vec<_> = after.difference(&before).collect();
+            let lost: Vec<_> = before.difference(&after).collect();
+            if left.is_empty() && lost.is_empty() {
+                break;
+            }
+            anyhow::ensure!(tokio::time::Instant::now() < deadline, "left: {left:#?}\nlost: {lost:#?}");
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        let again = plugin(scene, &["uninstall", "--yes"]).await?;
+        assert!(again.status.success(), "{}", said(&again));
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_meanwhile() -> anyhow::Result<()> {
+    run_expecting(nodes(2), ANY, async |scene| {
+        let target = blocked_drain(scene).await?;
+        // Nobody gives a node back while there is no controller.
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "scale", "deployment", "brupop-controller", "--replicas=0"]).await?;
+        poll("the controller is gone", async || {
+            Ok(scene.bed.processes_of(deploy::Component::Controller).is_empty().then_some(()))
+        })
+        .await?;
+        let waited = plugin(scene, &["uninstall", "--yes", "--timeout", "2s"]).await?;
+        let text = said(&waited);
+        assert!(
+            !waited.status.success() && text.contains(&format!("the update of {target} stands at Draining")),
+            "{text}"
+        );
+        assert!(text.contains("--abandon"), "{text}");
+        assert!(scene.kubectl(&["-n", AGENT_NAMESPACE, "get", "daemonset"]).await?.contains("brupop-agent"));
+
+        // A node that somebody holds stays cordoned, and it is said.
+        scene.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}=mine")]).await?;
+        let gone = plugin(scene, &["uninstall", "--yes", "--timeout", "1s", "--abandon"]).await?;
+        assert!(
+            gone.status.success() && said(&gone).contains(&format!("kubectl uncordon {target}")),
+            "{}",
+            said(&gone)
+        );
+        unblock(scene).await?;
+        // Without the hold a second run takes back what the first has left.
+        scene.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}-")]).await?;
+        let again = plugin(scene, &["uninstall", "--yes"]).await?;
+        assert!(again.status.success(), "{}", said(&again));
+        let world = scene.until("the node is as it was", |world| !world.nodes[&target].claimed()).await?;
+        assert!(world.shadows.is_empty());
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
