@@ -45,6 +45,11 @@ bench-plan: tools ## Measure one plan over 100, 5,000 and 100,000 nodes
 test-policy: tools control-plane build ## Run the end-to-end scenarios about who updates next and why the others wait
 	$(CARGO) test --locked -p integ --test scenarios -- decide:: policy:: leaders:: labels::
 
+.PHONY: test-drain
+test-drain: tools control-plane build ## Run the cases and scenarios about drains and claims, each by name
+	$(CARGO) test --locked -p integ --test drains
+	$(CARGO) test --locked -p integ --test scenarios -- drains:: budgets:: crashes:: interfere:: withdrawn:: nodes:: uninstall::
+
 .PHONY: control-plane
 control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
 	@integ/control-plane/build.sh >/dev/null

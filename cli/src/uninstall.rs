@@ -287,12 +287,12 @@ impl Kinds {
 mod tests {
     use super::*;
 
-    fn node(meta: Value) -> Node {
+    fn node(meta: &Value) -> Node {
         serde_json::from_value(json!({"metadata": meta})).unwrap()
     }
 
-    fn claimed(annotations: Value) -> Node {
-        node(json!({
+    fn claimed(annotations: &Value) -> Node {
+        node(&json!({
             "name": "a", "annotations": annotations,
             "managedFields": [{
                 "manager": names::CONTROLLER_MANAGER, "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1",
@@ -301,7 +301,7 @@ mod tests {
         }))
     }
 
-    fn shadow(status: Value) -> BottlerocketShadow {
+    fn shadow(status: &Value) -> BottlerocketShadow {
         serde_json::from_value(json!({
             "metadata": {"name": "brs-a"}, "spec": {"state": "Idle", "attempt": 1}, "status": status,
         }))
@@ -310,24 +310,24 @@ mod tests {
 
     #[test]
     fn nothing_is_removed_while_a_node_a_host_or_its_settings_are_not_given_back() {
-        let idle = || shadow(json!({"state": "Idle"}));
-        let drained = shadow(json!({"progress": {
+        let idle = || shadow(&json!({"state": "Idle"}));
+        let drained = shadow(&json!({"progress": {
             "step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z", "attempt": 1,
             "bootId": "b", "version": "1.20.5", "disruptive": true,
         }}));
-        let armed = shadow(json!({"armed": {
+        let armed = shadow(&json!({"armed": {
             "attempt": 1, "bootId": "b", "version": "1.20.5", "phase": "Activated", "nonce": "n",
         }}));
-        let pinned = shadow(json!({"host": {"set": {"versionLock": "1.20.0"}}}));
-        let found = shadow(json!({"host": {"versionLock": "latest"}}));
+        let pinned = shadow(&json!({"host": {"set": {"versionLock": "1.20.0"}}}));
+        let found = shadow(&json!({"host": {"versionLock": "latest"}}));
         for (sentence, nodes, shadows, said) in [
-            ("an idle node", node(json!({"name": "a"})), idle(), None),
-            ("a drain", node(json!({"name": "a"})), drained, Some("the update of a stands at Draining")),
-            ("an armed host", node(json!({"name": "a"})), armed, Some("may be armed")),
-            ("a pinned host", node(json!({"name": "a"})), pinned, Some("settings")),
-            ("a host of which settings were only read", node(json!({"name": "a"})), found, None),
-            ("a claim", claimed(json!({})), idle(), Some("a is not given back yet")),
-            ("a cordon that a person's hold keeps", claimed(json!({names::HOLD_ANNOTATION: "mine"})), idle(), None),
+            ("an idle node", node(&json!({"name": "a"})), idle(), None),
+            ("a drain", node(&json!({"name": "a"})), drained, Some("the update of a stands at Draining")),
+            ("an armed host", node(&json!({"name": "a"})), armed, Some("may be armed")),
+            ("a pinned host", node(&json!({"name": "a"})), pinned, Some("settings")),
+            ("a host of which settings were only read", node(&json!({"name": "a"})), found, None),
+            ("a claim", claimed(&json!({})), idle(), Some("a is not given back yet")),
+            ("a cordon that a person's hold keeps", claimed(&json!({names::HOLD_ANNOTATION: "mine"})), idle(), None),
         ] {
             let left = unfinished(&[nodes], &[shadows]);
             match said {

@@ -22,7 +22,7 @@ const MANIFEST: &str = include_str!("../../../deploy/manifests/brupop.yaml");
 const ESTABLISHED: Duration = Duration::from_secs(20);
 
 /// Lays `patch` over `target` as a JSON merge patch does.
-pub(crate) fn merge(target: &mut Value, patch: &Value) {
+pub fn merge(target: &mut Value, patch: &Value) {
     match (target, patch) {
         (Value::Object(target), Value::Object(patch)) => {
             for (key, value) in patch {

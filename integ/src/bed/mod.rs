@@ -22,6 +22,7 @@ use crate::kubelet::{Addresses, Images, Kubelet, KubeletOptions, PodProcess};
 use crate::oracle::{Field, History, Recorder};
 use crate::proxy::ConnectProxy;
 
+pub use install::merge;
 pub use programs::Programs;
 pub use witness::host_log;
 

@@ -12,6 +12,7 @@ use kube::core::{Selector, SelectorExt};
 use models::names;
 use models::operator::{
     BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CountOrPercent,
+    DrainPolicy,
 };
 use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, BottlerocketShadowStatus, Step};
 use serde_json::Value;
@@ -417,6 +418,17 @@ impl Operator {
     /// How many of `nodes` may be out of service.
     pub fn max_unavailable(&self, nodes: usize) -> usize {
         self.spec.max_unavailable.as_ref().unwrap_or(&CountOrPercent::Count(1)).of(nodes).unwrap_or(1)
+    }
+
+    /// How a node is to be drained: as the first group says that it is in, or else as all are.
+    pub fn drain_of(&self, node: &Node) -> Option<&DrainPolicy> {
+        let label = |(field, value): (&Field, &String)| match field {
+            Field::Label(key) => Some((key.clone(), value.clone())),
+            _ => None,
+        };
+        let labels: BTreeMap<String, String> = node.fields.iter().filter_map(label).collect();
+        let group = self.spec.node_groups.iter().find(|group| group.selector.matches(&labels));
+        group.and_then(|group| group.drain.as_ref()).or(self.spec.drain.as_ref())
     }
 
     /// How many failures of a version freeze the rollout.

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use super::facts::{Kind, Object};
 use super::history::{Change, History};
+use super::world::World;
 
 /// How long [`Recorder::finish`] waits for the watches to catch up.
 const CATCH_UP: Duration = Duration::from_secs(20);
@@ -42,6 +43,8 @@ pub struct Recorder {
 
 struct Shared {
     changes: Mutex<Vec<Change>>,
+    /// The cluster after the last of them.
+    world: Mutex<World>,
     failure: Mutex<Option<String>>,
     /// Rises with each change.
     progress: watch::Sender<usize>,
@@ -50,7 +53,11 @@ struct Shared {
 impl Shared {
     fn add(&self, changes: impl IntoIterator<Item = Change>) {
         let mut all = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        all.extend(changes);
+        let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
+        for change in changes {
+            world.apply(&change);
+            all.push(change);
+        }
         self.progress.send_replace(all.len());
     }
 
@@ -79,7 +86,12 @@ impl Recorder {
     /// When the API server cannot be read.
     pub async fn start(client: Client) -> anyhow::Result<Self> {
         let progress = watch::Sender::new(0);
-        let shared = Arc::new(Shared { changes: Mutex::default(), failure: Mutex::default(), progress });
+        let shared = Arc::new(Shared {
+            changes: Mutex::default(),
+            world: Mutex::default(),
+            failure: Mutex::default(),
+            progress,
+        });
         let mut watches = JoinSet::new();
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
         let start = definitions.list_metadata(&ListParams::default()).await.context("cannot list what is installed")?;
@@ -103,6 +115,15 @@ impl Recorder {
             });
         }
         Ok(Self { client, shared, watches })
+    }
+
+    /// The cluster as the last recorded change has left it.
+    ///
+    /// # Errors
+    /// When something was missed.
+    pub fn now(&self) -> anyhow::Result<World> {
+        self.shared.check()?;
+        Ok(self.shared.world.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
     /// What has been recorded so far; the end of it may be missing.

@@ -38,9 +38,9 @@ impl super::Check for Check {
 
 /// Whether policy says that what is left on the node at its drain's deadline goes past its budgets, and that is recorded.
 fn forced(world: &World, node: Option<&str>) -> bool {
-    let policy = world.operator.as_ref().and_then(|operator| operator.spec.drain.as_ref());
-    let node = node.and_then(|name| world.nodes.get(name));
-    let drain = node.and_then(|node| world.shadow_of(node)?.status.controller.drain.as_ref());
+    let Some(node) = node.and_then(|name| world.nodes.get(name)) else { return false };
+    let drain = world.shadow_of(node).and_then(|shadow| shadow.status.controller.drain.as_ref());
+    let policy = world.operator.as_ref().and_then(|operator| operator.drain_of(node));
     policy.is_some_and(|drain| drain.at_deadline == Some(AtDeadline::Force))
         && drain.is_some_and(|drain| drain.forced.is_some())
 }

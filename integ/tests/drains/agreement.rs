@@ -1,0 +1,104 @@
+//! `kubectl drain --dry-run=server` and the operator's filter say the same of the same pods.
+
+use std::collections::BTreeSet;
+
+use controller::drain::filter::{Rules, sort};
+use controller::view::PodFacts;
+use k8s_openapi::api::core::v1::Pod;
+use models::operator::PodsAtRisk;
+use serde_json::{Value, json};
+
+use crate::fleet::Case;
+
+crate::cases![kubectl_drain_and_our_filter_agree_on_every_pod_under_every_policy];
+
+/// What one drain would do: the pods that go, and those that are in the way.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Opinion {
+    go: BTreeSet<String>,
+    refused: BTreeSet<String>,
+}
+
+/// What kubectl says. It names the pods to be evicted, or else those that it refuses.
+async fn kubectl(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
+    let mut arguments = vec!["drain", &case.node, "--dry-run=server", "--ignore-daemonsets"];
+    if rules.bare_pods == PodsAtRisk::Evict {
+        arguments.push("--force");
+    }
+    if rules.empty_dir == PodsAtRisk::Evict {
+        arguments.push("--delete-emptydir-data");
+    }
+    let prefix = format!("{}/", case.namespace);
+    let of_case = |text: &str| -> BTreeSet<String> {
+        let names = text.split([' ', ',', '\n', ':', '[', ']']).filter_map(|word| word.strip_prefix(&prefix));
+        names.map(str::to_owned).collect()
+    };
+    match case.kubectl(&arguments).await {
+        Ok(said) => {
+            let evicted = said.lines().filter(|line| line.starts_with("evicting pod"));
+            Ok(Opinion { go: evicted.flat_map(of_case).collect(), refused: BTreeSet::new() })
+        }
+        Err(error) => {
+            let said = format!("{error:#}");
+            let refused = said.split("cannot delete").skip(1).flat_map(of_case).collect();
+            Ok(Opinion { go: BTreeSet::new(), refused })
+        }
+    }
+}
+
+/// What the filter says, but for where it differs from kubectl on purpose: pods that have ended stay.
+async fn ours(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
+    let list: Value = serde_json::from_str(&case.here(&["get", "pods", "-o", "json"]).await?)?;
+    let pods: Vec<Pod> = serde_json::from_value(list["items"].clone())?;
+    let facts: Vec<PodFacts> = pods.iter().map(PodFacts::of).filter(|pod| pod.node == case.node).collect();
+    let sorted = sort(&facts, rules, None, models::names::SYSTEM_NAMESPACE);
+    let refused: BTreeSet<String> = sorted.refused.iter().map(|(pod, _)| pod.name.clone()).collect();
+    if !refused.is_empty() {
+        return Ok(Opinion { go: BTreeSet::new(), refused });
+    }
+    let go = sorted.go.iter().chain(&sorted.leaving).map(|pod| pod.name.clone());
+    let ended = facts.iter().filter(|pod| pod.finished && pod.daemon_set.is_none() && !pod.mirror);
+    Ok(Opinion { go: go.chain(ended.map(|pod| pod.name.clone())).collect(), refused })
+}
+
+async fn agree(case: &Case, sentence: &str) -> anyhow::Result<()> {
+    for bare_pods in [PodsAtRisk::Refuse, PodsAtRisk::Evict] {
+        for empty_dir in [PodsAtRisk::Refuse, PodsAtRisk::Evict] {
+            let rules = Rules { bare_pods, empty_dir };
+            assert_eq!(ours(case, rules).await?, kubectl(case, rules).await?, "{sentence}, under {rules:?}");
+        }
+    }
+    Ok(())
+}
+
+async fn kubectl_drain_and_our_filter_agree_on_every_pod_under_every_policy(case: Case) -> anyhow::Result<()> {
+    let data = json!({"spec": {"volumes": [{"name": "cache", "emptyDir": {}}]}});
+    case.apply(json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": "logs", "namespace": case.namespace},
+        "spec": {"selector": {"matchLabels": {"app": "logs"}}, "template": case.template("logs", &data)},
+    }))
+    .await?;
+    case.deployment_at_home("web", 2, json!({})).await?;
+    agree(&case, "a Deployment's and a DaemonSet's pods").await?;
+    case.bare_pod("static", &json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "digest"}}})).await?;
+    agree(&case, "a mirror pod besides").await?;
+    case.deployment_at_home("cache", 1, data.clone()).await?;
+    agree(&case, "an emptyDir besides").await?;
+    let owner = json!([{
+        "apiVersion": "apps.example.com/v1", "kind": "DaemonSet", "name": "better", "controller": true,
+        "uid": "6ad5a9a2-5d0d-4c0c-8a4c-3f3cf7f3c222",
+    }]);
+    case.bare_pod("better", &json!({"metadata": {"ownerReferences": owner}})).await?;
+    agree(&case, "a pod of something else that is called a DaemonSet besides").await?;
+    let mut ended = data;
+    ended["spec"]["restartPolicy"] = json!("Never");
+    case.bare_pod("job", &ended).await?;
+    let patch = r#"{"status": {"phase": "Succeeded"}}"#;
+    case.here(&["patch", "pod", "job", "--subresource=status", "--type=merge", "-p", patch]).await?;
+    case.until("the pod has ended", |look| look.pods_of("job").iter().all(|pod| pod.finished)).await?;
+    agree(&case, "a bare pod with an emptyDir that has ended besides").await?;
+    case.bare_pod("alone", &json!({})).await?;
+    agree(&case, "a bare pod besides").await?;
+    Ok(())
+}

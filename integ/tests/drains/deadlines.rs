@@ -1,0 +1,159 @@
+//! The end of a drain that does not end by itself.
+
+use models::shadow::Step;
+use serde_json::{Value, json};
+
+use crate::fleet::Case;
+
+crate::cases![
+    a_drain_that_a_budget_holds_up_is_given_up_at_its_deadline_and_charged_to_nobody,
+    a_pod_that_a_finalizer_keeps_is_named_when_the_drain_is_given_up,
+    a_node_that_was_given_back_is_drained_again_when_a_person_asks,
+    pods_past_their_deadline_are_deleted_where_policy_says_so,
+    pods_past_their_deadline_and_their_grace_are_deleted_without_it,
+    forced_pods_are_told_loudly,
+    volumes_are_waited_for_where_policy_asks,
+    volumes_hold_nothing_up_beyond_the_deadline,
+    volumes_are_nobodys_business_by_default,
+    an_unreachable_node_is_given_up_and_nothing_on_it_is_forced,
+];
+
+async fn a_drain_that_a_budget_holds_up_is_given_up_at_its_deadline_and_charged_to_nobody(
+    case: Case,
+) -> anyhow::Result<()> {
+    case.under("short").await?;
+    case.deployment("web", 2, json!({})).await?;
+    case.guard("web", 2).await?;
+    case.go().await?;
+    let said = case.failed("DrainTimedOut").await?;
+    assert!(said.contains(&format!("{}/web-", case.namespace)), "{said}");
+    let look = case.look()?;
+    assert!(!look.is_charged() && !look.cordoned() && look.at_home("web").len() == 2);
+    case.blocked("BackOff").await?;
+    Ok(())
+}
+
+async fn a_pod_that_a_finalizer_keeps_is_named_when_the_drain_is_given_up(case: Case) -> anyhow::Result<()> {
+    case.under("short").await?;
+    case.deployment("web", 1, json!({"metadata": {"finalizers": ["example.com/keeps"]}})).await?;
+    let pod = case.look()?.at_home("web")[0].name.clone();
+    case.go().await?;
+    let said = case.failed("DrainTimedOut").await?;
+    assert!(said.contains(&pod), "{said}");
+    Ok(())
+}
+
+async fn a_node_that_was_given_back_is_drained_again_when_a_person_asks(case: Case) -> anyhow::Result<()> {
+    case.under("short").await?;
+    case.deployment("web", 1, json!({})).await?;
+    case.guard("web", 1).await?;
+    case.go().await?;
+    case.failed("DrainTimedOut").await?;
+    case.set_budget("web", json!({"minAvailable": 0})).await?;
+    case.retry().await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn pods_past_their_deadline_are_deleted_where_policy_says_so(case: Case) -> anyhow::Result<()> {
+    case.under("force").await?;
+    case.deployment("web", 2, json!({})).await?;
+    case.guard("web", 2).await?;
+    case.go().await?;
+    let end = case.updated().await?;
+    assert!(end.at_home("web").is_empty());
+    Ok(())
+}
+
+async fn pods_past_their_deadline_and_their_grace_are_deleted_without_it(case: Case) -> anyhow::Result<()> {
+    case.under("force").await?;
+    // A stuck volume keeps it terminating past its grace period.
+    let stuck =
+        json!({"metadata": {"annotations": {"sim/stop-after": "never"}}, "spec": {"terminationGracePeriodSeconds": 2}});
+    case.deployment("web", 1, stuck).await?;
+    case.go().await?;
+    let end = case.updated().await?;
+    assert!(end.at_home("web").is_empty());
+    Ok(())
+}
+
+/// What Events say about the node under test.
+async fn events(case: &Case, reason: &str) -> anyhow::Result<Vec<String>> {
+    let selector = format!("reason={reason},involvedObject.name={}", case.node);
+    let found = case.kubectl(&["-n", "default", "get", "events", "--field-selector", &selector, "-o", "json"]).await?;
+    let found: Value = serde_json::from_str(&found)?;
+    let items = found["items"].as_array().cloned().unwrap_or_default();
+    Ok(items.iter().filter_map(|event| event["message"].as_str().map(str::to_owned)).collect())
+}
+
+async fn forced_pods_are_told_loudly(case: Case) -> anyhow::Result<()> {
+    case.under("force-bare").await?;
+    case.bare_pod("alone", &json!({"metadata": {"labels": {"app": "alone"}}})).await?;
+    case.guard("alone", 1).await?;
+    case.go().await?;
+    let forced = case
+        .until("it is written down", |look| {
+            let drain = look.shadow().and_then(|shadow| shadow.status.controller.drain.as_ref());
+            drain.is_some_and(|drain| drain.forced.is_some())
+        })
+        .await?;
+    assert_eq!(forced.step(), Some(Step::Draining));
+    case.updated().await?;
+    let said = events(&case, "DrainForced").await?;
+    assert!(said.iter().any(|said| said.contains(&format!("{}/alone", case.namespace))), "{said:?}");
+    Ok(())
+}
+
+/// Says that the kubelet uses a volume, as it does until it is unmounted.
+async fn volume(case: &Case, names: &[&str]) -> anyhow::Result<()> {
+    let patch = json!({"status": {"volumesInUse": names}}).to_string();
+    case.kubectl(&["patch", "node", &case.node, "--subresource=status", "--type=merge", "-p", &patch]).await.map(drop)
+}
+
+async fn volumes_are_waited_for_where_policy_asks(case: Case) -> anyhow::Result<()> {
+    case.under("volumes").await?;
+    case.deployment("db", 1, json!({})).await?;
+    volume(&case, &["kubernetes.io/csi/example.com^db"]).await?;
+    case.go().await?;
+    let look = case.until("the pod has gone", |look| look.at_home("db").is_empty()).await?;
+    assert_eq!(look.step(), Some(Step::Draining));
+    volume(&case, &[]).await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn volumes_hold_nothing_up_beyond_the_deadline(case: Case) -> anyhow::Result<()> {
+    case.under("volumes-short").await?;
+    volume(&case, &["kubernetes.io/csi/example.com^db"]).await?;
+    case.go().await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn volumes_are_nobodys_business_by_default(case: Case) -> anyhow::Result<()> {
+    volume(&case, &["kubernetes.io/csi/example.com^db"]).await?;
+    case.go().await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn an_unreachable_node_is_given_up_and_nothing_on_it_is_forced(case: Case) -> anyhow::Result<()> {
+    case.under("force").await?;
+    case.deployment("web", 1, json!({"metadata": {"finalizers": ["example.com/keeps"]}})).await?;
+    case.guard("web", 1).await?;
+    case.go().await?;
+    case.held_up().await?;
+    // As the node controller has it when a kubelet is silent; the kubelet here is held, so that it does not say otherwise.
+    case.member()?.kubelet.pause();
+    let patch = json!({"status": {"conditions": [{
+        "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status.",
+    }]}});
+    case.kubectl(&["patch", "node", &case.node, "--subresource=status", "--type=strategic", "-p", &patch.to_string()])
+        .await?;
+    let said = case.failed("DrainTimedOut").await?;
+    assert!(said.contains("not Ready"), "{said}");
+    let look = case.look()?;
+    assert!(look.at_home("web").iter().all(|pod| !pod.terminating) && !look.is_charged());
+    case.member()?.kubelet.resume();
+    Ok(())
+}

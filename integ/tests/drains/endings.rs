@@ -1,0 +1,128 @@
+//! Whatever happens in the middle of a drain, it ends clean.
+
+use integ::host::{Command, Fault, Worker};
+use models::names::{INTERFACE_LABEL, RELEASE_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
+use models::shadow::Step;
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::fleet::{Case, Look};
+
+crate::cases![
+    a_node_that_somebody_reboots_in_mid_drain_is_given_back,
+    a_node_whose_host_loses_power_in_mid_drain_is_given_back,
+    an_agent_killed_in_mid_drain_is_not_missed,
+    a_node_released_by_a_person_is_given_back_and_left_alone_until_a_retry,
+    a_node_that_loses_its_label_in_mid_drain_is_given_back_and_forgotten,
+    a_node_that_is_deleted_in_mid_drain_holds_no_slot,
+    a_host_that_cannot_be_armed_at_first_still_runs_the_new_image_in_the_end,
+    a_drain_that_ends_while_the_agent_is_away_goes_on_when_it_is_back,
+];
+
+async fn held_up(case: &Case) -> anyhow::Result<Look> {
+    case.deployment("web", 1, json!({})).await?;
+    case.guard("web", 1).await?;
+    case.go().await?;
+    case.held_up().await
+}
+
+async fn let_go(case: &Case) -> anyhow::Result<()> {
+    case.set_budget("web", json!({"minAvailable": 0})).await
+}
+
+async fn a_node_that_somebody_reboots_in_mid_drain_is_given_back(case: Case) -> anyhow::Result<()> {
+    held_up(&case).await?;
+    case.member()?.host.foreign_reboot().await;
+    case.failed("RebootedByOther").await?;
+    assert!(!case.look()?.is_charged() && !case.look()?.cordoned());
+    let_go(&case).await?;
+    case.retry().await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn a_node_whose_host_loses_power_in_mid_drain_is_given_back(case: Case) -> anyhow::Result<()> {
+    held_up(&case).await?;
+    case.member()?.host.power_loss().await;
+    case.failed("RebootedByOther").await?;
+    assert!(!case.look()?.is_charged());
+    let_go(&case).await?;
+    case.retry().await?;
+    case.updated().await?;
+    Ok(())
+}
+
+fn signal(case: &Case, signal: Signal) -> anyhow::Result<()> {
+    let agents = case.agents()?;
+    anyhow::ensure!(!agents.is_empty(), "no agent runs on {}", case.node);
+    for agent in agents {
+        killpg(Pid::from_raw(i32::try_from(agent.pid)?), signal)?;
+    }
+    Ok(())
+}
+
+async fn an_agent_killed_in_mid_drain_is_not_missed(case: Case) -> anyhow::Result<()> {
+    held_up(&case).await?;
+    signal(&case, Signal::SIGKILL)?;
+    let_go(&case).await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn a_drain_that_ends_while_the_agent_is_away_goes_on_when_it_is_back(case: Case) -> anyhow::Result<()> {
+    held_up(&case).await?;
+    signal(&case, Signal::SIGSTOP)?;
+    let_go(&case).await?;
+    case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
+    signal(&case, Signal::SIGCONT)?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn a_node_released_by_a_person_is_given_back_and_left_alone_until_a_retry(case: Case) -> anyhow::Result<()> {
+    held_up(&case).await?;
+    let release = format!("{RELEASE_ANNOTATION}=now");
+    case.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name(&case.node), &release]).await?;
+    case.failed("ReleaseRequested").await?;
+    assert!(!case.look()?.is_charged());
+    let_go(&case).await?;
+    case.retry().await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn a_node_that_loses_its_label_in_mid_drain_is_given_back_and_forgotten(case: Case) -> anyhow::Result<()> {
+    held_up(&case).await?;
+    case.kubectl(&["label", "node", &case.node, &format!("{INTERFACE_LABEL}-")]).await?;
+    let end = case.until("its shadow is gone", |look| look.shadow().is_none()).await?;
+    assert!(!end.node().claimed() && !end.cordoned());
+    Ok(())
+}
+
+async fn a_node_that_is_deleted_in_mid_drain_holds_no_slot(case: Case) -> anyhow::Result<()> {
+    held_up(&case).await?;
+    case.kubectl(&["delete", "node", &case.node]).await?;
+    case.until("its slot is free and its shadow gone", |look| {
+        let slots = look.world.operator.iter().flat_map(|operator| &operator.status.slots);
+        slots.filter(|slot| slot.node == case.node).count() == 0
+            && !look.world.shadows.contains_key(&shadow_name(&case.node))
+    })
+    .await?;
+    // The kubelet's restart makes it anew, under the same name.
+    case.member()?.kubelet.register().await?;
+    case.until("the node is back", |look| look.world.nodes.contains_key(&case.node)).await?;
+    assert!(!case.look()?.cordoned());
+    Ok(())
+}
+
+async fn a_host_that_cannot_be_armed_at_first_still_runs_the_new_image_in_the_end(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 1, json!({})).await?;
+    case.member()?.host.script(Fault::command(
+        Command::Activate,
+        Worker::Exits { status: 1, stderr: "no".to_owned(), overwrote: false },
+    ));
+    case.go().await?;
+    case.updated().await?;
+    Ok(())
+}

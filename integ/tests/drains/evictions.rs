@@ -1,0 +1,253 @@
+//! What the eviction endpoint answers, and pods that do not go the usual way.
+
+use models::shadow::Step;
+use serde_json::{Value, json};
+
+use crate::fleet::Case;
+
+crate::cases![
+    an_eviction_that_admission_refuses_ends_the_attempt_and_says_who_refused,
+    a_webhook_that_does_not_answer_is_asked_again_until_it_does,
+    a_namespace_that_is_being_deleted_takes_its_pods_along,
+    a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod,
+    a_pod_that_tolerates_the_cordon_and_comes_back_ends_the_attempt,
+    a_pod_deleted_by_somebody_else_in_mid_drain_is_gone,
+    more_than_five_hundred_pods_are_drained,
+    what_the_cluster_runs_on_goes_last,
+    a_pod_keeps_its_own_grace_period,
+    policy_may_give_pods_another_grace_period,
+    pods_of_several_namespaces_are_drained_side_by_side,
+];
+
+/// A rule of the API server's own admission that refuses evictions in the case's namespace.
+fn refusal(case: &Case) -> [Value; 2] {
+    let name = format!("no-evictions-in-{}", case.namespace);
+    [
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": name},
+            "spec": {
+                "matchConstraints": {"resourceRules": [{
+                    "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/eviction"],
+                }]},
+                "validations": [{"expression": "false", "message": "the batch is running", "reason": "Forbidden"}],
+            },
+        }),
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": name},
+            "spec": {
+                "policyName": name, "validationActions": ["Deny"],
+                "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": case.namespace}}},
+            },
+        }),
+    ]
+}
+
+/// Waits until admission answers evictions of a pod as expected: it hears of its rules a moment after they are made.
+async fn admission(case: &Case, pod: &str, refuses: &str) -> anyhow::Result<()> {
+    let body = json!({
+        "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": case.namespace},
+        "deleteOptions": {"dryRun": ["All"]},
+    });
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), body.to_string())?;
+    let path = format!("/api/v1/namespaces/{}/pods/{pod}/eviction?dryRun=All", case.namespace);
+    let file = file.path().to_string_lossy().into_owned();
+    let deadline = tokio::time::Instant::now() + crate::fleet::LIMIT;
+    loop {
+        let answer = case.kubectl(&["create", "--raw", &path, "-f", &file]).await;
+        let refused = answer.as_ref().err().is_some_and(|error| format!("{error:#}").contains(refuses));
+        if refused {
+            return Ok(());
+        }
+        anyhow::ensure!(tokio::time::Instant::now() < deadline, "admission does not say {refuses:?}: {answer:?}");
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+}
+
+async fn an_eviction_that_admission_refuses_ends_the_attempt_and_says_who_refused(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 1, json!({})).await?;
+    for object in refusal(&case) {
+        case.apply(object).await?;
+    }
+    let pod = case.look()?.at_home("web")[0].name.clone();
+    admission(&case, &pod, "the batch is running").await?;
+    case.go().await?;
+    let said = case.failed("DrainRefused").await?;
+    assert!(said.contains(&pod) && said.contains("the batch is running"), "{said}");
+    let look = case.look()?;
+    assert!(!look.cordoned() && !look.is_charged() && look.at_home("web").len() == 1);
+    let name = format!("no-evictions-in-{}", case.namespace);
+    case.kubectl(&["delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", &name]).await?;
+    case.retry().await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn a_webhook_that_does_not_answer_is_asked_again_until_it_does(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 1, json!({})).await?;
+    let name = format!("absent-in-{}", case.namespace);
+    case.apply(json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": [{
+            "name": "evictions.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            "failurePolicy": "Fail", "timeoutSeconds": 1,
+            "clientConfig": {"url": "https://127.0.0.1:1/evictions"},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/eviction"]}],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": case.namespace}},
+        }],
+    }))
+    .await?;
+    let pod = case.look()?.at_home("web")[0].name.clone();
+    admission(&case, &pod, "failed calling webhook").await?;
+    case.go().await?;
+    let look = case.until("the drain has begun", |look| look.step() == Some(Step::Draining)).await?;
+    assert_eq!(look.at_home("web").len(), 1);
+    case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn a_namespace_that_is_being_deleted_takes_its_pods_along(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 2, json!({"metadata": {"finalizers": ["example.com/keeps"]}})).await?;
+    case.kubectl(&["delete", "namespace", &case.namespace, "--wait=false"]).await?;
+    case.until("its pods are going", |look| look.at_home("web").iter().all(|pod| pod.terminating)).await?;
+    case.go().await?;
+    let look = case.until("the drain waits", |look| look.step() == Some(Step::Draining)).await?;
+    let names: Vec<String> = look.pods_of("web").iter().map(|pod| pod.name.clone()).collect();
+    for name in names {
+        case.here(&["patch", "pod", &name, "--type=merge", "-p", r#"{"metadata": {"finalizers": null}}"#]).await?;
+    }
+    case.updated().await?;
+    Ok(())
+}
+
+/// A StatefulSet of one pod that may run on the node under test alone.
+async fn stateful(case: &Case, extra: &Value) -> anyhow::Result<String> {
+    case.apply(json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet",
+        "metadata": {"name": "db", "namespace": case.namespace},
+        "spec": {
+            "serviceName": "db", "replicas": 1,
+            "selector": {"matchLabels": {"app": "db"}},
+            "template": case.template("db", extra),
+        },
+    }))
+    .await?;
+    let look = case.until("its pod runs", |look| look.at_home("db").iter().any(|pod| pod.ready)).await?;
+    Ok(look.at_home("db")[0].uid.clone())
+}
+
+async fn a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod(case: Case) -> anyhow::Result<()> {
+    let before = stateful(&case, &json!({})).await?;
+    case.go().await?;
+    case.updated().await?;
+    let end = case.until("it is back", |look| look.at_home("db").iter().any(|pod| pod.ready)).await?;
+    assert!(end.at_home("db")[0].name == "db-0" && end.at_home("db")[0].uid != before);
+    Ok(())
+}
+
+async fn a_pod_that_tolerates_the_cordon_and_comes_back_ends_the_attempt(case: Case) -> anyhow::Result<()> {
+    stateful(&case, &json!({"spec": {"tolerations": [{"operator": "Exists"}]}})).await?;
+    case.go().await?;
+    let said = case.failed("PodsReturn").await?;
+    assert!(said.contains("db-0"), "{said}");
+    let look = case.look()?;
+    assert!(!look.cordoned() && !look.is_charged());
+    Ok(())
+}
+
+async fn a_pod_deleted_by_somebody_else_in_mid_drain_is_gone(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 2, json!({})).await?;
+    case.guard("web", 2).await?;
+    case.go().await?;
+    case.held_up().await?;
+    // Who deletes pods past their budget is no business of ours.
+    case.here(&["delete", "pods", "-l", "app=web,pod-template-hash"]).await?;
+    let end = case.updated().await?;
+    assert!(end.at_home("web").is_empty());
+    Ok(())
+}
+
+async fn more_than_five_hundred_pods_are_drained(case: Case) -> anyhow::Result<()> {
+    const PODS: usize = 520;
+    case.under("evict-bare").await?;
+    let pods: Vec<Value> = (0..PODS)
+        .map(|number| {
+            let mut pod = case.template("many", &json!({"spec": {"nodeName": case.node}}));
+            pod["apiVersion"] = json!("v1");
+            pod["kind"] = json!("Pod");
+            pod["metadata"]["name"] = json!(format!("many-{number}"));
+            pod["metadata"]["namespace"] = json!(case.namespace);
+            pod
+        })
+        .collect();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": pods});
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), list.to_string())?;
+    case.kubectl(&["create", "-f", &file.path().to_string_lossy()]).await?;
+    case.until("all run", |look| look.at_home("many").iter().filter(|pod| pod.ready).count() == PODS).await?;
+    case.go().await?;
+    let end = case.updated().await?;
+    assert!(end.pods_of("many").is_empty());
+    Ok(())
+}
+
+async fn what_the_cluster_runs_on_goes_last(case: Case) -> anyhow::Result<()> {
+    case.deployment_at_home("dns", 1, json!({"spec": {"priorityClassName": "system-cluster-critical"}})).await?;
+    case.deployment("web", 1, json!({})).await?;
+    case.guard("web", 1).await?;
+    case.go().await?;
+    let look = case.held_up().await?;
+    assert!(look.at_home("dns").len() == 1 && !look.at_home("dns")[0].terminating);
+    case.set_budget("web", json!({"minAvailable": 0})).await?;
+    let end = case.updated().await?;
+    assert!(end.at_home("dns").is_empty());
+    Ok(())
+}
+
+/// The grace period that the pod of the case was given when it was evicted.
+async fn grace_of(case: &Case) -> anyhow::Result<String> {
+    let spec =
+        json!({"metadata": {"finalizers": ["example.com/keeps"]}, "spec": {"terminationGracePeriodSeconds": 600}});
+    case.deployment("web", 1, spec).await?;
+    let pod = case.look()?.at_home("web")[0].name.clone();
+    case.go().await?;
+    case.until("it was evicted", |look| look.at_home("web").iter().any(|pod| pod.terminating)).await?;
+    let seconds = case.here(&["get", "pod", &pod, "-o", "jsonpath={.metadata.deletionGracePeriodSeconds}"]).await?;
+    let selected = ["get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].metadata.name}"];
+    // The one that took its place has the finalizer too, and is none of the drain's.
+    for name in case.here(&selected).await?.split_whitespace() {
+        case.here(&["patch", "pod", name, "--type=merge", "-p", r#"{"metadata": {"finalizers": null}}"#]).await?;
+    }
+    case.updated().await?;
+    Ok(seconds)
+}
+
+async fn a_pod_keeps_its_own_grace_period(case: Case) -> anyhow::Result<()> {
+    assert_eq!(grace_of(&case).await?, "600");
+    Ok(())
+}
+
+async fn policy_may_give_pods_another_grace_period(case: Case) -> anyhow::Result<()> {
+    case.under("grace").await?;
+    assert_eq!(grace_of(&case).await?, "1");
+    Ok(())
+}
+
+async fn pods_of_several_namespaces_are_drained_side_by_side(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 1, json!({})).await?;
+    case.guard("web", 1).await?;
+    let other = format!("{}-too", case.namespace);
+    case.apply(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})).await?;
+    let neighbour = case.in_namespace(other);
+    neighbour.deployment("web", 1, json!({})).await?;
+    case.go().await?;
+    case.held_up().await?;
+    neighbour.until("the other namespace's pod has gone", |look| look.at_home("web").is_empty()).await?;
+    case.set_budget("web", json!({"minAvailable": 0})).await?;
+    case.updated().await?;
+    Ok(())
+}

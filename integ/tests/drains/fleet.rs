@@ -1,0 +1,467 @@
+//! The fleet that all cases share, and what a case does with its part of it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use integ::bed::{Bed, BedOptions, Member, merge, workload};
+use integ::oracle::{Expectations, Field, Node, Pod, Shadow, World};
+use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
+use models::shadow::{BLOCKED, Step};
+use semver::Version;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+/// How long anything may take. Nothing is measured by it: it only ends a wait for what does not come. A claim of which the
+/// shadow is gone stays for as long as a go could be out, which is the longest time that anything takes.
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+
+/// How often a case looks.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// What is released.
+pub(crate) const NEW: Version = Version::new(1, 20, 5);
+
+/// Nodes besides those that are under test: the operator runs on them, and pods move to them.
+const SPARE: usize = 3;
+
+/// How many second nodes the cases take together.
+pub(crate) const SECOND_NODES: usize = 4;
+
+/// Keeps the scheduler from placing anything on a node under test but what a case places there.
+const TAINT: &str = "example.com/case";
+
+/// Label on a node: the drain policy that it is under.
+const POLICY: &str = "drain-policy";
+
+/// The drain policies, each that of a group of nodes. A failed attempt waits for a person's `retry`.
+fn policy() -> Value {
+    let group =
+        |name: &str, drain: Value| json!({"name": name, "selector": {"matchLabels": {POLICY: name}}, "drain": drain});
+    json!({
+        "version": {"refreshInterval": "1s"},
+        "maxUnavailable": "100%",
+        "health": {"after": {"soak": "1s"}},
+        "failurePolicy": {"backOff": "1h"},
+        "loadBalancer": {"leaveBeforeDrain": "1s"},
+        "nodeGroups": [
+            group("evict-bare", json!({"barePods": "Evict"})),
+            group("keep-data", json!({"emptyDir": "Refuse"})),
+            group("short", json!({"timeout": "3s"})),
+            group("force", json!({"timeout": "2s", "atDeadline": "Force"})),
+            group("force-bare", json!({"timeout": "2s", "atDeadline": "Force", "barePods": "Evict"})),
+            group("grace", json!({"gracePeriod": "1s"})),
+            group("volumes", json!({"waitForVolumes": true})),
+            group("volumes-short", json!({"waitForVolumes": true, "timeout": "3s"})),
+        ],
+    })
+}
+
+/// A control plane, its nodes and the operator.
+pub(crate) struct Fleet {
+    bed: Bed,
+    fresh: Mutex<VecDeque<String>>,
+    spare: Vec<String>,
+}
+
+impl Fleet {
+    /// Starts so many nodes for cases, and some besides.
+    pub(crate) async fn start(nodes: usize) -> anyhow::Result<Self> {
+        let options = BedOptions {
+            nodes: nodes + SPARE,
+            labelled: false,
+            policy: policy(),
+            deploy: deploy::Options { controller_replicas: 1, apiserver_replicas: 1, ..deploy::Options::default() },
+            ..BedOptions::default()
+        };
+        let bed = Bed::start(options).await?;
+        let mut names: Vec<String> = bed.members.iter().map(|member| member.name.clone()).collect();
+        let spare = names.split_off(nodes);
+        let fleet = Self { bed, fresh: Mutex::new(names.iter().cloned().collect()), spare };
+        let taint = format!("{TAINT}=true:NoSchedule");
+        let arguments: Vec<&str> = ["taint", "nodes"].into_iter().chain(names.iter().map(String::as_str)).collect();
+        fleet.kubectl(&[&arguments[..], &[&taint]].concat()).await?;
+        fleet.bed.install().await?;
+        // The right that `atDeadline: Force` needs. What happens without it is a scenario of its own.
+        let force = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests/force.yaml");
+        fleet.kubectl(&["apply", "--server-side", "-f", force]).await?;
+        fleet.bed.releases.publish(NEW);
+        Ok(fleet)
+    }
+
+    /// Judges all that has happened.
+    pub(crate) async fn judge(self, expectations: &Expectations) -> anyhow::Result<()> {
+        let (verdict, _) = self.bed.judge(expectations).await?;
+        println!("the oracle, over the history of all cases: {verdict}");
+        verdict.ensure_safe()
+    }
+
+    fn take_node(&self) -> anyhow::Result<String> {
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.pop_front().context("more nodes are needed than the fleet has")
+    }
+
+    async fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let output = self.bed.control_plane.kubectl_command().args(arguments).output().await?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "kubectl {arguments:?}: {said}");
+        Ok(String::from_utf8(output.stdout)?)
+    }
+}
+
+/// One case: a node that is to be updated, and a namespace for its pods. Cloning shares both.
+#[derive(Clone)]
+pub(crate) struct Case {
+    fleet: Arc<Fleet>,
+    /// The node under test.
+    pub(crate) node: String,
+    /// The namespace.
+    pub(crate) namespace: String,
+    /// Label of the nodes that the case's pods may run on.
+    place: String,
+}
+
+impl Case {
+    /// Gives a case its node and its namespace.
+    pub(crate) async fn new(fleet: Arc<Fleet>, name: &str) -> anyhow::Result<Self> {
+        let node = fleet.take_node()?;
+        let short = name.rsplit("::").next().unwrap_or(name);
+        tracing::debug!(node, name, "a case begins");
+        let namespace = format!("shop-of-{node}");
+        let case = Self { fleet, place: format!("example.com/{node}"), node, namespace };
+        case.apply(json!({
+            "apiVersion": "v1", "kind": "Namespace",
+            "metadata": {"name": case.namespace, "annotations": {"example.com/case": short}},
+        }))
+        .await?;
+        case.allow(&case.node).await?;
+        Ok(case)
+    }
+
+    /// The same case in another of its namespaces.
+    pub(crate) fn in_namespace(&self, namespace: String) -> Self {
+        Self { namespace, ..self.clone() }
+    }
+
+    /// Another node for this case's pods that is updated too.
+    pub(crate) async fn second_node(&self) -> anyhow::Result<String> {
+        let node = self.fleet.take_node()?;
+        self.allow(&node).await?;
+        Ok(node)
+    }
+
+    async fn allow(&self, node: &str) -> anyhow::Result<()> {
+        self.kubectl(&["label", "node", node, &format!("{}=yes", self.place)]).await.map(drop)
+    }
+
+    /// Lets this case's pods run on the spare nodes too, where they go from the node under test.
+    pub(crate) async fn open_elsewhere(&self) -> anyhow::Result<()> {
+        for node in &self.fleet.spare {
+            self.allow(node).await?;
+        }
+        Ok(())
+    }
+
+    /// The machine under the node.
+    pub(crate) fn member(&self) -> anyhow::Result<&Member> {
+        self.fleet.bed.member(&self.node)
+    }
+
+    /// Processes of the agent on the node.
+    pub(crate) fn agents(&self) -> anyhow::Result<Vec<integ::kubelet::PodProcess>> {
+        let image = deploy::image(deploy::Component::Agent, &self.fleet.bed.options.deploy);
+        Ok(self.member()?.kubelet.processes().into_iter().filter(|process| process.image == image).collect())
+    }
+
+    /// Applies an object.
+    pub(crate) async fn apply(&self, object: Value) -> anyhow::Result<()> {
+        workload::apply(&self.fleet.bed.client, vec![object]).await
+    }
+
+    /// Runs `kubectl` as an administrator.
+    pub(crate) async fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        self.fleet.kubectl(arguments).await
+    }
+
+    /// Runs `kubectl` in the case's namespace.
+    pub(crate) async fn here(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        self.kubectl(&[&["-n", &self.namespace], arguments].concat()).await
+    }
+
+    /// A template of pods that run where the case's pods may run, labelled `app: <app>`; `extra` is laid over it.
+    pub(crate) fn template(&self, app: &str, extra: &Value) -> Value {
+        let mut template = json!({
+            "metadata": {"labels": {"app": app}},
+            "spec": {
+                "terminationGracePeriodSeconds": 5,
+                "nodeSelector": {self.place.clone(): "yes"},
+                "tolerations": [{"key": TAINT, "operator": "Exists"}],
+                "containers": [{"name": "app", "image": "example.invalid/app:1"}],
+            },
+        });
+        merge(&mut template, extra);
+        template
+    }
+
+    /// A Deployment of so many pods on the node under test, labelled `app: <name>`; they may move to spare nodes. `extra` is
+    /// laid over the pods' template.
+    pub(crate) async fn deployment(&self, name: &str, pods: usize, extra: Value) -> anyhow::Result<()> {
+        self.deployment_at_home(name, pods, extra).await?;
+        self.open_elsewhere().await
+    }
+
+    /// The same, and there is nowhere else to go yet.
+    pub(crate) async fn deployment_at_home(&self, name: &str, pods: usize, extra: Value) -> anyhow::Result<()> {
+        let unready = extra["metadata"]["annotations"]["sim/never-ready"] == "true";
+        self.apply(json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {
+                "replicas": pods,
+                "selector": {"matchLabels": {"app": name}},
+                "template": self.template(name, &extra),
+            },
+        }))
+        .await?;
+        self.until(&format!("{pods} pods of {name} run on the node"), |look| {
+            look.pods_of(name).iter().filter(|p| p.node.is_some() && !p.pending && p.ready != unready).count() == pods
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// A pod without a controller on the node under test, labelled `app: <name>`; `extra` is laid over it.
+    pub(crate) async fn bare_pod(&self, name: &str, extra: &Value) -> anyhow::Result<()> {
+        let mut pod = self.template(name, extra);
+        merge(
+            &mut pod,
+            &json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": name, "namespace": self.namespace},
+                "spec": {"nodeName": self.node},
+            }),
+        );
+        self.apply(pod).await?;
+        self.until(&format!("{name} runs"), |look| look.pods_of(name).iter().any(|pod| pod.ready)).await?;
+        Ok(())
+    }
+
+    /// A budget over the pods labelled `app: <name>`, and waits until it counts so many healthy ones.
+    pub(crate) async fn budget(&self, name: &str, healthy: usize, limit: Value) -> anyhow::Result<()> {
+        self.apply(workload::budget(&self.namespace, name, limit)).await?;
+        self.counted(name, healthy).await
+    }
+
+    /// Waits until a budget counts so many healthy pods.
+    pub(crate) async fn counted(&self, name: &str, healthy: usize) -> anyhow::Result<()> {
+        self.until(&format!("the budget {name} counts {healthy}"), |look| {
+            let budget = look.world.budgets.get(&(look.namespace.clone(), name.to_owned()));
+            budget.is_some_and(|budget| usize::try_from(budget.current_healthy) == Ok(healthy))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Changes a budget.
+    pub(crate) async fn set_budget(&self, name: &str, spec: Value) -> anyhow::Result<()> {
+        let patch = json!({"spec": spec}).to_string();
+        self.here(&["patch", "pdb", name, "--type=merge", "-p", &patch]).await.map(drop)
+    }
+
+    /// Uses a budget up: one more pod that it counts, and that no node takes, so that nothing may go; `pods` are those there
+    /// are. A budget that could never allow anything would keep the node from being touched at all.
+    pub(crate) async fn guard(&self, name: &str, pods: usize) -> anyhow::Result<()> {
+        self.apply(json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": format!("{name}-without-a-node"), "namespace": self.namespace, "labels": {"app": name}},
+            "spec": {
+                "nodeSelector": {"example.com/no-node": "has-this"},
+                "containers": [{"name": "app", "image": "example.invalid/app:1"}],
+            },
+        }))
+        .await?;
+        self.budget(name, pods, json!({"minAvailable": pods})).await
+    }
+
+    /// Puts the node under one of the drain policies.
+    pub(crate) async fn under(&self, policy: &str) -> anyhow::Result<()> {
+        self.kubectl(&["label", "node", &self.node, &format!("{POLICY}={policy}")]).await.map(drop)
+    }
+
+    /// Puts the node under the operator: its update begins.
+    pub(crate) async fn go(&self) -> anyhow::Result<()> {
+        self.begin(&self.node).await
+    }
+
+    /// Puts a node under the operator.
+    pub(crate) async fn begin(&self, node: &str) -> anyhow::Result<()> {
+        self.kubectl(&["label", "node", node, &format!("{INTERFACE_LABEL}={INTERFACE_VERSION}")]).await.map(drop)
+    }
+
+    /// A look at the case's part of the cluster.
+    pub(crate) fn look(&self) -> anyhow::Result<Look> {
+        let world = self.fleet.bed.recorder.now()?;
+        Ok(Look { world, name: self.node.clone(), namespace: self.namespace.clone() })
+    }
+
+    /// Waits until the cluster fulfils a condition, and returns the look that has shown it.
+    pub(crate) async fn until(&self, what: &str, mut holds: impl FnMut(&Look) -> bool) -> anyhow::Result<Look> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let look = self.look()?;
+            if holds(&look) {
+                return Ok(look);
+            }
+            anyhow::ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}; {}", look.told());
+            tokio::time::sleep(PERIOD).await;
+        }
+    }
+
+    /// Waits until the node runs [`NEW`] and is given back.
+    pub(crate) async fn updated(&self) -> anyhow::Result<Look> {
+        self.until("the node is updated", |look| {
+            look.is_given_back() && look.shadow().is_some_and(|s| s.status.agent.current_version == Some(NEW))
+        })
+        .await
+    }
+
+    /// Waits until the attempt has ended for this reason, and returns what its record says.
+    pub(crate) async fn failed(&self, reason: &str) -> anyhow::Result<String> {
+        let look = self
+            .until(&format!("the attempt ends with {reason}"), |look| {
+                look.is_given_back() && look.last().is_some_and(|(last, _)| last == reason)
+            })
+            .await?;
+        Ok(look.last().context("just seen")?.1)
+    }
+
+    /// Waits until the node waits for this reason, and returns what is said about it.
+    pub(crate) async fn blocked(&self, reason: &str) -> anyhow::Result<String> {
+        let look = self
+            .until(&format!("the node waits with {reason}"), |look| {
+                look.blocked().is_some_and(|(blocked, _)| blocked == reason)
+            })
+            .await?;
+        Ok(look.blocked().context("just seen")?.1)
+    }
+
+    /// Waits until the drain is held up by a budget.
+    pub(crate) async fn held_up(&self) -> anyhow::Result<Look> {
+        self.until("the drain is held up", |look| {
+            look.shadow().is_some_and(|shadow| {
+                let drain = shadow.status.controller.drain.as_ref();
+                shadow.step() == Some(Step::Draining) && drain.is_some_and(|drain| !drain.blockers.is_empty())
+            })
+        })
+        .await
+    }
+
+    /// Ends the back-off.
+    pub(crate) async fn retry(&self) -> anyhow::Result<()> {
+        let annotation = format!("{}=again", models::names::RETRY_ANNOTATION);
+        let shadow = models::names::shadow_name(&self.node);
+        self.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow, &annotation]).await.map(drop)
+    }
+
+    /// Ensures that the case leaves nothing: no attempt, no claim, no slot.
+    pub(crate) async fn is_clean(&self) -> anyhow::Result<()> {
+        self.until("the case leaves nothing behind", |look| {
+            let slots = look.world.operator.iter().flat_map(|operator| &operator.status.slots);
+            let mut slots = slots.filter(|slot| slot.node == self.node);
+            look.world.nodes.get(&self.node).is_none_or(|_| look.is_given_back()) && slots.next().is_none()
+        })
+        .await?;
+        Ok(())
+    }
+}
+
+/// What a case sees.
+pub(crate) struct Look {
+    pub(crate) world: World,
+    name: String,
+    namespace: String,
+}
+
+impl Look {
+    /// The node under test.
+    pub(crate) fn node(&self) -> &Node {
+        &self.world.nodes[&self.name]
+    }
+
+    /// Its shadow.
+    pub(crate) fn shadow(&self) -> Option<&Shadow> {
+        self.world.shadow_of(self.world.nodes.get(&self.name)?).map(AsRef::as_ref)
+    }
+
+    /// The step of the attempt under way.
+    pub(crate) fn step(&self) -> Option<Step> {
+        self.shadow()?.step()
+    }
+
+    /// Whether there is a shadow with no attempt under way, and nothing of ours on the node.
+    pub(crate) fn is_given_back(&self) -> bool {
+        self.shadow().is_none_or(|shadow| shadow.step().is_none()) && !self.node().claimed()
+    }
+
+    /// Whether the node is cordoned.
+    pub(crate) fn cordoned(&self) -> bool {
+        self.node().fields.contains_key(&Field::Unschedulable)
+    }
+
+    /// Pods of the case's namespace with the label `app: <name>`, those on their way out included.
+    pub(crate) fn pods_of(&self, name: &str) -> Vec<&Pod> {
+        let here = self.world.pods.values().filter(|pod| pod.namespace == self.namespace);
+        here.filter(|pod| pod.labels.get("app").is_some_and(|app| app == name)).map(AsRef::as_ref).collect()
+    }
+
+    /// The pods among them that are on the node under test.
+    pub(crate) fn at_home(&self, name: &str) -> Vec<&Pod> {
+        self.pods_of(name).into_iter().filter(|pod| pod.node.as_deref() == Some(self.name.as_str())).collect()
+    }
+
+    /// Why the last attempt ended, and what is said about it.
+    pub(crate) fn last(&self) -> Option<(String, String)> {
+        let record = self.shadow()?.status.controller.record.as_ref()?;
+        record.last.as_ref().map(|last| (last.reason.clone(), last.message.clone()))
+    }
+
+    /// Why the node is blocked, and what is said about it.
+    pub(crate) fn blocked(&self) -> Option<(String, String)> {
+        let conditions = &self.shadow()?.status.conditions;
+        let blocked = models::condition::true_condition(conditions, BLOCKED)?;
+        Some((blocked.reason.clone(), blocked.message.clone()))
+    }
+
+    /// Whether the failure counts against the version.
+    pub(crate) fn is_charged(&self) -> bool {
+        let record = self.shadow().and_then(|shadow| shadow.status.controller.record.as_ref());
+        record.is_some_and(|record| !record.version_failures.is_empty())
+    }
+
+    /// Values of labels and annotations of the node.
+    pub(crate) fn field(&self, field: &Field) -> Option<&str> {
+        self.node().fields.get(field).map(String::as_str)
+    }
+
+    fn told(&self) -> String {
+        let status = self.shadow().map(|shadow| &shadow.status.controller);
+        let pods: BTreeMap<_, _> = self
+            .world
+            .pods
+            .values()
+            .filter(|pod| pod.namespace == self.namespace)
+            .map(|pod| (&pod.name, (&pod.node, pod.ready, pod.terminating)))
+            .collect();
+        format!(
+            "{} is at {:?}, last {:?}, blocked {:?}; drain {:?}; pods {pods:?}; order {:?}; agent {:?}",
+            self.name,
+            self.step(),
+            self.last(),
+            self.blocked(),
+            status.and_then(|status| status.drain.as_ref()),
+            self.shadow().map(|shadow| &shadow.spec),
+            self.shadow().map(|shadow| &shadow.status.agent),
+        )
+    }
+}

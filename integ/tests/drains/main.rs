@@ -1,0 +1,115 @@
+//! Named cases about drains and claims, on one real control plane: each case has a node and a namespace of its own, several
+//! run side by side, and at the end the oracle judges the whole history at every revision.
+//!
+//! `make test-drain` runs them and prints each by name; `cargo test -p integ --test drains -- budget` those with that word in
+//! their name.
+
+mod agreement;
+mod budgets;
+mod claims;
+mod deadlines;
+mod endings;
+mod evictions;
+mod filters;
+mod fleet;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use integ::oracle::Expectations;
+use libtest_mimic::{Arguments, Failed, Trial};
+use tokio::runtime::Runtime;
+use tokio::sync::OnceCell;
+
+use fleet::{Case, Fleet};
+
+/// How many cases run side by side.
+const AT_ONCE: usize = 6;
+
+/// What happens in a case.
+type Story = fn(Case) -> BoxFuture<'static, anyhow::Result<()>>;
+
+/// Lists a module's cases under their names.
+macro_rules! cases {
+    ($($name:ident),+ $(,)?) => {
+        pub(crate) fn cases() -> Vec<(&'static str, crate::Story)> {
+            vec![$((stringify!($name), |case| Box::pin($name(case)))),+]
+        }
+    };
+}
+pub(crate) use cases;
+
+/// The fleet, made when the first case needs it.
+struct Stage {
+    runtime: Runtime,
+    fleet: OnceCell<Arc<Fleet>>,
+    nodes: usize,
+}
+
+impl Stage {
+    fn play(&self, name: &str, story: Story) -> Result<(), Failed> {
+        let told = self.runtime.block_on(async {
+            let fleet = self.fleet.get_or_try_init(|| async { Fleet::start(self.nodes).await.map(Arc::new) }).await?;
+            let case = Case::new(fleet.clone(), name).await?;
+            let again = case.clone();
+            story(case).await?;
+            again.is_clean().await
+        });
+        told.map_err(|error| Failed::from(format!("{error:#}")))
+    }
+}
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(AT_ONCE);
+    // The longest case is the first one.
+    let modules = [
+        ("claims", claims::cases()),
+        ("agreement", agreement::cases()),
+        ("budgets", budgets::cases()),
+        ("deadlines", deadlines::cases()),
+        ("endings", endings::cases()),
+        ("evictions", evictions::cases()),
+        ("filters", filters::cases()),
+    ];
+    let all: Vec<(String, Story)> = modules
+        .into_iter()
+        .flat_map(|(module, cases)| cases.into_iter().map(move |(name, story)| (format!("{module}::{name}"), story)))
+        .collect();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("no runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    // A case may need a second node.
+    let stage = Arc::new(Stage { runtime, fleet: OnceCell::new(), nodes: all.len() + fleet::SECOND_NODES });
+    let trials = all
+        .into_iter()
+        .map(|(name, story)| {
+            let stage = stage.clone();
+            Trial::test(name.clone(), move || stage.play(&name, story))
+        })
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let Some(stage) = Arc::into_inner(stage) else {
+        eprintln!("a case is still running");
+        return ExitCode::FAILURE;
+    };
+    let Stage { runtime, fleet, .. } = stage;
+    let judged = runtime.block_on(async {
+        let Some(fleet) = fleet.into_inner() else { return Ok(()) };
+        let fleet = Arc::into_inner(fleet).ok_or_else(|| anyhow::anyhow!("a case still holds the fleet"))?;
+        fleet.judge(&Expectations::default()).await
+    });
+    match judged {
+        Ok(()) if !conclusion.has_failed() => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("the oracle, over the history of all cases: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
