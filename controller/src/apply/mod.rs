@@ -180,7 +180,7 @@ impl Applier {
             Action::Release => self.release(node).await.map(|()| Learned::default()),
             Action::Evict { pods, grace } => self.evict(&pods, grace).await,
             Action::Delete { pods, grace } => self.delete(&pods, grace).await,
-            Action::Go { nonce } => self.give_go(node, &nonce).await.map(|()| Learned::default()),
+            Action::Go { nonce, rules } => self.give_go(node, &nonce, rules).await.map(|()| Learned::default()),
             Action::LookAtLease => self.look_at_lease(&node.facts.name).await,
         }
     }

@@ -14,7 +14,7 @@ use models::shadow::{BottlerocketShadowSpec, Go};
 use super::{Applier, ApplyError, Learned};
 use crate::claims::Part;
 use crate::drain::answer::{Meaning, meaning};
-use crate::drain::filter;
+use crate::drain::filter::{self, Rules};
 use crate::plan::Eviction;
 use crate::view::{Blocked, NodeFacts, NodeView, PodFacts, Projection};
 
@@ -143,7 +143,7 @@ impl Applier {
 
     /// The last look, at the Node and its pods as they are and not as a cache has them; then the go, signed for this
     /// agent's nonce, at the version of the shadow that the decision was made on.
-    pub(super) async fn give_go(&self, view: &NodeView, nonce: &str) -> Result<(), ApplyError> {
+    pub(super) async fn give_go(&self, view: &NodeView, nonce: &str, rules: Rules) -> Result<(), ApplyError> {
         let shadow = view.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
         let (Some(version), Some(boot_id)) = (shadow.spec.version.clone(), shadow.spec.boot_id.clone()) else {
             return Err(ApplyError::Changed("the order"));
@@ -169,7 +169,7 @@ impl Applier {
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
         let drain = shadow.status.controller.drain.as_ref();
         // Whether a pod may be evicted makes no difference here: none may be left.
-        let sorted = filter::sort(&pods, filter::Rules::default(), drain, &self.namespace);
+        let sorted = filter::sort(&pods, rules, drain, &self.namespace);
         if let Some(pod) = sorted.left().next() {
             return Err(ApplyError::NoGo(format!("{} is on the node", pod.title())));
         }

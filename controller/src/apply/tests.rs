@@ -299,7 +299,7 @@ async fn a_process_that_lost_the_lease_writes_nothing() {
         Action::Claim { parts: crate::claims::Parts::CORDON, note: None },
         Action::Release,
         action,
-        Action::Go { nonce: "n".into() },
+        Action::Go { nonce: "n".into(), rules: Default::default() },
     ] {
         assert!(applier.carry_out(&node(), action).await.is_err());
     }

@@ -4,6 +4,7 @@
 //! in two ways: pods that have ended are left where they are, since they are in nobody's way, and pods that are being deleted
 //! are waited for whatever they are.
 
+use jiff::Timestamp;
 use models::operator::PodsAtRisk;
 use models::shadow::DrainStatus;
 
@@ -16,11 +17,13 @@ pub struct Rules {
     pub bare_pods: PodsAtRisk,
     /// Pods with an `emptyDir`, whose contents end with them.
     pub empty_dir: PodsAtRisk,
+    /// Pods that are being deleted and had to have ended by then are not waited for any more.
+    pub overdue_since: Option<Timestamp>,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { bare_pods: PodsAtRisk::Refuse, empty_dir: PodsAtRisk::Evict }
+        Self { bare_pods: PodsAtRisk::Refuse, empty_dir: PodsAtRisk::Evict, overdue_since: None }
     }
 }
 
@@ -38,7 +41,7 @@ pub enum Refusal {
 /// What happens to one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is left alone: it has ended, mirrors a static pod, or belongs to a DaemonSet.
+    /// It is left alone: it has ended, mirrors a static pod, belongs to a DaemonSet, or has been waited for long enough.
     Stays,
     /// One of the operator's own pods that came back after its eviction: left to the reboot.
     OwnReturned,
@@ -69,7 +72,8 @@ pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>, own_names
         return Fate::OwnReturned;
     }
     if pod.terminating {
-        return Fate::Leaving;
+        let overdue = rules.overdue_since.is_some_and(|since| pod.ends_by.is_some_and(|by| by <= since));
+        return if overdue { Fate::Stays } else { Fate::Leaving };
     }
     if pod.empty_dir && rules.empty_dir == PodsAtRisk::Refuse {
         return Fate::Refused(Refusal::EmptyDir);
@@ -206,9 +210,22 @@ mod tests {
                 Fate::Stays,
             ),
         ] {
-            let rules = Rules { bare_pods: rules.0, empty_dir: rules.1 };
+            let rules = Rules { bare_pods: rules.0, empty_dir: rules.1, overdue_since: None };
             assert_eq!(fate(&pod, rules, None, "brupop-system"), expected, "{sentence}");
         }
+    }
+
+    #[test]
+    fn a_pod_that_does_not_go_is_waited_for_as_long_as_policy_says() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let stuck = PodFacts { terminating: true, ends_by: Some(at(100)), ..pod("a") };
+        for (since, expected) in [(None, Fate::Leaving), (Some(at(99)), Fate::Leaving), (Some(at(100)), Fate::Stays)] {
+            let rules = Rules { overdue_since: since, ..Rules::default() };
+            assert_eq!(fate(&stuck, rules, None, "brupop-system"), expected, "{since:?}");
+        }
+        let live = PodFacts { terminating: false, ..stuck };
+        let rules = Rules { overdue_since: Some(at(1000)), ..Rules::default() };
+        assert_eq!(fate(&live, rules, None, "brupop-system"), Fate::Goes);
     }
 
     #[test]

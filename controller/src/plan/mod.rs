@@ -41,6 +41,7 @@ use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
 
 use crate::claims::Parts;
+use crate::drain::filter::Rules;
 use crate::view::PodFacts;
 
 pub use fleet::plan;
@@ -119,6 +120,8 @@ pub enum Action {
     Go {
         /// The nonce.
         nonce: String,
+        /// Which pods are in the way.
+        rules: Rules,
     },
     /// Look whether the node's own Lease is still renewed.
     LookAtLease,

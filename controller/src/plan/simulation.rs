@@ -228,13 +228,11 @@ impl World {
                     }
                 }
             }
-            Action::Go { nonce } => {
+            Action::Go { nonce, rules } => {
                 // The executor's own last look.
                 let drain = shadow.status.controller.drain.clone();
                 let pods = node.pods.clone().unwrap_or_default();
-                let empty =
-                    filter::sort(&pods, filter::Rules::default(), drain.as_ref(), models::names::SYSTEM_NAMESPACE)
-                        .empty();
+                let empty = filter::sort(&pods, rules, drain.as_ref(), models::names::SYSTEM_NAMESPACE).empty();
                 if empty && node.facts.claimed() && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
                     shadow.spec.go = Some(Go { nonce, jws: String::new(), repeated: shadow.spec.go.is_some() });
                     shadow.generation += 1;

@@ -8,6 +8,7 @@ mod version;
 
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use models::operator::{
     AtDeadline, BottlerocketUpdateOperatorSpec, CountOrPercent, DrainPolicy, Expression, HealthPolicy, NodeSelector,
     SchedulePolicy, StepApproval,
@@ -98,10 +99,20 @@ pub struct Drain {
     pub at_deadline: AtDeadline,
     /// What is done about pods that it would take something from.
     pub rules: Rules,
+    /// How long after the end of its grace period a pod that does not go is waited for; `None`: until the deadline.
+    pub skip_terminating_after: Option<Duration>,
     /// How long pods may take to end, in seconds; `None`: as each pod says.
     pub grace: Option<i64>,
     /// Whether it also waits for the pods' volumes.
     pub wait_for_volumes: bool,
+}
+
+impl Drain {
+    /// The rules as they are now: from when on pods that do not go are waited for no longer.
+    pub fn rules_at(&self, now: Timestamp) -> Rules {
+        let skip = self.skip_terminating_after.and_then(|skip| SignedDuration::try_from(skip).ok());
+        Rules { overdue_since: skip.and_then(|skip| now.checked_sub(skip).ok()), ..self.rules }
+    }
 }
 
 impl Default for Drain {
@@ -110,6 +121,7 @@ impl Default for Drain {
             timeout: Duration::from_secs(30 * 60),
             at_deadline: AtDeadline::Release,
             rules: Rules::default(),
+            skip_terminating_after: None,
             grace: None,
             wait_for_volumes: false,
         }
@@ -409,7 +421,11 @@ fn group_policy(
         rules: Rules {
             bare_pods: asked.bare_pods.unwrap_or(default.drain.rules.bare_pods),
             empty_dir: asked.empty_dir.unwrap_or(default.drain.rules.empty_dir),
+            overdue_since: None,
         },
+        skip_terminating_after: asked
+            .skip_terminating_after
+            .map_or(default.drain.skip_terminating_after, |d| Some(d.0)),
         grace: asked.grace_period.map_or(default.drain.grace, |d| i64::try_from(d.0.as_secs().max(1)).ok()),
         wait_for_volumes: asked.wait_for_volumes.unwrap_or(default.drain.wait_for_volumes),
     };

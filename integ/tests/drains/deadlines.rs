@@ -11,6 +11,7 @@ crate::cases![
     a_node_that_was_given_back_is_drained_again_when_a_person_asks,
     pods_past_their_deadline_are_deleted_where_policy_says_so,
     pods_past_their_deadline_and_their_grace_are_deleted_without_it,
+    a_pod_that_does_not_go_is_left_to_the_reboot_where_policy_says_so,
     forced_pods_are_told_loudly,
     volumes_are_waited_for_where_policy_asks,
     volumes_hold_nothing_up_beyond_the_deadline,
@@ -74,6 +75,18 @@ async fn pods_past_their_deadline_and_their_grace_are_deleted_without_it(case: C
     case.go().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").is_empty());
+    Ok(())
+}
+
+async fn a_pod_that_does_not_go_is_left_to_the_reboot_where_policy_says_so(case: Case) -> anyhow::Result<()> {
+    case.under("impatient").await?;
+    let stuck =
+        json!({"metadata": {"finalizers": ["example.com/keeps"]}, "spec": {"terminationGracePeriodSeconds": 1}});
+    case.deployment("web", 1, stuck).await?;
+    let pod = case.look()?.at_home("web")[0].uid.clone();
+    case.go().await?;
+    let end = case.updated().await?;
+    assert!(end.at_home("web").iter().any(|left| left.uid == pod && left.terminating), "it is still there");
     Ok(())
 }
 

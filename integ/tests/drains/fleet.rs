@@ -52,6 +52,7 @@ fn policy() -> Value {
             group("force", json!({"timeout": "2s", "atDeadline": "Force"})),
             group("force-bare", json!({"timeout": "2s", "atDeadline": "Force", "barePods": "Evict"})),
             group("grace", json!({"gracePeriod": "1s"})),
+            group("impatient", json!({"skipTerminatingAfter": "1s"})),
             group("volumes", json!({"waitForVolumes": true})),
             group("volumes-short", json!({"waitForVolumes": true, "timeout": "3s"})),
         ],

@@ -180,6 +180,10 @@ pub struct DrainPolicy {
     /// What is done about pods with an `emptyDir`, whose contents end with the pod. Default Evict: the reboot would end them too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_dir: Option<PodsAtRisk>,
+    /// How long after the end of its grace period a pod that is being deleted and does not go is waited for. Then it hinders
+    /// the drain no longer, and ends with the reboot. Default: until the drain's deadline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skip_terminating_after: Option<Duration>,
     /// How long pods may take to end, in place of what each pod says of itself; whole seconds. Default: what the pod says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_period: Option<Duration>,

@@ -231,8 +231,10 @@ impl Case<'_> {
         if let Some(action) = self.blockers_changed(&blockers, &wait) {
             return Decision::act(action);
         }
-        let decision = Decision::wait(wait).waking_at(deadline);
-        retry.map_or(decision.clone(), |at| decision.waking_at(at))
+        let skip = policy.skip_terminating_after;
+        let skipped =
+            skip.and_then(|skip| sorted.leaving.iter().filter_map(|pod| pod.ends_by).min().map(|by| after(by, skip)));
+        [retry, skipped].into_iter().flatten().fold(Decision::wait(wait).waking_at(deadline), Decision::waking_at)
     }
 
     /// Replicas of ours that came after the drain began, from another node that is drained or of a new revision: noted before
@@ -416,7 +418,7 @@ impl Case<'_> {
         if !sorted.leaving.is_empty() {
             return Decision::wait(Wait::Draining { left: sorted.leaving.len() });
         }
-        Decision::act(Action::Go { nonce: nonce.to_owned() })
+        Decision::act(Action::Go { nonce: nonce.to_owned(), rules: self.group().drain.rules_at(self.now) })
     }
 
     /// What ends an attempt that has not been given a go, whatever its step.

@@ -133,7 +133,7 @@ impl<'a> Case<'a> {
     fn sorted_pods(&self) -> Option<Sorted<'a>> {
         let pods = self.node.pods.as_ref()?;
         let drain = self.shadow.status.controller.drain.as_ref();
-        Some(filter::sort(pods, self.group().drain.rules, drain, &self.view.own_namespace))
+        Some(filter::sort(pods, self.group().drain.rules_at(self.now), drain, &self.view.own_namespace))
     }
 
     fn agent_failure(&self, attempt: i64) -> Option<(FailureReason, &'a str)> {
