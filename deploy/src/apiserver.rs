@@ -69,7 +69,7 @@ fn deployment(options: &Options) -> Deployment {
         automount_service_account_token: Some(true),
         security_context: Some(pod::restricted_pod()),
         priority_class_name: Some("system-cluster-critical".to_owned()),
-        tolerations: Some(pod::tolerates_cordon()),
+        tolerations: Some(pod::tolerations()),
         affinity: Some(pod::apart(COMPONENT)),
         termination_grace_period_seconds: Some(30),
         containers: vec![container],

@@ -44,7 +44,7 @@ fn deployment(options: &Options) -> Deployment {
         automount_service_account_token: Some(true),
         security_context: Some(pod::restricted_pod()),
         priority_class_name: Some("system-cluster-critical".to_owned()),
-        tolerations: Some(pod::tolerates_cordon()),
+        tolerations: Some(pod::tolerations()),
         affinity: Some(pod::apart(COMPONENT)),
         // Long enough to end the writes that are under way and to give the Lease back.
         termination_grace_period_seconds: Some(30),

@@ -91,14 +91,24 @@ pub(crate) fn restricted_container() -> SecurityContext {
     }
 }
 
-/// Cordoned nodes are good enough for what uncordons them.
-pub(crate) fn tolerates_cordon() -> Vec<Toleration> {
-    vec![Toleration {
-        key: Some("node.kubernetes.io/unschedulable".to_owned()),
+/// For how many seconds a pod stays on a node that does not answer before it is replaced; Kubernetes' default is 300. While it
+/// stays it uses up its budget, and with it the drain of the node that the other replica is on.
+const SILENT: i64 = 30;
+
+/// Cordoned nodes are good enough for what uncordons them, and silent ones are not.
+pub(crate) fn tolerations() -> Vec<Toleration> {
+    let tolerates = |key: &str, effect: &str, seconds| Toleration {
+        key: Some(format!("node.kubernetes.io/{key}")),
         operator: Some("Exists".to_owned()),
-        effect: Some("NoSchedule".to_owned()),
+        effect: Some(effect.to_owned()),
+        toleration_seconds: seconds,
         ..Toleration::default()
-    }]
+    };
+    vec![
+        tolerates("unschedulable", "NoSchedule", None),
+        tolerates("not-ready", "NoExecute", Some(SILENT)),
+        tolerates("unreachable", "NoExecute", Some(SILENT)),
+    ]
 }
 
 /// Apart if there is room, together if there is not: a cluster of one node runs everything.

@@ -2,12 +2,14 @@
 
 use integ::bed::workload;
 use integ::oracle::{Field, World};
-use models::names::{BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION};
+use models::names::{
+    AGENT_NAMESPACE, BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION, SYSTEM_NAMESPACE,
+};
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::interfere::{blocked_drain, release_into_a_blocked_drain, unblock};
-use crate::support::{EVENTS_OF_NODES, SHOP, nodes, run, shadow_of, step_of, until_event};
+use crate::interfere::{blocked_drain, poll, release_into_a_blocked_drain, unblock};
+use crate::support::{EVENTS_OF_NODES, SHOP, is_updated, nodes, run, shadow_of, step_of, until_event};
 
 fn balancer() -> Field {
     Field::Label(BALANCER_LABEL.to_owned())
@@ -160,5 +162,66 @@ async fn what_the_cluster_itself_runs_on_leaves_a_node_when_everything_else_has_
         }
     });
     assert_eq!(left_first, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_the_api_server_in_mid_drain_is_survived() -> anyhow::Result<()> {
+    let mut options = nodes(2);
+    // The recorder reads what it missed during the outage from etcd's history.
+    options.control_plane.watch_cache = false;
+    let ending = run(options, async |scene| {
+        let target = blocked_drain(scene).await?;
+        scene.bed.control_plane.restart_apiserver().await?;
+        unblock(scene).await?;
+        scene.updated().await?;
+        let attempts = scene.bed.recorder.so_far()?.attempts();
+        let of_target = attempts.iter().filter(|attempt| attempt.node == target).count();
+        assert_eq!(of_target, 1, "the same attempt went on: {attempts:#?}");
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(2);
+    Ok(())
+}
+
+/// All of it but the shadows: as when the workloads are deleted by mistake, and come back with the next apply.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_that_is_deleted_in_mid_drain_goes_on_when_it_is_installed_again() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |scene| {
+        let target = blocked_drain(scene).await?;
+        for namespace in [SYSTEM_NAMESPACE, AGENT_NAMESPACE] {
+            scene.kubectl(&["-n", namespace, "delete", "deployments,daemonsets", "--all"]).await?;
+        }
+        poll("no part of it is left", async || Ok(scene.bed.processes().is_empty().then_some(()))).await?;
+        let world = scene.bed.recorder.now()?;
+        assert!(world.nodes[&target].claimed(), "nobody was there to give the node back");
+        scene.bed.install().await?;
+        unblock(scene).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert!(ending.world().nodes.values().all(|node| !node.claimed()));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_ends_also_when_the_only_other_node_dies_meanwhile() -> anyhow::Result<()> {
+    let mut options = nodes(2);
+    options.deploy.controller_replicas = 2;
+    options.deploy.apiserver_replicas = 2;
+    let ending = run(options, async |scene| {
+        let target = blocked_drain(scene).await?;
+        let other = if target == "node-1" { "node-2" } else { "node-1" };
+        scene.bed.member(other)?.host.power_off();
+        unblock(scene).await?;
+        scene.until("the node is updated", |world| is_updated(world, &target)).await?;
+        scene.bed.member(other)?.host.power_on();
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert!(ending.world().nodes.values().all(|node| !node.claimed()));
     Ok(())
 }
