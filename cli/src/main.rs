@@ -40,7 +40,7 @@ async fn main() -> anyhow::Result<()> {
     let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
     match arguments.command {
         Command::Status => print!("{}", status::status(client, &arguments.namespace).await?),
-        Command::Uninstall(options) => uninstall::uninstall(client, &options).await?,
+        Command::Uninstall(options) => uninstall::uninstall(client, &arguments.namespace, &options).await?,
     }
     Ok(())
 }

@@ -3,14 +3,14 @@
 //! Nothing is removed before every node is given back: the controller is the one that can tell a host to disarm, and a node
 //! that was told to reboot has to be seen through to its end.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use controller::claims;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::GroupVersionKind;
@@ -53,7 +53,13 @@ pub(crate) struct Options {
 }
 
 /// Uninstalls the operator.
-pub(crate) async fn uninstall(client: Client, options: &Options) -> anyhow::Result<()> {
+pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
+    if namespace != names::SYSTEM_NAMESPACE {
+        bail!(
+            "the manifests install into {}, and that is what this removes; an operator in {namespace} was installed by other means",
+            names::SYSTEM_NAMESPACE
+        );
+    }
     let objects = deploy::everything()?;
     if options.dry_run {
         for object in objects.iter().rev() {
@@ -76,10 +82,11 @@ pub(crate) async fn uninstall(client: Client, options: &Options) -> anyhow::Resu
     let (containers, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|object| is_one_of(object, &CONTAINERS));
     let mut kinds = Kinds { client: client.clone(), known: HashMap::new() };
     // Nobody is left to claim or to label a node when the nodes are looked through.
-    kinds.remove(&workloads).await?;
+    kinds.remove(&workloads, false).await?;
+    ended(&client).await?;
     sweep(&client).await?;
-    kinds.remove(&rest).await?;
-    kinds.remove(&containers).await?;
+    kinds.remove(&rest, true).await?;
+    kinds.remove(&containers, true).await?;
     println!("the operator is uninstalled");
     Ok(())
 }
@@ -195,25 +202,64 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
             managers.push(names::LABEL_MANAGER);
         }
         if is_claimed(&node.metadata) {
-            if is_held(&node.metadata) {
-                println!("{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}");
-            } else {
-                managers.push(names::CONTROLLER_MANAGER);
-            }
+            managers.push(names::CONTROLLER_MANAGER);
         }
         for manager in managers {
             // An apply without a field that this manager owns gives the field back.
-            let nothing = json!({
+            let mut kept = json!({
                 "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": node.uid()},
             });
+            let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
+            if manager == names::CONTROLLER_MANAGER && is_held(&node.metadata) && cordoned {
+                kept["spec"] = json!({"unschedulable": true});
+                println!("{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}");
+            }
             nodes
-                .patch(&name, &PatchParams::apply(manager), &Patch::Apply(nothing))
+                .patch(&name, &PatchParams::apply(manager), &Patch::Apply(kept))
                 .await
                 .with_context(|| format!("what the operator has set on {name} cannot be taken back"))?;
             println!("took back what {manager} had set on node {name}");
         }
     }
     Ok(())
+}
+
+/// Waits until the operator's pods have ended, wherever somebody answers for them: one that is still there could claim a node.
+async fn ended(client: &Client) -> anyhow::Result<()> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let deadline = Instant::now() + GONE;
+    loop {
+        let mut left = Vec::new();
+        for namespace in [names::SYSTEM_NAMESPACE, names::AGENT_NAMESPACE] {
+            let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+            let ours = ListParams::default().labels(&format!("{}={}", names::APPLICATION_LABEL, names::APPLICATION));
+            left.extend(pods.list(&ours).await.with_context(|| format!("the pods of {namespace} cannot be read"))?);
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        let silent: BTreeSet<String> = nodes
+            .list(&ListParams::default())
+            .await?
+            .iter()
+            .filter(|node| !is_ready(node))
+            .map(Node::name_any)
+            .collect();
+        let node_of = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
+        let (silent, live): (Vec<_>, Vec<_>) = left.iter().partition(|pod| silent.contains(&node_of(pod)));
+        if live.is_empty() || Instant::now() >= deadline {
+            for pod in silent.into_iter().chain(live) {
+                println!("left behind: pod {} on {}, which has not ended", pod.name_any(), node_of(pod));
+            }
+            return Ok(());
+        }
+        tokio::time::sleep(PERIOD / 4).await;
+    }
+}
+
+fn is_ready(node: &Node) -> bool {
+    let mut conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// The kinds of object, as the server serves them.
@@ -249,13 +295,13 @@ impl Kinds {
         }))
     }
 
-    /// Deletes objects, last ones first, and waits until they are gone.
-    async fn remove(&mut self, objects: &[Value]) -> anyhow::Result<()> {
+    /// Deletes objects, last ones first, and, where that is asked for, waits until they are gone.
+    async fn remove(&mut self, objects: &[Value], wait: bool) -> anyhow::Result<()> {
         let mut going = Vec::new();
         for object in objects.iter().rev() {
             let id = deploy::yaml::id(object);
             let Some((api, name)) = self.api(object).await? else { continue };
-            match api.delete(&name, &DeleteParams::foreground()).await {
+            match api.delete(&name, &DeleteParams::background()).await {
                 Ok(_) => {
                     println!("deleted {id}");
                     going.push((api, name, id));
@@ -263,6 +309,9 @@ impl Kinds {
                 Err(error) if is_gone(&error) => {}
                 Err(error) => return Err(error).with_context(|| format!("{id} cannot be deleted")),
             }
+        }
+        if !wait {
+            return Ok(());
         }
         let deadline = Instant::now() + GONE;
         for (api, name, id) in going {
@@ -273,7 +322,10 @@ impl Kinds {
                     Ok(Some(_)) if Instant::now() < deadline => tokio::time::sleep(PERIOD / 4).await,
                     Ok(Some(found)) => {
                         let finalizers = found.finalizers().join(", ");
-                        bail!("{id} is deleted and not gone; its finalizers: {finalizers}. Run it again once it is.");
+                        bail!(
+                            "{id} is deleted and not gone (finalizers: {finalizers}). Pods on a node that does not answer keep \
+                             their namespace until the node is back or deleted. Everything else is done; run it again to see."
+                        );
                     }
                     Err(error) => return Err(error).with_context(|| format!("whether {id} is gone cannot be read")),
                 }

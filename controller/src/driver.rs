@@ -265,7 +265,9 @@ impl Driver {
             }
             let mut node = NodeView { facts, shadow, ..NodeView::default() };
             if let Some(watch) = self.pods.get(&name).filter(|w| w.cache.synced()) {
-                node.pods = self.daemon_sets.mark(watch.cache.items().into_values().collect());
+                let mut pods: Vec<PodFacts> = watch.cache.items().into_values().collect();
+                self.daemon_sets.mark(&mut pods);
+                node.pods = Some(pods);
             }
             if let Some(memory) = self.memory.get_mut(&name) {
                 if memory.busy || memory.paused_until.is_some() {

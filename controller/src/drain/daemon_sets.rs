@@ -4,7 +4,7 @@
 //! final, and when one that was there goes, the garbage collector takes its pods along or makes them bare.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -12,81 +12,75 @@ use kube::Client;
 use kube::api::Api;
 use tokio::sync::watch;
 
-use crate::view::PodFacts;
+use crate::view::{DaemonSetIs, PodFacts};
 
 /// How long after a failure one is asked for again.
-const RETRY: Duration = Duration::from_secs(2);
+const RETRY: Duration = Duration::from_secs(30);
 
-/// What is known of one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Known {
-    /// It is being asked for.
-    Asked,
-    /// It was there.
-    There,
-    /// There is none of that uid.
-    Gone,
-}
+/// Namespace, name and uid. What pods of another namespace say of the same uid proves nothing.
+type Key = (String, String, String);
 
-/// The DaemonSets that pods name, by uid.
+/// The DaemonSets that pods name.
 pub struct DaemonSets {
     client: Client,
     changed: Arc<watch::Sender<u64>>,
-    known: Arc<Mutex<HashMap<String, Known>>>,
+    known: Known,
+}
+
+/// What is known of each; `Unknown`: it is being asked for.
+#[derive(Clone, Default)]
+struct Known(Arc<Mutex<HashMap<Key, DaemonSetIs>>>);
+
+impl Known {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, DaemonSetIs>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl DaemonSets {
     /// Knows of none. `changed` is told of each answer.
     pub fn new(client: Client, changed: Arc<watch::Sender<u64>>) -> Self {
-        Self { client, changed, known: Arc::default() }
+        Self { client, changed, known: Known::default() }
     }
 
-    /// Marks those pods whose DaemonSet is gone; `None` while that is not known of all of them.
-    pub fn mark(&self, mut pods: Vec<PodFacts>) -> Option<Vec<PodFacts>> {
-        let mut complete = true;
-        for pod in &mut pods {
+    /// Says of each pod what is known of its DaemonSet, and asks for those of which nothing is.
+    pub fn mark(&self, pods: &mut [PodFacts]) {
+        for pod in pods {
             let (Some(name), Some(uid)) = (&pod.daemon_set, &pod.controller_uid) else { continue };
-            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(uid).copied();
-            match known {
-                Some(Known::There) => {}
-                Some(Known::Gone) => pod.orphan = true,
-                Some(Known::Asked) => complete = false,
-                None => {
-                    complete = false;
-                    self.ask(pod.namespace.clone(), name.clone(), uid.clone());
-                }
+            let key = (pod.namespace.clone(), name.clone(), uid.clone());
+            let known = self.known.lock().get(&key).copied();
+            pod.daemon_set_is = known.unwrap_or_default();
+            if known.is_none() {
+                self.ask(key);
             }
         }
-        complete.then_some(pods)
     }
 
-    fn ask(&self, namespace: String, name: String, uid: String) {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(uid.clone(), Known::Asked);
-        let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), &namespace);
-        let (known, changed) = (Arc::clone(&self.known), Arc::clone(&self.changed));
+    fn ask(&self, key: Key) {
+        self.known.lock().insert(key.clone(), DaemonSetIs::Unknown);
+        let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), &key.0);
+        let (known, changed) = (self.known.clone(), Arc::clone(&self.changed));
         tokio::spawn(async move {
-            let found = api.get_metadata_opt(&name).await;
-            let answer = match found {
-                Ok(Some(found)) if found.metadata.uid.as_deref() == Some(uid.as_str()) => Some(Known::There),
-                Ok(_) => Some(Known::Gone),
+            let answer = match api.get_metadata_opt(&key.1).await {
+                Ok(Some(found)) if found.metadata.uid.as_ref() == Some(&key.2) => DaemonSetIs::There,
+                Ok(_) => DaemonSetIs::Gone,
                 Err(error) => {
                     tracing::warn!(
-                        namespace,
-                        name,
+                        namespace = key.0,
+                        name = key.1,
                         error = &error as &dyn std::error::Error,
-                        "a DaemonSet cannot be read; the node of its pods waits for that"
+                        "a DaemonSet cannot be read; nodes with pods of it are not drained"
                     );
-                    tokio::time::sleep(RETRY).await;
-                    None
+                    DaemonSetIs::Unreadable
                 }
             };
-            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-            match answer {
-                Some(answer) => known.insert(uid, answer),
-                None => known.remove(&uid),
-            };
-            drop(known);
+            known.lock().insert(key.clone(), answer);
             changed.send_modify(|n| *n = n.wrapping_add(1));
+            if answer == DaemonSetIs::Unreadable {
+                tokio::time::sleep(RETRY).await;
+                known.lock().remove(&key);
+                changed.send_modify(|n| *n = n.wrapping_add(1));
+            }
         });
     }
 }
@@ -114,21 +108,30 @@ mod tests {
         let changed = Arc::new(watch::channel(0).0);
         let sets = DaemonSets::new(Client::new(service, "default"), changed.clone());
         let mut answers = changed.subscribe();
-        let pods = || vec![pod("now"), pod("before"), PodFacts::default()];
-        assert!(sets.mark(pods()).is_none(), "nothing is known yet");
-        assert!(sets.mark(pods()).is_none(), "nor is it now, and nothing is asked twice");
-        for _ in 0..2 {
+        let mut pods = [pod("now"), pod("before"), pod("hidden"), PodFacts::default()];
+        sets.mark(&mut pods);
+        sets.mark(&mut pods);
+        assert!(pods.iter().all(|pod| pod.daemon_set_is == DaemonSetIs::Unknown), "nothing is known yet");
+        for status in [200, 200, 403] {
             let (request, send) = handle.next_request().await.unwrap();
-            assert_eq!(request.uri().path(), "/apis/apps/v1/namespaces/logs/daemonsets/log");
-            let body = br#"{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "log", "uid": "now"}}"#;
-            send.send_response(Response::new(Body::from(body.to_vec())));
+            assert_eq!(
+                request.uri().path(),
+                "/apis/apps/v1/namespaces/logs/daemonsets/log",
+                "and nothing is asked twice"
+            );
+            let body = match status {
+                200 => {
+                    r#"{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "log", "uid": "now"}}"#
+                }
+                _ => r#"{"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden", "message": "no"}"#,
+            };
+            send.send_response(Response::builder().status(status).body(Body::from(body.as_bytes().to_vec())).unwrap());
         }
-        let marked = loop {
+        while pods[..3].iter().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
             answers.changed().await.unwrap();
-            if let Some(marked) = sets.mark(pods()) {
-                break marked;
-            }
-        };
-        assert_eq!(marked.iter().map(|pod| pod.orphan).collect::<Vec<_>>(), [false, true, false]);
+            sets.mark(&mut pods);
+        }
+        let known = pods.map(|pod| pod.daemon_set_is);
+        assert_eq!(known, [DaemonSetIs::There, DaemonSetIs::Gone, DaemonSetIs::Unreadable, DaemonSetIs::Unknown]);
     }
 }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use models::operator::PodsAtRisk;
 use models::shadow::DrainStatus;
 
-use crate::view::PodFacts;
+use crate::view::{DaemonSetIs, PodFacts};
 
 /// What is done about pods that a drain would take something from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,13 +17,15 @@ pub struct Rules {
     pub bare_pods: PodsAtRisk,
     /// Pods with an `emptyDir`, whose contents end with them.
     pub empty_dir: PodsAtRisk,
+    /// The time: a pod that has ended is not waited for beyond its grace period.
+    pub now: Option<Timestamp>,
     /// Pods that are being deleted and had to have ended by then are not waited for any more.
     pub overdue_since: Option<Timestamp>,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { bare_pods: PodsAtRisk::Refuse, empty_dir: PodsAtRisk::Evict, overdue_since: None }
+        Self { bare_pods: PodsAtRisk::Refuse, empty_dir: PodsAtRisk::Evict, now: None, overdue_since: None }
     }
 }
 
@@ -36,6 +38,8 @@ pub enum Refusal {
     Bare,
     /// Its DaemonSet is gone.
     Orphan,
+    /// Whether its DaemonSet is there cannot be read. Only before a drain: in the middle of one it is left alone.
+    Unread,
 }
 
 /// What happens to one pod.
@@ -55,13 +59,15 @@ pub enum Fate {
 
 /// What happens to a pod of a node whose drain stands at `drain`.
 pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>, own_namespace: &str) -> Fate {
+    let orphan = pod.daemon_set_is == DaemonSetIs::Gone;
     // Mirror pods end with their static pods; DaemonSet pods would be put back at once, while there is their DaemonSet.
-    if pod.mirror || (pod.daemon_set.is_some() && !pod.orphan) {
+    if pod.mirror || (pod.daemon_set.is_some() && !orphan) {
         return Fate::Stays;
     }
     // Graceful node shutdown leaves finished pods; they neither hinder a reboot nor count as disruption. One that is being
-    // deleted is gone when its object is: until then its volumes may be in use.
-    if pod.finished && !pod.terminating {
+    // deleted has its grace period for what comes after its containers: its volumes may be in use.
+    let past_grace = || rules.now.is_some_and(|now| pod.ends_by.is_some_and(|by| by <= now));
+    if pod.finished && (!pod.terminating || past_grace()) {
         return Fate::Stays;
     }
     if let Some(drain) = drain
@@ -78,8 +84,8 @@ pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>, own_names
     if pod.empty_dir && rules.empty_dir == PodsAtRisk::Refuse {
         return Fate::Refused(Refusal::EmptyDir);
     }
-    if (pod.controller_uid.is_none() || pod.orphan) && rules.bare_pods == PodsAtRisk::Refuse {
-        return Fate::Refused(if pod.orphan { Refusal::Orphan } else { Refusal::Bare });
+    if (pod.controller_uid.is_none() || orphan) && rules.bare_pods == PodsAtRisk::Refuse {
+        return Fate::Refused(if orphan { Refusal::Orphan } else { Refusal::Bare });
     }
     Fate::Goes
 }
@@ -156,12 +162,12 @@ mod tests {
             ("a DaemonSet's pod stays", PodFacts { daemon_set: Some("log".into()), ..pod("a") }, Fate::Stays),
             (
                 "a DaemonSet's pod is refused when the DaemonSet is gone",
-                PodFacts { daemon_set: Some("log".into()), orphan: true, ..pod("a") },
+                PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::Gone, ..pod("a") },
                 Fate::Refused(Refusal::Orphan),
             ),
             ("a pod being deleted is waited for", PodFacts { terminating: true, ..pod("a") }, Fate::Leaving),
             (
-                "so is one that has ended: it is gone when its object is",
+                "so is one that has ended, for what comes after its containers",
                 PodFacts { terminating: true, finished: true, ..pod("a") },
                 Fate::Leaving,
             ),
@@ -186,7 +192,7 @@ mod tests {
             ("bare pods may go", bare(), (PodsAtRisk::Evict, PodsAtRisk::Evict), Fate::Goes),
             (
                 "so may those of a DaemonSet that is gone",
-                PodFacts { daemon_set: Some("log".into()), orphan: true, ..pod("a") },
+                PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::Gone, ..pod("a") },
                 (PodsAtRisk::Evict, PodsAtRisk::Evict),
                 Fate::Goes,
             ),
@@ -210,7 +216,7 @@ mod tests {
                 Fate::Stays,
             ),
         ] {
-            let rules = Rules { bare_pods: rules.0, empty_dir: rules.1, overdue_since: None };
+            let rules = Rules { bare_pods: rules.0, empty_dir: rules.1, ..Rules::default() };
             assert_eq!(fate(&pod, rules, None, "brupop-system"), expected, "{sentence}");
         }
     }
@@ -222,6 +228,12 @@ mod tests {
         for (since, expected) in [(None, Fate::Leaving), (Some(at(99)), Fate::Leaving), (Some(at(100)), Fate::Stays)] {
             let rules = Rules { overdue_since: since, ..Rules::default() };
             assert_eq!(fate(&stuck, rules, None, "brupop-system"), expected, "{since:?}");
+        }
+        let ended = PodFacts { finished: true, ..stuck.clone() };
+        for (now, expected) in [(99, Fate::Leaving), (100, Fate::Stays)] {
+            let rules = Rules { now: Some(at(now)), ..Rules::default() };
+            assert_eq!(fate(&ended, rules, None, "brupop-system"), expected, "it has ended, at {now}");
+            assert_eq!(fate(&stuck, rules, None, "brupop-system"), Fate::Leaving, "it has not ended, at {now}");
         }
         let live = PodFacts { terminating: false, ..stuck };
         let rules = Rules { overdue_since: Some(at(1000)), ..Rules::default() };

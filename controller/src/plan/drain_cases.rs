@@ -304,12 +304,8 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
             let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
             written(&mut view, &drained);
             let gone = plan(&view, &policy, t(4));
-            assert_eq!(
-                gone.actions.get("a"),
-                Some(&Action::Go { nonce: "new".into(), rules: Default::default() }),
-                "{:?}",
-                gone.waits
-            );
+            let given = matches!(gone.actions.get("a"), Some(Action::Go { nonce, .. }) if nonce == "new");
+            assert!(given, "{:?} {:?}", gone.actions, gone.waits);
         }
         step
     };

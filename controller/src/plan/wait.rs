@@ -408,10 +408,17 @@ impl fmt::Display for Wait {
             ),
             Self::Staging => f.write_str("the host downloads the image"),
             Self::ReadingPods => f.write_str("its pods are being looked at"),
+            Self::DrainRefused { why: Refusal::Unread, pod, count } => write!(
+                f,
+                "{pod} belongs to a DaemonSet that cannot be read ({count} pod(s) like that); the controller's log says why, \
+                 and deploy/manifests/brupop.yaml has the right that it needs"
+            ),
             Self::DrainRefused { why, pod, count } => {
                 let (what, field) = match why {
                     Refusal::Bare => ("has no controller and would be lost", "barePods"),
-                    Refusal::Orphan => ("belongs to a DaemonSet that is gone, and would be lost", "barePods"),
+                    Refusal::Orphan | Refusal::Unread => {
+                        ("belongs to a DaemonSet that is gone, and would be lost", "barePods")
+                    }
                     Refusal::EmptyDir => ("has an emptyDir and would lose what is in it", "emptyDir"),
                 };
                 write!(

@@ -108,10 +108,10 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// The rules as they are now: from when on pods that do not go are waited for no longer.
+    /// The rules as they are now: which pods are waited for no longer depends on the time.
     pub fn rules_at(&self, now: Timestamp) -> Rules {
         let skip = self.skip_terminating_after.and_then(|skip| SignedDuration::try_from(skip).ok());
-        Rules { overdue_since: skip.and_then(|skip| now.checked_sub(skip).ok()), ..self.rules }
+        Rules { now: Some(now), overdue_since: skip.and_then(|skip| now.checked_sub(skip).ok()), ..self.rules }
     }
 }
 
@@ -421,7 +421,7 @@ fn group_policy(
         rules: Rules {
             bare_pods: asked.bare_pods.unwrap_or(default.drain.rules.bare_pods),
             empty_dir: asked.empty_dir.unwrap_or(default.drain.rules.empty_dir),
-            overdue_since: None,
+            ..Rules::default()
         },
         skip_terminating_after: asked
             .skip_terminating_after

@@ -13,7 +13,7 @@ use models::shadow::BottlerocketShadow;
 use crate::claims;
 
 use super::cache::{Projection, key, key_of};
-use super::{BudgetFacts, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
+use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
 
 /// Conditions of a Node that are bad when they are true, in the order in which they are worth telling.
 const PRESSURE: &[&str] = &["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
@@ -197,7 +197,7 @@ impl PodFacts {
             critical: spec.and_then(|s| s.priority).is_some_and(|priority| priority >= CRITICAL),
             mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
             daemon_set: owner.filter(|o| o.kind == "DaemonSet" && o.api_version == "apps/v1").map(|o| o.name.clone()),
-            orphan: false,
+            daemon_set_is: DaemonSetIs::Unknown,
             controller_uid: owner.map(|o| o.uid.clone()),
             labels: meta.labels.clone().unwrap_or_default(),
             ready: pod

@@ -159,16 +159,30 @@ pub struct PodFacts {
     pub critical: bool,
     /// Its controller's uid; absent for a bare pod.
     pub controller_uid: Option<String>,
-    /// The DaemonSet that is its controller: one of Kubernetes' own, since others of that name put no pod back at once.
+    /// The DaemonSet that is its controller. Only Kubernetes' own (`apps/v1`) is one, as to `kubectl drain`.
     pub daemon_set: Option<String>,
-    /// Whether that DaemonSet is gone.
-    pub orphan: bool,
+    /// What is known of that DaemonSet.
+    pub daemon_set_is: DaemonSetIs,
     /// Its labels, which budgets select by.
     pub labels: BTreeMap<String, String>,
     /// Whether its kubelet says that it is Ready.
     pub ready: bool,
     /// How often its containers have been restarted.
     pub restarts: i64,
+}
+
+/// What is known of the DaemonSet that a pod names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DaemonSetIs {
+    /// Nothing yet.
+    #[default]
+    Unknown,
+    /// It is there, or was when it was asked for.
+    There,
+    /// It is gone: the pod is an orphan, which nothing would bring back.
+    Gone,
+    /// The API server does not say.
+    Unreadable,
 }
 
 /// A PodDisruptionBudget.

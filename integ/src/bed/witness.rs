@@ -1,5 +1,7 @@
 //! From the bed to the oracle.
 
+use std::fmt::Write as _;
+
 use models::shadow::HostState;
 use semver::Version;
 
@@ -24,7 +26,28 @@ pub fn host_log(name: &str, host: &crate::host::Host) -> HostLog {
     HostLog::of(name, &host.log())
 }
 
+/// What no process may ever say.
+const DEFECTS: [&str; 2] = ["the plan broke a safety property", "panicked at"];
+
 impl Bed {
+    /// Lines in the output of any process of a pod, past or present, that tell of a defect: a panic, or a plan that the
+    /// controller itself found unsafe.
+    pub fn complaints(&self) -> anyhow::Result<String> {
+        let mut text = String::new();
+        let Ok(pods) = std::fs::read_dir(self.control_plane.dir().join("log")) else { return Ok(text) };
+        for pod in pods {
+            for log in std::fs::read_dir(pod?.path())? {
+                let path = log?.path();
+                let content = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();
+                let telling = |line: &&str| DEFECTS.iter().any(|defect| line.contains(defect));
+                for line in content.lines().filter(telling) {
+                    let _ = writeln!(text, "{}: {line}", path.display());
+                }
+            }
+        }
+        Ok(text)
+    }
+
     /// Judges the run up to now, which goes on.
     pub async fn judge_so_far(&self, expectations: &Expectations) -> anyhow::Result<(Verdict, History)> {
         let hosts = self.host_logs();

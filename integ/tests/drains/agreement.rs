@@ -64,7 +64,7 @@ async fn ours(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
 async fn agree(case: &Case, sentence: &str) -> anyhow::Result<()> {
     for bare_pods in [PodsAtRisk::Refuse, PodsAtRisk::Evict] {
         for empty_dir in [PodsAtRisk::Refuse, PodsAtRisk::Evict] {
-            let rules = Rules { bare_pods, empty_dir, overdue_since: None };
+            let rules = Rules { bare_pods, empty_dir, ..Rules::default() };
             assert_eq!(ours(case, rules).await?, kubectl(case, rules).await?, "{sentence}, under {rules:?}");
         }
     }

@@ -216,9 +216,19 @@ async fn two_nodes_that_are_drained_at_once_share_a_budget(case: Case) -> anyhow
     let look = case.look()?;
     let on_second = look.pods_of("web").iter().filter(|pod| pod.node.as_deref() == Some(&second)).count();
     assert!(on_second > 0 && !look.at_home("web").is_empty(), "they are on both nodes");
-    case.budget("web", 4, json!({"maxUnavailable": 1})).await?;
+    case.guard("web", 4).await?;
     case.go().await?;
     case.begin(&second).await?;
+    case.until("both drains are held up", |look| {
+        let held_up = |name: &str| {
+            let shadow = look.world.nodes.get(name).and_then(|node| look.world.shadow_of(node));
+            let drain = shadow.and_then(|shadow| shadow.status.controller.drain.as_ref());
+            drain.is_some_and(|drain| !drain.blockers.is_empty())
+        };
+        held_up(&case.node) && held_up(&second)
+    })
+    .await?;
+    case.set_budget("web", json!({"minAvailable": 3})).await?;
     case.updated().await?;
     case.until("the second node is updated", |look| {
         let shadow = look.world.nodes.get(&second).and_then(|node| look.world.shadow_of(node));

@@ -7,11 +7,12 @@ use crate::fleet::Case;
 
 crate::cases![
     a_drain_that_a_budget_holds_up_is_given_up_at_its_deadline_and_charged_to_nobody,
-    a_pod_that_a_finalizer_keeps_is_named_when_the_drain_is_given_up,
+    a_pod_that_does_not_end_is_named_when_the_drain_is_given_up,
     a_node_that_was_given_back_is_drained_again_when_a_person_asks,
     pods_past_their_deadline_are_deleted_where_policy_says_so,
     pods_past_their_deadline_and_their_grace_are_deleted_without_it,
     a_pod_that_does_not_go_is_left_to_the_reboot_where_policy_says_so,
+    a_pod_that_has_ended_is_waited_for_no_longer_than_its_grace_period,
     forced_pods_are_told_loudly,
     volumes_are_waited_for_where_policy_asks,
     volumes_hold_nothing_up_beyond_the_deadline,
@@ -34,9 +35,9 @@ async fn a_drain_that_a_budget_holds_up_is_given_up_at_its_deadline_and_charged_
     Ok(())
 }
 
-async fn a_pod_that_a_finalizer_keeps_is_named_when_the_drain_is_given_up(case: Case) -> anyhow::Result<()> {
+async fn a_pod_that_does_not_end_is_named_when_the_drain_is_given_up(case: Case) -> anyhow::Result<()> {
     case.under("short").await?;
-    case.deployment("web", 1, json!({"metadata": {"finalizers": ["example.com/keeps"]}})).await?;
+    case.deployment("web", 1, json!({"metadata": {"annotations": {"sim/stop-after": "never"}}})).await?;
     let pod = case.look()?.at_home("web")[0].name.clone();
     case.go().await?;
     let said = case.failed("DrainTimedOut").await?;
@@ -80,16 +81,27 @@ async fn pods_past_their_deadline_and_their_grace_are_deleted_without_it(case: C
 
 async fn a_pod_that_does_not_go_is_left_to_the_reboot_where_policy_says_so(case: Case) -> anyhow::Result<()> {
     case.under("impatient").await?;
+    // A stuck volume keeps it terminating past its grace period.
     let stuck =
-        json!({"metadata": {"finalizers": ["example.com/keeps"]}, "spec": {"terminationGracePeriodSeconds": 1}});
+        json!({"metadata": {"annotations": {"sim/stop-after": "never"}}, "spec": {"terminationGracePeriodSeconds": 1}});
     case.deployment("web", 1, stuck).await?;
+    let pod = case.look()?.at_home("web")[0].uid.clone();
+    case.go().await?;
+    let look = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
+    assert!(look.at_home("web").iter().any(|left| left.uid == pod && left.terminating), "it is still there");
+    case.updated().await?;
+    Ok(())
+}
+
+async fn a_pod_that_has_ended_is_waited_for_no_longer_than_its_grace_period(case: Case) -> anyhow::Result<()> {
+    let kept = json!({"metadata": {"finalizers": ["example.com/keeps"]}, "spec": {"terminationGracePeriodSeconds": 3}});
+    case.deployment("web", 1, kept).await?;
     let pod = case.look()?.at_home("web")[0].uid.clone();
     case.go().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").iter().any(|left| left.uid == pod && left.terminating), "it is still there");
     Ok(())
 }
-
 /// What Events say about the node under test.
 async fn events(case: &Case, reason: &str) -> anyhow::Result<Vec<String>> {
     let selector = format!("reason={reason},involvedObject.name={}", case.node);
@@ -151,7 +163,7 @@ async fn volumes_are_nobodys_business_by_default(case: Case) -> anyhow::Result<(
 }
 
 async fn an_unreachable_node_is_given_up_and_nothing_on_it_is_forced(case: Case) -> anyhow::Result<()> {
-    case.under("force").await?;
+    case.under("force-late").await?;
     case.deployment("web", 1, json!({"metadata": {"finalizers": ["example.com/keeps"]}})).await?;
     case.guard("web", 1).await?;
     case.go().await?;

@@ -51,6 +51,7 @@ fn policy() -> Value {
             group("short", json!({"timeout": "3s"})),
             group("force", json!({"timeout": "2s", "atDeadline": "Force"})),
             group("force-bare", json!({"timeout": "2s", "atDeadline": "Force", "barePods": "Evict"})),
+            group("force-late", json!({"timeout": "20s", "atDeadline": "Force"})),
             group("grace", json!({"gracePeriod": "1s"})),
             group("impatient", json!({"skipTerminatingAfter": "1s"})),
             group("volumes", json!({"waitForVolumes": true})),
@@ -93,6 +94,8 @@ impl Fleet {
 
     /// Judges all that has happened.
     pub(crate) async fn judge(self, expectations: &Expectations) -> anyhow::Result<()> {
+        let complaints = self.bed.complaints()?;
+        anyhow::ensure!(complaints.is_empty(), "the operator's own output tells of a defect:\n{complaints}");
         let (verdict, _) = self.bed.judge(expectations).await?;
         println!("the oracle, over the history of all cases: {verdict}");
         verdict.ensure_safe()

@@ -207,6 +207,8 @@ async fn the_update_of_a_node_stays_within_its_budget_of_requests_and_host_calls
             ("counts of the fleet", counts, usize::try_from(took.as_secs())? + 1),
             ("reads after a conflict", count("web API", "get", shadow), refused.len()),
             ("the lease", count("controller", "update", "leases"), usize::MAX),
+            // Once for each DaemonSet, however many nodes: here the agents' own.
+            ("reads of DaemonSets", count("controller", "get", "daemonsets"), 1),
         ];
         for (what, made, allowed) in aside {
             assert!(made <= allowed, "{what}: {made} requests, {allowed} allowed\n{whole:#?}");

@@ -34,9 +34,6 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 /// Names the seed of a run that is to be repeated.
 const SEED: &str = "BRUPOP_SEED";
 
-/// What no process may ever say.
-const DEFECTS: [&str; 2] = ["the plan broke a safety property", "panicked at"];
-
 /// Namespace of the workloads.
 pub(crate) const SHOP: &str = "shop";
 
@@ -101,7 +98,7 @@ pub(crate) async fn run_expecting(
     let mut scene = Scene { bed, chance: StdRng::seed_from_u64(seed) };
     let told = story(&mut scene).await;
     let so_far = scene.bed.recorder.so_far()?;
-    let complaints = scene.complaints()?;
+    let complaints = scene.bed.complaints()?;
     let evidence = told.is_err().then(|| scene.evidence());
     let judged = scene.bed.judge(&expectations).await;
     let repeat = || format!("{SEED}={seed} repeats its choices; it began at {began} and ended at {}", Timestamp::now());
@@ -282,24 +279,6 @@ impl Scene {
         let stream = watcher(leases, only).applied_objects().take(times + 1);
         tokio::time::timeout(LIMIT, stream.try_collect::<Vec<_>>()).await.context("the lease is not renewed")??;
         Ok(())
-    }
-
-    /// Lines in the output of any process of a pod, past or present, that tell of a defect: a panic, or a plan that the
-    /// controller itself found unsafe.
-    fn complaints(&self) -> anyhow::Result<String> {
-        let mut text = String::new();
-        let Ok(pods) = std::fs::read_dir(self.bed.control_plane.dir().join("log")) else { return Ok(text) };
-        for pod in pods {
-            for log in std::fs::read_dir(pod?.path())? {
-                let path = log?.path();
-                let content = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();
-                let telling = |line: &&str| DEFECTS.iter().any(|defect| line.contains(defect));
-                for line in content.lines().filter(telling) {
-                    let _ = writeln!(text, "{}: {line}", path.display());
-                }
-            }
-        }
-        Ok(text)
     }
 
     /// The end of the output of the operator's pods, and what the hosts were asked for.

@@ -12,7 +12,7 @@ use kube::discovery::{Discovery, Scope, verbs};
 use models::names::{AGENT_NAMESPACE, HOLD_ANNOTATION, SYSTEM_NAMESPACE};
 use serde_json::json;
 
-use crate::interfere::{blocked_drain, poll, unblock};
+use crate::interfere::{blocked_drain, poll, release_into_a_blocked_drain, unblock};
 use crate::support::{LIMIT, Scene, nodes, run_expecting};
 
 /// What comes and goes by itself.
@@ -113,6 +113,72 @@ async fn uninstalling_in_mid_drain_gives_the_node_back_and_leaves_the_cluster_as
         let again = plugin(scene, &["uninstall", "--yes"]).await?;
         assert!(again.status.success(), "{}", said(&again));
         Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+/// The lines of `docs/install.md` for those without the plugin: the ones up to the looks, and the ones after them.
+fn documented() -> (Vec<String>, Vec<String>) {
+    const DOCS: &str = include_str!("../../../docs/install.md");
+    let (_, block) = DOCS.split_once("The same with kubectl alone:").unwrap_or_default();
+    let block = block.split("```").nth(1).unwrap_or_default();
+    let lines: Vec<&str> = block.lines().skip(1).collect();
+    let (first, rest) = lines.split_at(lines.iter().position(|line| line.starts_with('#')).unwrap_or_default());
+    let owned = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
+    (owned(first), owned(rest))
+}
+
+/// Runs a line in a shell, from the root of the repository, as an administrator.
+async fn shell(scene: &Scene, line: &str) -> anyhow::Result<String> {
+    let kubectl = scene.bed.control_plane.kubectl_command();
+    let folder = std::path::Path::new(kubectl.as_std().get_program()).parent().context("kubectl has a folder")?;
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
+    let output = tokio::process::Command::new("bash")
+        .args(["-ec", line])
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .env("PATH", path)
+        .env("KUBECONFIG", scene.bed.control_plane.kubeconfig())
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    anyhow::ensure!(output.status.success(), "{line}: {}", said(&output));
+    Ok(said(&output))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_lines_uninstall_it_too() -> anyhow::Result<()> {
+    run_expecting(nodes(2), ANY, async |scene| {
+        scene.guarded_shop(4).await?;
+        let before = everything(scene).await?;
+        scene.install().await?;
+        release_into_a_blocked_drain(scene).await?;
+        let (first, rest) = documented();
+        let (looks, rest): (Vec<_>, Vec<_>) =
+            first.iter().skip(1).chain(&rest).partition(|line| line.contains(" get "));
+        assert!(looks.len() == 2 && rest.len() >= 3, "{looks:?} {rest:?}");
+        shell(scene, &first[0]).await?;
+        for look in looks {
+            poll("no name is followed by anything", async || {
+                let said = shell(scene, look).await?;
+                let bare = said.lines().all(|line| line.split_whitespace().count() < 2);
+                Ok(bare.then_some(()))
+            })
+            .await?;
+        }
+        for line in rest {
+            shell(scene, line).await?;
+        }
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        loop {
+            let after = everything(scene).await?;
+            let left: Vec<_> = after.difference(&before).collect();
+            if left.is_empty() {
+                break Ok(());
+            }
+            anyhow::ensure!(tokio::time::Instant::now() < deadline, "left: {left:#?}");
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
     })
     .await?;
     Ok(())

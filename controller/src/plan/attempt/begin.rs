@@ -35,7 +35,10 @@ impl Case<'_> {
             return self.fail(&progress, FailureReason::ProgressLost, "the record of this attempt is gone");
         }
         if self.facts().claimed() && self.facts().held {
-            // What a person holds stays out of service until that person lets go of it.
+            // What a person holds stays out of service until that person lets go of it; its host gets its settings back.
+            if !spec.host.as_ref().is_some_and(|host| host.asks_as(&self.host_policy())) {
+                return Decision::act(self.withdraw());
+            }
             return self.with_blocked(Decision::wait(Wait::Held));
         }
         let last = self.shadow.status.controller.record.as_ref().and_then(|r| r.last.as_ref());

@@ -139,9 +139,8 @@ impl Case<'_> {
             }
             return claim.waking_at(deadline);
         }
-        // A new leader does not know when the claim was made.
-        let since = progress.since.max(self.view.leader_since);
-        let until = after(since, self.policy.leave_balancer.unwrap_or_default());
+        // A new leader does not know when the claim was made, and gives it the grace that all steps have.
+        let until = self.deadline(progress.since, self.policy.leave_balancer.unwrap_or_default());
         if self.now < until {
             return Decision::wait(Wait::LeavingBalancer { until }).waking_at(until);
         }
@@ -231,10 +230,13 @@ impl Case<'_> {
         if let Some(action) = self.blockers_changed(&blockers, &wait) {
             return Decision::act(action);
         }
-        let skip = policy.skip_terminating_after;
-        let skipped =
-            skip.and_then(|skip| sorted.leaving.iter().filter_map(|pod| pod.ends_by).min().map(|by| after(by, skip)));
-        [retry, skipped].into_iter().flatten().fold(Decision::wait(wait).waking_at(deadline), Decision::waking_at)
+        // A pod that has ended is waited for no longer than its grace period, and others as long beyond it as policy says.
+        let given_up = |pod: &&PodFacts| {
+            let beyond = if pod.finished { Some(Duration::ZERO) } else { policy.skip_terminating_after };
+            Some(after(pod.ends_by?, beyond?))
+        };
+        let given_up = sorted.leaving.iter().filter_map(given_up).min();
+        [retry, given_up].into_iter().flatten().fold(Decision::wait(wait).waking_at(deadline), Decision::waking_at)
     }
 
     /// Replicas of ours that came after the drain began, from another node that is drained or of a new revision: noted before
@@ -343,7 +345,11 @@ impl Case<'_> {
             return None;
         }
         let mut status = self.half();
-        status.report.drain.get_or_insert_default().blockers = wanted;
+        let drain = status.report.drain.get_or_insert_default();
+        drain.blockers = wanted;
+        let here = self.node.pods.as_deref().unwrap_or_default();
+        let gone = drain.pods.iter().filter(|listed| !here.iter().any(|pod| pod.uid == listed.uid)).count();
+        drain.gone = i64::try_from(gone).unwrap_or(i64::MAX);
         let told = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == wait.as_str());
         if told {
             set_condition(&mut status.conditions, self.condition(BLOCKED, true, wait.as_str(), &wait.to_string()));

@@ -1,21 +1,33 @@
 //! What the pods of a node have to say: asked of the first candidates only, since pods are watched on few nodes.
 
 use super::expressions;
-use crate::drain::filter;
+use crate::drain::filter::{self, Refusal};
 use crate::plan::Wait;
 use crate::plan::attempt::refusal;
 use crate::policy::GroupPolicy;
-use crate::view::{BudgetFacts, ClusterView, NodeView, PodFacts};
+use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeView, PodFacts};
 
 /// The first objection to draining this node, its pods being known.
 pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, policy: &GroupPolicy) -> Option<Wait> {
     let Some(pods) = &node.pods else { return Some(Wait::ReadingPods) };
     let before = &policy.before;
     let sorted = filter::sort(pods, policy.drain.rules, None, &view.own_namespace);
-    refusal(&sorted)
+    daemon_sets(pods)
+        .or_else(|| refusal(&sorted))
         .or_else(|| never_allowed(&sorted.go, &view.budgets))
         .or_else(|| if before.pods_ready { not_ready(pods) } else { None })
         .or_else(|| expressions::gate(&before.expressions, &node.facts.name, &view.expressions))
+}
+
+/// Whether the DaemonSets of its pods are there has to be known before a node is touched.
+fn daemon_sets(pods: &[PodFacts]) -> Option<Wait> {
+    let of_a_set = || pods.iter().filter(|pod| pod.daemon_set.is_some());
+    if of_a_set().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
+        return Some(Wait::ReadingPods);
+    }
+    let unread: Vec<_> = of_a_set().filter(|pod| pod.daemon_set_is == DaemonSetIs::Unreadable).collect();
+    let first = unread.first()?;
+    Some(Wait::DrainRefused { why: Refusal::Unread, pod: first.title(), count: unread.len() })
 }
 
 /// A budget that could never let a pod go, named before the first cordon.
@@ -30,7 +42,7 @@ fn never_allowed(go: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wait> {
 fn not_ready(pods: &[PodFacts]) -> Option<Wait> {
     let bad: Vec<_> = pods.iter().filter(|pod| !pod.ready && !pod.finished && !pod.terminating).collect();
     let first = bad.first()?;
-    Some(Wait::PodsNotReady { pod: format!("{}/{}", first.namespace, first.name), count: bad.len() })
+    Some(Wait::PodsNotReady { pod: first.title(), count: bad.len() })
 }
 
 #[cfg(test)]
@@ -84,6 +96,20 @@ mod tests {
             ("one on its way out does not count", vec![PodFacts { terminating: true, ..pod("a", false) }], None),
         ] {
             assert_eq!(not_ready(&pods), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_not_touched_before_it_is_known_whether_its_daemon_sets_are_there() {
+        let of_a_set = |is| PodFacts { daemon_set: Some("log".into()), daemon_set_is: is, ..pod("a", false) };
+        let unread = Wait::DrainRefused { why: Refusal::Unread, pod: "shop/p-a".into(), count: 1 };
+        for (is, expected) in [
+            (DaemonSetIs::Unknown, Some(Wait::ReadingPods)),
+            (DaemonSetIs::Unreadable, Some(unread)),
+            (DaemonSetIs::There, None),
+        ] {
+            let node = NodeView { pods: Some(vec![of_a_set(is)]), ..NodeView::default() };
+            assert_eq!(before_drain(&ClusterView::default(), &node, &GroupPolicy::default()), expected, "{is:?}");
         }
     }
 }

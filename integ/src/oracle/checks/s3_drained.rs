@@ -29,8 +29,15 @@ impl Check {
                 .is_some_and(|(_, owner)| self.evicted.contains(&(node.to_owned(), owner.clone())));
             pod.namespace == names::SYSTEM_NAMESPACE && back
         };
+        // Policy may say that what is being deleted and does not go is left to the reboot.
+        let policy = world.nodes.get(node).and_then(|node| world.operator.as_ref()?.drain_of(node));
+        let skips = policy.is_some_and(|drain| drain.skip_terminating_after.is_some());
         let late = |pod: &Pod| self.created.get(&pod.uid).is_some_and(|created| *created > created_by);
-        world.evictable_on(node).filter(|pod| !stays(pod) && !late(pod)).map(|pod| pod.title()).collect()
+        world
+            .evictable_on(node)
+            .filter(|pod| !(stays(pod) || late(pod) || (skips && pod.terminating)))
+            .map(|pod| pod.title())
+            .collect()
     }
 }
 
