@@ -386,3 +386,25 @@ fn what_a_look_has_found_stands_until_the_next_look() {
     let Some(Action::Status { status, note: None }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
     assert!(find_condition(&status.conditions, BLOCKED).unwrap().message.contains("shop/other"));
 }
+
+#[test]
+fn the_current_revision_is_the_one_that_every_node_has_followed() {
+    let current = || {
+        let mut node = node("a");
+        node.shadow.as_mut().unwrap().status.agent.updates = Some(OfferedUpdates::default());
+        node
+    };
+    let (mut view, _) = cluster(vec![current(), node("b")], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({}));
+    let first = plan(&view, &policy, t(1)).status.unwrap();
+    assert!(first.update_revision.is_some());
+    assert_eq!(first.current_revision, None, "one node is not what the policy makes of it");
+    view.nodes.remove("b");
+    let second = plan(&view, &policy, t(2)).status.unwrap();
+    assert_eq!(second.current_revision, first.update_revision);
+    view.operator.as_mut().unwrap().status = second;
+    let pinned = with_policy(&mut view, serde_json::json!({"version": {"target": NEW.to_string()}}));
+    let third = plan(&view, &pinned, t(3)).status.unwrap();
+    assert_eq!(third.current_revision, first.update_revision, "the node is not there yet");
+    assert_ne!(third.update_revision, first.update_revision);
+}

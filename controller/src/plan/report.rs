@@ -176,9 +176,21 @@ pub(super) fn status(
     } else {
         operator.status.policy_in_force.clone()
     };
+    let counts = counts(view, plan);
+    let collision_count = operator.status.collision_count;
+    let update_revision = (policy.present && !policy.unusable)
+        .then(|| crate::policy::revision::name(models::names::OPERATOR_NAME, policy, collision_count));
+    let all_current = counts.total > 0 && counts.current == counts.total;
+    let current_revision = match &update_revision {
+        Some(revision) if all_current => Some(revision.clone()),
+        _ => operator.status.current_revision.clone(),
+    };
     BottlerocketUpdateOperatorStatus {
         observed_generation: Some(operator.generation),
-        counts: Some(counts(view, plan)),
+        counts: Some(counts),
+        current_revision,
+        update_revision,
+        collision_count,
         slots: Vec::new(),
         waiting: waiting(plan),
         versions,

@@ -3,6 +3,7 @@
 //! The schema refuses what a pattern can refuse. What is left (a time zone that does not exist, a range that is no range)
 //! is found here, with the field, and the last good policy stays in force.
 
+pub mod revision;
 mod schedule;
 mod version;
 

@@ -270,6 +270,19 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub active_rollouts: Vec<ActiveRollout>,
+    /// The policy that every node has followed, by the name of its revision. It is `updateRevision` once all nodes are what
+    /// the present policy makes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub current_revision: Option<String>,
+    /// The policy that nodes follow now, by the name of its revision. It changes with what nodes become (`spec.version`:
+    /// target, exclude, ignoreWaves) and with nothing else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub update_revision: Option<String>,
+    /// How often two revisions had one name, which makes the next one another. Absent as long as none had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub collision_count: Option<i32>,
     /// When the next window opens; absent while one is open, and without windows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]
