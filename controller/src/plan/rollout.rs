@@ -284,6 +284,23 @@ mod tests {
     }
 
     #[test]
+    fn an_approval_that_no_step_waits_for_approves_none() {
+        let policy = policy(&[step("1", 600, true)]);
+        let mut view = fleet(4, 1, 0);
+        view.operator.as_mut().unwrap().approve_step = Some("early".into());
+        let rollouts = followed(&view, &policy, 4, 100);
+        assert!(
+            rollouts.approval_taken,
+            "it is acknowledged, so that it is not kept for a step that nobody has looked at"
+        );
+        let operator = view.operator.as_mut().unwrap();
+        operator.status.active_rollouts = rollouts.active;
+        operator.status.requests.get_or_insert_default().approve_step = Some("early".into());
+        let soaked = followed(&view, &policy, 4, 700);
+        assert_eq!(one(&soaked).wait, Some(Wait::CanaryStep { step: 1, until: None, approval: true }));
+    }
+
+    #[test]
     fn another_version_begins_at_the_first_step_and_nodes_of_the_last_one_do_not_count() {
         let policy = policy(&[step("1", 0, false)]);
         let view = fleet(4, 2, 0);

@@ -24,8 +24,8 @@ use tokio::sync::Semaphore;
 
 use crate::interfere::poll;
 
-/// How many scenarios run at a time.
-const AT_ONCE: usize = 2;
+/// How many scenarios run at a time, if the test runner has as many threads (`make` sees to that).
+const AT_ONCE: usize = 3;
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
 
 /// How long anything in a scenario may take. Nothing is measured by it: it only ends a wait for what does not come.
