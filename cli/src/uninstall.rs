@@ -86,6 +86,8 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     ended(&client).await?;
     sweep(&client).await?;
     kinds.remove(&rest, true).await?;
+    // Of a controller that was cut off from its kubelet, not from the API server, nothing is left now but its last claim.
+    sweep(&client).await?;
     kinds.remove(&containers, true).await?;
     println!("the operator is uninstalled");
     Ok(())

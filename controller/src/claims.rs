@@ -4,6 +4,7 @@
 //! A claim is field ownership by server-side apply. What somebody else set to the same value is shared, and stays when ours
 //! goes; a label or annotation that somebody set to another value is left to them.
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use models::condition::true_condition;
 use models::names::{self, BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION};
@@ -150,6 +151,12 @@ fn is_ours(entry: &ManagedFieldsEntry) -> bool {
 pub fn owned(meta: &ObjectMeta) -> Parts {
     let entries = || meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
     Part::ALL.into_iter().filter(|part| entries().any(|entry| part.in_entry(entry))).collect()
+}
+
+/// When our claim was made, or last changed, by the API server's clock; whole seconds.
+pub fn since(meta: &ObjectMeta) -> Option<Timestamp> {
+    let ours = meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
+    ours.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
 }
 
 /// The parts that are there and not ours.

@@ -504,7 +504,7 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
     pub pods: Vec<DrainedPod>,
-    /// How many of them were gone when the drain ended.
+    /// How many of them are gone: counted while a budget blocks the drain, and when it ends.
     #[serde(default)]
     pub gone: i64,
     /// The first few that do not leave.

@@ -202,9 +202,12 @@ fn a_node_leaves_the_balancer_for_its_time_before_anything_is_evicted() {
     let waits = plan(&view, &policy, t(29));
     assert_eq!(waits.waits.get("a"), Some(&Wait::LeavingBalancer { until: t(30) }));
     assert_eq!(waits.wake, Some(t(30)));
-    let drains = plan(&view, &policy, t(30)).actions.remove("a").unwrap();
+    // The claim was made late, by a leader after another, say.
+    view.nodes.get_mut("a").unwrap().facts.claimed_since = Some(t(20));
+    assert_eq!(plan(&view, &policy, t(30)).waits.get("a"), Some(&Wait::LeavingBalancer { until: t(50) }));
+    let drains = plan(&view, &policy, t(50)).actions.remove("a").unwrap();
     written(&mut view, &drains);
-    assert!(matches!(plan(&view, &policy, t(31)).actions.get("a"), Some(Action::Evict { .. })));
+    assert!(matches!(plan(&view, &policy, t(51)).actions.get("a"), Some(Action::Evict { .. })));
 }
 
 #[test]
@@ -407,4 +410,48 @@ fn a_replica_of_ours_that_comes_in_mid_drain_is_noted_evicted_once_and_then_left
     let made = plan(&view, &policy, t(3));
     let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
     assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
+}
+
+#[test]
+fn what_is_left_to_the_reboot_is_named_when_the_drain_ends() {
+    let stuck = || PodFacts { terminating: true, ends_by: Some(t(10)), ..pod("a", false) };
+    let spec = serde_json::json!({"drain": {"skipTerminatingAfter": "30s"}});
+    let (mut view, policy) = draining(spec, vec![stuck()]);
+    let listed = models::shadow::DrainedPod { namespace: "shop".into(), name: "p-a".into(), uid: "p-a".into() };
+    let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+    status.controller.drain = Some(models::shadow::DrainStatus { pods: vec![listed], ..Default::default() });
+    let waits = plan(&view, &policy, t(39));
+    assert!(waits.actions.is_empty(), "{:?}", waits.actions);
+    assert_eq!(waits.wake, Some(t(40)), "nothing else happens by then");
+    let ended = plan(&view, &policy, t(40)).actions.remove("a");
+    let Some(Action::Status { status, note: Some(note) }) = ended else { panic!("{ended:?}") };
+    let drained = find_condition(&status.conditions, models::shadow::DRAINED).unwrap();
+    assert!(drained.reason == "PodsLeft" && drained.message.contains("shop/p-a"), "{drained:?}");
+    assert!(note.warning && note.message.contains("shop/p-a"));
+    assert_eq!(status.report.drain.as_ref().unwrap().gone, 0);
+}
+
+#[test]
+fn a_critical_pod_that_may_not_go_yet_is_no_reason_to_look_again_and_again() {
+    let critical = PodFacts { critical: true, ..pod("dns", false) };
+    let leaving = PodFacts { terminating: true, ends_by: Some(t(500)), ..pod("a", false) };
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![critical, leaving]);
+    let refused = Blocked {
+        budget: Some("shop/dns".into()),
+        message: "not now".into(),
+        since: t(1),
+        retry_at: t(5),
+        fatal: false,
+        accepted: false,
+        deleted: false,
+    };
+    view.nodes.get_mut("a").unwrap().blocked = [("p-dns".to_owned(), refused)].into();
+    let mut made = plan(&view, &policy, t(10));
+    for _ in 0..5 {
+        let Some(action) = made.actions.get("a") else { break };
+        written(&mut view, action);
+        made = plan(&view, &policy, t(10));
+    }
+    assert!(made.actions.is_empty(), "{:?}", made.actions);
+    assert!(made.wake.is_some_and(|at| at > t(10)), "{:?}", made.wake);
 }

@@ -140,8 +140,8 @@ pub(crate) fn draining(spec: serde_json::Value, pods: Vec<PodFacts>) -> (Cluster
 
 pub(crate) fn written(view: &mut ClusterView, action: &Action) {
     let Action::Status { status, .. } = action else { panic!("{action:?}") };
-    let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
-    shadow.status.controller = status.report.clone();
+    let stored = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+    (stored.controller, stored.conditions) = (status.report.clone(), status.conditions.clone());
 }
 
 pub(crate) fn with_policy(view: &mut ClusterView, spec: serde_json::Value) -> Policy {

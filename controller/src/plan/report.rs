@@ -12,7 +12,7 @@ use models::shadow::Step;
 use super::survey::Survey;
 use super::{Note, Plan, Wait, requests};
 use crate::policy::{Policy, PolicyError, WindowState};
-use crate::view::{ClusterView, OperatorFacts};
+use crate::view::{ClusterView, NodeView, OperatorFacts};
 
 /// How many reasons the operator's status names.
 const REASONS: usize = 32;
@@ -180,7 +180,11 @@ pub(super) fn status(
     let collision_count = operator.status.collision_count;
     let update_revision = (policy.present && !policy.unusable)
         .then(|| crate::policy::revision::name(models::names::OPERATOR_NAME, policy, collision_count));
-    let all_current = counts.total > 0 && counts.current == counts.total;
+    // Nobody knows of a host that has not looked for updates in this boot.
+    let looked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.updates.is_some());
+    let all_current = counts.total > 0
+        && counts.current == counts.total
+        && view.nodes.values().filter(|node| node.facts.labelled).all(looked);
     let current_revision = match &update_revision {
         Some(revision) if all_current => Some(revision.clone()),
         _ => operator.status.current_revision.clone(),

@@ -98,6 +98,7 @@ impl Projection for NodeFacts {
             unschedulable,
             held: annotation(&node.metadata, names::HOLD_ANNOTATION).is_some(),
             claims: claims::owned(&node.metadata),
+            claimed_since: claims::since(&node.metadata),
             set_by_others: claims::set_by_others(&node.metadata, unschedulable),
             set_otherwise: claims::set_otherwise(&node.metadata),
             unowned: claims::unowned(&node.metadata, unschedulable),

@@ -43,6 +43,8 @@ pub struct NodeFacts {
     pub held: bool,
     /// What of it is ours by field ownership, perhaps beside others.
     pub claims: Parts,
+    /// When that was claimed, or changed last, by the API server's clock.
+    pub claimed_since: Option<Timestamp>,
     /// What of the same others have set.
     pub set_by_others: Parts,
     /// What of that they have set to something else than we would.

@@ -1,5 +1,6 @@
 //! The end of a drain that does not end by itself.
 
+use anyhow::Context as _;
 use models::shadow::Step;
 use serde_json::{Value, json};
 
@@ -89,6 +90,9 @@ async fn a_pod_that_does_not_go_is_left_to_the_reboot_where_policy_says_so(case:
     case.go().await?;
     let look = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
     assert!(look.at_home("web").iter().any(|left| left.uid == pod && left.terminating), "it is still there");
+    let conditions = &look.shadow().context("it has one")?.status.conditions;
+    let drained = models::condition::true_condition(conditions, models::shadow::DRAINED).context("it is drained")?;
+    assert!(drained.reason == "PodsLeft" && drained.message.contains("/web-"), "{drained:?}");
     case.updated().await?;
     Ok(())
 }

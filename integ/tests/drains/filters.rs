@@ -157,9 +157,8 @@ async fn a_static_pods_mirror_stays(case: Case) -> anyhow::Result<()> {
 }
 
 async fn a_pod_that_is_being_deleted_is_waited_for_whatever_it_is(case: Case) -> anyhow::Result<()> {
-    // It has no controller, and takes its time to end.
-    let slow =
-        json!({"metadata": {"annotations": {"sim/stop-after": "20s"}}, "spec": {"terminationGracePeriodSeconds": 60}});
+    // It has no controller, and does not end.
+    let slow = json!({"metadata": {"annotations": {"sim/stop-after": "never"}}, "spec": {"terminationGracePeriodSeconds": 60}});
     case.bare_pod("alone", &slow).await?;
     case.here(&["delete", "pod", "alone", "--wait=false"]).await?;
     case.go().await?;
@@ -169,6 +168,7 @@ async fn a_pod_that_is_being_deleted_is_waited_for_whatever_it_is(case: Case) ->
         })
         .await?;
     assert!(look.cordoned());
+    case.here(&["delete", "pod", "alone", "--force", "--grace-period=0"]).await?;
     let end = case.updated().await?;
     assert!(end.pods_of("alone").is_empty());
     Ok(())

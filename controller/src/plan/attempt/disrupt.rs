@@ -139,8 +139,9 @@ impl Case<'_> {
             }
             return claim.waking_at(deadline);
         }
-        // A new leader does not know when the claim was made, and gives it the grace that all steps have.
-        let until = self.deadline(progress.since, self.policy.leave_balancer.unwrap_or_default());
+        // The claim may have come later than the step: its time stands on the Node.
+        let since = self.facts().claimed_since.map_or(progress.since, |claimed| claimed.max(progress.since));
+        let until = after(since, self.policy.leave_balancer.unwrap_or_default());
         if self.now < until {
             return Decision::wait(Wait::LeavingBalancer { until }).waking_at(until);
         }
@@ -181,16 +182,7 @@ impl Case<'_> {
             if policy.wait_for_volumes && self.facts().volumes > 0 && self.now < deadline {
                 return Decision::wait(Wait::DetachingVolumes { count: self.facts().volumes }).waking_at(deadline);
             }
-            return Decision::act(self.step(progress, Step::Rebooting, |status| {
-                set_condition(
-                    &mut status.conditions,
-                    self.condition(DRAINED, true, "Drained", "every pod that had to go is gone"),
-                );
-                if let Some(drain) = &mut status.report.drain {
-                    drain.gone = i64::try_from(drain.pods.len()).unwrap_or(i64::MAX);
-                    drain.blockers = Vec::new();
-                }
-            }));
+            return Decision::act(self.drained(progress));
         }
         if let Some(refused) = refusal(&sorted) {
             return self.fail(progress, FailureReason::DrainRefused, &refused.to_string());
@@ -222,7 +214,7 @@ impl Case<'_> {
             .filter_map(|pod| Some((pod, blocked(&pod.uid).filter(|b| !b.accepted)?)))
             .take(BLOCKERS)
             .collect();
-        let retry = sorted.go.iter().filter_map(|p| blocked(&p.uid)).map(|b| b.retry_at).min();
+        let retry = sorted.first_to_go().filter_map(|p| blocked(&p.uid)).map(|b| b.retry_at).min();
         let wait = match blockers.first() {
             Some((pod, blocked)) => Wait::DrainBlocked { pod: pod.title(), budget: blocked.budget.clone(), left },
             None => Wait::Draining { left },
@@ -327,6 +319,38 @@ impl Case<'_> {
         self.fail(progress, reason, &message)
     }
 
+    /// How many of the pods that had to go are gone: the object, and not only its containers.
+    fn gone(&self, drain: &DrainStatus) -> i64 {
+        let here = self.node.pods.as_deref().unwrap_or_default();
+        let gone = drain.pods.iter().filter(|listed| !here.iter().any(|pod| pod.uid == listed.uid)).count();
+        i64::try_from(gone).unwrap_or(i64::MAX)
+    }
+
+    /// The end of the drain. What is left to the reboot, because it has been waited for long enough, is named.
+    fn drained(&self, progress: &Progress) -> Action {
+        let listed = self.shadow.status.controller.drain.as_ref().map(|d| d.pods.as_slice()).unwrap_or_default();
+        let here = self.node.pods.iter().flatten();
+        let left: Vec<_> = here
+            .filter(|pod| pod.namespace != self.view.own_namespace && listed.iter().any(|known| known.uid == pod.uid))
+            .map(PodFacts::title)
+            .collect();
+        let message = match left.first() {
+            None => "every pod that had to go is gone".to_owned(),
+            Some(first) => format!("{first} does not go and is left to the reboot ({} pod(s) like that)", left.len()),
+        };
+        let mut action = self.step(progress, Step::Rebooting, |status| {
+            let reason = if left.is_empty() { "Drained" } else { "PodsLeft" };
+            set_condition(&mut status.conditions, self.condition(DRAINED, true, reason, &message));
+            if let Some(drain) = &mut status.report.drain {
+                (drain.gone, drain.blockers) = (self.gone(drain), Vec::new());
+            }
+        });
+        if let (Action::Status { note, .. }, false) = (&mut action, left.is_empty()) {
+            *note = Some(Note { warning: true, reason: "PodsLeft", message });
+        }
+        action
+    }
+
     /// Writes who blocks the drain when that has changed. A `Blocked` condition that named one who is gone names the next.
     pub(super) fn blockers_changed(&self, blockers: &[(&&PodFacts, &Blocked)], wait: &Wait) -> Option<Action> {
         let wanted: Vec<_> = blockers
@@ -341,15 +365,15 @@ impl Case<'_> {
         let stored = self.shadow.status.controller.drain.as_ref().map(|d| d.blockers.as_slice()).unwrap_or_default();
         let same = stored.len() == wanted.len()
             && stored.iter().zip(&wanted).all(|(a, b)| (&a.pod, &a.budget) == (&b.pod, &b.budget));
-        if same {
+        let gone = self.shadow.status.controller.drain.as_ref().map_or(0, |drain| self.gone(drain));
+        let counted = self.shadow.status.controller.drain.as_ref().is_none_or(|drain| drain.gone == gone);
+        // A drain that goes on by itself is not worth a write for each pod; one that is blocked is looked at by people.
+        if same && (counted || wanted.is_empty()) {
             return None;
         }
         let mut status = self.half();
         let drain = status.report.drain.get_or_insert_default();
-        drain.blockers = wanted;
-        let here = self.node.pods.as_deref().unwrap_or_default();
-        let gone = drain.pods.iter().filter(|listed| !here.iter().any(|pod| pod.uid == listed.uid)).count();
-        drain.gone = i64::try_from(gone).unwrap_or(i64::MAX);
+        (drain.blockers, drain.gone) = (wanted, gone);
         let told = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == wait.as_str());
         if told {
             set_condition(&mut status.conditions, self.condition(BLOCKED, true, wait.as_str(), &wait.to_string()));

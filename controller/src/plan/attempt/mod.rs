@@ -20,7 +20,7 @@ use crate::drain::filter::Sorted;
 use crate::plan::survey::Survey;
 use crate::plan::{Action, Decision, Note, Verdict, Wait, gates, requests};
 use crate::policy::{GroupPolicy, Policy};
-use crate::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
+use crate::view::{ClusterView, DaemonSetIs, NodeFacts, NodeView, ShadowFacts};
 
 /// How long a new leader waits before it gives up on a step that it finds past its deadline: long enough to see what the
 /// step has come to.
@@ -132,6 +132,10 @@ impl<'a> Case<'a> {
 
     fn sorted_pods(&self) -> Option<Sorted<'a>> {
         let pods = self.node.pods.as_ref()?;
+        if pods.iter().any(|pod| pod.daemon_set.is_some() && pod.daemon_set_is == DaemonSetIs::Unknown) {
+            // Asked for, and as good as known.
+            return None;
+        }
         let drain = self.shadow.status.controller.drain.as_ref();
         Some(filter::sort(pods, self.group().drain.rules_at(self.now), drain, &self.view.own_namespace))
     }
