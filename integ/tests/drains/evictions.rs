@@ -4,9 +4,11 @@ use models::shadow::Step;
 use serde_json::{Value, json};
 
 use crate::fleet::Case;
+use crate::webhook::Webhook;
 
 crate::cases![
     an_eviction_that_admission_refuses_ends_the_attempt_and_says_who_refused,
+    an_eviction_that_a_webhook_refuses_ends_the_attempt_and_says_why,
     a_webhook_that_does_not_answer_is_asked_again_until_it_does,
     a_namespace_that_is_being_deleted_takes_its_pods_along,
     a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod,
@@ -85,21 +87,41 @@ async fn an_eviction_that_admission_refuses_ends_the_attempt_and_says_who_refuse
     Ok(())
 }
 
-async fn a_webhook_that_does_not_answer_is_asked_again_until_it_does(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 1, json!({})).await?;
-    let name = format!("absent-in-{}", case.namespace);
-    case.apply(json!({
+/// Has evictions in the case's namespace asked of a webhook.
+fn webhook(case: &Case, name: &str, config: &Value) -> Value {
+    json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
         "metadata": {"name": name},
         "webhooks": [{
             "name": "evictions.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],
-            "failurePolicy": "Fail", "timeoutSeconds": 1,
-            "clientConfig": {"url": "https://127.0.0.1:1/evictions"},
+            "failurePolicy": "Fail", "timeoutSeconds": 5, "clientConfig": config,
             "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/eviction"]}],
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": case.namespace}},
         }],
-    }))
-    .await?;
+    })
+}
+
+async fn an_eviction_that_a_webhook_refuses_ends_the_attempt_and_says_why(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 1, json!({})).await?;
+    let guard = Webhook::refusing("ask the batch team").await?;
+    let name = format!("guard-of-{}", case.namespace);
+    case.apply(webhook(&case, &name, &json!({"url": guard.url, "caBundle": guard.ca_bundle}))).await?;
+    let pod = case.look()?.at_home("web")[0].name.clone();
+    admission(&case, &pod, "ask the batch team").await?;
+    case.go().await?;
+    let said = case.failed("DrainRefused").await?;
+    assert!(said.contains(&pod) && said.contains("ask the batch team"), "{said}");
+    assert!(!case.look()?.cordoned() && case.look()?.at_home("web").len() == 1);
+    case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
+    case.retry().await?;
+    case.updated().await?;
+    Ok(())
+}
+
+async fn a_webhook_that_does_not_answer_is_asked_again_until_it_does(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 1, json!({})).await?;
+    let name = format!("absent-in-{}", case.namespace);
+    case.apply(webhook(&case, &name, &json!({"url": "https://127.0.0.1:1/evictions"}))).await?;
     let pod = case.look()?.at_home("web")[0].name.clone();
     admission(&case, &pod, "failed calling webhook").await?;
     case.go().await?;

@@ -12,6 +12,7 @@ mod endings;
 mod evictions;
 mod filters;
 mod fleet;
+mod webhook;
 
 use std::process::ExitCode;
 use std::sync::Arc;
