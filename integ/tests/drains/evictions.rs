@@ -133,15 +133,12 @@ async fn a_webhook_that_does_not_answer_is_asked_again_until_it_does(case: Case)
 }
 
 async fn a_namespace_that_is_being_deleted_takes_its_pods_along(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 2, json!({"metadata": {"finalizers": ["example.com/keeps"]}})).await?;
+    case.deployment("web", 2, endless(60)).await?;
     case.kubectl(&["delete", "namespace", &case.namespace, "--wait=false"]).await?;
     case.until("its pods are going", |look| look.at_home("web").iter().all(|pod| pod.terminating)).await?;
     case.go().await?;
-    let look = case.until("the drain waits", |look| look.step() == Some(Step::Draining)).await?;
-    let names: Vec<String> = look.pods_of("web").iter().map(|pod| pod.name.clone()).collect();
-    for name in names {
-        case.here(&["patch", "pod", &name, "--type=merge", "-p", r#"{"metadata": {"finalizers": null}}"#]).await?;
-    }
+    case.until("the drain waits", |look| look.step() == Some(Step::Draining)).await?;
+    end(&case, "web").await?;
     case.updated().await?;
     Ok(())
 }
@@ -230,20 +227,30 @@ async fn what_the_cluster_runs_on_goes_last(case: Case) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Pods that have so many seconds to end, and do not.
+fn endless(seconds: u32) -> Value {
+    json!({
+        "metadata": {"annotations": {"sim/stop-after": "never"}},
+        "spec": {"terminationGracePeriodSeconds": seconds},
+    })
+}
+
+/// Takes away the pods of that name that are on the node and do not end, as an administrator may.
+async fn end(case: &Case, name: &str) -> anyhow::Result<()> {
+    for pod in case.look()?.at_home(name) {
+        case.here(&["delete", "pod", &pod.name, "--force", "--grace-period=0", "--ignore-not-found"]).await?;
+    }
+    Ok(())
+}
+
 /// The grace period that the pod of the case was given when it was evicted.
 async fn grace_of(case: &Case) -> anyhow::Result<String> {
-    let spec =
-        json!({"metadata": {"finalizers": ["example.com/keeps"]}, "spec": {"terminationGracePeriodSeconds": 600}});
-    case.deployment("web", 1, spec).await?;
+    case.deployment("web", 1, endless(600)).await?;
     let pod = case.look()?.at_home("web")[0].name.clone();
     case.go().await?;
     case.until("it was evicted", |look| look.at_home("web").iter().any(|pod| pod.terminating)).await?;
     let seconds = case.here(&["get", "pod", &pod, "-o", "jsonpath={.metadata.deletionGracePeriodSeconds}"]).await?;
-    let selected = ["get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].metadata.name}"];
-    // The one that took its place has the finalizer too, and is none of the drain's.
-    for name in case.here(&selected).await?.split_whitespace() {
-        case.here(&["patch", "pod", name, "--type=merge", "-p", r#"{"metadata": {"finalizers": null}}"#]).await?;
-    }
+    end(case, "web").await?;
     case.updated().await?;
     Ok(seconds)
 }
