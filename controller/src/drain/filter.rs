@@ -4,11 +4,15 @@
 //! in two ways: pods that have ended are left where they are, since they are in nobody's way, and pods that are being deleted
 //! are waited for whatever they are.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use models::operator::PodsAtRisk;
 use models::shadow::DrainStatus;
 
 use crate::view::{DaemonSetIs, PodFacts};
+
+/// How long the object of a pod that has ended may outlive its grace period. A kubelet that is done with a pod ends its grace
+/// period, and the object goes a moment later.
+pub const ENDED: SignedDuration = SignedDuration::from_secs(2);
 
 /// What is done about pods that a drain would take something from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +70,10 @@ pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>, own_names
     }
     // Graceful node shutdown leaves finished pods; they neither hinder a reboot nor count as disruption. One that is being
     // deleted has its grace period for what comes after its containers: its volumes may be in use.
-    let past_grace = || rules.now.is_some_and(|now| pod.ends_by.is_some_and(|by| by <= now));
+    let past_grace = || {
+        let gone_by = pod.ends_by.and_then(|by| by.checked_add(ENDED).ok());
+        gone_by.zip(rules.now).is_some_and(|(by, now)| by <= now)
+    };
     if pod.finished && (!pod.terminating || past_grace()) {
         return Fate::Stays;
     }
@@ -230,7 +237,7 @@ mod tests {
             assert_eq!(fate(&stuck, rules, None, "brupop-system"), expected, "{since:?}");
         }
         let ended = PodFacts { finished: true, ..stuck.clone() };
-        for (now, expected) in [(99, Fate::Leaving), (100, Fate::Stays)] {
+        for (now, expected) in [(101, Fate::Leaving), (102, Fate::Stays)] {
             let rules = Rules { now: Some(at(now)), ..Rules::default() };
             assert_eq!(fate(&ended, rules, None, "brupop-system"), expected, "it has ended, at {now}");
             assert_eq!(fate(&stuck, rules, None, "brupop-system"), Fate::Leaving, "it has not ended, at {now}");

@@ -11,7 +11,7 @@ use models::shadow::{BLOCKED, CORDONED, DRAINED, DrainStatus, DrainedPod, HostSt
 
 use super::{BLOCKERS, Case, LISTED_PODS, UNHEALTHY_OWNERS, after, refusal};
 use crate::claims::{self, Part};
-use crate::drain::filter::Sorted;
+use crate::drain::filter::{self, Sorted};
 use crate::plan::{Action, Decision, Eviction, Note, Wait, gates};
 use crate::view::{Blocked, PodFacts};
 
@@ -224,8 +224,9 @@ impl Case<'_> {
         }
         // A pod that has ended is waited for no longer than its grace period, and others as long beyond it as policy says.
         let given_up = |pod: &&PodFacts| {
-            let beyond = if pod.finished { Some(Duration::ZERO) } else { policy.skip_terminating_after };
-            Some(after(pod.ends_by?, beyond?))
+            let by = pod.ends_by?;
+            let ended = pod.finished.then(|| by.checked_add(filter::ENDED).unwrap_or(by));
+            [ended, policy.skip_terminating_after.map(|skip| after(by, skip))].into_iter().flatten().min()
         };
         let given_up = sorted.leaving.iter().filter_map(given_up).min();
         [retry, given_up].into_iter().flatten().fold(Decision::wait(wait).waking_at(deadline), Decision::waking_at)
