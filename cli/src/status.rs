@@ -76,7 +76,7 @@ fn row(shadow: &BottlerocketShadow) -> [String; 6] {
     let blocked = true_condition(&status.conditions, BLOCKED);
     let last = status.controller.record.and_then(|r| r.last);
     [
-        name.strip_prefix("brs-").unwrap_or(&name).to_owned(),
+        names::node_of_shadow(&name).to_owned(),
         text(status.agent.current_version.map(|v| v.to_string())),
         text(shadow.spec.version.as_ref().map(ToString::to_string)),
         status.controller.progress.map_or("Idle", |p| Step::as_str(p.step)).to_owned(),

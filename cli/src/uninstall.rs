@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use controller::claims;
+use controller::view::{NodeFacts, Projection as _};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
@@ -123,7 +123,8 @@ async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
     let deadline = Instant::now() + options.timeout.0;
     let mut told = Vec::new();
     loop {
-        let nodes = nodes.list(&ListParams::default()).await.context("the nodes cannot be read")?.items;
+        let nodes = nodes.list(&ListParams::default()).await.context("the nodes cannot be read")?;
+        let nodes: Vec<NodeFacts> = nodes.iter().filter_map(NodeFacts::project).collect();
         let shadows = match shadows.list(&ListParams::default()).await {
             Ok(list) => list.items,
             Err(error) if is_gone(&error) => Vec::new(),
@@ -158,11 +159,11 @@ async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
 }
 
 /// What still has to end before the operator can be removed, each as a sentence.
-fn unfinished(nodes: &[Node], shadows: &[BottlerocketShadow]) -> Vec<String> {
+fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String> {
     let mut left = Vec::new();
     for shadow in shadows {
         let name = shadow.name_any();
-        let node = name.strip_prefix("brs-").unwrap_or(&name);
+        let node = names::node_of_shadow(&name);
         let Some(status) = &shadow.status else { continue };
         if let Some(progress) = &status.controller.progress {
             left.push(format!("the update of {node} stands at {:?}", progress.step));
@@ -173,19 +174,11 @@ fn unfinished(nodes: &[Node], shadows: &[BottlerocketShadow]) -> Vec<String> {
         }
     }
     for node in nodes {
-        if is_claimed(&node.metadata) && !is_held(&node.metadata) {
-            left.push(format!("{} is not given back yet", node.name_any()));
+        if node.claimed() && !node.held {
+            left.push(format!("{} is not given back yet", node.name));
         }
     }
     left
-}
-
-fn is_claimed(meta: &ObjectMeta) -> bool {
-    !claims::owned(meta).is_empty()
-}
-
-fn is_held(meta: &ObjectMeta) -> bool {
-    meta.annotations.as_ref().is_some_and(|all| all.contains_key(names::HOLD_ANNOTATION))
 }
 
 /// Whether the operator has put the node under itself.
@@ -198,21 +191,22 @@ fn is_labelled_by_us(meta: &ObjectMeta) -> bool {
 async fn sweep(client: &Client) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     for node in nodes.list(&ListParams::default()).await.context("the nodes cannot be read")? {
-        let name = node.name_any();
+        let Some(NodeFacts { name, uid, held, unschedulable, claims, .. }) = NodeFacts::project(&node) else {
+            continue;
+        };
         let mut managers = Vec::new();
         if is_labelled_by_us(&node.metadata) {
             managers.push(names::LABEL_MANAGER);
         }
-        if is_claimed(&node.metadata) {
+        if !claims.is_empty() {
             managers.push(names::CONTROLLER_MANAGER);
         }
         for manager in managers {
             // An apply without a field that this manager owns gives the field back.
             let mut kept = json!({
-                "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": node.uid()},
+                "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": uid},
             });
-            let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
-            if manager == names::CONTROLLER_MANAGER && is_held(&node.metadata) && cordoned {
+            if manager == names::CONTROLLER_MANAGER && held && unschedulable {
                 kept["spec"] = json!({"unschedulable": true});
                 println!("{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}");
             }
@@ -240,13 +234,9 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
         if left.is_empty() {
             return Ok(());
         }
-        let silent: BTreeSet<String> = nodes
-            .list(&ListParams::default())
-            .await?
-            .iter()
-            .filter(|node| !is_ready(node))
-            .map(Node::name_any)
-            .collect();
+        let nodes = nodes.list(&ListParams::default()).await.context("the nodes cannot be read")?;
+        let silent = nodes.iter().filter_map(NodeFacts::project).filter(|node| !node.ready);
+        let silent: BTreeSet<String> = silent.map(|node| node.name).collect();
         let node_of = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         let (silent, live): (Vec<_>, Vec<_>) = left.iter().partition(|pod| silent.contains(&node_of(pod)));
         if live.is_empty() || Instant::now() >= deadline {
@@ -257,11 +247,6 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
         }
         tokio::time::sleep(PERIOD / 4).await;
     }
-}
-
-fn is_ready(node: &Node) -> bool {
-    let mut conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// The kinds of object, as the server serves them.
@@ -341,11 +326,12 @@ impl Kinds {
 mod tests {
     use super::*;
 
-    fn node(meta: &Value) -> Node {
-        serde_json::from_value(json!({"metadata": meta})).unwrap()
+    fn node(meta: &Value) -> NodeFacts {
+        let node: Node = serde_json::from_value(json!({"metadata": meta})).unwrap();
+        NodeFacts::project(&node).unwrap()
     }
 
-    fn claimed(annotations: &Value) -> Node {
+    fn claimed(annotations: &Value) -> NodeFacts {
         node(&json!({
             "name": "a", "annotations": annotations,
             "managedFields": [{

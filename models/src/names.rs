@@ -80,11 +80,23 @@ pub const TRUST_CA_KEY: &str = "ca.crt";
 /// Key of [`TRUST_CONFIG_MAP`] that holds the public keys of gos, a JWKS.
 pub const TRUST_GO_KEYS: &str = "go-keys.json";
 
+/// What a shadow's name begins with.
+const SHADOW_PREFIX: &str = "brs-";
+
 /// Name of the shadow of a node.
 ///
 /// ```
 /// assert_eq!(models::names::shadow_name("ip-10-0-0-1"), "brs-ip-10-0-0-1");
 /// ```
 pub fn shadow_name(node: &str) -> String {
-    format!("brs-{node}")
+    format!("{SHADOW_PREFIX}{node}")
+}
+
+/// The node that a shadow is named after.
+///
+/// ```
+/// assert_eq!(models::names::node_of_shadow("brs-ip-10-0-0-1"), "ip-10-0-0-1");
+/// ```
+pub fn node_of_shadow(shadow: &str) -> &str {
+    shadow.strip_prefix(SHADOW_PREFIX).unwrap_or(shadow)
 }

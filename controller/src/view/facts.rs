@@ -142,8 +142,7 @@ impl Projection for ShadowFacts {
 
     /// The node that the shadow is named after.
     fn key_of(shadow: &BottlerocketShadow) -> String {
-        let name = shadow.metadata.name.as_deref().unwrap_or_default();
-        name.strip_prefix("brs-").unwrap_or(name).to_owned()
+        names::node_of_shadow(shadow.metadata.name.as_deref().unwrap_or_default()).to_owned()
     }
 }
 

@@ -366,7 +366,7 @@ impl Shadow {
     pub fn node(&self) -> &str {
         match &self.owner {
             Some((node, _)) => node,
-            None => self.name.strip_prefix("brs-").unwrap_or(&self.name),
+            None => names::node_of_shadow(&self.name),
         }
     }
 

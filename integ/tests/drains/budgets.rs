@@ -42,13 +42,9 @@ async fn a_budget_in_percent_is_respected(case: Case) -> anyhow::Result<()> {
 
 /// A drain that a budget holds up.
 async fn held_up(case: &Case) -> anyhow::Result<()> {
-    case.deployment("web", 2, json!({})).await?;
-    case.guard("web", 2).await?;
-    case.go().await?;
-    let look = case.held_up().await?;
-    let drain = look.shadow().and_then(|shadow| shadow.status.controller.drain.clone()).unwrap_or_default();
+    let look = case.drain_held_up(2).await?;
     let budget = format!("{}/web", case.namespace);
-    assert_eq!(drain.blockers[0].budget.as_deref(), Some(budget.as_str()));
+    assert_eq!(look.drain().and_then(|drain| drain.blockers[0].budget.as_deref()), Some(budget.as_str()));
     Ok(())
 }
 
@@ -64,12 +60,11 @@ async fn a_budget_that_is_made_in_mid_drain_is_respected(case: Case) -> anyhow::
     case.deployment_at_home("dns", 2, json!({"spec": {"priorityClassName": "system-cluster-critical"}})).await?;
     held_up(&case).await?;
     case.budget("dns", 2, json!({"maxUnavailable": 0})).await?;
-    case.set_budget("web", json!({"minAvailable": 0})).await?;
+    case.let_go().await?;
     let new = format!("{}/dns", case.namespace);
     let look = case
         .until("the new budget holds the drain up", |look| {
-            let drain = look.shadow().and_then(|shadow| shadow.status.controller.drain.as_ref());
-            drain.is_some_and(|drain| drain.blockers.iter().any(|b| b.budget.as_deref() == Some(new.as_str())))
+            look.drain().is_some_and(|drain| drain.blockers.iter().any(|b| b.budget.as_deref() == Some(new.as_str())))
         })
         .await?;
     assert!(look.at_home("web").is_empty() && look.at_home("dns").len() == 2);
@@ -94,7 +89,7 @@ async fn a_budget_that_is_tightened_in_mid_drain_is_respected(case: Case) -> any
 
 async fn a_budget_that_is_loosened_in_mid_drain_lets_the_drain_end(case: Case) -> anyhow::Result<()> {
     held_up(&case).await?;
-    case.set_budget("web", json!({"minAvailable": 0})).await?;
+    case.let_go().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").is_empty());
     Ok(())
@@ -142,7 +137,7 @@ async fn a_blocked_pod_does_not_hold_back_the_others(case: Case) -> anyhow::Resu
     held_up(&case).await?;
     let look = case.until("the others have gone", |look| look.at_home("api").is_empty()).await?;
     assert_eq!(look.at_home("web").len(), 2);
-    case.set_budget("web", json!({"minAvailable": 0})).await?;
+    case.let_go().await?;
     case.updated().await?;
     Ok(())
 }
@@ -156,7 +151,7 @@ async fn two_budgets_on_one_pod_are_told_and_one_less_lets_it_go(case: Case) -> 
     case.counted("second", 1).await?;
     case.go().await?;
     let look = case.held_up().await?;
-    let drain = look.shadow().and_then(|shadow| shadow.status.controller.drain.clone()).unwrap_or_default();
+    let drain = look.drain().cloned().unwrap_or_default();
     assert!(drain.blockers[0].message.contains("more than one PodDisruptionBudget"), "{:?}", drain.blockers);
     case.here(&["delete", "pdb", "second"]).await?;
     case.updated().await?;

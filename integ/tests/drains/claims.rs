@@ -38,22 +38,10 @@ fn parts(look: &Look) -> [Option<&str>; 4] {
         .map(|field| look.node().fields.get(&field).map(String::as_str))
 }
 
-/// A workload whose drain is held up.
-async fn held_up(case: &Case) -> anyhow::Result<Look> {
-    case.deployment("web", 1, json!({})).await?;
-    case.guard("web", 1).await?;
-    case.go().await?;
-    case.held_up().await
-}
-
-async fn let_go(case: &Case) -> anyhow::Result<()> {
-    case.set_budget("web", json!({"minAvailable": 0})).await
-}
-
 async fn a_node_is_claimed_whole_while_it_is_drained_and_nothing_of_it_stays(case: Case) -> anyhow::Result<()> {
-    let look = held_up(&case).await?;
+    let look = case.drain_held_up(1).await?;
     assert_eq!(parts(&look), [Some("true"), Some("brupop"), Some("true"), Some("true")]);
-    let_go(&case).await?;
+    case.let_go().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
 }
@@ -82,7 +70,7 @@ async fn a_person_who_cordoned_the_node_before_finds_it_cordoned(case: Case) -> 
 }
 
 async fn a_person_who_cordons_the_node_in_mid_drain_finds_it_cordoned(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     // `kubectl cordon` says nothing about a node that is cordoned already; an apply says whose wish it is.
     let wish =
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": case.node}, "spec": {"unschedulable": true}});
@@ -90,7 +78,7 @@ async fn a_person_who_cordons_the_node_in_mid_drain_finds_it_cordoned(case: Case
     std::fs::write(file.path(), wish.to_string())?;
     let path = file.path().to_string_lossy().into_owned();
     case.kubectl(&["apply", "--server-side", "--field-manager=somebody", "-f", &path]).await?;
-    let_go(&case).await?;
+    case.let_go().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [Some("true"), None, None, None]);
     Ok(())
@@ -98,9 +86,9 @@ async fn a_person_who_cordons_the_node_in_mid_drain_finds_it_cordoned(case: Case
 
 async fn a_persons_balancer_label_stays_whatever_its_value(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["label", "node", &case.node, &format!("{BALANCER_LABEL}=maintenance")]).await?;
-    let look = held_up(&case).await?;
+    let look = case.drain_held_up(1).await?;
     assert_eq!(look.field(&balancer()), Some("maintenance"));
-    let_go(&case).await?;
+    case.let_go().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [None, Some("maintenance"), None, None]);
     Ok(())
@@ -110,35 +98,35 @@ async fn a_persons_annotation_of_another_value_stays_and_the_node_is_updated_all
     case: Case,
 ) -> anyhow::Result<()> {
     case.kubectl(&["annotate", "node", &case.node, &format!("{SCALE_DOWN_ANNOTATION}=false")]).await?;
-    let look = held_up(&case).await?;
+    let look = case.drain_held_up(1).await?;
     assert_eq!(parts(&look), [Some("true"), Some("brupop"), Some("false"), Some("true")]);
-    let_go(&case).await?;
+    case.let_go().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [None, None, Some("false"), None]);
     Ok(())
 }
 
 async fn an_annotation_that_a_person_changes_in_mid_drain_stays_as_it_is(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     case.kubectl(&["annotate", "--overwrite", "node", &case.node, &format!("{DO_NOT_DISRUPT_ANNOTATION}=please")])
         .await?;
-    let_go(&case).await?;
+    case.let_go().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [None, None, None, Some("please")]);
     Ok(())
 }
 
 async fn a_label_that_a_person_takes_away_in_mid_drain_is_set_again(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     case.kubectl(&["label", "node", &case.node, &format!("{BALANCER_LABEL}-")]).await?;
     case.until("the node is out of the balancer again", |look| look.field(&balancer()).is_some()).await?;
-    let_go(&case).await?;
+    case.let_go().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
 }
 
 async fn a_person_who_uncordons_again_and_again_gets_the_node_back(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     for _ in 0..4 {
         case.kubectl(&["uncordon", &case.node]).await?;
         case.until("it is cordoned again, or given back", |look| look.cordoned() || look.step().is_none()).await?;
@@ -160,21 +148,21 @@ async fn a_hold_before_the_update_keeps_it_from_beginning(case: Case) -> anyhow:
 }
 
 async fn a_hold_in_mid_drain_ends_the_attempt_and_keeps_the_cordon_until_it_goes(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
     let look = case.until("the attempt has ended", |look| look.step().is_none()).await?;
     assert!(look.cordoned() && look.at_home("web").len() == 1);
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
-    let_go(&case).await?;
+    case.let_go().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
 }
 
 async fn a_reset_of_managed_fields_in_mid_drain_leaves_nothing_behind(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     let reset = r#"[{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}]"#;
     case.kubectl(&["patch", "node", &case.node, "--type=json", "-p", reset]).await?;
-    let_go(&case).await?;
+    case.let_go().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
 }
@@ -188,16 +176,16 @@ async fn a_taint_of_a_person_stays(case: Case) -> anyhow::Result<()> {
 }
 
 async fn labels_that_others_set_in_mid_drain_stay(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     case.kubectl(&["label", "node", &case.node, "example.com/new=yes"]).await?;
-    let_go(&case).await?;
+    case.let_go().await?;
     let end = case.updated().await?;
     assert_eq!(end.field(&Field::Label("example.com/new".to_owned())), Some("yes"));
     Ok(())
 }
 
 async fn a_claim_of_which_the_shadow_is_deleted_is_taken_back(case: Case) -> anyhow::Result<()> {
-    let look = held_up(&case).await?;
+    let look = case.drain_held_up(1).await?;
     let before = look.shadow().map(|shadow| shadow.uid.clone());
     let shadow = models::names::shadow_name(&case.node);
     case.kubectl(&["-n", models::names::SYSTEM_NAMESPACE, "delete", "brs", &shadow]).await?;
@@ -205,7 +193,7 @@ async fn a_claim_of_which_the_shadow_is_deleted_is_taken_back(case: Case) -> any
         look.shadow().is_some_and(|shadow| Some(&shadow.uid) != before.as_ref())
     })
     .await?;
-    let_go(&case).await?;
+    case.let_go().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
 }

@@ -52,7 +52,7 @@ async fn a_node_that_was_given_back_is_drained_again_when_a_person_asks(case: Ca
     case.guard("web", 1).await?;
     case.go().await?;
     case.failed("DrainTimedOut").await?;
-    case.set_budget("web", json!({"minAvailable": 0})).await?;
+    case.let_go().await?;
     case.retry().await?;
     case.updated().await?;
     Ok(())
@@ -120,12 +120,8 @@ async fn forced_pods_are_told_loudly(case: Case) -> anyhow::Result<()> {
     case.bare_pod("alone", &json!({"metadata": {"labels": {"app": "alone"}}})).await?;
     case.guard("alone", 1).await?;
     case.go().await?;
-    let forced = case
-        .until("it is written down", |look| {
-            let drain = look.shadow().and_then(|shadow| shadow.status.controller.drain.as_ref());
-            drain.is_some_and(|drain| drain.forced.is_some())
-        })
-        .await?;
+    let forced =
+        case.until("it is written down", |look| look.drain().is_some_and(|drain| drain.forced.is_some())).await?;
     assert_eq!(forced.step(), Some(Step::Draining));
     case.updated().await?;
     let said = events(&case, "DrainForced").await?;

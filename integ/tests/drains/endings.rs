@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::fleet::{Case, Look};
+use crate::fleet::Case;
 
 crate::cases![
     a_node_that_somebody_reboots_in_mid_drain_is_given_back,
@@ -20,34 +20,23 @@ crate::cases![
     a_drain_that_ends_while_the_agent_is_away_goes_on_when_it_is_back,
 ];
 
-async fn held_up(case: &Case) -> anyhow::Result<Look> {
-    case.deployment("web", 1, json!({})).await?;
-    case.guard("web", 1).await?;
-    case.go().await?;
-    case.held_up().await
-}
-
-async fn let_go(case: &Case) -> anyhow::Result<()> {
-    case.set_budget("web", json!({"minAvailable": 0})).await
-}
-
 async fn a_node_that_somebody_reboots_in_mid_drain_is_given_back(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     case.member()?.host.foreign_reboot().await;
     case.failed("RebootedByOther").await?;
     assert!(!case.look()?.is_charged() && !case.look()?.cordoned());
-    let_go(&case).await?;
+    case.let_go().await?;
     case.retry().await?;
     case.updated().await?;
     Ok(())
 }
 
 async fn a_node_whose_host_loses_power_in_mid_drain_is_given_back(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     case.member()?.host.power_loss().await;
     case.failed("RebootedByOther").await?;
     assert!(!case.look()?.is_charged());
-    let_go(&case).await?;
+    case.let_go().await?;
     case.retry().await?;
     case.updated().await?;
     Ok(())
@@ -63,17 +52,17 @@ fn signal(case: &Case, signal: Signal) -> anyhow::Result<()> {
 }
 
 async fn an_agent_killed_in_mid_drain_is_not_missed(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     signal(&case, Signal::SIGKILL)?;
-    let_go(&case).await?;
+    case.let_go().await?;
     case.updated().await?;
     Ok(())
 }
 
 async fn a_drain_that_ends_while_the_agent_is_away_goes_on_when_it_is_back(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     signal(&case, Signal::SIGSTOP)?;
-    let_go(&case).await?;
+    case.let_go().await?;
     case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
     signal(&case, Signal::SIGCONT)?;
     case.updated().await?;
@@ -81,19 +70,19 @@ async fn a_drain_that_ends_while_the_agent_is_away_goes_on_when_it_is_back(case:
 }
 
 async fn a_node_released_by_a_person_is_given_back_and_left_alone_until_a_retry(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     let release = format!("{RELEASE_ANNOTATION}=now");
     case.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name(&case.node), &release]).await?;
     case.failed("ReleaseRequested").await?;
     assert!(!case.look()?.is_charged());
-    let_go(&case).await?;
+    case.let_go().await?;
     case.retry().await?;
     case.updated().await?;
     Ok(())
 }
 
 async fn a_node_that_loses_its_label_in_mid_drain_is_given_back_and_forgotten(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     case.kubectl(&["label", "node", &case.node, &format!("{INTERFACE_LABEL}-")]).await?;
     let end = case.until("its shadow is gone", |look| look.shadow().is_none()).await?;
     assert!(!end.node().claimed() && !end.cordoned());
@@ -101,12 +90,10 @@ async fn a_node_that_loses_its_label_in_mid_drain_is_given_back_and_forgotten(ca
 }
 
 async fn a_node_that_is_deleted_in_mid_drain_holds_no_slot(case: Case) -> anyhow::Result<()> {
-    held_up(&case).await?;
+    case.drain_held_up(1).await?;
     case.kubectl(&["delete", "node", &case.node]).await?;
     case.until("its slot is free and its shadow gone", |look| {
-        let slots = look.world.operator.iter().flat_map(|operator| &operator.status.slots);
-        slots.filter(|slot| slot.node == case.node).count() == 0
-            && !look.world.shadows.contains_key(&shadow_name(&case.node))
+        !look.has_slot() && !look.world.shadows.contains_key(&shadow_name(&case.node))
     })
     .await?;
     // The kubelet's restart makes it anew, under the same name.

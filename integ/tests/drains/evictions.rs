@@ -179,10 +179,7 @@ async fn a_pod_that_tolerates_the_cordon_and_comes_back_ends_the_attempt(case: C
 }
 
 async fn a_pod_deleted_by_somebody_else_in_mid_drain_is_gone(case: Case) -> anyhow::Result<()> {
-    case.deployment("web", 2, json!({})).await?;
-    case.guard("web", 2).await?;
-    case.go().await?;
-    case.held_up().await?;
+    case.drain_held_up(2).await?;
     // Who deletes pods past their budget is no business of ours.
     case.here(&["delete", "pods", "-l", "app=web,pod-template-hash"]).await?;
     let end = case.updated().await?;
@@ -216,12 +213,9 @@ async fn more_than_five_hundred_pods_are_drained(case: Case) -> anyhow::Result<(
 
 async fn what_the_cluster_runs_on_goes_last(case: Case) -> anyhow::Result<()> {
     case.deployment_at_home("dns", 1, json!({"spec": {"priorityClassName": "system-cluster-critical"}})).await?;
-    case.deployment("web", 1, json!({})).await?;
-    case.guard("web", 1).await?;
-    case.go().await?;
-    let look = case.held_up().await?;
+    let look = case.drain_held_up(1).await?;
     assert!(look.at_home("dns").len() == 1 && !look.at_home("dns")[0].terminating);
-    case.set_budget("web", json!({"minAvailable": 0})).await?;
+    case.let_go().await?;
     let end = case.updated().await?;
     assert!(end.at_home("dns").is_empty());
     Ok(())
@@ -276,7 +270,7 @@ async fn pods_of_several_namespaces_are_drained_side_by_side(case: Case) -> anyh
     case.go().await?;
     case.held_up().await?;
     neighbour.until("the other namespace's pod has gone", |look| look.at_home("web").is_empty()).await?;
-    case.set_budget("web", json!({"minAvailable": 0})).await?;
+    case.let_go().await?;
     case.updated().await?;
     Ok(())
 }

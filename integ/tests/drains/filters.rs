@@ -179,7 +179,7 @@ async fn the_pods_to_be_moved_are_written_down_before_the_first_eviction(case: C
     let before: Vec<String> = case.look()?.at_home("web").iter().map(|pod| pod.uid.clone()).collect();
     case.go().await?;
     let look = case.until("the node leaves the balancer", |look| look.step() == Some(Step::LeavingBalancer)).await?;
-    let drain = look.shadow().and_then(|shadow| shadow.status.controller.drain.clone()).unwrap_or_default();
+    let drain = look.drain().cloned().unwrap_or_default();
     let written: Vec<&str> = drain.pods.iter().map(|pod| pod.uid.as_str()).collect();
     assert!(before.iter().all(|uid| written.contains(&uid.as_str())), "{before:?} {written:?}");
     assert!(!look.at_home("web").iter().any(|pod| pod.terminating));

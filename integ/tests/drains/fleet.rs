@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use integ::bed::{Bed, BedOptions, Member, merge, workload};
 use integ::oracle::{Expectations, Field, Node, Pod, Shadow, World};
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
-use models::shadow::{BLOCKED, Step};
+use models::shadow::{BLOCKED, DrainStatus, Step};
 use semver::Version;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -353,12 +353,22 @@ impl Case {
     /// Waits until the drain is held up by a budget.
     pub(crate) async fn held_up(&self) -> anyhow::Result<Look> {
         self.until("the drain is held up", |look| {
-            look.shadow().is_some_and(|shadow| {
-                let drain = shadow.status.controller.drain.as_ref();
-                shadow.step() == Some(Step::Draining) && drain.is_some_and(|drain| !drain.blockers.is_empty())
-            })
+            look.step() == Some(Step::Draining) && look.drain().is_some_and(|drain| !drain.blockers.is_empty())
         })
         .await
+    }
+
+    /// Brings the node into a drain that is held up: a Deployment `web` of so many pods, of which its budget lets none go.
+    pub(crate) async fn drain_held_up(&self, pods: usize) -> anyhow::Result<Look> {
+        self.deployment("web", pods, json!({})).await?;
+        self.guard("web", pods).await?;
+        self.go().await?;
+        self.held_up().await
+    }
+
+    /// Lets the pods of [`Case::drain_held_up`] go.
+    pub(crate) async fn let_go(&self) -> anyhow::Result<()> {
+        self.set_budget("web", json!({"minAvailable": 0})).await
     }
 
     /// Ends the back-off.
@@ -371,9 +381,7 @@ impl Case {
     /// Ensures that the case leaves nothing: no attempt, no claim, no slot.
     pub(crate) async fn is_clean(&self) -> anyhow::Result<()> {
         self.until("the case leaves nothing behind", |look| {
-            let slots = look.world.operator.iter().flat_map(|operator| &operator.status.slots);
-            let mut slots = slots.filter(|slot| slot.node == self.node);
-            look.world.nodes.get(&self.node).is_none_or(|_| look.is_given_back()) && slots.next().is_none()
+            look.world.nodes.get(&self.node).is_none_or(|_| look.is_given_back()) && !look.has_slot()
         })
         .await?;
         Ok(())
@@ -398,9 +406,20 @@ impl Look {
         self.world.shadow_of(self.world.nodes.get(&self.name)?).map(AsRef::as_ref)
     }
 
+    /// Whether the node has a slot.
+    pub(crate) fn has_slot(&self) -> bool {
+        let mut slots = self.world.operator.iter().flat_map(|operator| &operator.status.slots);
+        slots.any(|slot| slot.node == self.name)
+    }
+
     /// The step of the attempt under way.
     pub(crate) fn step(&self) -> Option<Step> {
         self.shadow()?.step()
+    }
+
+    /// What is recorded of its drain.
+    pub(crate) fn drain(&self) -> Option<&DrainStatus> {
+        self.shadow()?.status.controller.drain.as_ref()
     }
 
     /// Whether there is a shadow with no attempt under way, and nothing of ours on the node.
@@ -449,7 +468,6 @@ impl Look {
     }
 
     fn told(&self) -> String {
-        let status = self.shadow().map(|shadow| &shadow.status.controller);
         let pods: BTreeMap<_, _> = self
             .world
             .pods
@@ -463,7 +481,7 @@ impl Look {
             self.step(),
             self.last(),
             self.blocked(),
-            status.and_then(|status| status.drain.as_ref()),
+            self.drain(),
             self.shadow().map(|shadow| &shadow.spec),
             self.shadow().map(|shadow| &shadow.status.agent),
         )

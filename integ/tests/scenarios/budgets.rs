@@ -8,7 +8,7 @@ use models::condition::ConditionStatus;
 use models::shadow::{BLOCKED, Step};
 use serde_json::json;
 
-use crate::support::{SHOP, condition_of, is_updated, nodes, run_expecting, shadow_of, step_of};
+use crate::support::{SHOP, condition_of, is_updated, nodes, other, run_expecting, shadow_of, step_of};
 
 /// Within this time a drain that is blocked has to say so.
 const VISIBLE: Duration = Duration::from_secs(30);
@@ -29,7 +29,7 @@ async fn a_budget_that_allows_nothing_is_named_and_others_go_on_and_once_it_is_f
         scene.guarded_shop(1).await?;
         scene.install().await?;
         let home = home(&scene.bed.recorder.so_far()?.end());
-        let other = if home == "node-1" { "node-2" } else { "node-1" };
+        let other = other(&home);
         scene.release();
         scene.until_step(&home, Step::Draining).await?;
         let world = scene

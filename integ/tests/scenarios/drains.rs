@@ -9,7 +9,7 @@ use models::shadow::Step;
 use serde_json::json;
 
 use crate::interfere::{blocked_drain, poll, release_into_a_blocked_drain, unblock};
-use crate::support::{EVENTS_OF_NODES, SHOP, is_updated, nodes, run, shadow_of, step_of, until_event};
+use crate::support::{EVENTS_OF_NODES, SHOP, is_updated, nodes, other, run, shadow_of, step_of, until_event};
 
 fn balancer() -> Field {
     Field::Label(BALANCER_LABEL.to_owned())
@@ -213,7 +213,7 @@ async fn a_drain_ends_also_when_the_only_other_node_dies_meanwhile() -> anyhow::
     options.deploy.apiserver_replicas = 2;
     let ending = run(options, async |scene| {
         let target = blocked_drain(scene).await?;
-        let other = if target == "node-1" { "node-2" } else { "node-1" };
+        let other = other(&target);
         scene.bed.member(other)?.host.power_off();
         unblock(scene).await?;
         scene.until("the node is updated", |world| is_updated(world, &target)).await?;

@@ -6,7 +6,7 @@ use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::shadow::{HostState, Step};
 use serde_json::{Value, json};
 
-use crate::support::{NEW, OLD, SHOP, Scene, is_updated, nodes, run, shadow_of, status, step_of};
+use crate::support::{NEW, OLD, SHOP, Scene, is_updated, nodes, other, run, shadow_of, status, step_of};
 
 /// Whether every agent has told that its host offers [`NEW`].
 fn known(world: &World) -> bool {
@@ -34,7 +34,7 @@ async fn stuck_in_a_drain(scene: &Scene) -> anyhow::Result<(String, &'static str
         .await?;
     let node = world.shadows.values().find(|s| s.step() == Some(Step::Draining)).map(|s| s.node().to_owned());
     let node = node.unwrap_or_default();
-    let other = if node == "node-1" { "node-2" } else { "node-1" };
+    let other = other(&node);
     Ok((node, other))
 }
 

@@ -388,3 +388,8 @@ pub(crate) async fn until_event(
     })
     .await
 }
+
+/// The other one of two nodes.
+pub(crate) fn other(node: &str) -> &'static str {
+    if node == "node-1" { "node-2" } else { "node-1" }
+}

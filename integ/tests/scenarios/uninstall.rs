@@ -53,6 +53,26 @@ async fn everything(scene: &Scene) -> anyhow::Result<BTreeSet<String>> {
     Ok(all)
 }
 
+/// Waits until what is there now, and was not there before, and the other way round, is as it should be: Kubernetes itself
+/// tidies up after what was deleted, a moment later.
+async fn until_left(
+    scene: &Scene,
+    before: &BTreeSet<String>,
+    good: impl Fn(&[&String], &[&String]) -> bool,
+) -> anyhow::Result<()> {
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    loop {
+        let after = everything(scene).await?;
+        let left: Vec<_> = after.difference(before).collect();
+        let lost: Vec<_> = before.difference(&after).collect();
+        if good(&left, &lost) {
+            return Ok(());
+        }
+        anyhow::ensure!(tokio::time::Instant::now() < deadline, "left: {left:#?}\nlost: {lost:#?}");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
 /// Runs `kubectl-brupop` as an administrator.
 async fn plugin(scene: &Scene, arguments: &[&str]) -> anyhow::Result<Output> {
     let program = integ::bed::Programs::find()?.plugin;
@@ -98,18 +118,7 @@ async fn uninstalling_in_mid_drain_gives_the_node_back_and_leaves_the_cluster_as
 
         let done = plugin(scene, &["uninstall", "--yes"]).await?;
         assert!(done.status.success(), "{}", said(&done));
-        // Kubernetes itself tidies up after what was deleted, a moment later.
-        let deadline = tokio::time::Instant::now() + LIMIT;
-        loop {
-            let after = everything(scene).await?;
-            let left: Vec<_> = after.difference(&before).collect();
-            let lost: Vec<_> = before.difference(&after).collect();
-            if left.is_empty() && lost.is_empty() {
-                break;
-            }
-            anyhow::ensure!(tokio::time::Instant::now() < deadline, "left: {left:#?}\nlost: {lost:#?}");
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
+        until_left(scene, &before, |left, lost| left.is_empty() && lost.is_empty()).await?;
         let again = plugin(scene, &["uninstall", "--yes"]).await?;
         assert!(again.status.success(), "{}", said(&again));
         Ok(())
@@ -169,16 +178,8 @@ async fn the_documented_lines_uninstall_it_too() -> anyhow::Result<()> {
         for line in rest {
             shell(scene, line).await?;
         }
-        let deadline = tokio::time::Instant::now() + LIMIT;
-        loop {
-            let after = everything(scene).await?;
-            let left: Vec<_> = after.difference(&before).collect();
-            if left.is_empty() {
-                break Ok(());
-            }
-            anyhow::ensure!(tokio::time::Instant::now() < deadline, "left: {left:#?}");
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
+        // The last line takes the label of the nodes along, as it says.
+        until_left(scene, &before, |left, _| left.is_empty()).await
     })
     .await?;
     Ok(())

@@ -14,12 +14,11 @@ use crate::interfere::{
     agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, go_of, is_activate,
     is_armed, signal, unblock, until_host, withdraw,
 };
-use crate::support::{Ending, NEW, Scene, is_given_back, nodes, run, shadow_of};
+use crate::support::{Ending, NEW, Scene, is_given_back, nodes, results, run, shadow_of};
 
 /// Why the attempts of one node ended.
-fn results(ending: &Ending, node: &str) -> Vec<String> {
-    let attempts = ending.history.attempts();
-    attempts.into_iter().filter(|a| a.node == node).map(|a| a.result.unwrap_or_default()).collect()
+fn reasons(ending: &Ending, node: &str) -> Vec<String> {
+    results(&ending.history, node).into_iter().map(|(_, reason)| reason).collect()
 }
 
 /// Waits until the agent has confirmed that it carries out no order and that nothing of ours is armed.
@@ -73,7 +72,7 @@ async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_go_doe
         Ok(())
     })
     .await?;
-    assert_eq!(results(&ending, &target), ["Held", UPDATED]);
+    assert_eq!(reasons(&ending, &target), ["Held", UPDATED]);
     let stats = &ending.verdict.stats;
     assert_eq!((stats.gos, stats.arms, stats.reboots), (2, 2, 2));
     Ok(())
@@ -102,7 +101,7 @@ async fn a_go_that_was_not_read_before_its_order_was_withdrawn_reboots_nothing()
         Ok(())
     })
     .await?;
-    assert_eq!(results(&ending, &target), ["RebootTimedOut", UPDATED]);
+    assert_eq!(reasons(&ending, &target), ["RebootTimedOut", UPDATED]);
     assert_eq!(ending.verdict.stats.reboots, 2);
     Ok(())
 }
@@ -133,7 +132,7 @@ async fn an_agent_stalled_while_its_host_arms_disarms_when_the_order_is_gone() -
         Ok(())
     })
     .await?;
-    assert_eq!(results(&ending, &target), ["RebootTimedOut", UPDATED]);
+    assert_eq!(reasons(&ending, &target), ["RebootTimedOut", UPDATED]);
     let stats = &ending.verdict.stats;
     assert_eq!((stats.arms, stats.reboots), (3, 2));
     Ok(())
@@ -163,7 +162,7 @@ async fn an_agent_killed_while_its_host_arms_disarms_after_its_restart_when_the_
         Ok(())
     })
     .await?;
-    assert_eq!(results(&ending, &target), ["RebootTimedOut", UPDATED]);
+    assert_eq!(reasons(&ending, &target), ["RebootTimedOut", UPDATED]);
     assert_eq!(ending.verdict.stats.reboots, 2);
     Ok(())
 }
@@ -194,7 +193,7 @@ async fn a_go_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again() -> 
         Ok(())
     })
     .await?;
-    assert_eq!(results(&ending, &target), [UPDATED]);
+    assert_eq!(reasons(&ending, &target), [UPDATED]);
     let stats = &ending.verdict.stats;
     assert_eq!((stats.gos, stats.arms, stats.reboots), (3, 2, 2));
     Ok(())
@@ -232,7 +231,7 @@ async fn a_silent_agent_whose_node_was_given_back_disarms_and_reboots_nothing_wh
         Ok(())
     })
     .await?;
-    assert_eq!(results(&ending, &target), ["RebootTimedOut", UPDATED]);
+    assert_eq!(reasons(&ending, &target), ["RebootTimedOut", UPDATED]);
     assert_eq!(ending.verdict.stats.reboots, 2);
     Ok(())
 }

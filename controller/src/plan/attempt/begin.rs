@@ -56,7 +56,7 @@ impl Case<'_> {
             }
             return self.with_blocked(Decision::wait(Wait::DisarmPending).waking_at(certain));
         }
-        if self.shadow.status.controller.drain.is_some() {
+        if self.drain().is_some() {
             let mut status = self.half();
             self.forget_claim(&mut status);
             return Decision::act(Action::Status { status: Box::new(status), note: None });

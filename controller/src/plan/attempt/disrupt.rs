@@ -24,7 +24,7 @@ const RECLAIMS: u32 = 3;
 /// How long the deletion of what is left may take before the drain fails after all.
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
-fn drained(pod: &PodFacts) -> DrainedPod {
+fn listed(pod: &PodFacts) -> DrainedPod {
     DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
 }
 
@@ -49,7 +49,7 @@ impl Case<'_> {
             }
             Some(refused) => return self.waiting_staged(progress, refused, true).watching_pods().asking(queries()),
         }
-        let pods: Vec<_> = sorted.go.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained(pod)).collect();
+        let pods: Vec<_> = sorted.go.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| listed(pod)).collect();
         let own = sorted.go.iter().filter(|pod| pod.namespace == self.view.own_namespace);
         let own_evicted = owners(own.filter_map(|pod| pod.controller_uid.clone()), OWN_OWNERS);
         let unhealthy = on_node.iter().filter(|pod| !pod.ready && !pod.finished && !pod.terminating);
@@ -235,7 +235,7 @@ impl Case<'_> {
     /// Replicas of ours that came after the drain began, from another node that is drained or of a new revision: noted before
     /// they are evicted, so that they too are evicted once and then left to the reboot.
     fn note_own(&self, sorted: &Sorted<'_>) -> Option<Action> {
-        let mut drain = self.shadow.status.controller.drain.clone().unwrap_or_default();
+        let mut drain = self.drain().cloned().unwrap_or_default();
         let own = sorted.go.iter().filter(|pod| pod.namespace == self.view.own_namespace);
         let new: Vec<_> = own.filter(|pod| !drain.pods.iter().any(|known| known.uid == pod.uid)).collect();
         if new.is_empty() || drain.pods.len() + new.len() > LISTED_PODS {
@@ -243,7 +243,7 @@ impl Case<'_> {
         }
         let controllers = new.iter().filter_map(|pod| pod.controller_uid.clone());
         drain.own_evicted = owners(drain.own_evicted.into_iter().chain(controllers), OWN_OWNERS);
-        drain.pods.extend(new.iter().map(|pod| drained(pod)));
+        drain.pods.extend(new.iter().map(|pod| listed(pod)));
         let mut status = self.half();
         status.report.drain = Some(drain);
         Some(Action::Status { status: Box::new(status), note: None })
@@ -251,7 +251,7 @@ impl Case<'_> {
 
     /// A pod that came to the cordoned node although it was drained, and would do so for ever.
     fn returned<'b>(&self, sorted: &Sorted<'b>) -> Option<&'b PodFacts> {
-        let listed = self.shadow.status.controller.drain.as_ref().map(|d| d.pods.as_slice()).unwrap_or_default();
+        let listed = self.drain().map(|d| d.pods.as_slice()).unwrap_or_default();
         if listed.len() >= LISTED_PODS {
             return None;
         }
@@ -264,7 +264,7 @@ impl Case<'_> {
     /// The deadline is over, and policy says to go on without those that do not leave: recorded first, then deleted, each
     /// under its uid; those that have outlived their own grace period without it.
     fn force(&self, progress: &Progress, sorted: &Sorted<'_>, deadline: Timestamp) -> Decision {
-        let drain = self.shadow.status.controller.drain.clone().unwrap_or_default();
+        let drain = self.drain().cloned().unwrap_or_default();
         let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
         let Some(forced) = drain.forced else {
             let message = format!(
@@ -320,21 +320,24 @@ impl Case<'_> {
         self.fail(progress, reason, &message)
     }
 
-    /// How many of the pods that had to go are gone: the object, and not only its containers.
-    fn gone(&self, drain: &DrainStatus) -> i64 {
-        let here = self.node.pods.as_deref().unwrap_or_default();
-        let gone = drain.pods.iter().filter(|listed| !here.iter().any(|pod| pod.uid == listed.uid)).count();
-        i64::try_from(gone).unwrap_or(i64::MAX)
+    /// The pods that the drain has listed and that are still on the node: the object, and not only its containers.
+    fn still_here(&self) -> impl Iterator<Item = &PodFacts> {
+        let listed = self.drain().map(|drain| drain.pods.as_slice()).unwrap_or_default();
+        let listed: BTreeSet<&str> = listed.iter().map(|pod| pod.uid.as_str()).collect();
+        self.node.pods.iter().flatten().filter(move |pod| listed.contains(pod.uid.as_str()))
+    }
+
+    /// How many of the pods that had to go are gone.
+    fn gone(&self) -> i64 {
+        let listed = self.drain().map_or(0, |drain| drain.pods.len());
+        i64::try_from(listed.saturating_sub(self.still_here().count())).unwrap_or(i64::MAX)
     }
 
     /// The end of the drain. What is left to the reboot, because it has been waited for long enough, is named.
     fn drained(&self, progress: &Progress) -> Action {
-        let listed = self.shadow.status.controller.drain.as_ref().map(|d| d.pods.as_slice()).unwrap_or_default();
-        let here = self.node.pods.iter().flatten();
-        let left: Vec<_> = here
-            .filter(|pod| pod.namespace != self.view.own_namespace && listed.iter().any(|known| known.uid == pod.uid))
-            .map(PodFacts::title)
-            .collect();
+        // Our own replicas come back to the node, and are known to.
+        let others = self.still_here().filter(|pod| pod.namespace != self.view.own_namespace);
+        let left: Vec<_> = others.map(PodFacts::title).collect();
         let message = match left.first() {
             None => "every pod that had to go is gone".to_owned(),
             Some(first) => format!("{first} does not go and is left to the reboot ({} pod(s) like that)", left.len()),
@@ -343,7 +346,7 @@ impl Case<'_> {
             let reason = if left.is_empty() { "Drained" } else { "PodsLeft" };
             set_condition(&mut status.conditions, self.condition(DRAINED, true, reason, &message));
             if let Some(drain) = &mut status.report.drain {
-                (drain.gone, drain.blockers) = (self.gone(drain), Vec::new());
+                (drain.gone, drain.blockers) = (self.gone(), Vec::new());
             }
         });
         if let (Action::Status { note, .. }, false) = (&mut action, left.is_empty()) {
@@ -363,11 +366,11 @@ impl Case<'_> {
                 since: blocked.since,
             })
             .collect();
-        let stored = self.shadow.status.controller.drain.as_ref().map(|d| d.blockers.as_slice()).unwrap_or_default();
+        let stored = self.drain().map(|d| d.blockers.as_slice()).unwrap_or_default();
         let same = stored.len() == wanted.len()
             && stored.iter().zip(&wanted).all(|(a, b)| (&a.pod, &a.budget) == (&b.pod, &b.budget));
-        let gone = self.shadow.status.controller.drain.as_ref().map_or(0, |drain| self.gone(drain));
-        let counted = self.shadow.status.controller.drain.as_ref().is_none_or(|drain| drain.gone == gone);
+        let gone = self.gone();
+        let counted = self.drain().is_none_or(|drain| drain.gone == gone);
         // A drain that goes on by itself is not worth a write for each pod; one that is blocked is looked at by people.
         if same && (counted || wanted.is_empty()) {
             return None;
@@ -430,7 +433,7 @@ impl Case<'_> {
     pub(super) fn answer(&self, progress: &Progress, nonce: &str) -> Decision {
         let Some(sorted) = self.sorted_pods() else { return Decision::wait(Wait::ReadingPods) };
         if let Some(pod) = sorted.left().find(|pod| !pod.terminating) {
-            let drain = self.shadow.status.controller.drain.clone().unwrap_or_default();
+            let drain = self.drain().cloned().unwrap_or_default();
             let comes_back = pod.tolerates_cordon && pod.namespace != self.view.own_namespace;
             if self.shadow.spec.go.is_none() && !comes_back && !drain.taken_up_again {
                 // The scheduler had not seen the cordon yet, or it is a replica of ours. No go is out, so there is time to

@@ -174,8 +174,7 @@ impl Case<'_> {
 
     /// What the pods on the node come to; `None` while they are not known.
     fn watched(&self) -> Option<Watched> {
-        let excused =
-            self.shadow.status.controller.drain.as_ref().map(|d| d.unhealthy_before.as_slice()).unwrap_or_default();
+        let excused = self.drain().map(|drain| drain.unhealthy_before.as_slice()).unwrap_or_default();
         let pods = self.node.pods.as_ref()?.iter().filter(|pod| {
             let sick_before = pod.controller_uid.as_ref().is_some_and(|owner| excused.contains(owner));
             !pod.finished && !pod.terminating && !sick_before

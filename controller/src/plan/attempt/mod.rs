@@ -11,8 +11,8 @@ use jiff::Timestamp;
 use models::condition::{Condition, set_condition, true_condition};
 use models::reason::FailureReason;
 use models::shadow::{
-    Armed, ArmedPhase, BLOCKED, BottlerocketShadowSpec, ControllerStatus, HOST_REACHABLE, HostPolicy, HostState,
-    Progress, Step,
+    Armed, ArmedPhase, BLOCKED, BottlerocketShadowSpec, ControllerStatus, DrainStatus, HOST_REACHABLE, HostPolicy,
+    HostState, Progress, Step,
 };
 
 use crate::drain::filter;
@@ -136,8 +136,12 @@ impl<'a> Case<'a> {
             // Asked for, and as good as known.
             return None;
         }
-        let drain = self.shadow.status.controller.drain.as_ref();
-        Some(filter::sort(pods, self.group().drain.rules_at(self.now), drain, &self.view.own_namespace))
+        Some(filter::sort(pods, self.group().drain.rules_at(self.now), self.drain(), &self.view.own_namespace))
+    }
+
+    /// The record of the drain, from before its first eviction.
+    fn drain(&self) -> Option<&'a DrainStatus> {
+        self.shadow.status.controller.drain.as_ref()
     }
 
     fn agent_failure(&self, attempt: i64) -> Option<(FailureReason, &'a str)> {

@@ -60,7 +60,7 @@ async fn a_host_that_somebody_else_updates_while_it_waits_for_its_turn_is_told_o
     options.policy["strategy"] = json!({"preStage": {}});
     let ending = run(options, async |scene| {
         first = blocked_drain(scene).await?;
-        other = if first == "node-1" { "node-2" } else { "node-1" };
+        other = crate::support::other(&first);
         scene.until_step(other, Step::Staged).await?;
         let host = &scene.bed.member(other)?.host;
         host.foreign(Command::Activate).await.map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;

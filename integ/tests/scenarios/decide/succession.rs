@@ -14,7 +14,7 @@ use super::support::results;
 use crate::crashes::PATIENCE;
 use crate::interfere::{finish_command, is_activate, poll, release_into_a_blocked_drain, signal, unblock, until_host};
 use crate::leaders::{leader, two_controllers};
-use crate::support::{NEW, Scene, run, shadow_of, step_of};
+use crate::support::{NEW, Scene, other, run, shadow_of, step_of};
 
 const BOTH: [&str; 2] = ["node-1", "node-2"];
 
@@ -75,7 +75,7 @@ async fn a_leader_killed_at_any_step_loses_nothing() -> anyhow::Result<()> {
             finish_command(&member.host).await?;
         }
         first = if release_into_a_blocked_drain(scene).await? == "node-1" { "node-1" } else { "node-2" };
-        let other = if first == "node-1" { "node-2" } else { "node-1" };
+        let other = other(first);
         kill_leader_in(scene, other, Step::Staged, &mut killed).await?;
         anyhow::ensure!(killed.contains("Draining"), "{first} is held in its drain meanwhile");
         let host = scene.bed.member(first)?.host.clone();
@@ -105,7 +105,7 @@ async fn a_leader_killed_at_any_step_loses_nothing() -> anyhow::Result<()> {
             })
             .await?;
         finish_command(&host).await?;
-        let other = if released == "node-1" { "node-2" } else { "node-1" };
+        let other = crate::support::other(released);
         let host = scene.bed.member(other)?.host.clone();
         poll("the other host arms", async || {
             Ok((host.snapshot().running_command == Some(Command::Activate)).then_some(()))

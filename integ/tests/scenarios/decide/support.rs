@@ -13,7 +13,7 @@ use crate::interfere::poll;
 use crate::support::{Scene, condition_of};
 
 pub(super) use crate::support::{
-    EVENTS_OF_NODES, is_given_back, is_on, is_updated, last_reason, record, results, status, until_event,
+    EVENTS_OF_NODES, is_given_back, is_on, is_updated, last_reason, other, record, results, status, until_event,
 };
 
 /// How many nodes wait for a reason, as the operator's status has it.
@@ -65,11 +65,6 @@ pub(super) fn assert_signed(history: &History) {
             assert!(signed, "revision {}: {} asks for settings unsigned", change.revision, shadow.name);
         }
     });
-}
-
-/// The other one of two nodes.
-pub(super) fn other(node: &str) -> &'static str {
-    if node == "node-1" { "node-2" } else { "node-1" }
 }
 
 /// Annotates an object in the operator's namespace, as the documentation tells people to.
