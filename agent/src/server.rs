@@ -95,13 +95,14 @@ impl Server {
         }
     }
 
-    /// Opens the stream.
+    /// Opens the stream, from the newest state that has been seen, if any has.
     ///
     /// # Errors
     ///
     /// When it cannot be opened.
-    pub async fn watch(&self) -> Result<Lines, ServerError> {
-        let request = self.client()?.get(format!("{}/watch", self.address)).bearer_auth(self.token()?);
+    pub async fn watch(&self, from: Option<&str>) -> Result<Lines, ServerError> {
+        let query = from.map(|version| format!("?resourceVersion={version}")).unwrap_or_default();
+        let request = self.client()?.get(format!("{}/watch{query}", self.address)).bearer_auth(self.token()?);
         let answer = timeout(ANSWER, request.send()).await.map_err(|_| ServerError::Timeout)?;
         let mut response = answer.map_err(ServerError::Transport)?;
         if response.status() != StatusCode::OK {

@@ -125,7 +125,7 @@ pub(crate) mod tests {
 
     pub(crate) fn view(state: HostState) -> ShadowView {
         let mut view = ShadowView {
-            metadata: ShadowMetadata { uid: "s".into(), generation: 7 },
+            metadata: ShadowMetadata { uid: "s".into(), generation: 7, resource_version: "1".into() },
             etag: "e".into(),
             spec: BottlerocketShadowSpec { state, attempt: 3, ..BottlerocketShadowSpec::default() },
             status: AgentStatus::default(),

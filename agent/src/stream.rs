@@ -48,7 +48,8 @@ pub async fn follow(server: &Server, views: &Views) -> Infallible {
 }
 
 async fn follow_once(server: &Server, views: &Views, served: &mut bool) -> Result<(), ServerError> {
-    let mut lines = server.watch().await?;
+    let newest = views.newest();
+    let mut lines = server.watch(newest.as_ref().map(|view| view.metadata.resource_version.as_str())).await?;
     tracing::info!("following the shadow");
     loop {
         let line = timeout(SILENCE, lines.next()).await.map_err(|_| ServerError::Silent)??;

@@ -2,21 +2,24 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix_web::dev::Payload;
 use actix_web::{FromRequest, HttpRequest, web};
 use jiff::Timestamp;
-use models::duration::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::auth::Refusal;
-use crate::auth::identity::{AgentIdentity, check};
+use crate::auth::identity::{AgentIdentity, Bearer, check};
 use crate::auth::review::{ReviewError, Reviewer};
 use crate::auth::token::Token;
 use crate::cluster::{CallError, Cluster};
+use crate::limit::{Limiter, Source};
 use crate::metrics::Metrics;
 use crate::problem::{ApiError, Kind};
 use crate::store::Store;
+use crate::streams::Streams;
 use crate::tls::CertificateSlot;
 use crate::write::AccessError;
 
@@ -25,20 +28,31 @@ pub(crate) struct App {
     pub(crate) cluster: Cluster,
     pub(crate) store: Arc<Store>,
     pub(crate) reviewer: Reviewer,
+    /// Tokens that were refused, by where they came from. It takes more of them than any mistake brings before a source has
+    /// to wait.
+    pub(crate) refused: Limiter<Source>,
+    /// Reports, by node.
+    pub(crate) reports: Limiter<String>,
     pub(crate) metrics: Metrics,
     pub(crate) certificate: Arc<CertificateSlot>,
     /// User name of the agents' service account.
     pub(crate) agent_username: String,
-    pub(crate) stream_max_age: Duration,
-    /// True once the server is to end.
-    pub(crate) shutdown: watch::Receiver<bool>,
+    pub(crate) stream_max_age: models::duration::Duration,
+    pub(crate) streams: Arc<Streams>,
+    /// Set once the server is to end, to the time within which its streams end.
+    pub(crate) shutdown: watch::Receiver<Option<Duration>>,
     pub(crate) now: fn() -> Timestamp,
 }
 
 impl App {
+    /// Whether the server is about to end.
+    pub(crate) fn ending(&self) -> bool {
+        self.shutdown.borrow().is_some()
+    }
+
     /// Whether agents are to be sent here, or why not.
     pub(crate) fn ready(&self) -> Result<(), &'static str> {
-        if *self.shutdown.borrow() {
+        if self.ending() {
             return Err("the server is ending");
         }
         if self.certificate.current().is_none() {
@@ -61,15 +75,11 @@ impl FromRequest for Agent {
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         let app = request.app_data::<web::Data<App>>().cloned();
         let token = Token::from_headers(request.headers());
+        let source = request.peer_addr().map(|peer| Source::from(peer.ip()));
         let node = request.match_info().get("node").unwrap_or_default().to_owned();
         Box::pin(async move {
             let app = app.ok_or_else(|| ApiError::new(Kind::Internal))?;
-            let token = token.map_err(ApiError::refused)?;
-            let bearer = app.reviewer.review(&token).await.map_err(|error| match error {
-                ReviewError::Refused(refusal) => ApiError::refused(refusal),
-                ReviewError::Unavailable(error) => unavailable(error),
-                ReviewError::Busy => ApiError::new(Kind::Unavailable),
-            })?;
+            let bearer = authenticate(&app, source, token).await?;
             match check(&bearer, &app.agent_username, &node) {
                 Ok(agent) => Ok(Self(agent)),
                 Err(refusal) => {
@@ -86,6 +96,40 @@ impl FromRequest for Agent {
             }
         })
     }
+}
+
+/// Who sent a request. A source that has sent many bad tokens waits before another one is looked at; a token that is known to
+/// be good passes all the same.
+async fn authenticate(
+    app: &App,
+    source: Option<Source>,
+    token: Result<Token, Refusal>,
+) -> Result<Arc<Bearer>, ApiError> {
+    if let Some(source) = &source
+        && let Err(wait) = app.refused.check(source, Instant::now())
+        && !token.as_ref().is_ok_and(|token| app.reviewer.remembers(token))
+    {
+        return Err(ApiError::refused(Refusal::TooManyRefusals).retry_after(Some(seconds(wait))));
+    }
+    let refused = |refusal| {
+        if let Some(source) = source {
+            app.refused.charge(source, Instant::now());
+        }
+        ApiError::refused(refusal)
+    };
+    match token {
+        Err(refusal) => Err(refused(refusal)),
+        Ok(token) => app.reviewer.review(&token).await.map_err(|error| match error {
+            ReviewError::Refused(refusal) => refused(refusal),
+            ReviewError::Unavailable(error) => unavailable(error),
+            ReviewError::Busy => ApiError::new(Kind::Unavailable),
+        }),
+    }
+}
+
+/// A wait in whole seconds, as `Retry-After` has it.
+pub(crate) fn seconds(wait: Duration) -> u64 {
+    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }
 
 /// A call that brought no result, as the agent is told of it.

@@ -134,6 +134,13 @@ impl Cluster {
         Ok(review.status.unwrap_or_default())
     }
 
+    /// What the API server publishes to everybody about the tokens that it issues.
+    pub(crate) async fn published(&self, path: &'static str) -> Result<String, CallError> {
+        let request = http::Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError)?;
+        let client = self.client.clone();
+        self.run(async move { client.request_text(request).await }).await
+    }
+
     /// Reads a shadow from the store behind the API server, past all caches.
     pub(crate) async fn shadow(&self, name: &str) -> Result<Option<Shadow>, CallError> {
         let (api, name) = (self.api(), name.to_owned());

@@ -5,7 +5,6 @@ use std::time::Duration;
 use actix_web::web::Bytes;
 use jiff::Timestamp;
 use models::wire::WatchLine;
-use prometheus::IntGauge;
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 
@@ -13,6 +12,7 @@ use crate::auth::Refusal;
 use crate::auth::identity::{AgentIdentity, owns};
 use crate::shadow::ResourceVersion;
 use crate::store::Seen;
+use crate::streams::Place;
 
 /// How often a quiet stream says that it is alive. Agents and the load balancers between take a minute of silence for
 /// the end.
@@ -50,6 +50,12 @@ enum Sent {
 impl Follower {
     pub(crate) fn new(agent: AgentIdentity) -> Self {
         Self { agent, sent: Sent::Nothing, newest: None, refused: None }
+    }
+
+    /// Goes on where another stream ended: the agent has seen the state with this etag, if it is given.
+    pub(crate) fn resuming(agent: AgentIdentity, etag: Option<String>) -> Self {
+        let sent = etag.map_or(Sent::Nothing, |etag| Sent::Shadow { etag });
+        Self { sent, ..Self::new(agent) }
     }
 
     /// What to do, and whether the shadow has just turned out to be somebody else's.
@@ -99,55 +105,57 @@ pub(crate) fn age(longest: Duration, share: f64, token_expires: Option<Timestamp
     }
 }
 
-/// Counts a stream for as long as it lives.
-pub(crate) struct Counted(IntGauge);
-
-impl Counted {
-    pub(crate) fn new(gauge: &IntGauge) -> Self {
-        gauge.inc();
-        Self(gauge.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
+/// What ends a stream.
+pub(crate) struct Lifetime {
+    /// How long it lives at most.
+    pub(crate) age: Duration,
+    /// Set once the server is to end, to the time within which its streams end.
+    pub(crate) shutdown: watch::Receiver<Option<Duration>>,
+    /// When in that time this one does, as a share of it (0 to 1).
+    pub(crate) turn: f64,
+    /// Its place among the streams of the node.
+    pub(crate) place: Place,
 }
 
 /// One open stream.
 pub(crate) struct AgentStream<F> {
     follower: Follower,
     seen: watch::Receiver<Seen>,
-    /// True once the server is to end: the stream ends then.
-    shutdown: watch::Receiver<bool>,
+    lifetime: Lifetime,
+    leaving: bool,
     ends: Instant,
+    /// Whether to show that the stream is there before anything happens.
+    greet: bool,
     heartbeat: Interval,
     /// Told of each shadow that turns out to be somebody else's.
     on_refusal: F,
-    _counted: Counted,
 }
 
 impl<F: FnMut(Refusal)> AgentStream<F> {
     pub(crate) fn new(
-        agent: AgentIdentity,
+        follower: Follower,
         seen: watch::Receiver<Seen>,
-        shutdown: watch::Receiver<bool>,
-        age: Duration,
-        counted: Counted,
+        lifetime: Lifetime,
+        greet: bool,
         on_refusal: F,
     ) -> Self {
         let now = Instant::now();
         let mut heartbeat = interval_at(now + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let follower = Follower::new(agent);
-        Self { follower, seen, shutdown, ends: now + age, heartbeat, on_refusal, _counted: counted }
+        let ends = now + lifetime.age;
+        Self { follower, seen, lifetime, leaving: false, ends, greet, heartbeat, on_refusal }
     }
 
     /// The next line; none when the stream is over.
     pub(crate) async fn next(&mut self) -> Option<WatchLine> {
         loop {
-            if *self.shutdown.borrow() || Instant::now() >= self.ends {
+            if !self.leaving
+                && let Some(window) = *self.lifetime.shutdown.borrow_and_update()
+            {
+                self.leaving = true;
+                self.ends = self.ends.min(Instant::now() + window.mul_f64(self.lifetime.turn.clamp(0.0, 1.0)));
+            }
+            if Instant::now() >= self.ends {
                 return None;
             }
             let seen = self.seen.borrow_and_update().clone();
@@ -157,20 +165,19 @@ impl<F: FnMut(Refusal)> AgentStream<F> {
             }
             match change {
                 Change::Line(line) => {
+                    self.greet = false;
                     self.heartbeat.reset();
                     return Some(line);
                 }
                 Change::SetBack => return None,
+                Change::Quiet if std::mem::take(&mut self.greet) => return Some(WatchLine::Heartbeat),
                 Change::Quiet => {}
             }
             tokio::select! {
                 changed = self.seen.changed() => changed.ok()?,
                 // An error means that the server is gone already.
-                _ = self.shutdown.changed() => {
-                    if self.shutdown.has_changed().is_err() {
-                        return None;
-                    }
-                }
+                changed = self.lifetime.shutdown.changed(), if !self.leaving => changed.ok()?,
+                _ = &mut self.lifetime.place.displaced => return None,
                 _ = self.heartbeat.tick() => return Some(WatchLine::Heartbeat),
                 () = sleep_until(self.ends) => return None,
             }
@@ -197,6 +204,7 @@ mod tests {
     use crate::auth::identity::tests::agent;
     use crate::metrics::Metrics;
     use crate::shadow::tests::shadow;
+    use crate::streams::Streams;
 
     fn present(uid: &str, resource_version: u64, generation: i64, status: Value) -> Seen {
         Seen::Present(Arc::new(shadow(uid, resource_version, generation, status)))
@@ -270,23 +278,26 @@ mod tests {
 
     struct Open {
         seen: watch::Sender<Seen>,
-        shutdown: watch::Sender<bool>,
+        shutdown: watch::Sender<Option<Duration>>,
         stream: AgentStream<fn(Refusal)>,
-        gauge: IntGauge,
+        streams: Arc<Streams>,
     }
 
     fn open(first: Seen) -> Open {
-        let (seen, shutdown) = (watch::Sender::new(first), watch::Sender::new(false));
-        let gauge = Metrics::new().unwrap().streams;
-        let stream: AgentStream<fn(Refusal)> = AgentStream::new(
-            agent(),
-            seen.subscribe(),
-            shutdown.subscribe(),
-            Duration::from_secs(40),
-            Counted::new(&gauge),
-            |_| {},
-        );
-        Open { seen, shutdown, stream, gauge }
+        open_with(Follower::new(agent()), first)
+    }
+
+    fn open_with(follower: Follower, first: Seen) -> Open {
+        let (seen, shutdown) = (watch::Sender::new(first), watch::Sender::new(None));
+        let streams = Streams::new(Metrics::new().unwrap().streams);
+        let lifetime = Lifetime {
+            age: Duration::from_secs(40),
+            shutdown: shutdown.subscribe(),
+            turn: 0.5,
+            place: streams.enter("a"),
+        };
+        let stream: AgentStream<fn(Refusal)> = AgentStream::new(follower, seen.subscribe(), lifetime, true, |_| {});
+        Open { seen, shutdown, stream, streams }
     }
 
     #[tokio::test(start_paused = true)]
@@ -296,17 +307,41 @@ mod tests {
         assert_eq!(open.stream.next().await, Some(WatchLine::Heartbeat));
         assert_eq!(open.stream.next().await, Some(WatchLine::Heartbeat));
         assert_eq!(open.stream.next().await, None);
-        assert_eq!(open.gauge.get(), 1);
+        assert_eq!(open.streams.count(), 1);
         drop(open.stream);
-        assert_eq!(open.gauge.get(), 0);
+        assert_eq!(open.streams.count(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_ends_with_the_server() {
+    async fn a_stream_ends_at_its_turn_when_the_server_does_and_tells_what_happens_until_then() {
         let mut open = open(Seen::Absent);
         assert_eq!(open.stream.next().await, Some(WatchLine::Absent));
-        open.shutdown.send_replace(true);
+        let began = Instant::now();
+        open.shutdown.send_replace(Some(Duration::from_secs(10)));
+        open.seen.send_replace(present("u", 1, 1, json!({})));
+        assert!(matches!(open.stream.next().await, Some(WatchLine::Shadow { .. })));
         assert_eq!(open.stream.next().await, None);
+        assert_eq!(began.elapsed(), Duration::from_secs(5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_when_newer_ones_of_its_node_take_its_place() {
+        let mut open = open(Seen::Absent);
+        assert_eq!(open.stream.next().await, Some(WatchLine::Absent));
+        let _newer = (open.streams.enter("a"), open.streams.enter("a"));
+        assert_eq!(open.stream.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_resumed_stream_does_not_repeat_what_the_agent_has_seen_and_shows_that_it_is_there() {
+        let Seen::Present(now) = present("u", 5, 1, json!({})) else { panic!() };
+        let follower = Follower::resuming(agent(), Some(now.view.etag.clone()));
+        let mut open = open_with(follower, Seen::Present(now));
+        let began = Instant::now();
+        assert_eq!(open.stream.next().await, Some(WatchLine::Heartbeat));
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        open.seen.send_replace(present("u", 6, 2, json!({})));
+        assert!(matches!(open.stream.next().await, Some(WatchLine::Shadow { .. })));
     }
 
     #[tokio::test(start_paused = true)]

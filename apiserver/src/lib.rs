@@ -14,12 +14,16 @@ mod cluster;
 pub mod config;
 mod etag;
 mod follow;
+mod heads;
+mod limit;
 mod metrics;
 mod problem;
+mod resume;
 mod routes;
 mod server;
 mod shadow;
 mod store;
+mod streams;
 mod tls;
 mod write;
 

@@ -12,10 +12,15 @@ pub(crate) struct Metrics {
     refusals: IntCounterVec,
     token_reviews: IntCounterVec,
     status_writes: IntCounterVec,
+    key_fetches: IntCounterVec,
+    /// Tokens that went to a TokenReview unchecked, for want of keys or because of their issuer.
+    pub(crate) unchecked_tokens: IntCounter,
     /// Streams that are open.
     pub(crate) streams: IntGauge,
     /// Fields of reports that this version does not know.
     pub(crate) dropped_fields: IntCounter,
+    /// Streams that were not resumed here because this replica was behind.
+    pub(crate) resumes_refused: IntCounter,
     /// Interruptions of the watch on shadows.
     pub(crate) watch_errors: IntCounter,
     /// Shadows that came over the watch and could not be read.
@@ -34,6 +39,8 @@ pub(crate) enum ReviewResult {
     Error,
     /// Answered from the cache, without a TokenReview.
     Cached,
+    /// Refused by the cluster's published keys, without a TokenReview.
+    RefusedByKeys,
 }
 
 impl ReviewResult {
@@ -43,6 +50,23 @@ impl ReviewResult {
             Self::Refused => "refused",
             Self::Error => "error",
             Self::Cached => "cached",
+            Self::RefusedByKeys => "refused-by-keys",
+        }
+    }
+}
+
+/// How an attempt to read the cluster's keys ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FetchResult {
+    Read,
+    Error,
+}
+
+impl FetchResult {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Error => "error",
         }
     }
 }
@@ -93,11 +117,16 @@ impl Metrics {
         let refusals = vec("brupop_apiserver_refusals_total", "Requests refused, by reason.", &["reason"])?;
         let token_reviews = vec(
             "brupop_apiserver_token_reviews_total",
-            "Tokens judged, by result; cached ones cost no TokenReview.",
+            "Tokens judged, by result; cached ones and those refused by the keys cost no TokenReview.",
             &["result"],
         )?;
         let status_writes =
             vec("brupop_apiserver_status_writes_total", "Reports of agents, by what became of them.", &["result"])?;
+        let key_fetches = vec(
+            "brupop_apiserver_key_fetches_total",
+            "Attempts to read the cluster's public keys, by result.",
+            &["result"],
+        )?;
         for refusal in Refusal::ALL {
             refusals.with_label_values(&[refusal.as_str()]);
         }
@@ -106,10 +135,19 @@ impl Metrics {
             refusals,
             token_reviews,
             status_writes,
+            key_fetches,
+            unchecked_tokens: counter(
+                "brupop_apiserver_unchecked_tokens_total",
+                "Tokens that went to a TokenReview without a look at their signature: the cluster's keys could not be read, or the issuer is another.",
+            )?,
             streams: gauge("brupop_apiserver_streams", "Streams that are open.")?,
             dropped_fields: counter(
                 "brupop_apiserver_dropped_fields_total",
                 "Fields of reports that this version does not know.",
+            )?,
+            resumes_refused: counter(
+                "brupop_apiserver_resumes_refused_total",
+                "Streams that were not resumed here because this replica was behind what the agent had seen.",
             )?,
             watch_errors: counter(
                 "brupop_apiserver_shadow_watch_errors_total",
@@ -145,6 +183,10 @@ impl Metrics {
 
     pub(crate) fn status_write(&self, result: WriteResult) {
         self.status_writes.with_label_values(&[result.as_str()]).inc();
+    }
+
+    pub(crate) fn key_fetch(&self, result: FetchResult) {
+        self.key_fetches.with_label_values(&[result.as_str()]).inc();
     }
 
     /// All of them in Prometheus' text format.

@@ -27,13 +27,15 @@ pub(crate) enum Kind {
     BodyTooLarge,
     NotJson,
     InvalidStatus,
+    TooManyRequests,
+    HeadersTooLarge,
     Unavailable,
     Internal,
 }
 
 impl Kind {
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Unauthorized,
         Self::Forbidden,
         Self::AgentTokenForOldNode,
@@ -46,6 +48,8 @@ impl Kind {
         Self::BodyTooLarge,
         Self::NotJson,
         Self::InvalidStatus,
+        Self::TooManyRequests,
+        Self::HeadersTooLarge,
         Self::Unavailable,
         Self::Internal,
     ];
@@ -74,6 +78,12 @@ impl Kind {
             Self::NotJson => ("not-json", "The body is not application/json", StatusCode::UNSUPPORTED_MEDIA_TYPE),
             Self::InvalidStatus => {
                 ("invalid-status", "The status cannot be accepted", StatusCode::UNPROCESSABLE_ENTITY)
+            }
+            Self::TooManyRequests => {
+                ("too-many-requests", "There are too many requests", StatusCode::TOO_MANY_REQUESTS)
+            }
+            Self::HeadersTooLarge => {
+                ("headers-too-large", "The headers are too large", StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
             }
             Self::Unavailable => ("unavailable", "The cluster does not answer now", StatusCode::SERVICE_UNAVAILABLE),
             Self::Internal => ("internal", "Something is wrong here", StatusCode::INTERNAL_SERVER_ERROR),

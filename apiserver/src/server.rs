@@ -11,6 +11,7 @@ use actix_web::{App as WebApp, HttpServer, web};
 use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use crate::access_log::access_log;
 use crate::app::App;
@@ -18,20 +19,38 @@ use crate::auth::identity::agent_username;
 use crate::auth::review::Reviewer;
 use crate::cluster::Cluster;
 use crate::config::Config;
+use crate::heads::limited;
+use crate::limit::{Allowance, Limiter};
 use crate::metrics::Metrics;
 use crate::store::Store;
+use crate::streams::Streams;
 use crate::tls::{CertificateSlot, CertificateWatch, server_config};
 use crate::{clock, routes};
 
 /// Workers of the agents' API. Work per request is small; what takes memory is streams, however many workers serve them.
 const WORKERS: usize = 2;
-/// How long requests may take after the signal to end. Streams end at once.
+/// Connections of one worker. An agent has two: its stream, and one for its reports.
+const CONNECTIONS: usize = 8_192;
+/// Handshakes of one worker at a time. More wait for their turn, unaccepted.
+const HANDSHAKES: usize = 256;
+/// How long requests may take after the last stream has ended.
 const GRACE_SECONDS: u64 = 5;
+/// How many streams end in a second when the server does, so that their agents do not all reach another replica at once.
+/// Together with [`GRACE_SECONDS`] the longest time stays below the 30 s that a pod has by default.
+const STREAMS_ENDED_PER_SECOND: u32 = 200;
+const LONGEST_LEAVE: Duration = Duration::from_secs(15);
 /// How long an agent's idle connection is kept. An update is a few reports within minutes, and each new connection may
 /// reach another replica, which is one TokenReview more.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// How long a client may take for its part of a handshake, or for the head of a request.
 const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How many refused tokens a source may send. Behind one address may be many agents, all of which a lagging clock can refuse
+/// at once; a guess at a signature needs more than any number that could stand here.
+const REFUSED: Allowance = Allowance { burst: 200, every: Duration::from_millis(50) };
+/// How many reports a node's agent may send. An update is about five, within seconds on an instant host; each that meets
+/// a change of the shadow is sent again.
+const REPORTS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
 
 /// Why the server ended without being asked to.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +84,7 @@ pub enum RunError {
     Task,
 }
 
-/// Runs the web API until `shutdown` is done, then ends streams at once and requests within seconds.
+/// Runs the web API until `shutdown` is done, then ends streams one after the other and requests within seconds.
 ///
 /// # Errors
 ///
@@ -88,7 +107,8 @@ pub(crate) struct Running {
     pub(crate) api: SocketAddr,
     /// Where health and metrics listen.
     pub(crate) plain: SocketAddr,
-    ending: watch::Sender<bool>,
+    ending: watch::Sender<Option<Duration>>,
+    streams: Arc<Streams>,
     servers: [Server; 2],
     tasks: JoinSet<()>,
 }
@@ -99,15 +119,19 @@ impl Running {
         let cluster = Cluster::new(client, config.namespace.clone());
         let store = Arc::new(Store::new(metrics.clone()));
         let certificate = Arc::new(CertificateSlot::default());
-        let ending = watch::Sender::new(false);
+        let ending = watch::Sender::new(None);
+        let streams = Streams::new(metrics.streams.clone());
         let app = web::Data::new(App {
             reviewer: Reviewer::new(cluster.clone(), config.audience.clone(), metrics.clone(), clock::now),
             cluster: cluster.clone(),
+            refused: Limiter::new(REFUSED),
+            reports: Limiter::new(REPORTS),
             store: Arc::clone(&store),
             metrics: metrics.clone(),
             certificate: Arc::clone(&certificate),
             agent_username: agent_username(&config.agent_namespace, &config.agent_service_account),
             stream_max_age: config.stream_max_age,
+            streams: Arc::clone(&streams),
             shutdown: ending.subscribe(),
             now: clock::now,
         });
@@ -120,9 +144,16 @@ impl Running {
         let (plain_listener, plain) = listen(config.plain_listen)?;
         let api_app = app.clone();
         let api_server = HttpServer::new(move || {
-            WebApp::new().app_data(api_app.clone()).wrap(from_fn(access_log)).configure(routes::api)
+            WebApp::new()
+                .app_data(api_app.clone())
+                .wrap(from_fn(limited))
+                // Around everything else, so that it sees every answer.
+                .wrap(from_fn(access_log))
+                .configure(routes::api)
         })
         .workers(WORKERS)
+        .max_connections(CONNECTIONS)
+        .max_connection_rate(HANDSHAKES)
         .keep_alive(KEEP_ALIVE)
         .client_request_timeout(CLIENT_DEADLINE)
         .tls_handshake_timeout(CLIENT_DEADLINE)
@@ -143,11 +174,11 @@ impl Running {
         let mut tasks = JoinSet::new();
         tasks.spawn(store.run(cluster));
         tasks.spawn(certificates.run());
-        Ok(Self { api, plain, ending, servers: [api_server, plain_server], tasks })
+        Ok(Self { api, plain, ending, streams, servers: [api_server, plain_server], tasks })
     }
 
     pub(crate) async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let Self { ending, servers: [api, plain], mut tasks, .. } = self;
+        let Self { ending, streams, servers: [api, plain], mut tasks, .. } = self;
         let (api_handle, plain_handle) = (api.handle(), plain.handle());
         let (mut api, mut plain) = (tokio::spawn(api), tokio::spawn(plain));
         let ended = tokio::select! {
@@ -156,14 +187,22 @@ impl Running {
             result = &mut plain => Err(ended(result)),
             _ = tasks.join_next() => Err(RunError::Task),
         };
-        tracing::info!("ending");
-        ending.send_replace(true);
+        let (open, window) = (streams.count(), leave(streams.count()));
+        tracing::info!(streams = open, milliseconds = window.as_millis(), "ending");
+        ending.send_replace(Some(window));
+        // Requests are served meanwhile: not everybody knows yet that this replica is no longer ready.
+        sleep(window).await;
         // The plain port stays until the agents' port has ended: kubelet and Prometheus see it end.
         api_handle.stop(true).await;
         plain_handle.stop(false).await;
         tasks.shutdown().await;
         ended
     }
+}
+
+/// How long so many streams take to end.
+fn leave(streams: u32) -> Duration {
+    (Duration::from_secs(1) * streams / STREAMS_ENDED_PER_SECOND).min(LONGEST_LEAVE)
 }
 
 fn ended(result: Result<io::Result<()>, tokio::task::JoinError>) -> RunError {

@@ -11,6 +11,17 @@ use crate::etag::etag;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ResourceVersion(pub(crate) String);
 
+/// More digits than any cluster counts to.
+const LONGEST: usize = 40;
+
+impl ResourceVersion {
+    /// A resource version from a stranger: a positive whole number.
+    pub(crate) fn parse(text: String) -> Option<Self> {
+        let digits = !text.is_empty() && text.len() <= LONGEST && text.bytes().all(|byte| byte.is_ascii_digit());
+        (digits && !text.starts_with('0')).then_some(Self(text))
+    }
+}
+
 impl PartialOrd for ResourceVersion {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
@@ -77,11 +88,12 @@ impl TryFrom<BottlerocketShadow> for Shadow {
         };
         let status = status.unwrap_or_default().agent_half();
         let etag = etag(&uid, generation, &status).map_err(ShadowError::Etag)?;
+        let metadata = ShadowMetadata { uid, generation, resource_version: resource_version.clone() };
         Ok(Self {
             name,
             resource_version: ResourceVersion(resource_version),
             owner,
-            view: ShadowView { metadata: ShadowMetadata { uid, generation }, etag, spec, status },
+            view: ShadowView { metadata, etag, spec, status },
         })
     }
 }
@@ -123,11 +135,19 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_resource_version_is_a_positive_whole_number() {
+        assert_eq!(ResourceVersion::parse("120".into()), Some(ResourceVersion("120".into())));
+        for text in ["", "0", "012", "-1", "1a", "٣", " 1", &"9".repeat(41)] {
+            assert_eq!(ResourceVersion::parse(text.into()), None, "{text:?}");
+        }
+    }
+
+    #[test]
     fn the_view_shows_the_agents_half_alone() {
         let shadow = shadow("u", 1, 2, json!({"state": "Idle", "record": {"failures": 7}}));
         let view = serde_json::to_value(&shadow.view).unwrap();
         assert_eq!(view["status"], json!({"state": "Idle"}));
-        assert_eq!(view["metadata"], json!({"uid": "u", "generation": 2}));
+        assert_eq!(view["metadata"], json!({"uid": "u", "generation": 2, "resourceVersion": "1"}));
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod crds;
 pub mod files;
 mod namespaces;
 mod object;
+pub mod openapi;
 mod pod;
 mod policy;
 pub mod reference;

@@ -101,7 +101,18 @@ fn controller_at_node_leases() -> Vec<PolicyRule> {
 /// What the web API may do everywhere.
 fn apiserver_in_cluster() -> Vec<PolicyRule> {
     // Whose token that is. It is all that makes the web API worth attacking, and all that it has outside its namespace.
-    vec![rule("authentication.k8s.io", &["tokenreviews"], &["create"])]
+    vec![
+        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        // The cluster's public keys, so that what it did not sign need not be asked about. Clusters give this to every service
+        // account; those that have taken it away give it back here.
+        PolicyRule {
+            non_resource_urls: Some(
+                ["/.well-known/openid-configuration", "/openid/v1/jwks"].map(str::to_owned).to_vec(),
+            ),
+            verbs: vec!["get".to_owned()],
+            ..PolicyRule::default()
+        },
+    ]
 }
 
 /// What the web API may do in its own namespace.

@@ -14,28 +14,34 @@ pub const PROBLEM_JSON: &str = "application/problem+json";
 
 /// The agent's half of a shadow's status: what it reports, and the conditions of its own types.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AgentStatus {
     /// The facts.
     #[serde(flatten)]
     pub report: AgentReport,
-    /// Conditions of the agent's own types ([`crate::shadow::AGENT_CONDITIONS`]).
+    /// Conditions of the types that are the agent's own, such as `HostReachable`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }
 
 /// Which shadow, and which version of what the controller asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ShadowMetadata {
     /// The shadow's uid. The agent's memory of an attempt is keyed by it.
     pub uid: String,
     /// Rises with each change of `spec`; the agent acknowledges it as `observedGeneration`.
     pub generation: i64,
+    /// Which state of the shadow this is, in the cluster's own count. The agent sends the newest one back when it opens its
+    /// next stream, so that a replica that is behind does not show it the past. It is no part of the etag.
+    pub resource_version: String,
 }
 
 /// A shadow as its agent sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ShadowView {
     /// Identity and generation.
@@ -51,6 +57,7 @@ pub struct ShadowView {
 
 /// One line of the stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum WatchLine {
     /// The shadow as it is now.
@@ -69,6 +76,7 @@ pub enum WatchLine {
 
 /// An error of the web API (RFC 9457). `detail` is for a person; nothing in it helps an attacker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub struct Problem {
     /// What kind of problem, as a fixed word in a URN.
     #[serde(rename = "type")]

@@ -88,7 +88,7 @@ impl Web {
     pub(crate) fn create(&self) {
         self.with(|state| {
             state.view = Some(ShadowView {
-                metadata: ShadowMetadata { uid: "shadow-1".into(), generation: 1 },
+                metadata: ShadowMetadata { uid: "shadow-1".into(), generation: 1, resource_version: "1".into() },
                 etag: "0".into(),
                 spec: models::shadow::BottlerocketShadowSpec::default(),
                 status: AgentStatus::default(),

@@ -1,10 +1,13 @@
 //! Who asks, and whether the answer is theirs.
 //!
-//! A token is taken from the header ([`token`]), judged by the cluster ([`review`]), and what the cluster says about it is
-//! held against the node in the path and the shadow ([`identity`]).
+//! A token is taken from the header ([`token`]), held against the cluster's public keys ([`keys`], [`ring`]), judged by the
+//! cluster ([`review`]), and what the cluster says about it is held against the node in the path and the shadow
+//! ([`identity`]).
 
 pub(crate) mod identity;
+pub(crate) mod keys;
 pub(crate) mod review;
+pub(crate) mod ring;
 pub(crate) mod token;
 
 use crate::problem::Kind;
@@ -16,9 +19,17 @@ pub(crate) enum Refusal {
     NoToken,
     /// Something that cannot be a token.
     MalformedToken,
+    /// The cluster did not sign the token.
+    Forged,
+    /// The cluster publishes no key of the name that the token gives.
+    UnknownKey,
+    /// The token has expired, or never says when it does.
+    Expired,
+    /// The token is for a later time.
+    NotYetValid,
     /// The cluster does not know the token, or not for our audience, or no more.
     NotAuthenticated,
-    /// The cluster knows the token but does not confirm our audience.
+    /// The token is not for us: it says so, or the cluster does not confirm our audience.
     WrongAudience,
     /// A token of another service account.
     OtherAccount,
@@ -32,12 +43,20 @@ pub(crate) enum Refusal {
     AgentTokenForOldNode,
     /// The shadow does not name its Node, so it is nobody's.
     ShadowWithoutNode,
+    /// So many tokens from this source were refused that no further one is looked at for now.
+    TooManyRefusals,
+    /// The node's agent reports more often than any update needs.
+    TooManyReports,
 }
 
 impl Refusal {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::NoToken,
         Self::MalformedToken,
+        Self::Forged,
+        Self::UnknownKey,
+        Self::Expired,
+        Self::NotYetValid,
         Self::NotAuthenticated,
         Self::WrongAudience,
         Self::OtherAccount,
@@ -46,12 +65,18 @@ impl Refusal {
         Self::OtherNode,
         Self::AgentTokenForOldNode,
         Self::ShadowWithoutNode,
+        Self::TooManyRefusals,
+        Self::TooManyReports,
     ];
 
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::NoToken => "NoToken",
             Self::MalformedToken => "MalformedToken",
+            Self::Forged => "Forged",
+            Self::UnknownKey => "UnknownKey",
+            Self::Expired => "Expired",
+            Self::NotYetValid => "NotYetValid",
             Self::NotAuthenticated => "NotAuthenticated",
             Self::WrongAudience => "WrongAudience",
             Self::OtherAccount => "OtherAccount",
@@ -60,16 +85,26 @@ impl Refusal {
             Self::OtherNode => "OtherNode",
             Self::AgentTokenForOldNode => "AgentTokenForOldNode",
             Self::ShadowWithoutNode => "ShadowWithoutNode",
+            Self::TooManyRefusals => "TooManyRefusals",
+            Self::TooManyReports => "TooManyReports",
         }
     }
 
     /// What the client is told: the same for all that is wrong with a token.
     pub(crate) const fn kind(self) -> Kind {
         match self {
-            Self::NoToken | Self::MalformedToken | Self::NotAuthenticated | Self::WrongAudience => Kind::Unauthorized,
+            Self::NoToken
+            | Self::MalformedToken
+            | Self::Forged
+            | Self::UnknownKey
+            | Self::Expired
+            | Self::NotYetValid
+            | Self::NotAuthenticated
+            | Self::WrongAudience => Kind::Unauthorized,
             Self::OtherAccount | Self::NoPod | Self::NoNode | Self::OtherNode => Kind::Forbidden,
             Self::AgentTokenForOldNode => Kind::AgentTokenForOldNode,
             Self::ShadowWithoutNode => Kind::NoShadow,
+            Self::TooManyRefusals | Self::TooManyReports => Kind::TooManyRequests,
         }
     }
 }

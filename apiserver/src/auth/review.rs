@@ -1,10 +1,13 @@
 //! TokenReviews, and a short memory of how they ended.
 //!
+//! A token is reviewed only if the cluster's public keys say that the cluster signed it, for us. Where they say nothing (they
+//! cannot be read, or the token is from an issuer that the cluster does not publish) the TokenReview alone decides.
+//!
 //! A token that was just judged is not judged again for a few seconds: one burst of an agent (its stream, then a report or
 //! two) costs one TokenReview. Requests with the same token at the same time share one.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -13,6 +16,8 @@ use tokio::time::{Instant, timeout};
 
 use super::Refusal;
 use super::identity::Bearer;
+use super::keys::Said;
+use super::ring::KeyRing;
 use super::token::{Token, TokenDigest};
 use crate::cluster::{CallError, Cluster};
 use crate::metrics::{Metrics, ReviewResult};
@@ -54,6 +59,7 @@ pub(crate) struct Reviewer {
     cluster: Cluster,
     audience: String,
     metrics: Metrics,
+    keys: KeyRing,
     permits: Semaphore,
     slots: Mutex<HashMap<TokenDigest, Slot>>,
     now: fn() -> Timestamp,
@@ -61,21 +67,33 @@ pub(crate) struct Reviewer {
 
 impl Reviewer {
     pub(crate) fn new(cluster: Cluster, audience: String, metrics: Metrics, now: fn() -> Timestamp) -> Self {
-        Self { cluster, audience, metrics, permits: Semaphore::new(CONCURRENT), slots: Mutex::new(HashMap::new()), now }
+        let (keys, permits, slots) = (KeyRing::default(), Semaphore::new(CONCURRENT), Mutex::default());
+        Self { cluster, audience, metrics, keys, permits, slots, now }
+    }
+
+    /// Whether a token is known to be good without asking anybody.
+    pub(crate) fn remembers(&self, token: &Token) -> bool {
+        self.recall(token).is_some_and(|verdict| verdict.is_ok())
     }
 
     /// What the cluster says about the bearer of a token.
     pub(crate) async fn review(&self, token: &Token) -> Result<Arc<Bearer>, ReviewError> {
+        if let Some(verdict) = self.recall(token) {
+            self.metrics.token_review(ReviewResult::Cached);
+            return verdict.map_err(ReviewError::Refused);
+        }
+        // Garbage never gets as far as the memory, so that it cannot fill it.
+        match self.keys.judge(&self.cluster, &self.metrics, token, &self.audience, (self.now)()).await {
+            Some(Said::Signed) => {}
+            Some(Said::Refused(refusal)) => return Err(self.forged(refusal)),
+            Some(Said::UnknownKey) => return Err(self.forged(Refusal::UnknownKey)),
+            Some(Said::OtherIssuer) | None => self.metrics.unchecked_tokens.inc(),
+        }
         let slot = self.slot(token.digest());
         let mut slot = slot.lock().await;
-        // Looked at each time too, and not only when remembering: the wall clock may have been set forward meanwhile.
-        let expired = token.expires().is_some_and(|expires| expires <= (self.now)());
-        if let Some(remembered) = slot.as_ref()
-            && Instant::now() < remembered.until
-            && !(expired && remembered.verdict.is_ok())
-        {
+        if let Some(verdict) = self.remembered(slot.as_ref(), token) {
             self.metrics.token_review(ReviewResult::Cached);
-            return remembered.verdict.clone().map_err(ReviewError::Refused);
+            return verdict.map_err(ReviewError::Refused);
         }
         let verdict = self.ask(token).await.inspect_err(|_| self.metrics.token_review(ReviewResult::Error))?;
         let keep = match &verdict {
@@ -90,6 +108,26 @@ impl Reviewer {
         };
         *slot = Some(Remembered { verdict: verdict.clone(), until: Instant::now() + keep });
         verdict.map_err(ReviewError::Refused)
+    }
+
+    fn forged(&self, refusal: Refusal) -> ReviewError {
+        self.metrics.token_review(ReviewResult::RefusedByKeys);
+        ReviewError::Refused(refusal)
+    }
+
+    /// What is remembered of a token, unless somebody asks for it right now.
+    fn recall(&self, token: &Token) -> Option<Result<Arc<Bearer>, Refusal>> {
+        let slot = Arc::clone(self.slots().get(&token.digest())?);
+        let slot = slot.try_lock().ok()?;
+        self.remembered(slot.as_ref(), token)
+    }
+
+    /// What of it still counts.
+    fn remembered(&self, slot: Option<&Remembered>, token: &Token) -> Option<Result<Arc<Bearer>, Refusal>> {
+        let Remembered { verdict, until } = slot?;
+        // Looked at each time too, and not only when remembering: the wall clock may have been set forward meanwhile.
+        let expired = token.expires().is_some_and(|expires| expires <= (self.now)());
+        (Instant::now() < *until && !(expired && verdict.is_ok())).then(|| verdict.clone())
     }
 
     async fn ask(&self, token: &Token) -> Result<Result<Arc<Bearer>, Refusal>, ReviewError> {
@@ -112,8 +150,12 @@ impl Reviewer {
         Ok(Ok(Arc::new(Bearer::new(&user, token.expires()))))
     }
 
+    fn slots(&self) -> MutexGuard<'_, HashMap<TokenDigest, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn slot(&self, digest: TokenDigest) -> Slot {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots();
         if let Some(slot) = slots.get(&digest) {
             return Arc::clone(slot);
         }
@@ -146,8 +188,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::auth::token::tests::token;
-    use crate::cluster::tests::{Fake, fake};
+    use crate::auth::keys::tests::{Issuer, claims, discovery};
+    use crate::auth::token::tests::of;
+    use crate::cluster::tests::{Fake, Seen, failure, fake};
 
     const NOW: i64 = 1_700_000_000;
 
@@ -162,10 +205,54 @@ mod tests {
         review
     }
 
-    fn reviewer(answers: impl Fn(&Value) -> (u16, Value) + Send + 'static) -> (Reviewer, Fake) {
-        let fake = fake(move |request| answers(&request.body));
-        let reviewer = Reviewer::new(fake.cluster.clone(), "brupop-apiserver".into(), Metrics::new().unwrap(), now);
-        (reviewer, fake)
+    fn good() -> (u16, Value) {
+        (201, answer(true, json!(["brupop-apiserver"])))
+    }
+
+    /// A reviewer, and its cluster with the keys that it publishes now.
+    struct World {
+        reviewer: Reviewer,
+        fake: Fake,
+        published: Arc<Mutex<Value>>,
+        issuer: Issuer,
+    }
+
+    impl World {
+        fn new(reviews: impl Fn() -> (u16, Value) + Send + 'static) -> Self {
+            let issuer = Issuer::new("k");
+            let published = Arc::new(Mutex::new(json!({"keys": [issuer.jwk()]})));
+            let keys = Arc::clone(&published);
+            let fake = fake(move |request| match request.path.as_str() {
+                "/.well-known/openid-configuration" => (200, serde_json::from_str(&discovery()).unwrap()),
+                "/openid/v1/jwks" => match keys.lock().unwrap().clone() {
+                    Value::Null => failure(403, "Forbidden"),
+                    keys => (200, keys),
+                },
+                _ => reviews(),
+            });
+            let reviewer = Reviewer::new(fake.cluster.clone(), "brupop-apiserver".into(), Metrics::new().unwrap(), now);
+            Self { reviewer, fake, published, issuer }
+        }
+
+        fn token(&self, name: &str, expires: i64) -> Token {
+            of(self.issuer.sign(&claims(name, expires)))
+        }
+
+        fn publish(&self, keys: Value) {
+            *self.published.lock().unwrap() = keys;
+        }
+
+        fn asked(&self, path: &str) -> Vec<Seen> {
+            self.fake.requests().into_iter().filter(|request| request.path.ends_with(path)).collect()
+        }
+
+        fn reviews(&self) -> usize {
+            self.asked("/tokenreviews").len()
+        }
+
+        fn looks(&self) -> usize {
+            self.asked("/jwks").len()
+        }
     }
 
     #[tokio::test]
@@ -178,75 +265,140 @@ mod tests {
             (Value::Null, false),
         ] {
             let reply = answer(true, audiences.clone());
-            let (reviewer, fake) = reviewer(move |_| (201, reply.clone()));
-            let result = reviewer.review(&token("a", NOW + 600)).await;
+            let world = World::new(move || (201, reply.clone()));
+            let token = world.token("a", NOW + 600);
+            let result = world.reviewer.review(&token).await;
             if good {
                 assert_eq!(result.unwrap().node_name.as_deref(), Some("a"));
             } else {
                 assert!(matches!(result, Err(ReviewError::Refused(Refusal::WrongAudience))), "{audiences}");
             }
-            let requests = fake.requests();
-            assert_eq!(requests[0].path, "/apis/authentication.k8s.io/v1/tokenreviews");
-            assert_eq!(requests[0].body["spec"]["audiences"], json!(["brupop-apiserver"]));
-            assert_eq!(requests[0].body["spec"]["token"], token("a", NOW + 600).expose());
+            let asked = world.asked("/apis/authentication.k8s.io/v1/tokenreviews");
+            assert_eq!(asked[0].body["spec"]["audiences"], json!(["brupop-apiserver"]));
+            assert_eq!(asked[0].body["spec"]["token"], token.expose());
         }
+    }
+
+    #[tokio::test]
+    async fn what_the_cluster_did_not_sign_never_reaches_it_and_fills_no_memory() {
+        let world = World::new(good);
+        let forger = Issuer::new("k");
+        let bad = [
+            (of("garbage".into()), Refusal::MalformedToken),
+            (of(forger.sign(&claims("a", NOW + 600))), Refusal::Forged),
+            (of(Issuer::new("new").sign(&claims("a", NOW + 600))), Refusal::UnknownKey),
+            (world.token("a", NOW - 600), Refusal::Expired),
+        ];
+        for (token, refusal) in &bad {
+            for _ in 0..3 {
+                let result = world.reviewer.review(token).await;
+                assert!(matches!(result, Err(ReviewError::Refused(r)) if r == *refusal), "{refusal:?}: {result:?}");
+            }
+        }
+        assert_eq!(world.reviews(), 0);
+        assert_eq!(world.looks(), 1, "strangers do not make the server ask for keys");
+        assert!(world.reviewer.slots().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_key_of_the_cluster_is_found_when_its_first_token_comes() {
+        let world = World::new(good);
+        world.reviewer.review(&world.token("a", NOW + 600)).await.unwrap();
+        let new = Issuer::new("new");
+        let token = of(new.sign(&claims("b", NOW + 600)));
+        assert!(world.reviewer.review(&token).await.is_err(), "it is not published yet");
+        world.publish(json!({"keys": [world.issuer.jwk(), new.jwk()]}));
+        assert!(world.reviewer.review(&token).await.is_err(), "it was looked for a moment ago");
+        tokio::time::advance(Duration::from_secs(10)).await;
+        world.reviewer.review(&token).await.unwrap();
+        world.reviewer.review(&world.token("c", NOW + 600)).await.unwrap();
+        assert_eq!(world.looks(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_keys_and_for_other_issuers_the_review_alone_decides() {
+        let world = World::new(good);
+        world.publish(Value::Null);
+        world.reviewer.review(&of("opaque".into())).await.unwrap();
+        world.reviewer.review(&world.token("a", NOW + 600)).await.unwrap();
+        assert_eq!((world.reviews(), world.looks()), (2, 1));
+        world.publish(json!({"keys": [world.issuer.jwk()]}));
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let mut foreign = claims("b", NOW + 600);
+        foreign["iss"] = json!("https://elsewhere");
+        world.reviewer.review(&of(Issuer::new("x").sign(&foreign))).await.unwrap();
+        assert_eq!((world.reviews(), world.looks()), (3, 2));
+        let result = world.reviewer.review(&of("opaque".into())).await;
+        assert!(matches!(result, Err(ReviewError::Refused(Refusal::MalformedToken))), "now there are keys");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_that_were_read_stay_when_they_cannot_be_read_again() {
+        let world = World::new(good);
+        world.reviewer.review(&world.token("a", NOW + 600)).await.unwrap();
+        world.publish(Value::Null);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let unknown = of(Issuer::new("new").sign(&claims("b", NOW + 600)));
+        assert!(matches!(world.reviewer.review(&unknown).await, Err(ReviewError::Refused(Refusal::UnknownKey))));
+        assert_eq!(world.looks(), 2);
+        world.reviewer.review(&world.token("c", NOW + 600)).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_good_token_is_reviewed_once_in_five_seconds_and_by_one_of_many_at_a_time() {
-        let (reviewer, fake) = reviewer(|_| (201, answer(true, json!(["brupop-apiserver"]))));
-        let token = token("a", NOW + 600);
+        let world = World::new(good);
+        let (reviewer, token) = (&world.reviewer, world.token("a", NOW + 600));
+        assert!(!reviewer.remembers(&token));
         let (a, b, c) = tokio::join!(reviewer.review(&token), reviewer.review(&token), reviewer.review(&token));
         assert!(a.is_ok() && b.is_ok() && c.is_ok());
-        assert_eq!(fake.requests().len(), 1);
+        assert_eq!(world.reviews(), 1);
+        assert!(reviewer.remembers(&token));
         tokio::time::advance(GOOD_FOR + Duration::from_millis(1)).await;
+        assert!(!reviewer.remembers(&token));
         reviewer.review(&token).await.unwrap();
-        assert_eq!(fake.requests().len(), 2);
+        assert_eq!(world.reviews(), 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_bad_token_is_forgotten_after_a_second() {
-        let (reviewer, fake) = reviewer(|_| (201, json!({"spec": {}, "status": {"error": "no"}})));
-        let token = token("a", NOW + 600);
+        let world = World::new(|| (201, json!({"spec": {}, "status": {"error": "no"}})));
+        let token = world.token("a", NOW + 600);
         for _ in 0..3 {
-            let result = reviewer.review(&token).await;
+            let result = world.reviewer.review(&token).await;
             assert!(matches!(result, Err(ReviewError::Refused(Refusal::NotAuthenticated))));
         }
-        assert_eq!(fake.requests().len(), 1);
+        assert_eq!(world.reviews(), 1);
+        assert!(!world.reviewer.remembers(&token), "what is known to be bad is not good");
         tokio::time::advance(BAD_FOR + Duration::from_millis(1)).await;
-        assert!(reviewer.review(&token).await.is_err());
-        assert_eq!(fake.requests().len(), 2);
+        assert!(world.reviewer.review(&token).await.is_err());
+        assert_eq!(world.reviews(), 2);
     }
 
     #[tokio::test]
     async fn two_tokens_share_nothing() {
-        let (reviewer, fake) = reviewer(|_| (201, answer(true, json!(["brupop-apiserver"]))));
-        reviewer.review(&token("a", NOW + 600)).await.unwrap();
-        reviewer.review(&token("b", NOW + 600)).await.unwrap();
-        assert_eq!(fake.requests().len(), 2);
+        let world = World::new(good);
+        world.reviewer.review(&world.token("a", NOW + 600)).await.unwrap();
+        world.reviewer.review(&world.token("b", NOW + 600)).await.unwrap();
+        assert_eq!(world.reviews(), 2);
     }
 
     #[tokio::test]
-    async fn an_expired_token_is_never_answered_from_memory() {
-        let (reviewer, fake) = reviewer(|_| (201, answer(true, json!(["brupop-apiserver"]))));
-        let token = token("a", NOW - 1);
-        reviewer.review(&token).await.unwrap();
-        reviewer.review(&token).await.unwrap();
-        assert_eq!(fake.requests().len(), 2);
+    async fn a_token_past_its_expiry_is_never_answered_from_memory() {
+        let world = World::new(good);
+        // Our clock may be ahead of the cluster's, so the cluster is asked.
+        let token = world.token("a", NOW - 1);
+        world.reviewer.review(&token).await.unwrap();
+        world.reviewer.review(&token).await.unwrap();
+        assert_eq!(world.reviews(), 2);
     }
 
     #[tokio::test]
     async fn an_api_server_in_trouble_makes_no_token_bad() {
-        let (reviewer, fake) = reviewer(|_| {
-            (
-                500,
-                json!({"kind": "Status", "code": 500, "message": "no", "reason": "InternalError", "status": "Failure"}),
-            )
-        });
-        let token = token("a", NOW + 600);
-        assert!(matches!(reviewer.review(&token).await, Err(ReviewError::Unavailable(_))));
-        assert!(matches!(reviewer.review(&token).await, Err(ReviewError::Unavailable(_))));
-        assert_eq!(fake.requests().len(), 2);
+        let world = World::new(|| failure(500, "InternalError"));
+        let token = world.token("a", NOW + 600);
+        assert!(matches!(world.reviewer.review(&token).await, Err(ReviewError::Unavailable(_))));
+        assert!(matches!(world.reviewer.review(&token).await, Err(ReviewError::Unavailable(_))));
+        assert_eq!(world.reviews(), 2);
     }
 
     #[test]

@@ -77,8 +77,12 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A token with an expiry, and a payload that makes it one of its own.
-    pub(crate) fn token(name: &str, expires: i64) -> Token {
+    /// A token of any text.
+    pub(crate) fn of(text: String) -> Token {
+        Token(text)
+    }
+
+    fn token(name: &str, expires: i64) -> Token {
         let payload = URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{expires},"name":"{name}"}}"#));
         Token(format!("e30.{payload}.c2ln"))
     }

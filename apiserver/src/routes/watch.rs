@@ -4,21 +4,56 @@ use actix_web::http::header::CACHE_CONTROL;
 use actix_web::{HttpResponse, web};
 use futures::stream;
 use models::wire::NDJSON;
+use serde::Deserialize;
 
-use crate::app::{Agent, App, log_refused_shadow};
-use crate::follow::{AgentStream, Counted, age};
+use crate::app::{Agent, App, log_refused_shadow, unavailable};
+use crate::follow::{AgentStream, Follower, Lifetime, age};
+use crate::problem::{ApiError, Kind};
+use crate::resume::{ResumeError, resume};
+use crate::shadow::ResourceVersion;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Query {
+    /// The newest state that the agent has seen.
+    resource_version: Option<String>,
+}
 
 /// The agent's shadow, now and as it changes, one JSON object a line.
-pub(super) async fn get(Agent(agent): Agent, app: web::Data<App>) -> HttpResponse {
-    let age = age(app.stream_max_age.0, rand::random(), agent.expires, (app.now)());
-    let seen = app.store.subscribe(&agent.shadow_name());
+pub(super) async fn get(
+    Agent(agent): Agent,
+    app: web::Data<App>,
+    query: Result<web::Query<Query>, actix_web::Error>,
+) -> Result<HttpResponse, ApiError> {
+    let malformed = || ApiError::new(Kind::MalformedRequest).detail("resourceVersion is one that a shadow had");
+    let Query { resource_version } = query.map_err(|_| malformed())?.into_inner();
+    let from = resource_version.map(|text| ResourceVersion::parse(text).ok_or_else(malformed)).transpose()?;
+    if app.ending() {
+        return Err(ApiError::new(Kind::Unavailable).detail("this replica is ending"));
+    }
+    let mut seen = app.store.subscribe(&agent.shadow_name());
+    let (follower, resumed) = match from {
+        None => (Follower::new(agent.clone()), false),
+        Some(from) => match resume(&app.cluster, &app.store, &agent, &mut seen, &from).await {
+            Ok(etag) => (Follower::resuming(agent.clone(), etag), true),
+            Err(ResumeError::Call(error)) => return Err(unavailable(error)),
+            Err(ResumeError::Behind) => {
+                app.metrics.resumes_refused.inc();
+                return Err(ApiError::new(Kind::Unavailable).detail("this replica is behind"));
+            }
+        },
+    };
     let metrics = app.metrics.clone();
-    let owner = agent.clone();
-    let stream =
-        AgentStream::new(agent, seen, app.shutdown.clone(), age, Counted::new(&app.metrics.streams), move |refusal| {
-            metrics.refusal(refusal);
-            log_refused_shadow(&owner, refusal);
-        });
+    let lifetime = Lifetime {
+        age: age(app.stream_max_age.0, rand::random(), agent.expires, (app.now)()),
+        shutdown: app.shutdown.clone(),
+        turn: rand::random(),
+        place: app.streams.enter(&agent.node_name),
+    };
+    let stream = AgentStream::new(follower, seen, lifetime, resumed, move |refusal| {
+        metrics.refusal(refusal);
+        log_refused_shadow(&agent, refusal);
+    });
     let lines = stream::unfold(stream, async |mut stream| Some((stream.next_bytes().await?, stream)));
-    HttpResponse::Ok().content_type(NDJSON).insert_header((CACHE_CONTROL, "no-store")).streaming(lines)
+    Ok(HttpResponse::Ok().content_type(NDJSON).insert_header((CACHE_CONTROL, "no-store")).streaming(lines))
 }

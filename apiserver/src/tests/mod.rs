@@ -1,5 +1,8 @@
 //! The whole server over real TLS, against an API server that is played by a function.
 
+mod calls;
+mod description;
+
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tower_test::mock;
 
+use crate::auth::keys::tests::{Issuer, claims, discovery};
 use crate::server::Running;
 use crate::shadow::tests::stored;
 use crate::tls::tests::{Directory, pair};
@@ -27,11 +31,34 @@ struct World {
     state: Arc<Mutex<Option<Value>>>,
     changes: watch::Sender<u64>,
     calls: Arc<Mutex<Vec<String>>>,
+    /// Who issues the cluster's tokens, if it publishes its keys: then a token's subject says whose it is, and otherwise the
+    /// token itself.
+    issuer: Arc<Option<Issuer>>,
 }
 
 impl World {
     fn new(shadow: Option<Value>) -> Self {
-        Self { state: Arc::new(Mutex::new(shadow)), changes: watch::Sender::new(100), calls: Arc::default() }
+        Self {
+            state: Arc::new(Mutex::new(shadow)),
+            changes: watch::Sender::new(100),
+            calls: Arc::default(),
+            issuer: Arc::default(),
+        }
+    }
+
+    /// With published keys.
+    fn publishing(self) -> Self {
+        Self { issuer: Arc::new(Some(Issuer::new("k"))), ..self }
+    }
+
+    /// A good token.
+    fn token(&self, whose: &str) -> String {
+        let expires = crate::clock::now().as_second() + 600;
+        self.issuer.as_ref().as_ref().unwrap().sign(&claims(whose, expires))
+    }
+
+    fn reviews(&self) -> usize {
+        self.calls.lock().unwrap().iter().filter(|call| call.contains("tokenreviews")).count()
     }
 
     /// Changes the shadow and tells the watch.
@@ -70,6 +97,13 @@ impl World {
         let last = path.rsplit('/').next().unwrap_or_default();
         let watching = query.contains("watch=true");
         self.calls.lock().unwrap().push(format!("{method} {last}{}", if watching { " watch" } else { "" }));
+        if path.contains("openid") {
+            return match (&*self.issuer, last) {
+                (None, _) => (403, failure(403, "Forbidden")),
+                (Some(_), "openid-configuration") => (200, discovery()),
+                (Some(issuer), _) => (200, json!({"keys": [issuer.jwk()]}).to_string()),
+            };
+        }
         if last == "tokenreviews" {
             return (201, review(body["spec"]["token"].as_str().unwrap()).to_string());
         }
@@ -130,7 +164,11 @@ fn review(token: &str) -> Value {
             },
         })
     };
-    let status = match token {
+    let status = match jsonwebtoken::dangerous::insecure_decode_claims::<Value>(token)
+        .ok()
+        .as_ref()
+        .map_or(token, |claims| claims["sub"].as_str().unwrap())
+    {
         "agent-a" => agent("a", "node-1"),
         "agent-b" => agent("b", "node-2"),
         "agent-of-older-a" => agent("a", "node-0"),
@@ -245,7 +283,10 @@ struct Lines {
 
 impl Lines {
     async fn open(server: &Server, token: &str) -> Self {
-        let response = server.get("/v1/nodes/a/shadow/watch", token).await;
+        Self::of(server.get("/v1/nodes/a/shadow/watch", token).await)
+    }
+
+    fn of(response: reqwest::Response) -> Self {
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.headers()["content-type"], NDJSON);
         Self { response, rest: Vec::new() }
@@ -280,147 +321,4 @@ async fn problem(response: reqwest::Response) -> (u16, String) {
 
 fn world() -> World {
     World::new(Some(stored("u", 100, 1, json!({"state": "Idle"}))))
-}
-
-#[tokio::test]
-async fn an_agent_reads_follows_and_reports() {
-    let world = world();
-    let server = Server::start(&world).await;
-
-    let read = server.get("/v1/nodes/a/shadow", "agent-a").await;
-    assert_eq!(read.status(), StatusCode::OK);
-    let tag = read.headers()["etag"].to_str().unwrap().to_owned();
-    let view: ShadowView = read.json().await.unwrap();
-    assert_eq!(tag, format!("\"{}\"", view.etag));
-    let mut lines = Lines::open(&server, "agent-a").await;
-    assert_eq!(lines.shadow().await, view);
-
-    let report = json!({"state": "StagedUpdate", "observedGeneration": 1, "novelty": 1});
-    let written = server.put("agent-a", &tag, report.clone()).await;
-    assert_eq!(written.status(), StatusCode::OK);
-    let written: ShadowView = written.json().await.unwrap();
-    assert_ne!(written.etag, view.etag);
-    assert_eq!(lines.shadow().await, written);
-    let fresh = server.get("/v1/nodes/a/shadow?fresh=true", "agent-a").await;
-    assert_eq!(fresh.json::<ShadowView>().await.unwrap(), written);
-
-    let stale = server.put("agent-a", &view.etag, report).await;
-    assert_eq!(stale.status(), StatusCode::PRECONDITION_FAILED);
-    assert_eq!(stale.headers()["content-type"], "application/json");
-    assert_eq!(stale.json::<ShadowView>().await.unwrap(), written);
-
-    world.change(|object| {
-        let object = object.as_mut().unwrap();
-        object["metadata"]["generation"] = json!(2);
-        object["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
-    });
-    assert_eq!(lines.shadow().await.metadata.generation, 2);
-    world.change(|object| *object = None);
-    assert_eq!(lines.next().await, Some(WatchLine::Absent));
-    assert_eq!(problem(server.get("/v1/nodes/a/shadow", "agent-a").await).await, (404, "no-shadow".into()));
-
-    let reviews = world.calls.lock().unwrap().iter().filter(|call| call.contains("tokenreviews")).count();
-    assert_eq!(reviews, 1, "one burst, one review");
-    let (_, metrics) = server.plain("/metrics").await;
-    assert!(metrics.contains("brupop_apiserver_dropped_fields_total 2"), "{metrics}");
-    assert!(metrics.contains(r#"brupop_apiserver_status_writes_total{result="applied"} 1"#), "{metrics}");
-    assert!(metrics.contains(r#"brupop_apiserver_status_writes_total{result="stale"} 1"#), "{metrics}");
-    assert!(metrics.contains("brupop_apiserver_streams 1"), "{metrics}");
-    let route = r#"brupop_apiserver_requests_total{code="412",route="/v1/nodes/{node}/shadow/status"} 1"#;
-    assert!(metrics.contains(route), "{metrics}");
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn nobody_else_gets_anything() {
-    let server = Server::start(&world()).await;
-    let shadow = "/v1/nodes/a/shadow";
-    for path in [shadow, "/v1/nodes/a/shadow/watch"] {
-        assert_eq!(problem(server.get(path, "garbage").await).await, (401, "unauthorized".into()));
-        assert_eq!(problem(server.get(path, "agent-b").await).await, (403, "forbidden".into()));
-        assert_eq!(problem(server.get(path, "controller").await).await, (403, "forbidden".into()));
-    }
-    let bare = format!("https://localhost:{}{shadow}", server.api.port());
-    assert_eq!(problem(server.client.get(&bare).send().await.unwrap()).await, (401, "unauthorized".into()));
-    let old = (403, "agent-token-for-old-node".to_owned());
-    assert_eq!(problem(server.get(shadow, "agent-of-older-a").await).await, old);
-    let report = json!({"state": "Idle"});
-    assert_eq!(problem(server.put("agent-of-older-a", "x", report.clone()).await).await, old);
-    assert_eq!(problem(server.put("agent-b", "x", report).await).await, (403, "forbidden".into()));
-    let mut lines = Lines::open(&server, "agent-of-older-a").await;
-    assert_eq!(lines.next().await, Some(WatchLine::Absent));
-    for path in
-        ["/v1/nodes/b/../a/shadow", "/v1/nodes/a%2F..%2Fa/shadow", "/v1/nodes//shadow", "/v1/nodes/brs-a/shadow"]
-    {
-        let (status, _) = problem(server.get(path, "agent-b").await).await;
-        assert!(status == 403 || status == 404, "{path}: {status}");
-    }
-    let (_, metrics) = server.plain("/metrics").await;
-    for (reason, count) in [("NoToken", 1), ("NotAuthenticated", 2), ("AgentTokenForOldNode", 3)] {
-        let line = format!("brupop_apiserver_refusals_total{{reason=\"{reason}\"}} {count}");
-        assert!(metrics.contains(&line), "{line} in {metrics}");
-    }
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn a_request_that_is_not_right_is_told_what_is_wrong() {
-    let server = Server::start(&world()).await;
-    let path = "/v1/nodes/a/shadow/status";
-    let put = || server.request(Method::PUT, path, "agent-a");
-    let tagged = || put().header("If-Match", "\"x\"");
-    let send = async |request: reqwest::RequestBuilder| problem(request.send().await.unwrap()).await;
-
-    assert_eq!(send(put().json(&json!({}))).await, (428, "precondition-required".into()));
-    assert_eq!(send(put().header("If-Match", "*").json(&json!({}))).await, (428, "precondition-required".into()));
-    assert_eq!(send(tagged().header("content-type", "text/plain").body("{}")).await, (415, "not-json".into()));
-    assert_eq!(send(tagged().body("{")).await, (400, "malformed-request".into()));
-    assert_eq!(send(tagged().json(&json!({"spec": {}}))).await, (422, "invalid-status".into()));
-    assert_eq!(send(tagged().json(&json!({"record": {}}))).await, (422, "invalid-status".into()));
-    assert_eq!(send(tagged().body(" ".repeat(65 * 1024))).await, (413, "body-too-large".into()));
-    assert_eq!(
-        send(server.request(Method::GET, "/v1/nodes/a/shadow?fresh=maybe", "agent-a")).await,
-        (400, "malformed-request".into())
-    );
-    assert_eq!(send(server.request(Method::GET, "/v2/nodes/a/shadow", "agent-a")).await, (404, "not-found".into()));
-    assert_eq!(send(server.request(Method::DELETE, path, "agent-a")).await, (405, "method-not-allowed".into()));
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn without_a_certificate_nothing_is_served_and_a_swap_drops_no_stream() {
-    let world = world();
-    let mut server = Server::bare(&world).await;
-    assert_eq!(server.plain("/healthz").await.0, StatusCode::OK);
-    let (status, reason) = server.plain("/readyz").await;
-    assert_eq!((status, reason.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "there is no certificate yet\n"));
-    let (strange, _) = pair();
-    let url = format!("https://localhost:{}/v1/nodes/a/shadow", server.api.port());
-    assert!(server.trusting(&strange).get(url).send().await.is_err(), "handshakes fail");
-
-    server.certify();
-    server.until_ready().await;
-    let mut lines = Lines::open(&server, "agent-a").await;
-    let first = lines.shadow().await;
-
-    server.certify();
-    let deadline = Instant::now() + DEADLINE;
-    let request = || server.request(Method::GET, "/v1/nodes/a/shadow", "agent-a").send();
-    while request().await.is_err() {
-        assert!(Instant::now() < deadline, "the new certificate is not served");
-        sleep(Duration::from_millis(20)).await;
-    }
-    world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
-    let second = lines.shadow().await;
-    assert_eq!((first.metadata.generation, second.metadata.generation), (1, 2));
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn streams_end_cleanly_with_the_server() {
-    let server = Server::start(&world()).await;
-    let mut lines = Lines::open(&server, "agent-a").await;
-    lines.shadow().await;
-    server.stop().await;
-    assert_eq!(lines.next().await, None);
 }

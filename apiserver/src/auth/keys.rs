@@ -1,0 +1,330 @@
+//! The cluster's public keys, and what they say about a token before anybody is asked. Pure.
+//!
+//! A token that is garbage, forged, expired or made for somebody else ends here, so that it never reaches the API server.
+//! What passes is not yet good: whether the pod still exists is for the TokenReview to say.
+
+use std::collections::HashMap;
+
+use jiff::{SignedDuration, Timestamp};
+use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::Refusal;
+
+/// How far our clock and the API server's may be apart before a token that is good over there is refused here. The
+/// TokenReview has the last word on its expiry.
+const LEEWAY: SignedDuration = SignedDuration::from_secs(60);
+/// The most keys that are taken from a set. A cluster publishes one, or two while it changes them.
+const MOST_KEYS: usize = 64;
+
+/// What a cluster publishes about the tokens that it issues (OpenID Connect Discovery, and RFC 7517).
+pub(crate) struct ClusterKeys {
+    issuer: String,
+    keys: HashMap<String, (DecodingKey, Algorithm)>,
+}
+
+/// What a cluster publishes cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KeysError {
+    #[error("the discovery document is not understood")]
+    Discovery(#[source] serde_json::Error),
+    #[error("the key set is not understood")]
+    Set(#[source] serde_json::Error),
+    #[error("the key set has no key that can be used")]
+    NoKey,
+}
+
+/// What the keys say about a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// Signed by the cluster, for us, and not expired.
+    Signed,
+    /// It is refused.
+    Refused(Refusal),
+    /// It is signed by a key that is not among these. They may be old.
+    UnknownKey,
+    /// It is from another issuer: a cluster may accept tokens of several and names one.
+    OtherIssuer,
+}
+
+impl ClusterKeys {
+    /// Reads what the API server answers to `/.well-known/openid-configuration` and `/openid/v1/jwks`. Keys of kinds that
+    /// nobody here knows do no harm.
+    pub(crate) fn read(discovery: &str, set: &str) -> Result<Self, KeysError> {
+        #[derive(Deserialize)]
+        struct Discovery {
+            issuer: String,
+        }
+        #[derive(Deserialize)]
+        struct Set {
+            keys: Vec<Value>,
+        }
+        let Discovery { issuer } = serde_json::from_str(discovery).map_err(KeysError::Discovery)?;
+        let set: Set = serde_json::from_str(set).map_err(KeysError::Set)?;
+        let keys: HashMap<_, _> = set.keys.into_iter().take(MOST_KEYS).filter_map(usable).collect();
+        if keys.is_empty() { Err(KeysError::NoKey) } else { Ok(Self { issuer, keys }) }
+    }
+
+    /// What they say about a token that is to be good for an audience.
+    pub(crate) fn judge(&self, token: &str, audience: &str, now: Timestamp) -> Said {
+        match self.check(token, audience, now) {
+            Ok(()) => Said::Signed,
+            Err(said) => said,
+        }
+    }
+
+    fn check(&self, token: &str, audience: &str, now: Timestamp) -> Result<(), Said> {
+        let malformed = Said::Refused(Refusal::MalformedToken);
+        let header = decode_header(token).map_err(|_| malformed)?;
+        // Read before the signature is checked, and so only to tell which keys could have made it.
+        let claims: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed)?;
+        if claims.iss.as_deref() != Some(self.issuer.as_str()) {
+            return Err(Said::OtherIssuer);
+        }
+        let (key, algorithm) = header.kid.and_then(|id| self.keys.get(&id)).ok_or(Said::UnknownKey)?;
+        // The key says how it signs, and never the token.
+        if header.alg != *algorithm {
+            return Err(Said::Refused(Refusal::Forged));
+        }
+        let mut validation = Validation::new(*algorithm);
+        // The claims are compared below, by our own clock.
+        validation.required_spec_claims.clear();
+        validation.validate_exp = false;
+        validation.validate_aud = false;
+        let claims = decode::<Claims>(token, key, &validation).map_err(|_| Said::Refused(Refusal::Forged))?.claims;
+        claims.check(audience, now).map_err(Said::Refused)
+    }
+}
+
+/// The registered claims that count (RFC 7519, 4.1).
+#[derive(Clone, Deserialize)]
+struct Claims {
+    iss: Option<String>,
+    aud: Option<Audience>,
+    exp: Option<i64>,
+    nbf: Option<i64>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+enum Audience {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Claims {
+    fn check(&self, audience: &str, now: Timestamp) -> Result<(), Refusal> {
+        let ours = match &self.aud {
+            Some(Audience::One(one)) => one == audience,
+            Some(Audience::Many(many)) => many.iter().any(|one| one == audience),
+            None => false,
+        };
+        if !ours {
+            return Err(Refusal::WrongAudience);
+        }
+        // A time that is out of range is no time at which a token could be good.
+        let at = |seconds: i64| Timestamp::from_second(seconds).map_err(|_| Refusal::Expired);
+        let expires = at(self.exp.ok_or(Refusal::Expired)?)?;
+        if now.duration_since(expires) >= LEEWAY {
+            return Err(Refusal::Expired);
+        }
+        match self.nbf.map(at).transpose()? {
+            Some(from) if from.duration_since(now) > LEEWAY => Err(Refusal::NotYetValid),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A key with its id and the algorithm that it signs with.
+fn usable(key: Value) -> Option<(String, (DecodingKey, Algorithm))> {
+    let key: Jwk = serde_json::from_value(key).ok()?;
+    if key.common.public_key_use.as_ref().is_some_and(|use_| *use_ != PublicKeyUse::Signature) {
+        return None;
+    }
+    let algorithm = match (&key.common.key_algorithm, &key.algorithm) {
+        (Some(KeyAlgorithm::RS256) | None, AlgorithmParameters::RSA(_)) => Algorithm::RS256,
+        (Some(KeyAlgorithm::RS384), AlgorithmParameters::RSA(_)) => Algorithm::RS384,
+        (Some(KeyAlgorithm::RS512), AlgorithmParameters::RSA(_)) => Algorithm::RS512,
+        (Some(KeyAlgorithm::ES256) | None, AlgorithmParameters::EllipticCurve(curve))
+            if curve.curve == EllipticCurve::P256 =>
+        {
+            Algorithm::ES256
+        }
+        (Some(KeyAlgorithm::ES384) | None, AlgorithmParameters::EllipticCurve(curve))
+            if curve.curve == EllipticCurve::P384 =>
+        {
+            Algorithm::ES384
+        }
+        _ => return None,
+    };
+    let decoding = DecodingKey::from_jwk(&key).ok()?;
+    Some((key.common.key_id?, (decoding, algorithm)))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use jsonwebtoken::{EncodingKey, Header, encode};
+    use serde_json::json;
+
+    use super::*;
+
+    const NOW: i64 = 1_700_000_000;
+    const ISSUER: &str = "https://kubernetes.default.svc";
+    const AUDIENCE: &str = "brupop-apiserver";
+
+    /// A cluster that issues tokens.
+    pub(crate) struct Issuer {
+        id: &'static str,
+        key: EncodingKey,
+    }
+
+    impl Issuer {
+        pub(crate) fn new(id: &'static str) -> Self {
+            let pair = rcgen::KeyPair::generate().unwrap();
+            Self { id, key: EncodingKey::from_ec_der(&pair.serialize_der()) }
+        }
+
+        pub(crate) fn jwk(&self) -> Value {
+            let mut jwk = Jwk::from_encoding_key(&self.key, Algorithm::ES256).unwrap();
+            jwk.common.key_id = Some(self.id.to_owned());
+            serde_json::to_value(jwk).unwrap()
+        }
+
+        pub(crate) fn sign(&self, claims: &Value) -> String {
+            let header = Header { kid: Some(self.id.to_owned()), ..Header::new(Algorithm::ES256) };
+            encode(&header, claims, &self.key).unwrap()
+        }
+    }
+
+    pub(crate) fn discovery() -> String {
+        json!({"issuer": ISSUER, "jwks_uri": "x"}).to_string()
+    }
+
+    pub(crate) fn claims(name: &str, expires: i64) -> Value {
+        json!({"iss": ISSUER, "aud": [AUDIENCE], "exp": expires, "nbf": expires - 600, "sub": name})
+    }
+
+    fn set(issuers: &[&Issuer]) -> String {
+        // A key of a kind that nobody knows, and one that is not for signatures, stand first and must not matter.
+        let mut keys = vec![json!({"kty": "QUANTUM", "kid": "k"})];
+        keys.extend(issuers.iter().map(|issuer| issuer.jwk()));
+        json!({"keys": keys}).to_string()
+    }
+
+    fn keys(issuers: &[&Issuer]) -> ClusterKeys {
+        ClusterKeys::read(&discovery(), &set(issuers)).unwrap()
+    }
+
+    fn judge(keys: &ClusterKeys, token: &str) -> Said {
+        keys.judge(token, AUDIENCE, Timestamp::from_second(NOW).unwrap())
+    }
+
+    fn good() -> Value {
+        claims("a", NOW + 600)
+    }
+
+    fn with(name: &str, value: Value) -> Value {
+        let mut claims = good();
+        claims[name] = value;
+        claims
+    }
+
+    #[test]
+    fn a_token_of_the_cluster_for_us_passes() {
+        let issuer = Issuer::new("k");
+        let keys = keys(&[&Issuer::new("other"), &issuer]);
+        assert_eq!(judge(&keys, &issuer.sign(&good())), Said::Signed);
+        assert_eq!(judge(&keys, &issuer.sign(&with("aud", json!(AUDIENCE)))), Said::Signed);
+        assert_eq!(judge(&keys, &issuer.sign(&with("aud", json!(["x", AUDIENCE])))), Said::Signed);
+        assert_eq!(judge(&keys, &issuer.sign(&with("nbf", Value::Null))), Said::Signed);
+    }
+
+    #[test]
+    fn a_token_for_somebody_else_or_of_another_time_is_refused() {
+        let issuer = Issuer::new("k");
+        let keys = keys(&[&issuer]);
+        let minute = LEEWAY.as_secs();
+        for (claims, refusal) in [
+            (with("aud", json!(["https://kubernetes.default.svc"])), Refusal::WrongAudience),
+            (with("aud", json!([])), Refusal::WrongAudience),
+            (with("aud", Value::Null), Refusal::WrongAudience),
+            (with("exp", json!(NOW - minute)), Refusal::Expired),
+            (with("exp", Value::Null), Refusal::Expired),
+            (with("exp", json!(i64::MAX)), Refusal::Expired),
+            (with("nbf", json!(NOW + minute + 1)), Refusal::NotYetValid),
+        ] {
+            assert_eq!(judge(&keys, &issuer.sign(&claims)), Said::Refused(refusal), "{claims}");
+        }
+        assert_eq!(judge(&keys, &issuer.sign(&with("exp", json!(NOW - minute + 1)))), Said::Signed, "clocks differ");
+    }
+
+    #[test]
+    fn a_token_that_the_cluster_did_not_sign_is_refused() {
+        let (ours, theirs) = (Issuer::new("k"), Issuer::new("k"));
+        let keys = keys(&[&ours]);
+        assert_eq!(judge(&keys, &theirs.sign(&good())), Said::Refused(Refusal::Forged), "another key of that name");
+
+        let token = ours.sign(&good());
+        let mut parts: Vec<&str> = token.split('.').collect();
+        let changed = URL_SAFE_NO_PAD.encode(claims("b", NOW + 600).to_string());
+        parts[1] = &changed;
+        assert_eq!(judge(&keys, &parts.join(".")), Said::Refused(Refusal::Forged), "another payload");
+
+        // The public key used as a shared secret, which is what an attacker has.
+        let header = Header { kid: Some("k".into()), ..Header::new(Algorithm::HS256) };
+        let secret = EncodingKey::from_secret(ours.jwk().to_string().as_bytes());
+        let hmac = encode(&header, &good(), &secret).unwrap();
+        assert_eq!(judge(&keys, &hmac), Said::Refused(Refusal::Forged), "another algorithm");
+
+        let unsigned = |header: Value| format!("{}.{}.", URL_SAFE_NO_PAD.encode(header.to_string()), changed);
+        assert_eq!(
+            judge(&keys, &unsigned(json!({"alg": "none", "kid": "k"}))),
+            Said::Refused(Refusal::MalformedToken),
+            "no algorithm"
+        );
+        assert_eq!(
+            judge(&keys, &unsigned(json!({"alg": "ES256", "kid": "k"}))),
+            Said::Refused(Refusal::Forged),
+            "no signature"
+        );
+    }
+
+    #[test]
+    fn garbage_is_refused_whatever_it_is() {
+        let keys = keys(&[&Issuer::new("k")]);
+        for garbage in ["", ".", "..", "a", "a.b.c", "e30.e30.e30", "\u{0}.\u{0}.\u{0}", &"a.".repeat(1000)] {
+            assert_eq!(judge(&keys, garbage), Said::Refused(Refusal::MalformedToken), "{garbage:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_or_an_issuer_that_is_not_known_is_told_from_a_forgery() {
+        let (old, new) = (Issuer::new("old"), Issuer::new("new"));
+        let keys = keys(&[&old]);
+        assert_eq!(judge(&keys, &new.sign(&good())), Said::UnknownKey);
+        assert_eq!(judge(&keys, &old.sign(&with("iss", json!("https://elsewhere")))), Said::OtherIssuer);
+        assert_eq!(judge(&keys, &old.sign(&with("iss", Value::Null))), Said::OtherIssuer);
+    }
+
+    #[test]
+    fn what_the_cluster_publishes_has_to_be_understood() {
+        let good = set(&[&Issuer::new("k")]);
+        assert!(matches!(ClusterKeys::read("{}", &good), Err(KeysError::Discovery(_))));
+        for (text, no_key) in [("", false), ("[]", false), ("{}", false), (r#"{"keys": []}"#, true), (&set(&[]), true)]
+        {
+            match ClusterKeys::read(&discovery(), text) {
+                Err(KeysError::NoKey) => assert!(no_key, "{text}"),
+                Err(KeysError::Set(_)) => assert!(!no_key, "{text}"),
+                _ => panic!("{text}"),
+            }
+        }
+        let mut encryption = Issuer::new("k").jwk();
+        encryption["use"] = json!("enc");
+        let set = json!({"keys": [encryption]}).to_string();
+        assert!(matches!(ClusterKeys::read(&discovery(), &set), Err(KeysError::NoKey)), "a key for something else");
+    }
+}

@@ -1,0 +1,182 @@
+//! Limits of how often: one allowance for each key, such as an address or a node.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Keys that are kept apart. Those that come when so many are busy share one allowance.
+const KEYS: usize = 20_000;
+
+/// How much is allowed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowance {
+    /// How much at once.
+    pub(crate) burst: u32,
+    /// After what time one more is allowed.
+    pub(crate) every: Duration,
+}
+
+/// Allowances by key. Each is kept as the time at which it will be whole again (the generic cell rate algorithm).
+pub(crate) struct Limiter<K> {
+    allowance: Allowance,
+    state: Mutex<State<K>>,
+}
+
+struct State<K> {
+    /// When each allowance is whole again. One that is whole needs no entry.
+    whole_at: HashMap<K, Instant>,
+    others_whole_at: Option<Instant>,
+}
+
+impl<K: Hash + Eq> Limiter<K> {
+    pub(crate) fn new(allowance: Allowance) -> Self {
+        Self { allowance, state: Mutex::new(State { whole_at: HashMap::new(), others_whole_at: None }) }
+    }
+
+    /// Whether there is anything left, without taking of it.
+    ///
+    /// # Errors
+    ///
+    /// With the time after which there is.
+    pub(crate) fn check(&self, key: &K, now: Instant) -> Result<(), Duration> {
+        self.allowance.check(self.lock().get(key), now)
+    }
+
+    /// Takes one, if there is anything left or not.
+    pub(crate) fn charge(&self, key: K, now: Instant) {
+        let mut state = self.lock();
+        let whole_at = self.allowance.charged(state.get(&key), now);
+        state.put(key, whole_at, now);
+    }
+
+    /// Takes one, if there is anything left.
+    ///
+    /// # Errors
+    ///
+    /// With the time after which there is.
+    pub(crate) fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
+        let mut state = self.lock();
+        let before = state.get(&key);
+        self.allowance.check(before, now)?;
+        state.put(key, self.allowance.charged(before, now), now);
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<K>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Allowance {
+    fn check(self, whole_at: Option<Instant>, now: Instant) -> Result<(), Duration> {
+        let missing = whole_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        let most = self.every * self.burst.saturating_sub(1);
+        if missing > most { Err(missing - most) } else { Ok(()) }
+    }
+
+    /// Never more than twice the burst in debt, so that what goes on after a refusal does not refuse for ever.
+    fn charged(self, whole_at: Option<Instant>, now: Instant) -> Instant {
+        let from = whole_at.map_or(now, |at| at.max(now));
+        (from + self.every).min(now + self.every * self.burst * 2)
+    }
+}
+
+impl<K: Hash + Eq> State<K> {
+    fn get(&self, key: &K) -> Option<Instant> {
+        match self.whole_at.get(key) {
+            Some(at) => Some(*at),
+            None if self.whole_at.len() >= KEYS => self.others_whole_at,
+            None => None,
+        }
+    }
+
+    fn put(&mut self, key: K, whole_at: Instant, now: Instant) {
+        if self.whole_at.len() >= KEYS && !self.whole_at.contains_key(&key) {
+            self.whole_at.retain(|_, at| *at > now);
+        }
+        if self.whole_at.len() >= KEYS && !self.whole_at.contains_key(&key) {
+            self.others_whole_at = Some(whole_at);
+        } else {
+            self.whole_at.insert(key, whole_at);
+        }
+    }
+}
+
+/// The source of a request, as far as one can be told from another: an IPv4 address, or the /64 network of an IPv6 one, in
+/// which a single machine may choose addresses at will.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Source(IpAddr);
+
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & (u128::MAX << 64)).into()),
+            v4 => v4,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO_AND_ONE_A_SECOND: Allowance = Allowance { burst: 2, every: Duration::from_secs(1) };
+
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    #[test]
+    fn a_burst_is_allowed_and_then_one_by_one() {
+        let (limiter, t) = (Limiter::new(TWO_AND_ONE_A_SECOND), Instant::now());
+        assert_eq!(limiter.take("a", t), Ok(()));
+        assert_eq!(limiter.take("a", t), Ok(()));
+        assert_eq!(limiter.take("a", t), Err(seconds(1)));
+        assert_eq!(limiter.take("b", t), Ok(()), "another key has its own");
+        assert_eq!(limiter.take("a", t + seconds(1)), Ok(()));
+        assert_eq!(limiter.take("a", t + seconds(1)), Err(seconds(1)));
+        assert_eq!(limiter.take("a", t + seconds(9)), Ok(()));
+        assert_eq!(limiter.take("a", t + seconds(9)), Ok(()), "it is whole again, and no more than that");
+        assert!(limiter.take("a", t + seconds(9)).is_err());
+    }
+
+    #[test]
+    fn to_look_takes_nothing_and_a_debt_is_bounded() {
+        let (limiter, t) = (Limiter::new(TWO_AND_ONE_A_SECOND), Instant::now());
+        for _ in 0..10 {
+            assert_eq!(limiter.check(&"a", t), Ok(()));
+        }
+        for _ in 0..100 {
+            limiter.charge("a", t);
+        }
+        assert_eq!(limiter.check(&"a", t), Err(seconds(3)));
+        assert_eq!(limiter.check(&"a", t + seconds(3)), Ok(()));
+    }
+
+    #[test]
+    fn more_keys_than_are_kept_share_an_allowance_and_take_none_away_from_the_others() {
+        let (limiter, t) = (Limiter::new(TWO_AND_ONE_A_SECOND), Instant::now());
+        for key in 0..KEYS {
+            limiter.take(key, t).unwrap();
+        }
+        assert_eq!(limiter.take(KEYS, t), Ok(()));
+        assert_eq!(limiter.take(KEYS + 1, t), Ok(()));
+        assert!(limiter.take(KEYS + 2, t).is_err(), "they share");
+        assert_eq!(limiter.take(0, t), Ok(()), "this one came before");
+        assert_eq!(limiter.take(KEYS + 3, t + seconds(2)), Ok(()), "those that are whole again make room");
+        assert!(limiter.lock().whole_at.len() < 3);
+    }
+
+    #[test]
+    fn addresses_of_one_ipv6_network_are_one_source() {
+        let source = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
+        assert_eq!(source("2001:db8:0:1::1"), source("2001:db8:0:1:ffff::2"));
+        assert_ne!(source("2001:db8:0:1::1"), source("2001:db8:0:2::1"));
+        assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
+        assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+    }
+}

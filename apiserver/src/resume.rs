@@ -1,0 +1,185 @@
+//! Where a stream goes on that was broken off. The agent says the newest state that it has seen, from whichever replica; one
+//! that is behind it waits, or sends the agent elsewhere, rather than show it the past.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::auth::identity::AgentIdentity;
+use crate::cluster::{CallError, Cluster};
+use crate::shadow::ResourceVersion;
+use crate::store::{Seen, Store};
+use crate::write::{AccessError, live};
+
+/// How long a replica that is behind waits for its watch before it asks the cluster. A watch is behind by milliseconds, or
+/// it is broken.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How what a replica knows stands to what an agent has seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It is newer, or its age does not matter.
+    Newer,
+    /// It is that very state, which has this etag.
+    Same(String),
+    /// It is older, or may be.
+    Behind,
+}
+
+/// Compares.
+pub(crate) fn standing(seen: &Seen, from: &ResourceVersion) -> Standing {
+    match seen {
+        Seen::Present(shadow) if shadow.resource_version == *from => Standing::Same(shadow.view.etag.clone()),
+        Seen::Present(shadow) if shadow.resource_version > *from => Standing::Newer,
+        // Absence has no version: the shadow may be deleted, or not yet known here.
+        Seen::Present(_) | Seen::Absent | Seen::Unknown => Standing::Behind,
+        // Nothing is told of it as long as that lasts.
+        Seen::Unreadable => Standing::Newer,
+    }
+}
+
+/// Why a stream cannot go on here now.
+#[derive(Debug)]
+pub(crate) enum ResumeError {
+    /// This replica stays behind.
+    Behind,
+    /// The cluster did not say.
+    Call(CallError),
+}
+
+/// Waits until this replica can go on from a state. Returns the etag of that state where nothing has happened since.
+pub(crate) async fn resume(
+    cluster: &Cluster,
+    store: &Store,
+    agent: &AgentIdentity,
+    seen: &mut watch::Receiver<Seen>,
+    from: &ResourceVersion,
+) -> Result<Option<String>, ResumeError> {
+    let ready = |seen: &Seen| *seen == Seen::Absent || standing(seen, from) != Standing::Behind;
+    // What comes of the wait is read below. That the sender is gone cannot be: the store holds it.
+    let _ = timeout(PATIENCE, seen.wait_for(ready)).await.is_ok();
+    if let Some(etag) = settled(seen, from) {
+        return Ok(etag);
+    }
+    match live(cluster, store, agent).await {
+        // The cluster itself has been set back (restored from a backup), and what the agent has seen never was.
+        Ok(shadow) if shadow.resource_version < *from => Ok(None),
+        // The live read has brought the copy forward, if there is one to bring.
+        Ok(_) => settled(seen, from).ok_or(ResumeError::Behind),
+        Err(AccessError::NoShadow) if *seen.borrow() == Seen::Absent => Ok(None),
+        Err(AccessError::NoShadow) => Err(ResumeError::Behind),
+        // The stream says so, until it is otherwise.
+        Err(AccessError::Refused(_)) => Ok(None),
+        Err(AccessError::Call(error)) => Err(ResumeError::Call(error)),
+    }
+}
+
+fn settled(seen: &watch::Receiver<Seen>, from: &ResourceVersion) -> Option<Option<String>> {
+    match standing(&seen.borrow(), from) {
+        Standing::Newer => Some(None),
+        Standing::Same(etag) => Some(Some(etag)),
+        Standing::Behind => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::auth::identity::tests::agent;
+    use crate::cluster::tests::{Fake, failure, fake};
+    use crate::shadow::tests::{shadow, stored};
+    use crate::store::tests::store;
+
+    fn at(resource_version: u64) -> ResourceVersion {
+        ResourceVersion(resource_version.to_string())
+    }
+
+    fn idle(resource_version: u64) -> Value {
+        stored("u", resource_version, 1, json!({"state": "Idle"}))
+    }
+
+    /// A cluster that answers each read alike.
+    fn cluster(object: Option<Value>) -> Fake {
+        fake(move |_| object.clone().map_or_else(|| failure(404, "NotFound"), |object| (200, object)))
+    }
+
+    async fn resumed(fake: &Fake, store: &Store, from: u64) -> Result<Option<String>, ResumeError> {
+        let mut seen = store.subscribe("brs-a");
+        resume(&fake.cluster, store, &agent(), &mut seen, &at(from)).await
+    }
+
+    #[test]
+    fn a_replica_is_behind_if_it_may_be() {
+        let present = |version| Seen::Present(Arc::new(shadow("u", version, 1, json!({}))));
+        assert_eq!(standing(&present(10), &at(9)), Standing::Newer);
+        assert!(matches!(standing(&present(10), &at(10)), Standing::Same(_)));
+        assert_eq!(standing(&present(9), &at(10)), Standing::Behind);
+        assert_eq!(standing(&Seen::Absent, &at(10)), Standing::Behind);
+        assert_eq!(standing(&Seen::Unknown, &at(10)), Standing::Behind);
+        assert_eq!(standing(&Seen::Unreadable, &at(10)), Standing::Newer);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_that_is_not_behind_goes_on_at_once_and_asks_nobody() {
+        let (fake, store) = (cluster(None), store(vec![idle(10)]));
+        assert_eq!(resumed(&fake, &store, 9).await.unwrap(), None);
+        let same = resumed(&fake, &store, 10).await.unwrap();
+        assert_eq!(same, Some(shadow("u", 10, 1, json!({"state": "Idle"})).view.etag));
+        assert!(fake.requests().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_that_is_behind_waits_for_its_watch() {
+        let (fake, store) = (cluster(None), store(vec![idle(10)]));
+        let mut seen = store.subscribe("brs-a");
+        let (agent, from) = (agent(), at(11));
+        let waits = resume(&fake.cluster, &store, &agent, &mut seen, &from);
+        let arrives = async {
+            tokio::time::sleep(PATIENCE / 2).await;
+            let event = serde_json::from_value(idle(12)).unwrap();
+            store.observe(kube::runtime::watcher::Event::Apply(event));
+        };
+        let (result, ()) = tokio::join!(waits, arrives);
+        assert_eq!(result.unwrap(), None);
+        assert!(fake.requests().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_whose_watch_is_broken_reads_live() {
+        let (fake, store) = (cluster(Some(idle(12))), store(vec![idle(10)]));
+        assert_eq!(resumed(&fake, &store, 11).await.unwrap(), None);
+        assert_eq!(fake.requests().len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_that_does_not_know_a_shadow_which_is_there_refuses() {
+        let (fake, store) = (cluster(Some(idle(12))), store(vec![]));
+        let began = Instant::now();
+        assert!(matches!(resumed(&fake, &store, 11).await, Err(ResumeError::Behind)));
+        assert_eq!(began.elapsed(), Duration::ZERO, "there is nothing to wait for");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shadow_that_is_gone_is_told_and_one_that_only_the_replica_has_is_not_shown() {
+        assert_eq!(resumed(&cluster(None), &store(vec![]), 11).await.unwrap(), None);
+        let result = resumed(&cluster(None), &store(vec![idle(10)]), 11).await;
+        assert!(matches!(result, Err(ResumeError::Behind)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cluster_that_was_set_back_is_the_truth() {
+        assert_eq!(resumed(&cluster(Some(idle(10))), &store(vec![idle(10)]), 99).await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cluster_that_does_not_answer_leaves_the_agent_waiting() {
+        let fake = fake(|_| failure(503, "ServiceUnavailable"));
+        assert!(matches!(resumed(&fake, &store(vec![idle(10)]), 11).await, Err(ResumeError::Call(_))));
+    }
+}

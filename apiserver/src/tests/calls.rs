@@ -1,0 +1,236 @@
+//! What each call answers.
+
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use models::wire::{ShadowView, WatchLine};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+
+#[tokio::test]
+async fn an_agent_reads_follows_and_reports() {
+    let world = world();
+    let server = Server::start(&world).await;
+
+    let read = server.get("/v1/nodes/a/shadow", "agent-a").await;
+    assert_eq!(read.status(), StatusCode::OK);
+    let tag = read.headers()["etag"].to_str().unwrap().to_owned();
+    let view: ShadowView = read.json().await.unwrap();
+    assert_eq!(tag, format!("\"{}\"", view.etag));
+    let mut lines = Lines::open(&server, "agent-a").await;
+    assert_eq!(lines.shadow().await, view);
+
+    let report = json!({"state": "StagedUpdate", "observedGeneration": 1, "novelty": 1});
+    let written = server.put("agent-a", &tag, report.clone()).await;
+    assert_eq!(written.status(), StatusCode::OK);
+    let written: ShadowView = written.json().await.unwrap();
+    assert_ne!(written.etag, view.etag);
+    assert_eq!(lines.shadow().await, written);
+    let fresh = server.get("/v1/nodes/a/shadow?fresh=true", "agent-a").await;
+    assert_eq!(fresh.json::<ShadowView>().await.unwrap(), written);
+
+    let stale = server.put("agent-a", &view.etag, report).await;
+    assert_eq!(stale.status(), StatusCode::PRECONDITION_FAILED);
+    assert_eq!(stale.headers()["content-type"], "application/json");
+    assert_eq!(stale.json::<ShadowView>().await.unwrap(), written);
+
+    world.change(|object| {
+        let object = object.as_mut().unwrap();
+        object["metadata"]["generation"] = json!(2);
+        object["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    });
+    assert_eq!(lines.shadow().await.metadata.generation, 2);
+    world.change(|object| *object = None);
+    assert_eq!(lines.next().await, Some(WatchLine::Absent));
+    assert_eq!(problem(server.get("/v1/nodes/a/shadow", "agent-a").await).await, (404, "no-shadow".into()));
+
+    assert_eq!(world.reviews(), 1, "one burst, one review");
+    let (_, metrics) = server.plain("/metrics").await;
+    assert!(metrics.contains("brupop_apiserver_dropped_fields_total 2"), "{metrics}");
+    assert!(metrics.contains(r#"brupop_apiserver_status_writes_total{result="applied"} 1"#), "{metrics}");
+    assert!(metrics.contains(r#"brupop_apiserver_status_writes_total{result="stale"} 1"#), "{metrics}");
+    assert!(metrics.contains("brupop_apiserver_streams 1"), "{metrics}");
+    let route = r#"brupop_apiserver_requests_total{code="412",route="/v1/nodes/{node}/shadow/status"} 1"#;
+    assert!(metrics.contains(route), "{metrics}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn nobody_else_gets_anything() {
+    let server = Server::start(&world()).await;
+    let shadow = "/v1/nodes/a/shadow";
+    for path in [shadow, "/v1/nodes/a/shadow/watch"] {
+        assert_eq!(problem(server.get(path, "garbage").await).await, (401, "unauthorized".into()));
+        assert_eq!(problem(server.get(path, "agent-b").await).await, (403, "forbidden".into()));
+        assert_eq!(problem(server.get(path, "controller").await).await, (403, "forbidden".into()));
+    }
+    let bare = format!("https://localhost:{}{shadow}", server.api.port());
+    assert_eq!(problem(server.client.get(&bare).send().await.unwrap()).await, (401, "unauthorized".into()));
+    let old = (403, "agent-token-for-old-node".to_owned());
+    assert_eq!(problem(server.get(shadow, "agent-of-older-a").await).await, old);
+    let report = json!({"state": "Idle"});
+    assert_eq!(problem(server.put("agent-of-older-a", "x", report.clone()).await).await, old);
+    assert_eq!(problem(server.put("agent-b", "x", report).await).await, (403, "forbidden".into()));
+    let mut lines = Lines::open(&server, "agent-of-older-a").await;
+    assert_eq!(lines.next().await, Some(WatchLine::Absent));
+    for path in
+        ["/v1/nodes/b/../a/shadow", "/v1/nodes/a%2F..%2Fa/shadow", "/v1/nodes//shadow", "/v1/nodes/brs-a/shadow"]
+    {
+        let (status, _) = problem(server.get(path, "agent-b").await).await;
+        assert!(status == 403 || status == 404, "{path}: {status}");
+    }
+    let (_, metrics) = server.plain("/metrics").await;
+    for (reason, count) in [("NoToken", 1), ("NotAuthenticated", 2), ("AgentTokenForOldNode", 3)] {
+        let line = format!("brupop_apiserver_refusals_total{{reason=\"{reason}\"}} {count}");
+        assert!(metrics.contains(&line), "{line} in {metrics}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_right_is_told_what_is_wrong() {
+    let server = Server::start(&world()).await;
+    let path = "/v1/nodes/a/shadow/status";
+    let put = || server.request(Method::PUT, path, "agent-a");
+    let tagged = || put().header("If-Match", "\"x\"");
+    let send = async |request: reqwest::RequestBuilder| problem(request.send().await.unwrap()).await;
+
+    assert_eq!(send(put().json(&json!({}))).await, (428, "precondition-required".into()));
+    assert_eq!(send(put().header("If-Match", "*").json(&json!({}))).await, (428, "precondition-required".into()));
+    assert_eq!(send(tagged().header("content-type", "text/plain").body("{}")).await, (415, "not-json".into()));
+    assert_eq!(send(tagged().body("{")).await, (400, "malformed-request".into()));
+    assert_eq!(send(tagged().json(&json!({"spec": {}}))).await, (422, "invalid-status".into()));
+    assert_eq!(send(tagged().json(&json!({"record": {}}))).await, (422, "invalid-status".into()));
+    assert_eq!(send(tagged().body(" ".repeat(65 * 1024))).await, (413, "body-too-large".into()));
+    assert_eq!(
+        send(server.request(Method::GET, "/v1/nodes/a/shadow?fresh=maybe", "agent-a")).await,
+        (400, "malformed-request".into())
+    );
+    assert_eq!(send(server.request(Method::GET, "/v2/nodes/a/shadow", "agent-a")).await, (404, "not-found".into()));
+    assert_eq!(send(server.request(Method::DELETE, path, "agent-a")).await, (405, "method-not-allowed".into()));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn without_a_certificate_nothing_is_served_and_a_swap_drops_no_stream() {
+    let world = world();
+    let mut server = Server::bare(&world).await;
+    assert_eq!(server.plain("/healthz").await.0, StatusCode::OK);
+    let (status, reason) = server.plain("/readyz").await;
+    assert_eq!((status, reason.as_str()), (StatusCode::SERVICE_UNAVAILABLE, "there is no certificate yet\n"));
+    let (strange, _) = pair();
+    let url = format!("https://localhost:{}/v1/nodes/a/shadow", server.api.port());
+    assert!(server.trusting(&strange).get(url).send().await.is_err(), "handshakes fail");
+
+    server.certify();
+    server.until_ready().await;
+    let mut lines = Lines::open(&server, "agent-a").await;
+    let first = lines.shadow().await;
+
+    server.certify();
+    let deadline = Instant::now() + DEADLINE;
+    let request = || server.request(Method::GET, "/v1/nodes/a/shadow", "agent-a").send();
+    while request().await.is_err() {
+        assert!(Instant::now() < deadline, "the new certificate is not served");
+        sleep(Duration::from_millis(20)).await;
+    }
+    world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
+    let second = lines.shadow().await;
+    assert_eq!((first.metadata.generation, second.metadata.generation), (1, 2));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn streams_end_cleanly_with_the_server() {
+    let server = Server::start(&world()).await;
+    let mut lines = Lines::open(&server, "agent-a").await;
+    lines.shadow().await;
+    server.stop().await;
+    assert_eq!(lines.next().await, None);
+}
+
+#[tokio::test]
+async fn what_is_not_signed_is_refused_here_and_a_source_of_it_has_to_wait_while_its_agent_goes_on() {
+    let world = world().publishing();
+    let server = Server::start(&world).await;
+    let (shadow, agent) = ("/v1/nodes/a/shadow", world.token("agent-a"));
+    assert_eq!(server.get(shadow, &agent).await.status(), StatusCode::OK);
+    let forged = Issuer::new("k").sign(&claims("agent-a", i64::from(i32::MAX)));
+    let first = problem(server.get(shadow, &forged).await).await;
+    assert_eq!(first, (401, "unauthorized".into()));
+    let mut waits = None;
+    for _ in 0..1_000 {
+        let answer = server.get(shadow, "garbage").await;
+        if answer.status() == StatusCode::TOO_MANY_REQUESTS {
+            waits = answer.headers().get("retry-after").cloned();
+            assert_eq!(problem(answer).await, (429, "too-many-requests".into()));
+            break;
+        }
+        assert_eq!(problem(answer).await, first);
+    }
+    assert_eq!(waits.unwrap(), "1");
+    assert_eq!(server.get(shadow, &agent).await.status(), StatusCode::OK, "what is known to be good passes");
+    assert_eq!(world.reviews(), 1, "nothing else reached the API server");
+    let (_, metrics) = server.plain("/metrics").await;
+    assert!(metrics.contains(r#"brupop_apiserver_refusals_total{reason="Forged"} 1"#), "{metrics}");
+    assert!(!metrics.contains(r#"brupop_apiserver_refusals_total{reason="TooManyRefusals"} 0"#), "{metrics}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_reports_without_end_is_told_to_wait() {
+    let server = Server::start(&world()).await;
+    let mut answers = Vec::new();
+    for _ in 0..100 {
+        answers.push(problem(server.put("agent-a", "*", json!({})).await).await);
+        if answers.last().unwrap().0 == 429 {
+            break;
+        }
+    }
+    assert_eq!(answers.first().unwrap(), &(428, "precondition-required".into()));
+    assert_eq!(answers.last().unwrap(), &(429, "too-many-requests".into()));
+    assert_eq!(server.get("/v1/nodes/a/shadow", "agent-a").await.status(), StatusCode::OK, "reading goes on");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_head_that_is_too_large_is_refused_before_its_token_is_looked_at() {
+    let world = world();
+    let server = Server::start(&world).await;
+    let request = || server.request(Method::GET, "/v1/nodes/a/shadow", "agent-a");
+    let large = request().header("X-Padding", "x".repeat(17 * 1024)).send().await.unwrap();
+    assert_eq!(problem(large).await, (431, "headers-too-large".into()));
+    let path = format!("/v1/nodes/{}/shadow", "a".repeat(17 * 1024));
+    assert_eq!(problem(server.get(&path, "agent-a").await).await, (431, "headers-too-large".into()));
+    assert_eq!(world.reviews(), 0);
+    assert_eq!(request().send().await.unwrap().status(), StatusCode::OK);
+    let (_, metrics) = server.plain("/metrics").await;
+    assert!(metrics.contains(r#"brupop_apiserver_requests_total{code="431",route="#), "it is counted: {metrics}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_where_another_ended() {
+    let world = world();
+    let server = Server::start(&world).await;
+    let first = Lines::open(&server, "agent-a").await.shadow().await;
+    let resume = |from: &str| format!("/v1/nodes/a/shadow/watch?resourceVersion={from}");
+    let open = async |from: &str| Lines::of(server.get(&resume(from), "agent-a").await);
+
+    let mut same = open(&first.metadata.resource_version).await;
+    assert_eq!(same.next().await, Some(WatchLine::Heartbeat), "nothing has happened since");
+    world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
+    let second = same.shadow().await;
+    assert_eq!(second.metadata.generation, 2);
+    assert_eq!(open(&first.metadata.resource_version).await.shadow().await, second, "something has");
+
+    // The cluster is older than what this agent claims to have seen, and it is the cluster that counts.
+    assert_eq!(open("999999").await.shadow().await, second);
+    for from in ["", "0", "-1", "x", "1%202"] {
+        let answer = server.get(&resume(from), "agent-a").await;
+        assert_eq!(problem(answer).await, (400, "malformed-request".into()), "{from:?}");
+    }
+    server.stop().await;
+}
