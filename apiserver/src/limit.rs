@@ -115,7 +115,7 @@ impl From<IpAddr> for Source {
     fn from(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & (u128::MAX << 64)).into()),
-            v4 => v4,
+            v4 @ IpAddr::V4(_) => v4,
         })
     }
 }
