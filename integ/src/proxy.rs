@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use futures::TryStreamExt;
@@ -30,8 +31,12 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 #[derive(Debug)]
 pub struct ConnectProxy {
     address: SocketAddr,
+    diverted: Diverted,
     _tasks: JoinSet<()>,
 }
+
+/// Where connections go that a scenario leads astray, whatever Service they ask for.
+type Diverted = Arc<Mutex<Option<SocketAddr>>>;
 
 impl ConnectProxy {
     /// Starts a proxy on a free loopback port. `client` needs to list and watch Services and EndpointSlices.
@@ -43,9 +48,17 @@ impl ConnectProxy {
             services: follow(&mut tasks, Api::all(client.clone())),
             slices: follow(&mut tasks, Api::all(client)),
             addresses,
+            diverted: Diverted::default(),
         };
+        let diverted = names.diverted.clone();
         tasks.spawn(accept(listener, names));
-        Ok(Self { address, _tasks: tasks })
+        Ok(Self { address, diverted, _tasks: tasks })
+    }
+
+    /// Leads each connection from now on to an address of the scenario's, as somebody does who has taken a Service over; with
+    /// nothing, to the Service again.
+    pub fn divert(&self, to: Option<SocketAddr>) {
+        *self.diverted.lock().unwrap_or_else(PoisonError::into_inner) = to;
     }
 
     /// The proxy's URL, fit for `HTTPS_PROXY`.
@@ -167,10 +180,14 @@ struct Names {
     services: Store<Service>,
     slices: Store<EndpointSlice>,
     addresses: Addresses,
+    diverted: Diverted,
 }
 
 impl Names {
     fn resolve(&self, target: &str) -> Result<SocketAddr, ResolveError> {
+        if let Some(address) = *self.diverted.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(address);
+        }
         let (name, namespace, port) =
             parse_target(target).ok_or_else(|| ResolveError::NotAService(target.to_owned()))?;
         let service = self

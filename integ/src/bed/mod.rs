@@ -164,6 +164,11 @@ impl Bed {
         self.proxy.url()
     }
 
+    /// Leads the agents to somebody who has taken the web API's place, or back to it.
+    pub fn divert(&self, to: Option<std::net::SocketAddr>) {
+        self.proxy.divert(to);
+    }
+
     /// A node by its name.
     pub fn member(&self, name: &str) -> anyhow::Result<&Member> {
         self.members.iter().find(|m| m.name == name).with_context(|| format!("no node {name}"))

@@ -213,6 +213,11 @@ impl ControlPlane {
         self.pki.ca_pem()
     }
 
+    /// The file with the private key that the cluster signs tokens with (PEM); the public one has the extension `pub`.
+    pub fn service_account_key_file(&self) -> PathBuf {
+        self.pki.file("sa.key")
+    }
+
     /// A kubeconfig of the cluster's administrator that needs no other file. Its namespace is the operator's.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig

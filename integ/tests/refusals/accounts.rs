@@ -1,0 +1,112 @@
+//! What the tokens of our parts open at the cluster's own API.
+
+use anyhow::ensure;
+use integ::control_plane::ControlPlane;
+use models::names::{AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, GO_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE};
+use reqwest::{Client, Method};
+use serde_json::{Value, json};
+
+use crate::cases;
+use crate::court::{Court, WANTED, agent_pod, token};
+
+cases![
+    the_agents_token_opens_nothing,
+    the_agents_account_may_do_nothing,
+    the_web_api_may_write_no_order,
+    the_web_api_may_touch_no_node_pod_or_secret,
+];
+
+struct Cluster {
+    client: Client,
+    url: String,
+}
+
+impl Cluster {
+    fn of(control_plane: &ControlPlane) -> anyhow::Result<Self> {
+        let ca = reqwest::Certificate::from_pem(control_plane.ca_pem().as_bytes())?;
+        let client = Client::builder().no_proxy().tls_certs_only([ca]).build()?;
+        Ok(Self { client, url: control_plane.url().to_owned() })
+    }
+
+    async fn ask(&self, method: Method, path: &str, token: &str, body: Option<Value>) -> anyhow::Result<u16> {
+        let mut request = self.client.request(method, format!("{}{path}", self.url)).bearer_auth(token);
+        if let Some(body) = body {
+            request = request.header("Content-Type", "application/merge-patch+json").body(body.to_string());
+        }
+        Ok(request.send().await?.status().as_u16())
+    }
+}
+
+fn shadow(rest: &str) -> String {
+    format!("/apis/brupop.bottlerocket.aws/v3/namespaces/{SYSTEM_NAMESPACE}/bottlerocketshadows/brs-{WANTED}{rest}")
+}
+
+/// What reading and writing look like, over the objects that matter.
+fn reaches() -> Vec<(Method, String, Option<Value>)> {
+    let patch = || Some(json!({"metadata": {"labels": {"x": "y"}}}));
+    vec![
+        (Method::GET, shadow(""), None),
+        (Method::PATCH, shadow(""), Some(json!({"spec": {"state": "RebootedIntoUpdate"}}))),
+        (Method::PATCH, shadow("/status"), Some(json!({"status": {"state": "RebootedIntoUpdate"}}))),
+        (Method::DELETE, shadow(""), None),
+        (Method::GET, "/api/v1/nodes".into(), None),
+        (Method::GET, format!("/api/v1/nodes/{WANTED}"), None),
+        (Method::PATCH, format!("/api/v1/nodes/{WANTED}"), patch()),
+        (Method::GET, "/api/v1/pods".into(), None),
+        (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{CA_SECRET}"), None),
+        (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{GO_KEY_SECRET}"), None),
+        (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{SERVING_SECRET}"), None),
+        (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets"), None),
+    ]
+}
+
+async fn the_agents_token_opens_nothing(court: &Court) -> anyhow::Result<()> {
+    let cluster = Cluster::of(&court.bed.control_plane)?;
+    for (method, path, body) in reaches() {
+        let status = cluster.ask(method.clone(), &path, &court.own, body).await?;
+        ensure!(status == 401, "{method} {path}: {status}");
+    }
+    Ok(())
+}
+
+/// A token of an account for the cluster's own API.
+async fn powers(court: &Court, namespace: &str, account: &str) -> anyhow::Result<String> {
+    let issuer = Court::claims(&court.own)?["iss"].as_str().unwrap_or_default().to_owned();
+    token(&court.bed, namespace, account, &issuer, None).await
+}
+
+async fn the_agents_account_may_do_nothing(court: &Court) -> anyhow::Result<()> {
+    let cluster = Cluster::of(&court.bed.control_plane)?;
+    let token = powers(court, AGENT_NAMESPACE, AGENT).await?;
+    for (method, path, body) in reaches() {
+        let status = cluster.ask(method.clone(), &path, &token, body).await?;
+        ensure!(status == 403, "{method} {path}: {status}");
+    }
+    Ok(())
+}
+
+async fn the_web_api_may_write_no_order(court: &Court) -> anyhow::Result<()> {
+    let cluster = Cluster::of(&court.bed.control_plane)?;
+    let token = powers(court, SYSTEM_NAMESPACE, APISERVER).await?;
+    ensure!(cluster.ask(Method::GET, &shadow(""), &token, None).await? == 200, "it reads shadows");
+    for method in [Method::PATCH, Method::PUT, Method::DELETE] {
+        let order = json!({"spec": {"state": "RebootedIntoUpdate", "attempt": 9}});
+        let status = cluster.ask(method.clone(), &shadow(""), &token, Some(order)).await?;
+        ensure!(status == 403, "{method}: {status}");
+    }
+    // What a write to the status says about the rest of the object is dropped by the API server, and its spec with it.
+    Ok(())
+}
+
+async fn the_web_api_may_touch_no_node_pod_or_secret(court: &Court) -> anyhow::Result<()> {
+    let cluster = Cluster::of(&court.bed.control_plane)?;
+    let token = powers(court, SYSTEM_NAMESPACE, APISERVER).await?;
+    for (method, path, body) in reaches().into_iter().filter(|(_, path, _)| !path.contains("bottlerocketshadows")) {
+        let status = cluster.ask(method.clone(), &path, &token, body).await?;
+        ensure!(status == 403, "{method} {path}: {status}");
+    }
+    let pod = agent_pod(&court.bed, WANTED).await?.metadata.name.unwrap_or_default();
+    let eviction = format!("/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod}/eviction");
+    ensure!(cluster.ask(Method::POST, &eviction, &token, Some(json!({}))).await? == 403);
+    Ok(())
+}

@@ -1,0 +1,268 @@
+//! The cluster that all cases share, and how a refusal is judged.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use integ::bed::{Bed, BedOptions};
+use integ::oracle::Expectations;
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
+use kube::api::{ListParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use models::names::{
+    AGENT, AGENT_NAMESPACE, APISERVER, COMPONENT_LABEL, SYSTEM_NAMESPACE, TOKEN_AUDIENCE, TRUST_CA_KEY,
+    TRUST_CONFIG_MAP,
+};
+use models::wire::ShadowView;
+use serde_json::{Value, json};
+use tokio::time::{Duration, Instant, sleep};
+
+use crate::raw::{Answer, Request, Way};
+
+/// How long anything may take. Nothing is measured by it.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// The node whose shadow everybody wants.
+pub(crate) const WANTED: &str = "node-2";
+/// Another node, whose agent is as good as any.
+pub(crate) const OTHER: &str = "node-1";
+/// A node whose agent's pod may be taken away.
+pub(crate) const POD_GOES: &str = "node-3";
+/// A node that may be taken away.
+pub(crate) const NODE_GOES: &str = "node-4";
+
+/// A cluster with the operator, at rest.
+pub(crate) struct Court {
+    pub(crate) bed: Bed,
+    pub(crate) way: Way,
+    /// The token of the wanted node's agent.
+    pub(crate) own: String,
+    before: ShadowView,
+    service_account_key: EncodingKey,
+}
+
+/// Refused, as the client sees it.
+pub(crate) const UNAUTHORIZED: (u16, &str) = (401, "unauthorized");
+/// Refused, as the client sees it.
+pub(crate) const FORBIDDEN: (u16, &str) = (403, "forbidden");
+
+impl Court {
+    /// Installs the operator on four nodes and waits until it has nothing to do.
+    pub(crate) async fn open() -> anyhow::Result<Self> {
+        let deploy = deploy::Options { controller_replicas: 1, apiserver_replicas: 1, ..deploy::Options::default() };
+        let bed = Bed::start(BedOptions { nodes: 4, deploy, ..BedOptions::default() }).await?;
+        bed.install().await?;
+        bed.wait("every agent has reported", LIMIT, |history| {
+            let world = history.end();
+            world
+                .nodes
+                .values()
+                .filter(|node| world.shadow_of(node).is_some_and(|shadow| shadow.status.agent.updates.is_some()))
+                .count()
+                == 4
+        })
+        .await?;
+        let maps: Api<ConfigMap> = Api::namespaced(bed.client.clone(), AGENT_NAMESPACE);
+        let ca = maps.get(TRUST_CONFIG_MAP).await?.data.and_then(|mut data| data.remove(TRUST_CA_KEY));
+        let ca = ca.context("no CA is published")?;
+        let way = Way::new(&bed.proxy_url(), format!("{APISERVER}.{SYSTEM_NAMESPACE}.svc"), &ca)?;
+        let own = token(&bed, AGENT_NAMESPACE, AGENT, TOKEN_AUDIENCE, Some(&agent_pod(&bed, WANTED).await?)).await?;
+        let before = view(&way, &own).await?;
+        let pem = std::fs::read(bed.control_plane.service_account_key_file())?;
+        Ok(Self { way, own, before, service_account_key: EncodingKey::from_ec_pem(&pem)?, bed })
+    }
+
+    /// Fails if anything about the wanted shadow is not as it was at first.
+    pub(crate) async fn nothing_has_changed(&self) -> anyhow::Result<()> {
+        let now = view(&self.way, &self.own).await?;
+        ensure!(now.etag == self.before.etag, "was {:#?}, is {now:#?}", self.before);
+        Ok(())
+    }
+
+    /// Has the oracle judge the whole history: no host was rebooted, no shadow written by a stranger.
+    pub(crate) async fn close(self) -> anyhow::Result<()> {
+        let (verdict, _) = self.bed.judge(&Expectations::default()).await?;
+        verdict.ensure_safe()?;
+        ensure!(verdict.stats.reboots == 0, "{:?}", verdict.stats);
+        Ok(())
+    }
+
+    /// The etag that a report about the wanted node builds on.
+    pub(crate) fn etag(&self) -> String {
+        format!("\"{}\"", self.before.etag)
+    }
+
+    /// A token of an agent for its node, as its kubelet gets it.
+    pub(crate) async fn agents_token(&self, node: &str) -> anyhow::Result<String> {
+        let pod = agent_pod(&self.bed, node).await?;
+        token(&self.bed, AGENT_NAMESPACE, AGENT, TOKEN_AUDIENCE, Some(&pod)).await
+    }
+
+    /// The claims of a token.
+    pub(crate) fn claims(token: &str) -> anyhow::Result<Value> {
+        let payload = token.split('.').nth(1).context("no payload")?;
+        Ok(serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload)?)?)
+    }
+
+    /// The header of a token.
+    pub(crate) fn header(token: &str) -> anyhow::Result<Header> {
+        Ok(jsonwebtoken::decode_header(token)?)
+    }
+
+    /// Signs claims as the cluster itself does.
+    pub(crate) fn sign(&self, claims: &Value) -> anyhow::Result<String> {
+        let header = Header { kid: Self::header(&self.own)?.kid, ..Header::new(Algorithm::ES256) };
+        Ok(jsonwebtoken::encode(&header, claims, &self.service_account_key)?)
+    }
+
+    /// The claims of the wanted node's agent, changed, and signed as the cluster does.
+    pub(crate) fn signed_with(&self, change: impl FnOnce(&mut Value)) -> anyhow::Result<String> {
+        let mut claims = Self::claims(&self.own)?;
+        change(&mut claims);
+        self.sign(&claims)
+    }
+
+    /// A lie about the wanted node: it would end the node's attempt as updated.
+    pub(crate) fn lie(&self) -> Request {
+        let lie =
+            json!({"state": "RebootedIntoUpdate", "currentVersion": "9.9.9", "bootId": "b", "observedGeneration": 1});
+        Request::new("PUT", format!("/v1/nodes/{WANTED}/shadow/status"))
+            .header("If-Match", self.etag())
+            .header("Content-Type", "application/json")
+            .body(lie.to_string())
+    }
+
+    /// Tries to read, to follow and to report for the wanted node with what `dress` makes of a request, and asserts that each
+    /// is refused in the same way for the same reason.
+    pub(crate) async fn refuses(
+        &self,
+        dress: impl Fn(Request) -> Request,
+        told: (u16, &str),
+        reason: &str,
+    ) -> anyhow::Result<()> {
+        let shadow = format!("/v1/nodes/{WANTED}/shadow");
+        let mut bodies = BTreeSet::new();
+        for request in [Request::new("GET", &shadow), Request::new("GET", format!("{shadow}/watch")), self.lie()] {
+            let request = dress(request);
+            let answer = self.refused(&request, told, Some(reason)).await?;
+            bodies.insert(answer.body);
+        }
+        ensure!(bodies.len() == 1, "the answers differ: {bodies:?}");
+        Ok(())
+    }
+
+    /// The same for one token.
+    pub(crate) async fn refuses_token(&self, token: &str, told: (u16, &str), reason: &str) -> anyhow::Result<()> {
+        self.refuses(|request| request.bearer(token), told, reason).await?;
+        let log = self.log()?;
+        ensure!(token.len() < 20 || !log.contains(token), "the log shows the token");
+        Ok(())
+    }
+
+    /// Tries with a token that is larger than any head may be. The connection may be closed under it.
+    pub(crate) async fn refuses_large(&self, token: &str) -> anyhow::Result<()> {
+        let answer = self.way.send(&Request::new("GET", format!("/v1/nodes/{WANTED}/shadow")).bearer(token)).await?;
+        ensure!(answer.refusal()? == (431, "headers-too-large".to_owned()), "{}", answer.status);
+        Ok(())
+    }
+
+    /// The answer to a request, when the web API takes it: the many reports of these cases are more than a node may send.
+    pub(crate) async fn answered(&self, request: &Request) -> anyhow::Result<Answer> {
+        loop {
+            let answer = self.way.send(request).await?;
+            if answer.status != 429 {
+                return Ok(answer);
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Sends a request and asserts how it is refused, and the reason in the log.
+    pub(crate) async fn refused(
+        &self,
+        request: &Request,
+        told: (u16, &str),
+        reason: Option<&str>,
+    ) -> anyhow::Result<Answer> {
+        let logged = self.log()?.len();
+        let answer = self.answered(request).await?;
+        let (status, kind) = answer.refusal()?;
+        ensure!((status, kind.as_str()) == told, "{} {}: {status} {kind}", request.method, request.path);
+        let begun = Instant::now();
+        loop {
+            let log = self.log()?;
+            let lines = log[logged..].lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let entry = lines.into_iter().find(|line| line["target"] == "access" && line["status"] == status);
+            match entry {
+                Some(entry) if entry["refusal"].as_str() == reason => return Ok(answer),
+                Some(entry) => bail!("the log has another reason than {reason:?}: {entry}"),
+                None if begun.elapsed() > LIMIT => bail!("the log has no line for it: {}", &log[logged..]),
+                None => sleep(Duration::from_millis(10)).await,
+            }
+        }
+    }
+
+    /// All that the web API has written to its log.
+    fn log(&self) -> anyhow::Result<String> {
+        let process = self.bed.processes_of(deploy::Component::Apiserver).pop().context("no web API")?;
+        let path: Option<PathBuf> = self
+            .bed
+            .members
+            .iter()
+            .find_map(|member| member.kubelet.log_file(&process.namespace, &process.pod, &process.container));
+        let path = path.context("the web API has no log")?;
+        std::fs::read_to_string(&path).with_context(|| path.display().to_string())
+    }
+}
+
+/// The pod of a node's agent.
+pub(crate) async fn agent_pod(bed: &Bed, node: &str) -> anyhow::Result<Pod> {
+    let pods: Api<Pod> = Api::namespaced(bed.client.clone(), AGENT_NAMESPACE);
+    let of_node =
+        ListParams::default().labels(&format!("{COMPONENT_LABEL}={AGENT}")).fields(&format!("spec.nodeName={node}"));
+    let begun = Instant::now();
+    loop {
+        let living = pods.list(&of_node).await?.into_iter().find(|pod| pod.metadata.deletion_timestamp.is_none());
+        if let Some(pod) = living {
+            return Ok(pod);
+        }
+        ensure!(begun.elapsed() < LIMIT, "{node} has no agent");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// A token of a service account, bound to a pod if there is one.
+pub(crate) async fn token(
+    bed: &Bed,
+    namespace: &str,
+    account: &str,
+    audience: &str,
+    pod: Option<&Pod>,
+) -> anyhow::Result<String> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(bed.client.clone(), namespace);
+    let bound = pod.map(|pod| BoundObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(pod.name_any()),
+        uid: pod.uid(),
+    });
+    let spec = TokenRequestSpec {
+        audiences: Some(vec![audience.to_owned()]),
+        bound_object_ref: bound,
+        ..TokenRequestSpec::default()
+    };
+    let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
+    let granted = accounts.create_token_request(account, &PostParams::default(), &request).await?;
+    granted.status.and_then(|status| status.token).context("no token")
+}
+
+/// The wanted shadow, read past all caches.
+async fn view(way: &Way, token: &str) -> anyhow::Result<ShadowView> {
+    let answer = way.send(&Request::new("GET", format!("/v1/nodes/{WANTED}/shadow?fresh=true")).bearer(token)).await?;
+    ensure!(answer.status == 200, "the node's own agent is refused: {}", String::from_utf8_lossy(&answer.body));
+    Ok(serde_json::from_slice(&answer.body)?)
+}

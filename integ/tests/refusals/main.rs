@@ -1,0 +1,102 @@
+//! What the web API refuses, and what tokens open nowhere else: named cases on one real control plane, with real tokens.
+//!
+//! Every refusal is held against three things: the answer (which tells a stranger nothing), the reason that the operator finds
+//! in the log, and the cluster, in which nothing has changed. `make test-security` runs them and prints each by name.
+
+mod accounts;
+mod bodies;
+mod court;
+mod gone;
+mod paths;
+mod raw;
+mod tokens;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use libtest_mimic::{Arguments, Failed, Trial};
+use tokio::runtime::Runtime;
+use tokio::sync::OnceCell;
+
+use court::Court;
+
+/// What happens in a case.
+type Story = for<'a> fn(&'a Court) -> BoxFuture<'a, anyhow::Result<()>>;
+
+/// Lists a module's cases under their names.
+macro_rules! cases {
+    ($($name:ident),+ $(,)?) => {
+        pub(crate) fn cases() -> Vec<(&'static str, crate::Story)> {
+            vec![$((stringify!($name), |court| Box::pin($name(court)))),+]
+        }
+    };
+}
+pub(crate) use cases;
+
+/// The court, opened when the first case needs it.
+struct Stage {
+    runtime: Runtime,
+    court: OnceCell<Court>,
+}
+
+impl Stage {
+    fn play(&self, story: Story) -> Result<(), Failed> {
+        let told = self.runtime.block_on(async {
+            let court = self.court.get_or_try_init(Court::open).await?;
+            story(court).await?;
+            court.nothing_has_changed().await
+        });
+        told.map_err(|error| Failed::from(format!("{error:#}")))
+    }
+}
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // One after the other, so that each line of the web API's log belongs to one case.
+    arguments.test_threads = Some(1);
+    let modules = [
+        ("tokens", tokens::cases()),
+        ("paths", paths::cases()),
+        ("bodies", bodies::cases()),
+        ("accounts", accounts::cases()),
+        // These take nodes and pods away, and so come last.
+        ("gone", gone::cases()),
+    ];
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("no runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let stage = Arc::new(Stage { runtime, court: OnceCell::new() });
+    let trials = modules
+        .into_iter()
+        .flat_map(|(module, cases)| cases.into_iter().map(move |(name, story)| (format!("{module}::{name}"), story)))
+        .map(|(name, story)| {
+            let stage = stage.clone();
+            Trial::test(name, move || stage.play(story))
+        })
+        .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let Some(stage) = Arc::into_inner(stage) else {
+        eprintln!("a case is still running");
+        return ExitCode::FAILURE;
+    };
+    let Stage { runtime, court } = stage;
+    let judged = runtime.block_on(async {
+        match court.into_inner() {
+            Some(court) => court.close().await,
+            None => Ok(()),
+        }
+    });
+    match judged {
+        Ok(()) if !conclusion.has_failed() => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("over all cases: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Somebody who has taken the web API over: it has the serving key, sees every token and every word, and tells both sides what
+//! it likes. What it does not change it passes on to the real web API, so that all goes on but for its lies.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Context as _;
+use futures::stream;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::header::HeaderValue;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use integ::kubelet::to_process;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use kube::Api;
+use kube::api::ListParams;
+use models::names::{
+    AGENT_NAMESPACE, APISERVER, COMPONENT_LABEL, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP,
+};
+use models::wire::{AgentStatus, NDJSON, ShadowView, WatchLine};
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::TcpListener;
+use tokio::sync::{broadcast, mpsc};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use crate::support::Scene;
+
+/// What becomes of a report.
+pub(crate) enum Fate {
+    /// It goes on as it is.
+    Pass,
+    /// The agent is told that it stands in the cluster, and nothing is written.
+    Swallow,
+    /// Another one is written in its place, and the agent is told that its own was.
+    Instead(Box<AgentStatus>),
+}
+
+/// What it makes of what passes through.
+pub(crate) trait Lies: Send {
+    /// What an agent is shown in place of its shadow; nothing where it is withheld.
+    fn view(&mut self, _node: &str, view: ShadowView) -> Option<ShadowView> {
+        Some(view)
+    }
+
+    /// What becomes of an agent's report.
+    fn report(&mut self, _node: &str, _report: &AgentStatus) -> Fate {
+        Fate::Pass
+    }
+}
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+struct State {
+    lies: Mutex<Box<dyn Lies>>,
+    /// What agents are told besides, by node.
+    told: broadcast::Sender<(String, WatchLine)>,
+    /// The last true view of each node.
+    truth: Mutex<BTreeMap<String, ShadowView>>,
+    real: reqwest::Client,
+}
+
+/// The taken web API, until it is dropped.
+pub(crate) struct Hostile {
+    state: Arc<State>,
+    _tasks: JoinSet<()>,
+}
+
+pub(super) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hostile {
+    /// Takes the web API's place before all agents. They notice nothing: the key is the real one.
+    pub(crate) async fn take(scene: &Scene, lies: impl Lies + 'static) -> anyhow::Result<Self> {
+        let client = &scene.bed.client;
+        let secret = Api::<Secret>::namespaced(client.clone(), SYSTEM_NAMESPACE).get(SERVING_SECRET).await?;
+        let field = |name: &str| secret.data.as_ref().and_then(|d| d.get(name)).map(|b| b.0.clone()).context("a field");
+        let chain = CertificateDer::pem_slice_iter(&field("tls.crt")?).collect::<Result<Vec<_>, _>>()?;
+        let key = PrivateKeyDer::from_pem_slice(&field("tls.key")?)?;
+        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)?;
+
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let state = Arc::new(State {
+            lies: Mutex::new(Box::new(lies)),
+            told: broadcast::Sender::new(64),
+            truth: Mutex::default(),
+            real: real_web_api(scene).await?,
+        });
+        let (acceptor, shared) = (TlsAcceptor::from(Arc::new(config)), state.clone());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, state) = (acceptor.clone(), shared.clone());
+                connections.spawn(async move {
+                    let Ok(stream) = acceptor.accept(stream).await else { return };
+                    let service = hyper::service::service_fn(move |request| {
+                        let state = state.clone();
+                        async move {
+                            let answer = state.serve(request).await;
+                            Ok::<_, Infallible>(
+                                answer
+                                    .unwrap_or_else(|error| full(StatusCode::BAD_GATEWAY, format!("{error:#}").into())),
+                            )
+                        }
+                    });
+                    let _ = hyper::server::conn::http1::Builder::new()
+                        .serve_connection(TokioIo::new(stream), service)
+                        .await;
+                });
+            }
+        });
+        scene.bed.divert(Some(address));
+        // Streams to the real web API that are open already would go on.
+        scene.restart(deploy::Component::Agent).await?;
+        Ok(Self { state, _tasks: tasks })
+    }
+
+    /// Shows a view to the agent of a node, now.
+    pub(crate) fn show(&self, node: &str, view: ShadowView) {
+        // Nobody may be listening; then nobody is told.
+        let _ = self.state.told.send((node.to_owned(), WatchLine::Shadow { object: Box::new(view) }));
+    }
+
+    /// The last true view of a node.
+    pub(crate) fn truth(&self, node: &str) -> Option<ShadowView> {
+        locked(&self.state.truth).get(node).cloned()
+    }
+}
+
+/// A client that reaches the real web API past the way that leads to us.
+async fn real_web_api(scene: &Scene) -> anyhow::Result<reqwest::Client> {
+    let pods: Api<Pod> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+    let ours = ListParams::default().labels(&format!("{COMPONENT_LABEL}={APISERVER}"));
+    let ip = pods.list(&ours).await?.into_iter().find_map(|pod| pod.status?.pod_ip).context("no web API")?;
+    let address = SocketAddr::from((to_process(ip.parse()?), 8443));
+    let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
+    let ca = maps.get(TRUST_CONFIG_MAP).await?.data.and_then(|mut data| data.remove(TRUST_CA_KEY));
+    let ca = reqwest::Certificate::from_pem_bundle(ca.context("no CA")?.as_bytes())?;
+    Ok(reqwest::Client::builder().no_proxy().tls_certs_only(ca).resolve(&host(), address).build()?)
+}
+
+fn host() -> String {
+    format!("{APISERVER}.{SYSTEM_NAMESPACE}.svc")
+}
+
+fn full(status: StatusCode, bytes: Bytes) -> Response<Body> {
+    let mut response = Response::new(Full::new(bytes).boxed_unsync());
+    *response.status_mut() = status;
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
+    response
+}
+
+impl State {
+    async fn serve(self: Arc<Self>, request: Request<Incoming>) -> anyhow::Result<Response<Body>> {
+        let path = request.uri().path_and_query().context("no path")?.to_string();
+        let node = path.split('/').nth(3).context("no node")?.to_owned();
+        let mut onward = self.real.request(request.method().clone(), format!("https://{}:8443{path}", host()));
+        for name in ["authorization", "if-match", "content-type"] {
+            if let Some(value) = request.headers().get(name) {
+                onward = onward.header(name, value);
+            }
+        }
+        if request.method() == Method::PUT {
+            let body = request.into_body().collect().await?.to_bytes();
+            return self.report(&node, onward, serde_json::from_slice(&body)?).await;
+        }
+        let response = onward.send().await?;
+        if response.status() != StatusCode::OK || !path.contains("/watch") {
+            let status = response.status();
+            return Ok(full(status, response.bytes().await?));
+        }
+        let (send, receive) = mpsc::channel(16);
+        tokio::spawn(self.follow(node, response, send));
+        let body = stream::unfold(receive, async |mut receive: mpsc::Receiver<WatchLine>| {
+            let mut line = serde_json::to_vec(&receive.recv().await?).ok()?;
+            line.push(b'\n');
+            Some((Ok::<_, Infallible>(Frame::data(Bytes::from(line))), receive))
+        });
+        let mut response = Response::new(StreamBody::new(body).boxed_unsync());
+        response.headers_mut().insert("content-type", HeaderValue::from_static(NDJSON));
+        Ok(response)
+    }
+
+    /// Passes a stream on, line by line, with what is to be told besides.
+    async fn follow(self: Arc<Self>, node: String, mut real: reqwest::Response, send: mpsc::Sender<WatchLine>) {
+        let (mut told, mut rest) = (self.told.subscribe(), Vec::new());
+        loop {
+            let lines = tokio::select! {
+                chunk = real.chunk() => match chunk {
+                    Ok(Some(chunk)) => self.pass(&node, &mut rest, &chunk),
+                    Ok(None) | Err(_) => return,
+                },
+                line = told.recv() => match line {
+                    Ok((of, line)) if of == node => vec![line],
+                    Ok(_) => vec![],
+                    Err(_) => return,
+                },
+            };
+            for line in lines {
+                if send.send(line).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What becomes of bytes of a stream, with those before them that were no whole line.
+    fn pass(&self, node: &str, rest: &mut Vec<u8>, chunk: &[u8]) -> Vec<WatchLine> {
+        rest.extend_from_slice(chunk);
+        let mut lines = Vec::new();
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            match serde_json::from_slice(&line) {
+                Ok(WatchLine::Shadow { object }) => {
+                    locked(&self.truth).insert(node.to_owned(), (*object).clone());
+                    let shown = locked(&self.lies).view(node, *object);
+                    lines.extend(shown.map(|view| WatchLine::Shadow { object: Box::new(view) }));
+                }
+                Ok(line) => lines.push(line),
+                Err(_) => {}
+            }
+        }
+        lines
+    }
+
+    async fn report(
+        &self,
+        node: &str,
+        onward: reqwest::RequestBuilder,
+        report: AgentStatus,
+    ) -> anyhow::Result<Response<Body>> {
+        let fate = locked(&self.lies).report(node, &report);
+        let written = match &fate {
+            Fate::Swallow => None,
+            Fate::Pass => Some(&report),
+            Fate::Instead(other) => Some(&**other),
+        };
+        let Some(written) = written else {
+            let mut view = locked(&self.truth).get(node).cloned().context("nothing is known of the node yet")?;
+            view.status = report;
+            view.etag = format!("{:032x}", rand::random::<u128>());
+            return Ok(full(StatusCode::OK, serde_json::to_vec(&view)?.into()));
+        };
+        let response = onward.body(serde_json::to_vec(written)?).send().await?;
+        let status = response.status();
+        let bytes = response.bytes().await?;
+        let Ok(view) = serde_json::from_slice::<ShadowView>(&bytes) else { return Ok(full(status, bytes)) };
+        locked(&self.truth).insert(node.to_owned(), view.clone());
+        // An answer cannot be withheld like a line: the agent would ask again.
+        let mut shown = locked(&self.lies).view(node, view.clone()).unwrap_or(view);
+        if matches!(fate, Fate::Instead(_)) && status == StatusCode::OK {
+            shown.status = report;
+        }
+        Ok(full(status, serde_json::to_vec(&shown)?.into()))
+    }
+}
