@@ -3,6 +3,7 @@
 
 mod server;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -109,8 +110,8 @@ fn parts(jws: &str) -> anyhow::Result<(Header, Value)> {
 fn with_go(view: &ShadowView, jws: String) -> ShadowView {
     let mut view = view.clone();
     view.spec.go = view.spec.go.map(|go| Go { jws, ..go });
-    // An agent compares generations: this one is news.
-    view.metadata.generation += 1;
+    // To an agent this is news, and no echo of what it knows.
+    view.etag = format!("{:032x}", rand::random::<u128>());
     view
 }
 
@@ -183,6 +184,7 @@ async fn a_go_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_that_wa
         scene.until("the node is given back", |world| is_given_back(world, &target)).await?;
         for _ in 0..5 {
             let mut old = with_go(&given, given.spec.go.clone().context("a go")?.jws);
+            // Of a later generation than any that the agent has seen.
             old.metadata.generation = hostile.truth(&target).context("no view")?.metadata.generation + 1;
             hostile.show(&target, old);
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -334,23 +336,29 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
 }
 
 /// Says that images are staged that are not.
-struct Stages;
+#[derive(Default)]
+struct Stages {
+    /// The nodes that were told to stage, and know nothing of it.
+    ordered: BTreeSet<String>,
+}
 
 impl Lies for Stages {
-    fn view(&mut self, _: &str, mut view: ShadowView) -> Option<ShadowView> {
+    fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
         // The agents are kept from staging: they are shown no order but the last one.
         if view.spec.state == HostState::StagedUpdate {
+            self.ordered.insert(node.to_owned());
             view.spec.state = HostState::Idle;
             view.spec.version = None;
         }
         Some(view)
     }
 
-    fn report(&mut self, _: &str, report: &AgentStatus) -> Fate {
-        let mut forged = report.clone();
-        if forged.report.armed.is_none() && forged.report.failure.is_none() {
-            forged.report.state = Some(HostState::StagedUpdate);
+    fn report(&mut self, node: &str, report: &AgentStatus) -> Fate {
+        if !self.ordered.contains(node) || report.report.failure.is_some() {
+            return Fate::Pass;
         }
+        let mut forged = report.clone();
+        forged.report.state = Some(HostState::StagedUpdate);
         Fate::Instead(Box::new(forged))
     }
 }
@@ -360,7 +368,7 @@ async fn a_staged_image_that_is_not_there_moves_no_host() -> anyhow::Result<()> 
     run(nodes(2), async |scene| {
         scene.shop(4).await?;
         scene.install().await?;
-        let hostile = Hostile::take(scene, Stages).await?;
+        let hostile = Hostile::take(scene, Stages::default()).await?;
         scene.release();
         // The order to reboot comes for a host that has nothing staged. Its agent says so, and the node is given back.
         scene

@@ -63,7 +63,8 @@ struct State {
     told: broadcast::Sender<(String, WatchLine)>,
     /// The last true view of each node.
     truth: Mutex<BTreeMap<String, ShadowView>>,
-    real: reqwest::Client,
+    cluster: kube::Client,
+    ca: String,
 }
 
 /// The taken web API, until it is dropped.
@@ -95,7 +96,8 @@ impl Hostile {
             lies: Mutex::new(Box::new(lies)),
             told: broadcast::Sender::new(64),
             truth: Mutex::default(),
-            real: real_web_api(scene).await?,
+            cluster: client.clone(),
+            ca: published_ca(client).await?,
         });
         let (acceptor, shared) = (TlsAcceptor::from(Arc::new(config)), state.clone());
         let mut tasks = JoinSet::new();
@@ -139,16 +141,9 @@ impl Hostile {
     }
 }
 
-/// A client that reaches the real web API past the way that leads to us.
-async fn real_web_api(scene: &Scene) -> anyhow::Result<reqwest::Client> {
-    let pods: Api<Pod> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
-    let ours = ListParams::default().labels(&format!("{COMPONENT_LABEL}={APISERVER}"));
-    let ip = pods.list(&ours).await?.into_iter().find_map(|pod| pod.status?.pod_ip).context("no web API")?;
-    let address = SocketAddr::from((to_process(ip.parse()?), 8443));
-    let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
-    let ca = maps.get(TRUST_CONFIG_MAP).await?.data.and_then(|mut data| data.remove(TRUST_CA_KEY));
-    let ca = reqwest::Certificate::from_pem_bundle(ca.context("no CA")?.as_bytes())?;
-    Ok(reqwest::Client::builder().no_proxy().tls_certs_only(ca).resolve(&host(), address).build()?)
+async fn published_ca(client: &kube::Client) -> anyhow::Result<String> {
+    let map = Api::<ConfigMap>::namespaced(client.clone(), AGENT_NAMESPACE).get(TRUST_CONFIG_MAP).await?;
+    map.data.and_then(|mut data| data.remove(TRUST_CA_KEY)).context("no CA is published")
 }
 
 fn host() -> String {
@@ -163,10 +158,21 @@ fn full(status: StatusCode, bytes: Bytes) -> Response<Body> {
 }
 
 impl State {
+    /// A client that reaches the real web API, wherever it runs now, past the way that leads to us.
+    async fn real(&self) -> anyhow::Result<reqwest::Client> {
+        let pods: Api<Pod> = Api::namespaced(self.cluster.clone(), SYSTEM_NAMESPACE);
+        let ours = ListParams::default().labels(&format!("{COMPONENT_LABEL}={APISERVER}"));
+        let living = pods.list(&ours).await?.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+        let ip = living.filter_map(|pod| pod.status?.pod_ip).last().context("there is no web API")?;
+        let address = SocketAddr::from((to_process(ip.parse()?), 8443));
+        let ca = reqwest::Certificate::from_pem_bundle(self.ca.as_bytes())?;
+        Ok(reqwest::Client::builder().no_proxy().tls_certs_only(ca).resolve(&host(), address).build()?)
+    }
+
     async fn serve(self: Arc<Self>, request: Request<Incoming>) -> anyhow::Result<Response<Body>> {
         let path = request.uri().path_and_query().context("no path")?.to_string();
         let node = path.split('/').nth(3).context("no node")?.to_owned();
-        let mut onward = self.real.request(request.method().clone(), format!("https://{}:8443{path}", host()));
+        let mut onward = self.real().await?.request(request.method().clone(), format!("https://{}:8443{path}", host()));
         for name in ["authorization", "if-match", "content-type"] {
             if let Some(value) = request.headers().get(name) {
                 onward = onward.header(name, value);
@@ -258,8 +264,10 @@ impl State {
         let bytes = response.bytes().await?;
         let Ok(view) = serde_json::from_slice::<ShadowView>(&bytes) else { return Ok(full(status, bytes)) };
         locked(&self.truth).insert(node.to_owned(), view.clone());
-        // An answer cannot be withheld like a line: the agent would ask again.
-        let mut shown = locked(&self.lies).view(node, view.clone()).unwrap_or(view);
+        // An answer cannot be withheld like a line, since the agent would ask again; but the go in it can.
+        let mut without = view.clone();
+        without.spec.go = None;
+        let mut shown = locked(&self.lies).view(node, view).unwrap_or(without);
         if matches!(fate, Fate::Instead(_)) && status == StatusCode::OK {
             shown.status = report;
         }
