@@ -52,6 +52,16 @@ test-drain: tools control-plane build ## Run the cases and scenarios about drain
 	$(CARGO) test --locked -p integ --test drains
 	$(CARGO) test --locked -p integ --test scenarios -- drains:: budgets:: crashes:: interfere:: withdrawn:: nodes:: uninstall::
 
+.PHONY: test-security
+test-security: tools control-plane build ## Run the refusals, the hostile web API and the rotations, each by name
+	$(CARGO) test --locked -p integ --test refusals
+	$(CARGO) test --locked -p integ --test scenarios -- hostile:: rotation:: tokens:: rights::
+
+.PHONY: bench-api
+bench-api: tools control-plane build ## Measure the web API with 1,000 connected agents (ARGS="--help" for more)
+	@$(CARGO) build --release --locked -p apiserver
+	@BRUPOP_APISERVER_BIN="$(TARGET)/release/brupop-apiserver" $(CARGO) run --quiet --locked -p integ --example bench_api -- $(ARGS)
+
 .PHONY: control-plane
 control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
 	@integ/control-plane/build.sh >/dev/null

@@ -42,8 +42,8 @@ impl Programs {
             None => {
                 let own = std::env::current_exe().context("where is this program?")?;
                 let folder = own.parent().unwrap_or(Path::new(".")).to_owned();
-                // Test programs are built one folder further down.
-                if folder.ends_with("deps") {
+                // Test programs and examples are built one folder further down.
+                if folder.ends_with("deps") || folder.ends_with("examples") {
                     folder.parent().map_or(folder.clone(), Path::to_path_buf)
                 } else {
                     folder

@@ -13,6 +13,7 @@ cases![
     by_other_methods,
     that_resume_from_nowhere,
     without_tls,
+    over_another_protocol,
 ];
 
 const NOT_FOUND: (u16, &str) = (404, "not-found");
@@ -118,5 +119,13 @@ async fn without_tls(court: &Court) -> anyhow::Result<()> {
     // An alert, a reset or nothing: anything but HTTP.
     let _ = tokio::time::timeout(crate::court::LIMIT, stream.read_to_end(&mut answer)).await?;
     anyhow::ensure!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
+    Ok(())
+}
+
+/// Agents speak HTTP/1.1, so nothing else has to be kept safe.
+async fn over_another_protocol(court: &Court) -> anyhow::Result<()> {
+    let both = court.way.negotiate(&["h2", "http/1.1"]).await?;
+    anyhow::ensure!(both.as_deref() == Some(b"http/1.1"), "{both:?}");
+    anyhow::ensure!(court.way.negotiate(&["h2"]).await.is_err(), "HTTP/2 alone was agreed to");
     Ok(())
 }

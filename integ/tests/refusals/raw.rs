@@ -117,6 +117,15 @@ impl Way {
         Ok(stream)
     }
 
+    /// The protocol that the server chooses from those offered, or why there is no connection.
+    pub(crate) async fn negotiate(&self, offered: &[&str]) -> anyhow::Result<Option<Vec<u8>>> {
+        let mut config = ClientConfig::clone(self.tls.config());
+        config.alpn_protocols = offered.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        let connector = TlsConnector::from(Arc::new(config));
+        let stream = connector.connect(ServerName::try_from(self.host.clone())?, self.connect().await?).await?;
+        Ok(stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec))
+    }
+
     /// Sends a request and reads what comes back: all of it, or the first line of a stream.
     pub(crate) async fn send(&self, request: &Request) -> anyhow::Result<Answer> {
         timeout(LIMIT, self.exchange(request)).await.with_context(|| format!("no answer to {request:?}"))?

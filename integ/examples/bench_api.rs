@@ -1,0 +1,370 @@
+//! What the web API costs with many agents: `make bench-api`.
+//!
+//! A real control plane, the web API as it ships, and for each agent a Node, a shadow, a pod and a token of its own, a stream
+//! that stays open, and reports. Nothing is asserted: it prints figures, and ratios where the machine's own speed would count.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use integ::bed::{Bed, BedOptions, Programs};
+use integ::control_plane::audit::requests;
+use jiff::Timestamp;
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt as _};
+use models::names::{AGENT, AGENT_MANAGER, AGENT_NAMESPACE, APISERVER, SYSTEM_NAMESPACE, TOKEN_AUDIENCE, shadow_name};
+use models::shadow::BottlerocketShadow;
+use models::wire::ShadowView;
+use reqwest::{Client, Response};
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+use tokio::time::sleep;
+
+/// Measures the web API with many connected agents, on a control plane of its own.
+#[derive(Parser)]
+struct Options {
+    /// How many agents are connected.
+    #[arg(long, default_value_t = 1_000)]
+    agents: usize,
+    /// How many reports are measured, through the web API and past it.
+    #[arg(long, default_value_t = 2_000)]
+    reports: usize,
+    /// How many are under way at a time.
+    #[arg(long, default_value_t = 8)]
+    at_once: usize,
+    /// For how long the idle requests and those after a restart are counted, in seconds.
+    #[arg(long, default_value_t = 60)]
+    window: u64,
+}
+
+/// How much of the preparation is done at a time.
+const PREPARED_AT_ONCE: usize = 32;
+
+struct Agent {
+    node: String,
+    token: String,
+    client: Client,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let deploy = deploy::Options::default();
+    let bed = Bed::start(BedOptions { nodes: 0, deploy, ..BedOptions::default() }).await?;
+    bed.install().await?;
+    let began = Instant::now();
+    let server = Server::new(&bed).await?;
+    let agents: Vec<Arc<Agent>> = stream::iter(0..options.agents)
+        .map(|number| agent(&bed, &server, number))
+        .buffer_unordered(PREPARED_AT_ONCE)
+        .map_ok(Arc::new)
+        .try_collect()
+        .await?;
+    println!("{} agents made in {:.0} s", agents.len(), began.elapsed().as_secs_f64());
+
+    let mut process = server.start().await?;
+    println!("memory without agents        {:>8.1} MiB resident", resident(&process)?);
+    let began = Instant::now();
+    let streams = connect(&server, &agents).await?;
+    println!("all connected after          {:>8.2} s", began.elapsed().as_secs_f64());
+    sleep(Duration::from_secs(2)).await;
+    println!("memory with {:>5} streams    {:>8.1} MiB resident", streams.len(), resident(&process)?);
+
+    let own = measure(&options, &agents, |agent, turn| past(&bed, agent, turn)).await?;
+    let through = measure(&options, &agents, |agent, turn| report(&server, agent, turn)).await?;
+    println!("a status write past it       {own}");
+    println!("a status write through it    {through}");
+    println!(
+        "ratio                        {:>8.2} at the median, {:.2} at p99",
+        through.median / own.median,
+        through.p99 / own.p99
+    );
+    println!("memory after the reports     {:>8.1} MiB resident", resident(&process)?);
+
+    let window = Duration::from_secs(options.window);
+    let from = Timestamp::now();
+    sleep(window).await;
+    let idle = asked(&bed, from)?;
+    println!("idle for {} s                {:>8} requests to the API server", options.window, idle.len());
+
+    let from = Timestamp::now();
+    let ended: Vec<_> = streams.into_iter().map(|stream| tokio::spawn(until_end(stream))).collect();
+    process.end().await?;
+    let mut clean = 0;
+    for stream in ended {
+        clean += usize::from(stream.await?);
+    }
+    println!("streams that ended cleanly   {clean:>8} of {}", agents.len());
+    let process = server.start().await?;
+    let began = Instant::now();
+    let streams = connect(&server, &agents).await?;
+    println!("all connected again after    {:>8.2} s", began.elapsed().as_secs_f64());
+    sleep(window.saturating_sub(began.elapsed())).await;
+    let reviews = asked(&bed, from)?.into_iter().filter(|resource| resource == "tokenreviews").count();
+    println!("TokenReviews in {} s after a restart {reviews:>8}, for {} agents", options.window, agents.len());
+    drop((streams, process));
+    Ok(())
+}
+
+/// The web API's program, and what it is started with.
+struct Server {
+    program: PathBuf,
+    directory: PathBuf,
+    api: std::net::SocketAddr,
+    plain: std::net::SocketAddr,
+    ca: String,
+}
+
+/// The running program. It ends with this.
+struct Process(Child);
+
+impl Server {
+    async fn new(bed: &Bed) -> anyhow::Result<Self> {
+        let directory = bed.control_plane.dir().join("web-api");
+        std::fs::create_dir_all(&directory)?;
+        let own = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
+        std::fs::write(directory.join("tls.crt"), own.cert.pem())?;
+        std::fs::write(directory.join("tls.key"), own.signing_key.serialize_pem())?;
+        let issuer_token = token(bed, SYSTEM_NAMESPACE, APISERVER, None, None).await?;
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "it",
+            "clusters": [{"name": "it", "cluster": {
+                "server": bed.control_plane.url(), "certificate-authority": bed.control_plane.ca_file(),
+            }}],
+            "users": [{"name": "it", "user": {"token": issuer_token}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it", "namespace": SYSTEM_NAMESPACE}}],
+        });
+        std::fs::write(directory.join("kubeconfig"), kubeconfig.to_string())?;
+        let program = std::env::var_os("BRUPOP_APISERVER_BIN").map_or(Programs::find()?.apiserver, PathBuf::from);
+        let free = || -> anyhow::Result<_> { Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?) };
+        Ok(Self { program, directory, api: free()?, plain: free()?, ca: own.cert.pem() })
+    }
+
+    async fn start(&self) -> anyhow::Result<Process> {
+        let log = std::fs::File::create(self.directory.join("log"))?;
+        let child = Command::new(&self.program)
+            .args(["--listen", &self.api.to_string(), "--plain-listen", &self.plain.to_string()])
+            .arg("--tls-dir")
+            .arg(&self.directory)
+            .env("KUBECONFIG", self.directory.join("kubeconfig"))
+            .stderr(Stdio::from(log))
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| self.program.display().to_string())?;
+        let client = Client::builder().no_proxy().build()?;
+        for _ in 0..200 {
+            let answer = client.get(format!("http://{}/readyz", self.plain)).send().await;
+            if answer.is_ok_and(|answer| answer.status().is_success()) {
+                return Ok(Process(child));
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        anyhow::bail!("the web API is not ready: {}", log_end(&self.directory))
+    }
+
+    fn client(&self) -> anyhow::Result<Client> {
+        let ca = reqwest::Certificate::from_pem(self.ca.as_bytes())?;
+        Ok(Client::builder().no_proxy().http1_only().tls_certs_only([ca]).resolve("localhost", self.api).build()?)
+    }
+
+    fn url(&self, node: &str, rest: &str) -> String {
+        format!("https://localhost:{}/v1/nodes/{node}/shadow{rest}", self.api.port())
+    }
+}
+
+impl Process {
+    /// Asks it to end, and waits until it has.
+    async fn end(&mut self) -> anyhow::Result<()> {
+        let id = i32::try_from(self.0.id().context("it has ended")?)?;
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGTERM)?;
+        self.0.wait().await?;
+        Ok(())
+    }
+}
+
+fn log_end(directory: &Path) -> String {
+    let text = std::fs::read_to_string(directory.join("log")).unwrap_or_default();
+    text.lines().rev().take(5).collect::<Vec<_>>().join("\n")
+}
+
+/// The resident memory of a process, in MiB.
+fn resident(process: &Process) -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.0.id().context("it has ended")?))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
+}
+
+async fn token(
+    bed: &Bed,
+    namespace: &str,
+    account: &str,
+    audience: Option<&str>,
+    pod: Option<&Pod>,
+) -> anyhow::Result<String> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(bed.client.clone(), namespace);
+    let bound = pod.map(|pod| BoundObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(pod.name_any()),
+        uid: pod.uid(),
+    });
+    let audiences = audience.map(|audience| vec![audience.to_owned()]);
+    let spec = TokenRequestSpec { audiences, bound_object_ref: bound, ..TokenRequestSpec::default() };
+    let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
+    let granted = accounts.create_token_request(account, &PostParams::default(), &request).await?;
+    granted.status.and_then(|status| status.token).context("no token")
+}
+
+/// An object from JSON, applied.
+async fn put<K>(api: &Api<K>, value: Value) -> anyhow::Result<K>
+where
+    K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let name = value["metadata"]["name"].as_str().context("no name")?.to_owned();
+    Ok(api.patch(&name, &PatchParams::apply("bench").force(), &Patch::Apply(value)).await?)
+}
+
+/// Makes all that an agent needs to be one.
+async fn agent(bed: &Bed, server: &Server, number: usize) -> anyhow::Result<Agent> {
+    let name = format!("node-{number}");
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+    let node = put(&Api::<Node>::all(bed.client.clone()), node).await?;
+    let shadow = json!({
+        "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+        "metadata": {
+            "name": shadow_name(&name), "namespace": SYSTEM_NAMESPACE,
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid()}],
+        },
+        "spec": {"state": "Idle", "attempt": 0},
+    });
+    put(&Api::<BottlerocketShadow>::namespaced(bed.client.clone(), SYSTEM_NAMESPACE), shadow).await?;
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": format!("agent-{number}"), "namespace": AGENT_NAMESPACE},
+        "spec": {
+            "nodeName": name, "serviceAccountName": AGENT, "automountServiceAccountToken": false,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "c", "image": "example.invalid/c:1"}],
+        },
+    });
+    let pod = put(&Api::<Pod>::namespaced(bed.client.clone(), AGENT_NAMESPACE), pod).await?;
+    let token = token(bed, AGENT_NAMESPACE, AGENT, Some(TOKEN_AUDIENCE), Some(&pod)).await?;
+    Ok(Agent { node: name, token, client: server.client()? })
+}
+
+/// Opens the streams of all agents at once, each within a second at random as agents do, and reads the first line of each.
+async fn connect(server: &Server, agents: &[Arc<Agent>]) -> anyhow::Result<Vec<Response>> {
+    let all = agents.iter().map(|agent| async move {
+        sleep(Duration::from_secs(1).mul_f64(rand::random())).await;
+        loop {
+            let request = agent.client.get(server.url(&agent.node, "/watch")).bearer_auth(&agent.token);
+            match request.send().await {
+                Ok(mut answer) if answer.status().is_success() => {
+                    answer.chunk().await?.context("a stream without a line")?;
+                    return Ok(answer);
+                }
+                Ok(answer) => ensure!(answer.status().as_u16() == 503, "{}", answer.status()),
+                Err(error) => eprintln!("{error}"),
+            }
+            sleep(Duration::from_secs(1).mul_f64(rand::random())).await;
+        }
+    });
+    futures::future::try_join_all(all).await
+}
+
+/// Reads a stream to its end, and says whether it was one.
+async fn until_end(mut stream: Response) -> bool {
+    loop {
+        match stream.chunk().await {
+            Ok(Some(_)) => {}
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
+    }
+}
+
+/// Times, in milliseconds.
+struct Times {
+    median: f64,
+    p99: f64,
+    worst: f64,
+}
+
+impl std::fmt::Display for Times {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:>8.2} ms at the median, {:.2} ms at p99, {:.2} ms at worst", self.median, self.p99, self.worst)
+    }
+}
+
+async fn measure<'a, F>(
+    options: &Options,
+    agents: &'a [Arc<Agent>],
+    write: impl Fn(&'a Agent, usize) -> F,
+) -> anyhow::Result<Times>
+where
+    F: Future<Output = anyhow::Result<Duration>>,
+{
+    // The first round warms up: connections, and the memory of tokens.
+    for measured in [false, true] {
+        let times = stream::iter(0..options.reports)
+            .map(|turn| write(&agents[turn % agents.len()], turn + usize::from(measured) * options.reports))
+            .buffer_unordered(options.at_once)
+            .try_collect::<Vec<Duration>>()
+            .await?;
+        if measured {
+            let mut times: Vec<f64> = times.into_iter().map(|time| time.as_secs_f64() * 1_000.0).collect();
+            times.sort_by(f64::total_cmp);
+            let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+            return Ok(Times { median: at(0.5), p99: at(0.99), worst: at(1.0) });
+        }
+    }
+    unreachable!("two rounds")
+}
+
+fn status(turn: usize) -> Value {
+    json!({"state": "Idle", "currentVersion": "1.20.0", "variant": "aws-k8s-1.37", "bootId": format!("boot-{turn}")})
+}
+
+/// A report through the web API. Where the agent stands is read first and not timed: an agent knows it from its stream.
+async fn report(server: &Server, agent: &Agent, turn: usize) -> anyhow::Result<Duration> {
+    let read = agent.client.get(server.url(&agent.node, "")).bearer_auth(&agent.token).send().await?;
+    let view: ShadowView = read.error_for_status()?.json().await?;
+    let request = agent
+        .client
+        .put(server.url(&agent.node, "/status"))
+        .bearer_auth(&agent.token)
+        .header("If-Match", format!("\"{}\"", view.etag))
+        .json(&status(turn));
+    let began = Instant::now();
+    let answer = request.send().await?.error_for_status()?;
+    answer.bytes().await?;
+    Ok(began.elapsed())
+}
+
+/// The same write by the cluster's administrator, past the web API.
+async fn past(bed: &Bed, agent: &Agent, turn: usize) -> anyhow::Result<Duration> {
+    let api: Api<BottlerocketShadow> = Api::namespaced(bed.client.clone(), SYSTEM_NAMESPACE);
+    let name = shadow_name(&agent.node);
+    let now = api.get(&name).await?;
+    let patch = json!({
+        "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+        "metadata": {"name": name, "resourceVersion": now.resource_version()}, "status": status(turn),
+    });
+    let params = PatchParams::apply(AGENT_MANAGER).force();
+    let began = Instant::now();
+    api.patch_status(&name, &params, &Patch::Apply(patch)).await?;
+    Ok(began.elapsed())
+}
+
+/// The resources that the web API has asked for since a time.
+fn asked(bed: &Bed, from: Timestamp) -> anyhow::Result<Vec<String>> {
+    let user = format!("system:serviceaccount:{SYSTEM_NAMESPACE}:{APISERVER}");
+    let records = bed.control_plane.audit().read()?;
+    let ours = requests(&records).filter(|record| record.user == user && record.received >= from);
+    Ok(ours.map(|record| record.resource.clone()).collect())
+}
