@@ -71,12 +71,11 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     tokio::spawn(
         shadows.run(Api::<DeserializeGuard<BottlerocketShadow>>::namespaced(client.clone(), namespace), everything()),
     );
-    tokio::spawn(
-        operator.run(
-            Api::<DeserializeGuard<BottlerocketUpdateOperator>>::namespaced(client.clone(), namespace),
-            everything(),
-        ),
-    );
+    tokio::spawn(operator.run(
+        Api::<DeserializeGuard<BottlerocketUpdateOperator>>::namespaced(client.clone(), namespace),
+        // There is no other one, and the right to read it is to it by its name.
+        everything().fields(&format!("metadata.name={}", names::OPERATOR_NAME)),
+    ));
     tokio::spawn(budgets.run(Api::<DeserializeGuard<PodDisruptionBudget>>::all(client.clone()), everything()));
     let peers = leader::Peers { identity: config.identity.clone(), pods: Cache::<PodFacts>::new(changed.clone()) };
     let own_kind = format!("{}={}", names::COMPONENT_LABEL, names::CONTROLLER);

@@ -13,7 +13,8 @@ use crate::object::{labels, namespaced, selector, value};
 use crate::{Component, Options, budget, image, pod};
 
 const COMPONENT: Component = Component::Apiserver;
-const TLS_PORT: i32 = 8443;
+/// Port of the API.
+pub(crate) const TLS_PORT: i32 = 8443;
 const TLS_DIRECTORY: &str = "/etc/brupop/tls";
 
 pub(crate) fn all(options: &Options) -> anyhow::Result<Vec<Value>> {

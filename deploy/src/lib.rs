@@ -3,6 +3,7 @@
 //! The manifest that people apply, the reference of the resources and whatever else installs the operator come from here,
 //! so that a test of one is a test of all.
 
+mod admission;
 mod agent;
 mod apiserver;
 mod budget;
@@ -10,6 +11,7 @@ mod controller;
 pub mod crds;
 pub mod files;
 mod namespaces;
+mod network;
 mod object;
 pub mod openapi;
 mod pod;
@@ -94,6 +96,8 @@ pub fn objects(options: &Options) -> anyhow::Result<Vec<Value>> {
     let mut objects = crds::all()?;
     objects.extend(namespaces::all()?);
     objects.extend(rights::all()?);
+    objects.extend(admission::all()?);
+    objects.extend(network::all()?);
     objects.extend(apiserver::all(options)?);
     objects.extend(controller::all(options)?);
     objects.extend(agent::all(options)?);
@@ -131,7 +135,7 @@ mod tests {
     #[test]
     fn an_object_comes_after_its_namespace() {
         let objects = objects(&Options::default()).unwrap();
-        let mut namespaces = vec!["kube-node-lease".to_owned()];
+        let mut namespaces = vec!["kube-node-lease".to_owned(), "default".to_owned()];
         for object in &objects {
             if object["kind"] == "Namespace" {
                 namespaces.push(object["metadata"]["name"].as_str().unwrap().to_owned());

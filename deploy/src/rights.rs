@@ -3,12 +3,15 @@
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use models::names::{
-    AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, CONTROLLER, GO_KEY_SECRET, GROUP, SERVING_SECRET, SYSTEM_NAMESPACE,
-    TRUST_CONFIG_MAP,
+    AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, CONTROLLER, GO_KEY_SECRET, GROUP, OPERATOR_NAME, SERVING_SECRET,
+    SYSTEM_NAMESPACE, TRUST_CONFIG_MAP,
 };
 use serde_json::Value;
 
 use crate::object::{cluster, namespaced, value};
+
+/// Where the API server wants Events about objects without a namespace, such as Nodes.
+const NODE_EVENTS: &str = "default";
 
 /// Where kubelets keep the Leases of their nodes.
 const NODE_LEASES: &str = "kube-node-lease";
@@ -32,6 +35,7 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
     objects.extend(in_namespace(SYSTEM_NAMESPACE, CONTROLLER, controller_in_system())?);
     objects.extend(in_namespace(AGENT_NAMESPACE, CONTROLLER, controller_beside_agents())?);
     objects.extend(in_namespace(NODE_LEASES, CONTROLLER, controller_at_node_leases())?);
+    objects.extend(in_namespace(NODE_EVENTS, CONTROLLER, controller_at_node_events())?);
     objects.extend(in_cluster(APISERVER, apiserver_in_cluster())?);
     objects.extend(in_namespace(SYSTEM_NAMESPACE, APISERVER, apiserver_in_system())?);
     Ok(objects)
@@ -39,8 +43,12 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
 
 /// What the controller may do besides where policy says `drain.atDeadline: Force`. Not part of the install.
 pub(crate) fn force() -> anyhow::Result<Vec<Value>> {
+    in_cluster_as("brupop-controller-force", CONTROLLER, force_rules())
+}
+
+fn force_rules() -> Vec<PolicyRule> {
     // What is left on a node at its drain's deadline is deleted, each pod under its uid, past its budget.
-    in_cluster_as("brupop-controller-force", CONTROLLER, vec![rule(CORE, &["pods"], &["delete"])])
+    vec![rule(CORE, &["pods"], &["delete"])]
 }
 
 /// What the controller may do everywhere.
@@ -57,8 +65,6 @@ fn controller_in_cluster() -> Vec<PolicyRule> {
         rule(CORE, &["pods/eviction"], &["create"]),
         // Which budget blocks a drain, and when it lets go.
         rule("policy", &["poddisruptionbudgets"], &["list", "watch"]),
-        // What happened, where people look for it. An Event stands in the namespace of its object; a Node's in `default`.
-        rule("events.k8s.io", &["events"], &["create", "patch"]),
     ]
 }
 
@@ -70,9 +76,11 @@ fn controller_in_system() -> Vec<PolicyRule> {
         // The controller's half of a shadow's status.
         rule(GROUP, &[SHADOWS_STATUS], &["patch"]),
         // The policy, which is people's: it is read, never written.
-        rule(GROUP, &[OPERATORS], &["list", "watch"]),
+        named(GROUP, &[OPERATORS], &[OPERATOR_NAME], &["list", "watch"]),
         // Slots, counts and conditions.
-        rule(GROUP, &[OPERATORS_STATUS], &["patch"]),
+        named(GROUP, &[OPERATORS_STATUS], &[OPERATOR_NAME], &["patch"]),
+        // What happened to the policy, where people look for it; again and again becomes a count on the first Event.
+        rule("events.k8s.io", &["events"], &["create", "patch"]),
         // Who leads; watched by the standby, which hears of a release at once. A rule cannot name an object that is to be
         // created.
         rule("coordination.k8s.io", &["leases"], &["create"]),
@@ -86,9 +94,8 @@ fn controller_in_system() -> Vec<PolicyRule> {
 /// What the controller may do in the agents' namespace.
 fn controller_beside_agents() -> Vec<PolicyRule> {
     vec![
-        // What the agents trust: the CA bundle and the public keys of the gos.
-        rule(CORE, &["configmaps"], &["create"]),
-        named(CORE, &["configmaps"], &[TRUST_CONFIG_MAP], &["get", "patch"]),
+        // What the agents trust: the CA bundle and the public keys of the gos. Made by an apply, which names it beforehand.
+        named(CORE, &["configmaps"], &[TRUST_CONFIG_MAP], &["get", "create", "patch"]),
     ]
 }
 
@@ -96,6 +103,12 @@ fn controller_beside_agents() -> Vec<PolicyRule> {
 fn controller_at_node_leases() -> Vec<PolicyRule> {
     // Whether a node is alive after its order to reboot was withdrawn: its own Lease tells sooner than its condition.
     vec![rule("coordination.k8s.io", &["leases"], &["get"])]
+}
+
+/// What the controller may do where Events about Nodes are.
+fn controller_at_node_events() -> Vec<PolicyRule> {
+    // What happened to a Node, where people look for it; again and again becomes a count on the first Event.
+    vec![rule("events.k8s.io", &["events"], &["create", "patch"])]
 }
 
 /// What the web API may do everywhere.
@@ -199,6 +212,8 @@ mod tests {
             controller_in_system(),
             controller_beside_agents(),
             controller_at_node_leases(),
+            controller_at_node_events(),
+            force_rules(),
             apiserver_in_cluster(),
             apiserver_in_system(),
         ]

@@ -23,6 +23,11 @@ pub const APPLICATION: &str = "brupop";
 /// Label of the pods: which part they are, as [`CONTROLLER`], [`APISERVER`] or [`AGENT`].
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 
+/// Label of the namespaces whose pods may read our metrics, and in which the controller may ask Prometheus.
+pub const METRICS_LABEL: &str = "brupop.bottlerocket.aws/metrics";
+/// Value of [`METRICS_LABEL`].
+pub const METRICS_ENABLED: &str = "enabled";
+
 /// Audience of the agents' projected tokens: good for our web API and for nothing else.
 pub const TOKEN_AUDIENCE: &str = "brupop-apiserver";
 

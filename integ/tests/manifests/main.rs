@@ -2,6 +2,9 @@
 //! pods are admitted, its rules refuse what they are there to refuse, and its rights reach as far as they have to and no
 //! further.
 
+mod admission;
+mod network;
+mod pods;
 mod policy;
 
 use std::path::Path;
@@ -27,12 +30,16 @@ async fn the_manifests_hold_on_a_real_api_server() -> anyhow::Result<()> {
     install(&control_plane).await?;
     installing_again_changes_nothing(&control_plane).await?;
     pods_are_admitted(client.clone()).await?;
+    pods::pods_hold_nothing_that_they_do_not_need(client.clone()).await?;
+    network::everybody_talks_to_whom_they_have_to_and_to_nobody_else(client.clone()).await?;
+    network::what_the_documentation_shows_opens_another_prometheus(client.clone()).await?;
     rules_of_the_shadow_hold(client.clone()).await?;
     policy::the_schema_refuses_what_it_can(client.clone()).await?;
     policy::what_is_not_in_the_schema_is_left_out(client.clone()).await?;
     policy::what_the_documentation_shows_is_accepted(client.clone()).await?;
     policy::emptied_parts_survive_server_side_apply(&control_plane).await?;
     emptied_parts_of_the_shadow_survive_server_side_apply(client.clone()).await?;
+    admission::the_web_api_writes_the_agents_half_alone(&control_plane).await?;
     rights_reach_as_far_as_they_have_to(client.clone()).await?;
     columns_are_printed(&control_plane).await?;
     control_plane.stop().await
@@ -170,9 +177,15 @@ async fn rights_reach_as_far_as_they_have_to(client: Client) -> anyhow::Result<(
         (CONTROLLER, "patch", "", "configmaps", AGENT_NAMESPACE, "other", false),
         (CONTROLLER, "patch", BRUPOP, "bottlerocketshadows", SYSTEM_NAMESPACE, ANY, true),
         (CONTROLLER, "patch", BRUPOP, "bottlerocketshadows", "default", ANY, false),
-        (CONTROLLER, "patch", BRUPOP, "bottlerocketupdateoperators/status", SYSTEM_NAMESPACE, ANY, true),
+        (CONTROLLER, "patch", BRUPOP, "bottlerocketupdateoperators/status", SYSTEM_NAMESPACE, "default", true),
         (CONTROLLER, "patch", BRUPOP, "bottlerocketupdateoperators", SYSTEM_NAMESPACE, ANY, false),
         (CONTROLLER, "create", "events.k8s.io", "events", "default", ANY, true),
+        (CONTROLLER, "create", "events.k8s.io", "events", SYSTEM_NAMESPACE, ANY, true),
+        (CONTROLLER, "create", "events.k8s.io", "events", "kube-system", ANY, false),
+        (CONTROLLER, "create", "", "configmaps", AGENT_NAMESPACE, "brupop-trust", true),
+        (CONTROLLER, "create", "", "configmaps", AGENT_NAMESPACE, "other", false),
+        (CONTROLLER, "watch", BRUPOP, "bottlerocketupdateoperators", SYSTEM_NAMESPACE, "default", true),
+        (CONTROLLER, "watch", BRUPOP, "bottlerocketupdateoperators", SYSTEM_NAMESPACE, ANY, false),
         (APISERVER, "create", "authentication.k8s.io", "tokenreviews", "", ANY, true),
         (APISERVER, "patch", BRUPOP, "bottlerocketshadows/status", SYSTEM_NAMESPACE, ANY, true),
         (APISERVER, "patch", BRUPOP, "bottlerocketshadows", SYSTEM_NAMESPACE, ANY, false),
@@ -245,6 +258,11 @@ fn manifest(name: &str) -> String {
 
 fn docs(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name)
+}
+
+/// The YAML that a text shows.
+fn blocks(text: &str) -> Vec<&str> {
+    text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
 /// What kubectl prints; a failure or a warning is an error.

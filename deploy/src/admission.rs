@@ -1,0 +1,159 @@
+//! What the web API may not write although it may write: a rule of the cluster's API server for its service account.
+//!
+//! RBAC can give the right to a shadow's status as a whole or not at all. The web API needs the agents' half of it. The other
+//! half, on which drains and gos rest, is kept from it here, whatever it says who it is (field managers are names that
+//! anybody can use), and so is the record of who owns which field: a field that two managers own stays when one of them
+//! takes it back, so that whoever makes itself an owner of the order's `go` could keep an order from being withdrawn.
+
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,
+    ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
+    Variable,
+};
+use kube::Resource;
+use models::names::{APISERVER, CONTROLLER_MANAGER, GROUP, SYSTEM_NAMESPACE};
+use models::shadow::{AGENT_CONDITIONS, AgentReport, BottlerocketShadow, ControllerReport};
+use schemars::schema_for;
+use serde_json::Value;
+
+use crate::crds;
+use crate::object::{cluster, value};
+use crate::reference::property_names;
+
+pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
+    Ok(vec![value(policy()?)?, value(binding())?])
+}
+
+fn policy() -> anyhow::Result<ValidatingAdmissionPolicy> {
+    Ok(ValidatingAdmissionPolicy {
+        metadata: cluster(APISERVER),
+        spec: Some(ValidatingAdmissionPolicySpec {
+            // What cannot be judged is not written. An agent whose report is refused sends it again.
+            failure_policy: Some("Fail".to_owned()),
+            match_constraints: Some(MatchResources {
+                // Also what comes by a version that this install does not know of.
+                match_policy: Some("Equivalent".to_owned()),
+                resource_rules: Some(vec![every_write_of_shadows()?]),
+                ..MatchResources::default()
+            }),
+            match_conditions: Some(vec![MatchCondition {
+                name: "by-the-web-api".to_owned(),
+                expression: format!(
+                    "request.userInfo.username == 'system:serviceaccount:{SYSTEM_NAMESPACE}:{APISERVER}'"
+                ),
+            }]),
+            variables: Some(variables()),
+            validations: Some(validations()),
+            ..ValidatingAdmissionPolicySpec::default()
+        }),
+        ..ValidatingAdmissionPolicy::default()
+    })
+}
+
+fn binding() -> ValidatingAdmissionPolicyBinding {
+    ValidatingAdmissionPolicyBinding {
+        metadata: cluster(APISERVER),
+        spec: ValidatingAdmissionPolicyBindingSpec {
+            policy_name: APISERVER.to_owned(),
+            validation_actions: vec!["Deny".to_owned()],
+            ..ValidatingAdmissionPolicyBindingSpec::default()
+        },
+    }
+}
+
+/// Writes of the shadows and of their status, by each version that is served.
+fn every_write_of_shadows() -> anyhow::Result<NamedRuleWithOperations> {
+    let crd = crds::of_kind(&BottlerocketShadow::kind(&()))?;
+    let versions = crd["spec"]["versions"].as_array().into_iter().flatten();
+    let plural = BottlerocketShadow::plural(&());
+    Ok(NamedRuleWithOperations {
+        api_groups: Some(vec![GROUP.to_owned()]),
+        api_versions: Some(versions.filter_map(|version| version["name"].as_str().map(str::to_owned)).collect()),
+        resources: Some(vec![plural.to_string(), format!("{plural}/status")]),
+        operations: Some(["CREATE", "UPDATE", "DELETE"].map(str::to_owned).into()),
+        ..NamedRuleWithOperations::default()
+    })
+}
+
+fn variables() -> Vec<Variable> {
+    let variable = |name: &str, expression: String| Variable { name: name.to_owned(), expression };
+    let mut all = Vec::new();
+    for (when, object) in [("Before", "oldObject"), ("After", "object")] {
+        all.extend([
+            // Server-side apply of an empty status leaves null.
+            variable(
+                &format!("status{when}"),
+                format!("has({object}.status) && {object}.status != null ? dyn({object}.status) : dyn({{}})"),
+            ),
+            variable(
+                &format!("conditions{when}"),
+                format!(
+                    "variables.status{when}.?conditions.orValue([]).filter(c, !(c.type in {}))",
+                    list(AGENT_CONDITIONS)
+                ),
+            ),
+            variable(&format!("owners{when}"), format!("dyn({object}.metadata.?managedFields.orValue([]))")),
+            variable(
+                &format!("controllers{when}"),
+                format!("variables.owners{when}.filter(o, o.?manager.orValue('') == '{CONTROLLER_MANAGER}')"),
+            ),
+        ]);
+    }
+    all
+}
+
+fn validations() -> Vec<Validation> {
+    let validation = |expression: String, message: &str| Validation {
+        expression,
+        message: Some(format!("the web API {message}")),
+        reason: Some("Forbidden".to_owned()),
+        ..Validation::default()
+    };
+    let same = |what: &str| {
+        let (before, after) = (format!("variables.{what}Before"), format!("variables.{what}After"));
+        format!("size({before}) == size({after}) && {before}.all(one, one in {after})")
+    };
+    let version = BottlerocketShadow::version(&());
+    let mut all = vec![validation(
+        // Another version may lack fields, and a write through it then removes them.
+        format!("request.?subResource.orValue('') == 'status' && request.requestResource.version == '{version}'"),
+        &format!("writes nothing but the status of shadows, as {version}"),
+    )];
+    for field in property_names(&schema_for!(ControllerReport)) {
+        all.push(validation(
+            format!("variables.statusBefore.?{field} == variables.statusAfter.?{field}"),
+            &format!("may not change status.{field}, which is the controller's"),
+        ));
+    }
+    all.extend([
+        validation(same("conditions"), "may not change the controller's conditions"),
+        validation(same("controllers"), "may not change what the controller owns"),
+        validation(
+            format!("variables.ownersAfter.all(o, o in variables.ownersBefore || {})", owns_agents_half_alone("o")),
+            "may not make anybody the owner of anything but the agents' half of the status",
+        ),
+    ]);
+    all
+}
+
+/// Whether an entry of `managedFields` speaks of the agents' half of the status, and of nothing else.
+fn owns_agents_half_alone(entry: &str) -> String {
+    let agents = property_names(&schema_for!(AgentReport));
+    let fields: Vec<String> = agents.iter().map(|field| format!("f:{field}")).collect();
+    let fields: Vec<&str> = [".", "f:conditions"].into_iter().chain(fields.iter().map(String::as_str)).collect();
+    let conditions: Vec<String> = AGENT_CONDITIONS.iter().map(|type_| format!("k:{{\"type\":\"{type_}\"}}")).collect();
+    let conditions: Vec<&str> = ["."].into_iter().chain(conditions.iter().map(String::as_str)).collect();
+    let owned = format!("{entry}.?fieldsV1.orValue({{}})");
+    format!(
+        "({owned}.all(f, f == 'f:status') && {owned}[?'f:status'].orValue({{}}).all(f, f in {}) && \
+         {owned}[?'f:status'][?'f:conditions'].orValue({{}}).all(c, c in {}))",
+        list(&fields),
+        list(&conditions)
+    )
+}
+
+/// A list of texts in CEL. None of ours has a quote in it.
+fn list(texts: &[&str]) -> String {
+    let texts: Vec<String> = texts.iter().map(|text| format!("'{text}'")).collect();
+    format!("[{}]", texts.join(", "))
+}

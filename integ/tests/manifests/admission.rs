@@ -1,0 +1,359 @@
+//! What the cluster itself refuses to the web API's service account: everything in a shadow but the agents' half of its
+//! status. Tried with a token of that account, as somebody has it who took the web API over.
+
+use anyhow::{Context as _, ensure};
+use integ::control_plane::ControlPlane;
+use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
+use kube::{Api, Client, Config, ResourceExt as _};
+use models::names::{AGENT_MANAGER, APISERVER, CONTROLLER, CONTROLLER_MANAGER, GROUP, SYSTEM_NAMESPACE};
+use serde_json::{Value, json};
+
+use super::{expect, kubectl, manifest, shadow, until};
+
+const NAME: &str = "brs-n3";
+
+/// The refusals, by a part of their messages.
+const PROGRESS: &str = "status.progress, which is the controller's";
+const DRAIN: &str = "status.drain, which is the controller's";
+const RECORD: &str = "status.record, which is the controller's";
+const CONDITIONS: &str = "the controller's conditions";
+const OWNED: &str = "what the controller owns";
+const OWNER: &str = "the owner of anything but the agents' half";
+const STATUS_ALONE: &str = "nothing but the status of shadows";
+
+/// A write that the web API has no business to make.
+struct Forgery {
+    what: &'static str,
+    manager: Option<&'static str>,
+    patch: Patch<Value>,
+    refusal: &'static str,
+}
+
+pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &ControlPlane) -> anyhow::Result<()> {
+    let admin = shadows(control_plane.client(), "v3");
+    let web = shadows(client_of(control_plane, APISERVER).await?, "v3");
+    let controller = shadows(client_of(control_plane, CONTROLLER).await?, "v3");
+    nothing_in_the_policy_is_misspelt(control_plane).await?;
+    admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&order())).await?;
+
+    // The first report, on no status at all; then both halves side by side, each changed by its owner.
+    report(&web, "the first", agents(&json!({"state": "Idle", "currentVersion": "1.20.0"}))).await?;
+    let half = json!({"progress": progress("Draining"), "drain": {"gone": 1}, "record": {"failures": 2},
+        "conditions": [condition("Blocked", "True"), condition("Drained", "False")]});
+    controls(&controller, "the first word", half.clone()).await?;
+    let whole = json!({"state": "StagedUpdate", "currentVersion": "1.20.0", "bootId": "b",
+        "updates": {"chosenVersion": "1.20.5"},
+        "armed": {"attempt": 1, "bootId": "b", "version": "1.20.5", "phase": "Arming", "nonce": "n"},
+        "conditions": [condition("HostReachable", "True")]});
+    report(&web, "a report beside the controller's half", agents(&whole)).await?;
+    report(&web, "a report that says less", agents(&json!({"state": "Idle"}))).await?;
+    report(&web, "an empty report", agents(&json!({}))).await?;
+    report(&web, "a report after it", agents(&whole)).await?;
+    // A person writes what is the agent's, and the next report takes it back.
+    let meddled = Patch::Merge(json!({"status": {"state": "Idle", "variant": "other"}}));
+    let person = PatchParams { field_manager: Some("a-person".into()), ..PatchParams::default() };
+    admin.patch_status(NAME, &person, &meddled).await.context("a person's write")?;
+    report(&web, "a report over what a person wrote", agents(&whole)).await?;
+    let mut changed = half;
+    changed["progress"] = progress("Rebooting");
+    changed["conditions"] = json!([condition("Drained", "True")]);
+    controls(&controller, "the next word", changed.clone()).await?;
+
+    // Without the policy each of these would be done, so that nothing else is what refuses them.
+    let held = admin.get(NAME).await?;
+    let forgeries = forgeries(&held)?;
+    bound(control_plane, false, &web, &forgeries[0]).await?;
+    let mut wrong = Vec::new();
+    for forgery in &forgeries {
+        let done = expect(forgery.what, forge(&web, forgery).await, None);
+        wrong.extend(done.err().map(|error| format!("without the policy: {error:#}")));
+    }
+    bound(control_plane, true, &web, &forgeries[0]).await?;
+    for forgery in &forgeries {
+        let done = expect(forgery.what, forge(&web, forgery).await, Some(forgery.refusal));
+        wrong.extend(done.err().map(|error| format!("{error:#}")));
+    }
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    what_the_status_does_not_reach_stays(&web, &held).await?;
+    report(&web, "a report after all that", agents(&whole)).await?;
+    controls(&controller, "the end of the attempt", json!({"record": {"failures": 2}})).await?;
+    let end = admin.get(NAME).await?.data["status"].take();
+    ensure!(end["progress"].is_null() && end["drain"].is_null() && end["state"] == "StagedUpdate", "{end}");
+
+    nothing_but_the_status_is_written_also_with_the_right_to(control_plane, &web).await?;
+    no_other_version_is_a_way_around(control_plane, &admin).await
+}
+
+/// Everything that the web API's own right, to patch the status, lets pass and the policy does not.
+fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
+    let status = &held.data["status"];
+    let merge = |body: Value| Patch::Merge(body);
+    let json = |operations: Value| anyhow::Ok(Patch::Json(serde_json::from_value(operations)?));
+    let apply = |status: Value| Patch::Apply(shadow(NAME, &json!({"status": status})));
+    let with_conditions = |conditions: Value| merge(json!({"status": {"conditions": conditions}}));
+    let reachable = || condition("HostReachable", "True");
+    let drained = || status["conditions"].as_array().and_then(|all| all.iter().find(|c| c["type"] == "Drained"));
+    let drained = drained().context("the controller's condition stands")?.clone();
+    let one = |what, manager, patch, refusal| Forgery { what, manager, patch, refusal };
+    Ok(vec![
+        one("progress changed", None, merge(json!({"status": {"progress": {"step": "Monitoring"}}})), PROGRESS),
+        one("progress removed", None, merge(json!({"status": {"progress": null}})), PROGRESS),
+        one("progress back in time", None, merge(json!({"status": {"progress": {"attempt": 0}}})), PROGRESS),
+        one("drain changed", None, merge(json!({"status": {"drain": {"gone": 7}}})), DRAIN),
+        one("drain removed", None, merge(json!({"status": {"drain": null}})), DRAIN),
+        one("record changed", None, merge(json!({"status": {"record": {"failures": 0}}})), RECORD),
+        one("record removed", None, merge(json!({"status": {"record": null}})), RECORD),
+        one("the status emptied", None, json(json!([{"op": "replace", "path": "/status", "value": {}}]))?, DRAIN),
+        one("the status removed", None, json(json!([{"op": "remove", "path": "/status"}]))?, DRAIN),
+        one("progress applied", Some(AGENT_MANAGER), apply(json!({"progress": progress("Staged")})), PROGRESS),
+        one(
+            "progress applied in the controller's name",
+            Some(CONTROLLER_MANAGER),
+            apply(json!({"progress": progress("Staged")})),
+            DRAIN,
+        ),
+        one("nothing applied in the controller's name", Some(CONTROLLER_MANAGER), apply(json!({})), DRAIN),
+        one(
+            "a condition changed",
+            None,
+            with_conditions(json!([reachable(), condition("Drained", "False")])),
+            CONDITIONS,
+        ),
+        one("a condition removed", None, with_conditions(json!([reachable()])), CONDITIONS),
+        one("all conditions removed", None, merge(json!({"status": {"conditions": null}})), CONDITIONS),
+        one(
+            "a condition added",
+            None,
+            with_conditions(json!([reachable(), drained, condition("Cordoned", "True")])),
+            CONDITIONS,
+        ),
+        one(
+            "one in the place of another",
+            None,
+            with_conditions(json!([reachable(), condition("Cordoned", "True")])),
+            CONDITIONS,
+        ),
+        one(
+            "a type that looks like the agent's",
+            None,
+            with_conditions(json!([drained, condition("hostReachable", "True")])),
+            CONDITIONS,
+        ),
+        one(
+            "a condition of the controller's type applied",
+            Some(AGENT_MANAGER),
+            apply(json!({"conditions": [condition("Healthy", "True")]})),
+            CONDITIONS,
+        ),
+        // From here on no field changes, but who owns it: a field with two owners stays when one of them takes it back.
+        one(
+            "the agent's fields made the controller's",
+            Some(CONTROLLER_MANAGER),
+            merge(json!({"status": {"state": "RebootedIntoUpdate"}})),
+            OWNED,
+        ),
+        one("a share in progress", Some(AGENT_MANAGER), apply(json!({"progress": status["progress"]})), OWNER),
+        one("a share in progress by another name", Some("me"), apply(json!({"progress": status["progress"]})), OWNER),
+        one("a share in a condition", Some("me"), apply(json!({"conditions": [drained]})), OWNER),
+    ])
+}
+
+/// Tries a forgery without doing it.
+async fn forge(web: &Api<DynamicObject>, forgery: &Forgery) -> kube::Result<DynamicObject> {
+    let apply = matches!(forgery.patch, Patch::Apply(_));
+    let params = PatchParams {
+        dry_run: true,
+        force: apply,
+        field_manager: forgery.manager.map(str::to_owned),
+        ..PatchParams::default()
+    };
+    web.patch_status(NAME, &params, &forgery.patch).await
+}
+
+/// Binds the policy, or takes the binding away, and waits until the server does as it says.
+async fn bound(
+    control_plane: &ControlPlane,
+    bound: bool,
+    web: &Api<DynamicObject>,
+    forgery: &Forgery,
+) -> anyhow::Result<()> {
+    if bound {
+        kubectl(control_plane, &["apply", "--server-side", "-f", &manifest("brupop.yaml")]).await?;
+    } else {
+        let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(control_plane.client());
+        bindings.delete(APISERVER, &DeleteParams::default()).await?;
+    }
+    until("the policy is in force, or no longer", async || Ok(forge(web, forgery).await.is_err() == bound)).await
+}
+
+/// `/status` lets nothing else of an object pass: what is sent for it changes nothing.
+async fn what_the_status_does_not_reach_stays(web: &Api<DynamicObject>, held: &DynamicObject) -> anyhow::Result<()> {
+    let told = |object: &DynamicObject| {
+        let mut metadata = object.metadata.clone();
+        metadata.resource_version = None;
+        (metadata, object.data.clone())
+    };
+    let owners = serde_json::to_value(held.managed_fields())?;
+    let owners = owners.as_array().context("owners")?;
+    let theirs = |entry: &Value| entry["manager"] == CONTROLLER_MANAGER;
+    let share = json!({"manager": "me", "operation": "Apply", "apiVersion": format!("{GROUP}/v3"),
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:go": {}}}});
+    let wider = owners.iter().cloned().map(|mut entry| {
+        if entry["manager"] == AGENT_MANAGER {
+            entry["fieldsV1"]["f:spec"] = json!({"f:state": {}});
+        }
+        entry
+    });
+    for rest in [
+        json!({"spec": {"state": "RebootedIntoUpdate", "attempt": 9, "version": "1.20.5", "bootId": "b"}}),
+        json!({"metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}, "finalizers": ["example.com/stay"]}}),
+        json!({"metadata": {"ownerReferences": [], "generation": 99, "creationTimestamp": "2020-01-01T00:00:00Z"}}),
+        json!({"metadata": {"managedFields": [{}]}}),
+        json!({"metadata": {"managedFields": owners.iter().filter(|entry| !theirs(entry)).collect::<Vec<_>>()}}),
+        json!({"metadata": {"managedFields": owners.iter().chain([&share]).collect::<Vec<_>>()}}),
+        json!({"metadata": {"managedFields": wider.collect::<Vec<_>>()}}),
+    ] {
+        let after = web.patch_status(NAME, &PatchParams::default(), &Patch::Merge(&rest)).await?;
+        ensure!(told(&after) == told(held), "{rest} changed something: {after:#?}");
+    }
+    Ok(())
+}
+
+/// As if somebody had widened the web API's role.
+async fn nothing_but_the_status_is_written_also_with_the_right_to(
+    control_plane: &ControlPlane,
+    web: &Api<DynamicObject>,
+) -> anyhow::Result<()> {
+    let spec = Patch::Merge(json!({"spec": {"state": "Idle"}}));
+    let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+    let account = format!("--serviceaccount={SYSTEM_NAMESPACE}:{APISERVER}");
+    expect("the spec without the right to", web.patch(NAME, &dry, &spec).await, Some("cannot patch resource"))?;
+    let verbs = "--verb=create,patch,delete,deletecollection";
+    kubectl(control_plane, &["create", "role", "wide", verbs, "--resource=bottlerocketshadows"]).await?;
+    kubectl(control_plane, &["create", "rolebinding", "wide", "--role=wide", &account]).await?;
+    until("the role counts", async || {
+        let error = web.patch(NAME, &dry, &spec).await.err().map(|error| error.to_string()).unwrap_or_default();
+        Ok(!error.contains("cannot patch resource"))
+    })
+    .await?;
+    expect("the spec", web.patch(NAME, &dry, &spec).await, Some(STATUS_ALONE))?;
+    let labels = Patch::Merge(json!({"metadata": {"annotations": {"brupop.bottlerocket.aws/release": "x"}}}));
+    expect("an annotation", web.patch(NAME, &dry, &labels).await, Some(STATUS_ALONE))?;
+    let new = serde_json::from_value(shadow("brs-new", &json!({"spec": {"attempt": 0}})))?;
+    let post = PostParams { dry_run: true, ..PostParams::default() };
+    expect("another shadow", web.create(&post, &new).await, Some(STATUS_ALONE))?;
+    let delete = DeleteParams { dry_run: true, ..DeleteParams::default() };
+    expect("the shadow deleted", web.delete(NAME, &delete).await, Some(STATUS_ALONE))?;
+    expect("all deleted", web.delete_collection(&delete, &Default::default()).await, Some(STATUS_ALONE))?;
+    kubectl(control_plane, &["delete", "role/wide", "rolebinding/wide"]).await?;
+    Ok(())
+}
+
+/// A version without the controller's fields: a write through it removes them, and neither what was before nor what comes
+/// after shows them to a policy that compares the two.
+async fn no_other_version_is_a_way_around(
+    control_plane: &ControlPlane,
+    admin: &Api<DynamicObject>,
+) -> anyhow::Result<()> {
+    let definitions: Api<CustomResourceDefinition> = Api::all(control_plane.client());
+    let name = format!("bottlerocketshadows.{GROUP}");
+    let mut other = serde_json::to_value(&definitions.get(&name).await?.spec.versions[0])?;
+    (other["name"], other["storage"]) = (json!("v2"), json!(false));
+    let status = other.pointer_mut("/schema/openAPIV3Schema/properties/status/properties").context("a schema")?;
+    status.as_object_mut().context("properties")?.retain(|field, _| field == "state");
+    let add = json!([{"op": "add", "path": "/spec/versions/-", "value": other}]);
+    let add = Patch::Json::<()>(serde_json::from_value(add)?);
+    definitions.patch(&name, &PatchParams::default(), &add).await?;
+
+    let web = shadows(client_of(control_plane, APISERVER).await?, "v2");
+    until("the other version is served", async || Ok(web.get(NAME).await.is_ok())).await?;
+    let report = Patch::Merge(json!({"status": {"state": "StagedUpdate"}}));
+    let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+    expect("a report by another version", web.patch_status(NAME, &dry, &report).await, Some(STATUS_ALONE))?;
+    // What it would have done.
+    let record = async || anyhow::Ok(admin.get(NAME).await?.data["status"]["record"].clone());
+    ensure!(record().await?.is_object(), "there is something to lose");
+    let meddler = shadows(control_plane.client(), "v2");
+    meddler.patch_status(NAME, &PatchParams::default(), &Patch::Merge(json!({"status": {"state": "Idle"}}))).await?;
+    ensure!(record().await?.is_null(), "a write by another version loses nothing: this test tests nothing");
+    kubectl(control_plane, &["apply", "--server-side", "--force-conflicts", "-f", &manifest("crds.yaml")]).await?;
+    Ok(())
+}
+
+/// The server has looked through the expressions, and finds that they fit the types that they are about.
+async fn nothing_in_the_policy_is_misspelt(control_plane: &ControlPlane) -> anyhow::Result<()> {
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(control_plane.client());
+    let mut found = None;
+    until("the policy is looked through", async || {
+        let policy = policies.get(APISERVER).await?;
+        let status = policy.status.unwrap_or_default();
+        found = status.type_checking;
+        Ok(status.observed_generation == policy.metadata.generation)
+    })
+    .await?;
+    let warnings = found.and_then(|checking| checking.expression_warnings).unwrap_or_default();
+    ensure!(warnings.is_empty(), "{warnings:#?}");
+    Ok(())
+}
+
+/// A client with a token of a service account, as a pod has one.
+async fn client_of(control_plane: &ControlPlane, account: &str) -> anyhow::Result<Client> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(control_plane.client(), SYSTEM_NAMESPACE);
+    let request = TokenRequest {
+        spec: Some(TokenRequestSpec { expiration_seconds: Some(600), ..TokenRequestSpec::default() }),
+        ..TokenRequest::default()
+    };
+    let answer = accounts.create_token_request(account, &PostParams::default(), &request).await?;
+    let token = answer.status.and_then(|status| status.token).context("no token")?;
+    let admin = control_plane.client_config();
+    let mut config = Config::new(admin.cluster_url);
+    config.root_cert = admin.root_cert;
+    config.auth_info.token = Some(token.into());
+    Ok(Client::try_from(config)?)
+}
+
+/// The shadows, as they stand on the wire: nothing of ours reads them or leaves anything out.
+fn shadows(client: Client, version: &str) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk(GROUP, version, "BottlerocketShadow");
+    Api::namespaced_with(client, SYSTEM_NAMESPACE, &ApiResource::from_gvk_with_plural(&kind, "bottlerocketshadows"))
+}
+
+fn applied_by(manager: &str) -> PatchParams {
+    PatchParams::apply(manager).force()
+}
+
+fn order() -> Value {
+    shadow(NAME, &json!({"spec": {"state": "StagedUpdate", "attempt": 1, "bootId": "b", "version": "1.20.5"}}))
+}
+
+fn agents(status: &Value) -> Value {
+    shadow(NAME, &json!({"status": status}))
+}
+
+/// What the web API writes: the agents' half, whole.
+async fn report(web: &Api<DynamicObject>, what: &str, body: Value) -> anyhow::Result<()> {
+    let written = web.patch_status(NAME, &applied_by(AGENT_MANAGER), &Patch::Apply(body)).await;
+    written.with_context(|| what.to_owned()).map(|_| ())
+}
+
+/// What the controller writes: its half, whole.
+async fn controls(controller: &Api<DynamicObject>, what: &str, half: Value) -> anyhow::Result<()> {
+    let body = shadow(NAME, &json!({"status": half}));
+    let written = controller.patch_status(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(body)).await;
+    written.with_context(|| what.to_owned()).map(|_| ())
+}
+
+fn condition(type_: &str, status: &str) -> Value {
+    let at = "2026-01-01T00:00:00Z";
+    json!({"type": type_, "status": status, "reason": "Because", "message": "", "lastTransitionTime": at})
+}
+
+fn progress(step: &str) -> Value {
+    let at = "2026-01-01T00:00:00Z";
+    json!({"step": step, "since": at, "attempt": 1, "bootId": "b", "version": "1.20.5", "started": at})
+}

@@ -1,0 +1,134 @@
+//! What the operator's pods may do on their nodes, as the server has admitted them.
+
+use anyhow::{Context as _, ensure};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodTemplateSpec, Volume};
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use models::names::{
+    AGENT, AGENT_NAMESPACE, APISERVER, CONTROLLER, SERVING_SECRET, SYSTEM_NAMESPACE, TOKEN_AUDIENCE, TRUST_CONFIG_MAP,
+};
+use serde_json::{Value, json};
+
+use super::expect;
+
+pub(super) async fn pods_hold_nothing_that_they_do_not_need(client: Client) -> anyhow::Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let agents: Api<DaemonSet> = Api::namespaced(client.clone(), AGENT_NAMESPACE);
+    let agent = agents.get(AGENT).await?.spec.template;
+    let mut system = Vec::new();
+    for name in [CONTROLLER, APISERVER] {
+        system.push(deployments.get(name).await?.spec.template);
+    }
+    the_namespace_of_the_system_admits_its_own_pods_and_not_the_agents(&client, &system, &agent).await?;
+    for namespace in [SYSTEM_NAMESPACE, AGENT_NAMESPACE] {
+        let pods = Api::<Pod>::namespaced(client.clone(), namespace).list(&Default::default()).await?;
+        ensure!(!pods.items.is_empty(), "no pods in {namespace}");
+        for pod in pods {
+            is_confined(pod.spec.as_ref().context("a spec")?).with_context(|| pod.name_any())?;
+        }
+    }
+    the_agent_has_the_socket_and_a_token_for_the_web_api_alone(&client).await?;
+    the_web_api_has_its_certificate_and_its_own_token(&client).await
+}
+
+/// What is asked of each pod, whatever its namespace enforces.
+fn is_confined(spec: &PodSpec) -> anyhow::Result<()> {
+    for (what, shared) in [
+        ("the host's network", spec.host_network),
+        ("the host's processes", spec.host_pid),
+        ("the host's IPC", spec.host_ipc),
+    ] {
+        ensure!(shared != Some(true), "shares {what}");
+    }
+    let pod = serde_json::to_value(&spec.security_context)?;
+    ensure!(pod["runAsNonRoot"] == true && pod["runAsUser"].as_i64() > Some(0), "may be root: {pod}");
+    ensure!(pod["seccompProfile"] == json!({"type": "RuntimeDefault"}), "{pod}");
+    ensure!(spec.init_containers.is_none() && spec.ephemeral_containers.is_none() && spec.containers.len() == 1);
+    let container = serde_json::to_value(&spec.containers[0].security_context)?;
+    let wanted = json!({
+        "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
+    });
+    ensure!(container == wanted, "{container}");
+    Ok(())
+}
+
+async fn the_namespace_of_the_system_admits_its_own_pods_and_not_the_agents(
+    client: &Client,
+    system: &[PodTemplateSpec],
+    agent: &PodTemplateSpec,
+) -> anyhow::Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let try_out = async |template: &PodTemplateSpec| {
+        let mut spec = template.spec.clone();
+        if let Some(spec) = &mut spec {
+            // The account is another namespace's; what is asked is what the pod may do, not who it is.
+            (spec.service_account_name, spec.service_account) = (None, None);
+        }
+        let metadata = ObjectMeta { name: Some("tried-out".into()), ..template.metadata.clone().unwrap_or_default() };
+        pods.create(&PostParams { dry_run: true, ..PostParams::default() }, &Pod { metadata, spec, status: None }).await
+    };
+    for template in system {
+        try_out(template).await.context("a pod of the system")?;
+    }
+    // For the socket's and its SELinux type's sake, and for nothing else.
+    let refused = try_out(agent).await;
+    let text = refused.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    expect("the agent's pod among those of the system", refused, Some("violates PodSecurity \"restricted"))?;
+    ensure!(text.contains("hostPath") && text.contains("seLinuxOptions"), "{text}");
+    for other in ["allowPrivilegeEscalation", "capabilities", "runAsNonRoot", "seccompProfile", "runAsUser"] {
+        ensure!(!text.contains(other), "also for {other}: {text}");
+    }
+    Ok(())
+}
+
+/// The first pod of a part.
+async fn pod_of(client: &Client, namespace: &str, part: &str) -> anyhow::Result<PodSpec> {
+    let pods = Api::<Pod>::namespaced(client.clone(), namespace).list(&Default::default()).await?;
+    let found = pods.items.into_iter().find(|pod| pod.name_any().starts_with(part));
+    found.and_then(|pod| pod.spec).with_context(|| format!("no pod of {part}"))
+}
+
+/// A volume as data, without its name and the bits of its mode.
+fn content(volume: &Volume) -> anyhow::Result<Value> {
+    let mut content = serde_json::to_value(volume)?;
+    let fields = content.as_object_mut().context("a volume is an object")?;
+    fields.remove("name");
+    for source in fields.values_mut().filter_map(Value::as_object_mut) {
+        source.remove("defaultMode");
+    }
+    Ok(content)
+}
+
+async fn the_agent_has_the_socket_and_a_token_for_the_web_api_alone(client: &Client) -> anyhow::Result<()> {
+    let spec = pod_of(client, AGENT_NAMESPACE, AGENT).await?;
+    let volumes = spec.volumes.iter().flatten().map(content).collect::<anyhow::Result<Vec<_>>>()?;
+    let token = json!({"audience": TOKEN_AUDIENCE, "expirationSeconds": 600, "path": "token"});
+    assert_eq!(
+        volumes,
+        [
+            json!({"hostPath": {"path": "/run/api.sock", "type": "Socket"}}),
+            json!({"projected": {"sources": [{"serviceAccountToken": token}]}}),
+            json!({"configMap": {"name": TRUST_CONFIG_MAP, "optional": true}}),
+        ]
+    );
+    assert_eq!(spec.automount_service_account_token, Some(false));
+    let context = serde_json::to_value(&spec.security_context)?;
+    assert_eq!(context["supplementalGroups"], json!([274]), "the group of the socket");
+    let label = json!({"user": "system_u", "role": "system_r", "type": "control_t", "level": "s0"});
+    assert_eq!(context["seLinuxOptions"], label);
+    let written: Vec<_> =
+        spec.containers[0].volume_mounts.iter().flatten().filter(|m| m.read_only != Some(true)).collect();
+    assert!(written.len() == 1 && written[0].mount_path == "/run/api.sock", "{written:?}");
+    Ok(())
+}
+
+async fn the_web_api_has_its_certificate_and_its_own_token(client: &Client) -> anyhow::Result<()> {
+    let spec = pod_of(client, SYSTEM_NAMESPACE, APISERVER).await?;
+    let (tokens, others): (Vec<_>, Vec<_>) =
+        spec.volumes.iter().flatten().partition(|volume| volume.name.starts_with("kube-api-access-"));
+    assert_eq!(tokens.len(), 1);
+    let others = others.into_iter().map(content).collect::<anyhow::Result<Vec<_>>>()?;
+    assert_eq!(others, [json!({"secret": {"secretName": SERVING_SECRET, "optional": true}})]);
+    Ok(())
+}
