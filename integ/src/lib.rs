@@ -11,3 +11,4 @@ pub mod kubelet;
 pub mod machine;
 pub mod oracle;
 pub mod proxy;
+pub mod rights;

@@ -59,6 +59,8 @@ pub struct Record {
     pub name: String,
     /// The HTTP status of the answer; 0 where there was none.
     pub code: u16,
+    /// What the server's authoriser said; absent where it was not asked.
+    pub allowed: Option<bool>,
     /// When the request came in.
     pub received: Timestamp,
     /// When this stage was reached.
@@ -177,6 +179,8 @@ struct Event {
     #[serde(default)]
     object_ref: ObjectRef,
     response_status: Option<ResponseStatus>,
+    #[serde(default)]
+    annotations: Annotations,
     request_received_timestamp: Timestamp,
     stage_timestamp: Timestamp,
     request_object: Option<Value>,
@@ -208,6 +212,12 @@ struct ResponseStatus {
     code: u16,
 }
 
+#[derive(Default, Deserialize)]
+struct Annotations {
+    #[serde(rename = "authorization.k8s.io/decision")]
+    decision: Option<String>,
+}
+
 impl From<Event> for Record {
     fn from(event: Event) -> Self {
         Self {
@@ -226,6 +236,7 @@ impl From<Event> for Record {
             namespace: event.object_ref.namespace,
             name: event.object_ref.name,
             code: event.response_status.map_or(0, |status| status.code),
+            allowed: event.annotations.decision.map(|decision| decision == "allow"),
             received: event.request_received_timestamp,
             reached: event.stage_timestamp,
             request: event.request_object,

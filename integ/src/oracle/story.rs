@@ -168,6 +168,7 @@ impl Story {
             namespace: namespace.into(),
             name: name.into(),
             code: 200,
+            allowed: Some(true),
             received: self.clock,
             reached: self.clock + SignedDuration::from_millis(1),
             request: None,

@@ -17,6 +17,7 @@ mod leaders;
 mod nodes;
 mod policy;
 mod requests;
+mod rights;
 mod rollout;
 mod support;
 mod tokens;

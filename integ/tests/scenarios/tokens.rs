@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::support::{NEW, Scene, nodes, run, shadow_of};
 
 /// The token in the agent's pod on a node.
-fn agents_token(scene: &Scene, node: &str) -> anyhow::Result<String> {
+pub(crate) fn agents_token(scene: &Scene, node: &str) -> anyhow::Result<String> {
     let pods = scene.bed.processes_of(deploy::Component::Agent);
     let on_node = scene.bed.member(node)?.kubelet.processes();
     let agent = pods.iter().find(|pod| on_node.contains(pod)).context("no agent")?;
@@ -27,7 +27,7 @@ fn agents_token(scene: &Scene, node: &str) -> anyhow::Result<String> {
 }
 
 /// A client of the web API as agents are: through the bed's proxy, with the published CA.
-async fn web_api(scene: &Scene) -> anyhow::Result<Client> {
+pub(crate) async fn web_api(scene: &Scene) -> anyhow::Result<Client> {
     let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
     let map = maps.get(TRUST_CONFIG_MAP).await?;
     let ca = map.data.and_then(|mut data| data.remove(TRUST_CA_KEY)).context("no CA is published")?;
@@ -37,7 +37,7 @@ async fn web_api(scene: &Scene) -> anyhow::Result<Client> {
         .build()?)
 }
 
-fn url(node: &str, rest: &str) -> String {
+pub(crate) fn url(node: &str, rest: &str) -> String {
     format!("https://{APISERVER}.{SYSTEM_NAMESPACE}.svc/v1/nodes/{node}/shadow{rest}")
 }
 

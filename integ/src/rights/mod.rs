@@ -1,0 +1,343 @@
+//! Whether the operator's parts have the rights that they use, and no others: what the installed roles grant, held against
+//! the API server's audit log of a run that does everything.
+//!
+//! ```text
+//! roles and bindings ──► granted ──► Right … ──┐
+//!                                             ├──► findings
+//! audit log ───────────────────────────────────┘   (pure)
+//! ```
+//!
+//! [`writes`] looks at the same log for how writes were made.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use anyhow::{Context as _, bail};
+use deploy::Component;
+use models::names::{AGENT_NAMESPACE, SYSTEM_NAMESPACE};
+use serde_json::Value;
+
+use crate::control_plane::audit::{Record, requests};
+use crate::oracle::service_account;
+
+pub mod writes;
+
+/// The smallest thing that RBAC grants: one verb on one resource, in one namespace or in all, on one object or on any.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Right {
+    /// Who has it, as the API server calls them.
+    pub user: String,
+    /// In which namespace; empty: in all of them, and outside of them.
+    pub namespace: String,
+    /// The API group; empty for the core group.
+    pub group: String,
+    /// The resource, with its subresource after a slash.
+    pub resource: String,
+    /// The verb.
+    pub verb: String,
+    /// The one object; empty: any.
+    pub name: String,
+}
+
+impl Right {
+    /// Whether it allows a request; `verb` may be another one than the request's own.
+    fn allows(&self, record: &Record, verb: &str) -> bool {
+        let Self { user, namespace, group, resource, verb: granted, name } = self;
+        // A creation is allowed before anybody has looked into its body, and with it at its name.
+        let named = if record.verb == "create" && record.subresource.is_empty() { "" } else { record.name.as_str() };
+        *user == record.user
+            && *granted == verb
+            && *group == record.group
+            && *resource == record.what()
+            && (namespace.is_empty() || *namespace == record.namespace)
+            && (name.is_empty() || *name == named)
+    }
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { user, namespace, group, resource, verb, name } = self;
+        let or = |text: &str, other: &str| if text.is_empty() { other.to_owned() } else { text.to_owned() };
+        let (group, name) = (or(group, "core"), or(name, "any"));
+        write!(f, "{user}: {verb} {resource} ({group}), {name}, in {}", or(namespace, "all namespaces"))
+    }
+}
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Finding {
+    /// Nobody made use of it, or only where a narrower right would have done.
+    Unused(Right),
+    /// RBAC said no.
+    Forbidden(String),
+    /// RBAC said yes, by a rule that is not the operator's.
+    Foreign(String),
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unused(right) => write!(f, "granted and never used: {right}"),
+            Self::Forbidden(request) => write!(f, "wanted and not granted: {request}"),
+            Self::Foreign(request) => write!(f, "granted by somebody else's rule: {request}"),
+        }
+    }
+}
+
+/// The rights that the bindings among `objects` give, by the roles among them.
+///
+/// # Errors
+/// If a binding names a role that is not there, or somebody who is no service account, or a role holds what cannot be
+/// taken apart: a wildcard, or a path.
+pub fn granted(objects: &[Value]) -> anyhow::Result<BTreeSet<Right>> {
+    let mut all = BTreeSet::new();
+    for binding in objects {
+        let kind = match binding["kind"].as_str() {
+            Some("RoleBinding") => "Role",
+            Some("ClusterRoleBinding") => "ClusterRole",
+            _ => continue,
+        };
+        let id = deploy::yaml::id(binding);
+        let namespace = text(&binding["metadata"]["namespace"]);
+        let role = objects.iter().find(|object| {
+            object["kind"] == kind
+                && object["metadata"]["name"] == binding["roleRef"]["name"]
+                && text(&object["metadata"]["namespace"]) == namespace
+        });
+        let role = role.with_context(|| format!("{id} binds a role that is not there"))?;
+        for subject in binding["subjects"].as_array().into_iter().flatten() {
+            if subject["kind"] != "ServiceAccount" {
+                bail!("{id} is not for a service account: {subject}");
+            }
+            let user = service_account(text(&subject["namespace"]), text(&subject["name"]));
+            for rule in role["rules"].as_array().into_iter().flatten() {
+                all.extend(of_rule(&user, namespace, rule).with_context(|| deploy::yaml::id(role))?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn of_rule(user: &str, namespace: &str, rule: &Value) -> anyhow::Result<Vec<Right>> {
+    let list = |key: &str| {
+        let words: Vec<&str> = rule[key].as_array().into_iter().flatten().map(text).collect();
+        if words.contains(&"*") { bail!("a wildcard in {key}: {rule}") } else { Ok(words) }
+    };
+    if rule["nonResourceURLs"].is_array() {
+        bail!("a rule about paths: {rule}");
+    }
+    let names = Some(list("resourceNames")?).filter(|names| !names.is_empty()).unwrap_or_else(|| vec![""]);
+    let mut rights = Vec::new();
+    for group in list("apiGroups")? {
+        for resource in list("resources")? {
+            for verb in list("verbs")? {
+                rights.extend(names.iter().map(|name| Right {
+                    user: user.to_owned(),
+                    namespace: namespace.to_owned(),
+                    group: group.to_owned(),
+                    resource: resource.to_owned(),
+                    verb: verb.to_owned(),
+                    name: (*name).to_owned(),
+                }));
+            }
+        }
+    }
+    Ok(rights)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// The service accounts of the operator's parts.
+pub fn accounts() -> Vec<String> {
+    Component::ALL
+        .iter()
+        .map(|part| match part {
+            Component::Agent => service_account(AGENT_NAMESPACE, part.name()),
+            Component::Apiserver | Component::Controller => service_account(SYSTEM_NAMESPACE, part.name()),
+        })
+        .collect()
+}
+
+/// The verbs that RBAC was asked about for a request: a patch or an update that makes its object also has to be allowed to.
+fn verbs(record: &Record) -> Vec<&str> {
+    let creates = matches!(record.verb.as_str(), "patch" | "update") && record.code == 201;
+    [record.verb.as_str()].into_iter().chain(creates.then_some("create")).collect()
+}
+
+/// What the operator's parts may do and did not, and what they did and may not.
+pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
+    let accounts = accounts();
+    let (mut used, mut findings) = (BTreeSet::new(), BTreeSet::new());
+    for record in requests(audit).filter(|record| accounts.contains(&record.user)) {
+        let told = || {
+            let what = if record.resource.is_empty() { record.uri.clone() } else { record.what() };
+            format!("{}: {} {what} ({}), {}/{}", record.user, record.verb, record.group, record.namespace, record.name)
+        };
+        match record.allowed {
+            // It was not asked: nobody knew who it was.
+            None => continue,
+            Some(false) => {
+                findings.insert(Finding::Forbidden(told()));
+                continue;
+            }
+            Some(true) if record.resource.is_empty() => continue,
+            Some(true) => {}
+        }
+        for verb in verbs(record) {
+            let right = granted
+                .iter()
+                .filter(|right| right.allows(record, verb))
+                // Where two allow it the wider one is not needed for it.
+                .max_by_key(|right| (!right.namespace.is_empty(), !right.name.is_empty()));
+            match right {
+                Some(right) => drop(used.insert(right)),
+                None => drop(findings.insert(Finding::Foreign(told()))),
+            }
+        }
+    }
+    findings.extend(granted.iter().filter(|right| !used.contains(right)).cloned().map(Finding::Unused));
+    findings.into_iter().collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::control_plane::audit::parse;
+
+    pub(crate) const CONTROLLER: &str = "system:serviceaccount:brupop-system:brupop-controller";
+
+    /// A request of the controller's, allowed and done; `more` lies over the record as the server would write it.
+    pub(crate) fn request(verb: &str, group: &str, what: &str, object: &str, more: Value) -> Record {
+        let (resource, subresource) = what.split_once('/').unwrap_or((what, ""));
+        let (namespace, name) = object.split_once('/').unwrap_or(("", object));
+        let mut event = json!({
+            "auditID": format!("{:x}", rand::random::<u64>()), "stage": "ResponseComplete", "verb": verb,
+            "requestURI": "/", "user": {"username": CONTROLLER},
+            "objectRef": {"apiGroup": group, "resource": resource, "subresource": subresource, "namespace": namespace,
+                "name": name},
+            "responseStatus": {"code": 200}, "requestReceivedTimestamp": "2026-01-02T03:04:05Z",
+            "stageTimestamp": "2026-01-02T03:04:05Z",
+            "annotations": {"authorization.k8s.io/decision": "allow"},
+        });
+        crate::bed::merge(&mut event, &more);
+        parse(&event.to_string()).unwrap()
+    }
+
+    fn install(rules: Value) -> Vec<Value> {
+        let subject = json!({"kind": "ServiceAccount", "name": "brupop-controller", "namespace": "brupop-system"});
+        vec![
+            json!({"kind": "Role", "metadata": {"name": "a", "namespace": "here"}, "rules": rules}),
+            json!({"kind": "RoleBinding", "metadata": {"name": "a", "namespace": "here"},
+                "roleRef": {"kind": "Role", "name": "a"}, "subjects": [subject]}),
+            json!({"kind": "ClusterRole", "metadata": {"name": "a"}, "rules": [
+                {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]}),
+            json!({"kind": "ClusterRoleBinding", "metadata": {"name": "a"},
+                "roleRef": {"kind": "ClusterRole", "name": "a"}, "subjects": [subject]}),
+        ]
+    }
+
+    fn leases() -> Value {
+        json!([{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": ["one", "two"],
+            "verbs": ["update"]}])
+    }
+
+    fn found(rules: Value, audit: &[Record]) -> Vec<String> {
+        findings(&granted(&install(rules)).unwrap(), audit).iter().map(ToString::to_string).collect()
+    }
+
+    fn nodes() -> Vec<Record> {
+        vec![request("get", "", "nodes", "a", json!({})), request("patch", "", "nodes", "b", json!({}))]
+    }
+
+    #[test]
+    fn a_run_that_uses_what_is_granted_and_nothing_else_has_no_findings() {
+        let mut audit = nodes();
+        for name in ["here/one", "here/two"] {
+            audit.push(request("update", "coordination.k8s.io", "leases", name, json!({})));
+        }
+        assert_eq!(found(leases(), &audit), [""; 0]);
+        // Another's requests are not ours, and paths are everybody's.
+        audit.push(request("delete", "", "nodes", "a", json!({"user": {"username": "admin"}})));
+        audit.push(request("get", "", "", "", json!({"requestURI": "/version"})));
+        assert_eq!(found(leases(), &audit), [""; 0]);
+    }
+
+    #[test]
+    fn a_right_that_nobody_uses_is_found_down_to_its_object() {
+        let mut audit = nodes();
+        audit.push(request("update", "coordination.k8s.io", "leases", "here/one", json!({})));
+        audit.push(request("update", "coordination.k8s.io", "leases", "there/two", json!({})));
+        let found = found(leases(), &audit);
+        assert_eq!(found.len(), 2, "{found:#?}");
+        assert!(found[0].starts_with("granted and never used") && found[0].contains("two, in here"), "{found:#?}");
+        assert!(found[1].starts_with("granted by somebody else") && found[1].contains("there/two"), "{found:#?}");
+    }
+
+    #[test]
+    fn a_request_that_was_forbidden_is_found_also_one_about_a_path() {
+        for (what, uri) in [("secrets", "/api/v1/secrets"), ("", "/metrics")] {
+            let no = json!({"annotations": {"authorization.k8s.io/decision": "forbid"},
+                "responseStatus": {"code": 403}, "requestURI": uri});
+            let mut audit = nodes();
+            audit.push(request("list", "", what, "", no));
+            let found = found(json!([]), &audit);
+            assert!(found.len() == 1 && found[0].starts_with("wanted and not granted"), "{found:#?}");
+        }
+    }
+
+    #[test]
+    fn a_wide_right_beside_a_narrow_one_that_would_do_is_found() {
+        let mut rules = leases();
+        rules
+            .as_array_mut()
+            .unwrap()
+            .push(json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["update"]}));
+        let mut audit = nodes();
+        for name in ["here/one", "here/two"] {
+            audit.push(request("update", "coordination.k8s.io", "leases", name, json!({})));
+        }
+        let found = found(rules, &audit);
+        assert!(found.len() == 1 && found[0].contains("any, in here"), "{found:#?}");
+    }
+
+    #[test]
+    fn an_apply_that_makes_its_object_uses_the_right_to_create_it() {
+        let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["trust"],
+            "verbs": ["create", "patch"]}]);
+        let mut audit = nodes();
+        audit.push(request("patch", "", "configmaps", "here/trust", json!({})));
+        let found_ = found(rules.clone(), &audit);
+        assert!(found_.len() == 1 && found_[0].contains("create configmaps"), "{found_:#?}");
+        audit.push(request("patch", "", "configmaps", "here/trust", json!({"responseStatus": {"code": 201}})));
+        assert_eq!(found(rules, &audit), [""; 0]);
+    }
+
+    #[test]
+    fn what_cannot_be_taken_apart_is_refused() {
+        for rules in [
+            json!([{"apiGroups": ["*"], "resources": ["nodes"], "verbs": ["get"]}]),
+            json!([{"apiGroups": [""], "resources": ["*"], "verbs": ["get"]}]),
+            json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["*"]}]),
+            json!([{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]),
+        ] {
+            assert!(granted(&install(rules.clone())).is_err(), "{rules}");
+        }
+        let mut objects = install(json!([]));
+        objects[1]["roleRef"]["name"] = json!("other");
+        assert!(granted(&objects).is_err());
+        objects[1]["roleRef"]["name"] = json!("a");
+        objects[1]["subjects"][0] = json!({"kind": "Group", "name": "system:authenticated"});
+        assert!(granted(&objects).is_err());
+    }
+
+    #[test]
+    fn what_is_installed_can_be_taken_apart_and_gives_the_agents_nothing() {
+        let rights = granted(&deploy::everything().unwrap()).unwrap();
+        assert!(rights.iter().any(|right| right.resource == "pods/eviction"));
+        assert!(rights.iter().all(|right| !right.user.contains("agent")));
+    }
+}

@@ -1,0 +1,179 @@
+//! How the operator's parts write: by server-side apply, guarded by what the decision was made on, and in no other way but
+//! those of a closed list.
+//!
+//! A write is not guarded by good manners: one that is made on an old look at the cluster has to fail, and what makes it fail
+//! is the uid or the resourceVersion that it carries. The server's log shows whether it did.
+
+use serde_json::Value;
+
+use super::accounts;
+use crate::control_plane::audit::{Record, requests};
+
+/// A kind of write.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    verb: &'static str,
+    resource: &'static str,
+    /// What has to be in the body of each.
+    guards: &'static [&'static str],
+    why: &'static str,
+}
+
+const UID: &str = "/metadata/uid";
+const VERSION: &str = "/metadata/resourceVersion";
+
+const fn way(verb: &'static str, resource: &'static str, guards: &'static [&'static str], why: &'static str) -> Way {
+    Way { verb, resource, guards, why }
+}
+
+/// What is written by server-side apply.
+const APPLIES: &[Way] = &[
+    way("patch", "nodes", &[UID, VERSION], "claims and the label: an apply without the uid makes a deleted Node anew"),
+    way("patch", "bottlerocketshadows", &[UID, VERSION], "orders and gos, each on the state that it was decided on"),
+    way("patch", "bottlerocketshadows/status", &[VERSION], "either half; the server ignores a uid here"),
+    way("patch", "bottlerocketupdateoperators/status", &[VERSION], "slots: whoever wins this write has the budget"),
+    way("patch", "configmaps", &[], "what agents trust: made anew when somebody has deleted it"),
+];
+
+/// What is written otherwise. Nothing else is.
+const OTHERS: &[Way] = &[
+    way("create", "bottlerocketshadows", &[], "an apply would make one anew that has just been deleted"),
+    way("delete", "bottlerocketshadows", &["/preconditions/uid"], "this very shadow"),
+    way("create", "pods/eviction", &["/deleteOptions/preconditions/uid"], "this very pod"),
+    way("delete", "pods", &["/preconditions/uid"], "this very pod, where policy says Force"),
+    way("patch", "nodes", &[VERSION], "claims that nobody is recorded to own any more"),
+    way("create", "leases", &[], "a race for it has one winner"),
+    way("update", "leases", &[VERSION], "so has this one"),
+    // Their bodies are written down nowhere, so their guards cannot be seen here.
+    way("create", "secrets", &[], "a race for it has one winner"),
+    way("update", "secrets", &[], "carries the version that was read"),
+    way("create", "events", &[], "nobody decides by it"),
+    way("patch", "events", &[], "a count on an Event of ours"),
+    way("create", "tokenreviews", &[], "a question in the shape of a write"),
+];
+
+/// The writes of the operator's parts that are not as they have to be, each as a sentence.
+pub fn unlisted(audit: &[Record]) -> Vec<String> {
+    let accounts = accounts();
+    let ours = requests(audit).filter(|record| record.is_write() && accounts.contains(&record.user));
+    // One that failed before its body was read (an API server going down, say) asked for nothing.
+    let read = ours.filter(|record| record.succeeded() || record.request.is_some());
+    let mut wrong: Vec<String> = read.filter_map(|record| complaint(record)).collect();
+    wrong.sort_unstable();
+    wrong.dedup();
+    wrong
+}
+
+fn complaint(record: &Record) -> Option<String> {
+    let what = record.what();
+    let told = |wrong: &str| Some(format!("{}: {} {what}: {wrong}: {:?}", record.user, record.verb, record.request));
+    let (list, kind) = if is_apply(record) { (APPLIES, "apply") } else { (OTHERS, "other write") };
+    let Some(way) = list.iter().find(|way| way.verb == record.verb && way.resource == what) else {
+        return told(&format!("this {kind} is not on the list"));
+    };
+    let body = record.request.as_ref();
+    let holds =
+        |guard: &str| body.and_then(|body| body.pointer(guard)).and_then(Value::as_str).is_some_and(|g| !g.is_empty());
+    let missing = way.guards.iter().find(|guard| !holds(guard))?;
+    told(&format!("{missing} is missing ({})", way.why))
+}
+
+/// Whether a write is a server-side apply. The log does not hold the type of a request's content: an apply names its manager,
+/// has a whole object as its body, and leaves the manager behind as one that applies.
+fn is_apply(record: &Record) -> bool {
+    if record.verb != "patch" {
+        return false;
+    }
+    let (_, query) = record.uri.split_once('?').unwrap_or_default();
+    let manager = query.split('&').find_map(|pair| pair.strip_prefix("fieldManager="));
+    let whole = |body: &Value| body["apiVersion"].is_string() && body["kind"].is_string();
+    let (Some(manager), Some(true)) = (manager, record.request.as_ref().map(whole)) else { return false };
+    let owners = record.response.as_ref().and_then(|object| object.pointer("/metadata/managedFields")?.as_array());
+    // Who has applied nothing, or was refused, owns nothing.
+    let applies = |entry: &Value| entry["manager"] == manager && entry["operation"] == "Apply";
+    let updates = |entry: &Value| entry["manager"] == manager && entry["operation"] == "Update";
+    owners.is_none_or(|owners| owners.iter().any(applies) || !owners.iter().any(updates))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::request;
+    use super::*;
+
+    const APPLY: &str = "/apis/x?fieldManager=brupop-controller&force=true";
+
+    fn apply(what: &str, metadata: &Value) -> Record {
+        let body = json!({"apiVersion": "v1", "kind": "K", "metadata": metadata});
+        let owners = json!([{"manager": "brupop-controller", "operation": "Apply"}]);
+        let response = json!({"metadata": {"managedFields": owners}});
+        request("patch", "", what, "a", json!({"requestURI": APPLY, "requestObject": body, "responseObject": response}))
+    }
+
+    fn whole() -> Value {
+        json!({"name": "a", "uid": "u", "resourceVersion": "7"})
+    }
+
+    #[test]
+    fn guarded_applies_and_what_is_on_the_list_are_as_they_have_to_be() {
+        let preconditions = json!({"preconditions": {"uid": "u"}});
+        let audit = [
+            apply("nodes", &whole()),
+            apply("bottlerocketshadows/status", &json!({"name": "a", "resourceVersion": "7"})),
+            apply("configmaps", &json!({"name": "a"})),
+            request("delete", "", "pods", "a", json!({"requestObject": preconditions})),
+            request("create", "", "pods/eviction", "a", json!({"requestObject": {"deleteOptions": preconditions}})),
+            request("patch", "", "nodes", "a", json!({"requestObject": {"metadata": {"resourceVersion": "7"}}})),
+            request("update", "", "leases", "a", json!({"requestObject": {"metadata": {"resourceVersion": "7"}}})),
+            request("create", "", "tokenreviews", "", json!({})),
+            // No writes, or not ours.
+            request("get", "", "nodes", "a", json!({})),
+            request("patch", "", "services", "a", json!({"user": {"username": "admin"}})),
+        ];
+        assert_eq!(unlisted(&audit), [""; 0]);
+    }
+
+    #[test]
+    fn a_write_in_another_way_is_found() {
+        let forced = json!({"requestURI": APPLY, "requestObject": {"spec": {"unschedulable": true}}});
+        for write in [
+            request("update", "", "nodes", "a", json!({"requestObject": {"metadata": whole()}})),
+            request("patch", "", "bottlerocketshadows", "a", json!({"requestObject": {"metadata": whole()}})),
+            request("patch", "", "bottlerocketshadows", "a", forced),
+            request("deletecollection", "", "pods", "", json!({})),
+            request("delete", "", "nodes", "a", json!({"requestObject": {"preconditions": {"uid": "u"}}})),
+            apply("secrets", &whole()),
+        ] {
+            let found = unlisted(&[write]);
+            assert!(found.len() == 1 && found[0].contains("is not on the list"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_merge_that_looks_like_an_apply_is_found_by_what_the_server_made_of_it() {
+        let owners = json!([{"manager": "brupop-controller", "operation": "Update"}]);
+        let mut merge = apply("bottlerocketshadows", &whole());
+        merge.response = Some(json!({"metadata": {"managedFields": owners}}));
+        assert_eq!(unlisted(&[merge]).len(), 1);
+    }
+
+    #[test]
+    fn a_write_without_its_guard_is_found() {
+        for (guard, write) in [
+            (UID, apply("nodes", &json!({"name": "a", "resourceVersion": "7"}))),
+            (VERSION, apply("nodes", &json!({"name": "a", "uid": "u"}))),
+            (VERSION, apply("bottlerocketshadows", &json!({"name": "a", "uid": "u"}))),
+            (VERSION, apply("bottlerocketshadows/status", &json!({"name": "a", "uid": "u"}))),
+            (VERSION, apply("bottlerocketupdateoperators/status", &json!({"name": "a", "resourceVersion": ""}))),
+            (VERSION, request("patch", "", "nodes", "a", json!({"requestObject": {"metadata": {}}}))),
+            (VERSION, request("update", "", "leases", "a", json!({"requestObject": {"metadata": {}}}))),
+            ("/preconditions/uid", request("delete", "", "pods", "a", json!({}))),
+            ("/preconditions/uid", request("delete", "", "bottlerocketshadows", "a", json!({"requestObject": {}}))),
+            ("/deleteOptions/preconditions/uid", request("create", "", "pods/eviction", "a", json!({}))),
+        ] {
+            let found = unlisted(&[write]);
+            assert!(found.len() == 1 && found[0].contains(&format!("{guard} is missing")), "{guard}: {found:?}");
+        }
+    }
+}

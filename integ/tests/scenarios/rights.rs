@@ -1,0 +1,129 @@
+//! Least privilege: a run in which the operator does everything that it can do uses each of its rights, and nothing else; and
+//! each of its writes is guarded.
+
+use std::time::Duration;
+
+use integ::oracle::{Expectations, settled_audit};
+use integ::rights;
+use models::condition::ConditionStatus;
+use models::names::{CA_SECRET, INTERFACE_LABEL, RETRY_ANNOTATION, SERVING_SECRET, SYSTEM_NAMESPACE, shadow_name};
+use models::operator::DEGRADED;
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use crate::interfere::{agent_on, ask_unheard, blocked_drain, continue_controllers, go_of, poll, signal, withdraw};
+use crate::support::{
+    EVENTS_OF_NODES, SHOP, Scene, is_given_back, is_updated, nodes, other, run_expecting, shadow_of, until_event,
+};
+use crate::tokens::{agents_token, url, web_api};
+
+/// How long after a go a node with a silent agent is given back: the go's life and the longest shutdown, and some.
+const CERTAIN: Duration = Duration::from_secs(300);
+
+const EXPECTED: Expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_right_is_used_none_is_missing_and_each_write_is_guarded() -> anyhow::Result<()> {
+    let mut options = nodes(2);
+    // One that stands by looks at the lease of the other.
+    options.deploy.controller_replicas = 2;
+    run_expecting(options, EXPECTED, async |scene| {
+        let silent = blocked_drain(scene).await?;
+        let other = other(&silent);
+        let force = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests/force.yaml");
+        scene.kubectl(&["apply", "--server-side", "-f", force]).await?;
+        // A go is given and its order withdrawn, and the agent says nothing: its node's own Lease has to tell.
+        ask_unheard(scene, &silent).await?;
+        let agent = agent_on(scene, &silent).await?;
+        signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
+        continue_controllers(scene);
+        scene.until("the go is given", |world| go_of(world, &silent).is_some()).await?;
+        withdraw(scene, &silent).await?;
+
+        // Meanwhile the other one: what its budget keeps is deleted at the deadline.
+        let patch = r#"{"spec":{"minAvailable":4}}"#;
+        scene.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", patch]).await?;
+        scene.policy(&json!({"maxUnavailable": 2, "drain": {"timeout": "3s", "atDeadline": "Force"}})).await?;
+        until_event(scene, EVENTS_OF_NODES, "DrainForced", &[]).await?;
+        scene.until("the other node is updated", |world| is_updated(world, other)).await?;
+
+        the_same_news_twice(scene, other).await?;
+        a_look_past_all_copies(scene, other).await?;
+        scene
+            .bed
+            .wait("the silent node is given back", CERTAIN, |history| is_given_back(&history.end(), &silent))
+            .await?;
+        signal(&[agent], Signal::SIGCONT);
+        scene.until("the silent node is updated", |world| is_updated(world, &silent)).await?;
+
+        a_new_authority(scene).await?;
+        scene.kubectl(&["label", "node", other, &format!("{INTERFACE_LABEL}-")]).await?;
+        scene.until("its shadow goes", |world| shadow_of(world, other).is_none()).await?;
+
+        let audit = settled_audit(&mut scene.bed.control_plane.audit(), &scene.bed.client).await?;
+        let findings = rights::findings(&rights::granted(&deploy::everything()?)?, &audit);
+        let mut wrong: Vec<String> = findings.iter().map(ToString::to_string).collect();
+        wrong.extend(rights::writes::unlisted(&audit));
+        anyhow::ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+/// What is told again is counted on the first Event, one about a Node and one about the operator's resource.
+async fn the_same_news_twice(scene: &Scene, node: &str) -> anyhow::Result<()> {
+    let shadow = shadow_name(node);
+    for nonce in ["first", "second"] {
+        let request = format!("{RETRY_ANNOTATION}={nonce}");
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "--overwrite", "brs", &shadow, &request]).await?;
+        scene
+            .until("the retry is acknowledged", |world| {
+                let record = shadow_of(world, node).and_then(|shadow| shadow.status.controller.record.as_ref());
+                record.and_then(|r| r.requests.as_ref()).and_then(|r| r.retry.as_deref()) == Some(nonce)
+            })
+            .await?;
+    }
+    // A day that there is not.
+    let broken = json!({"schedule": {"blackouts": [{"from": "2026-02-30"}]}});
+    for _ in 0..2 {
+        scene.policy(&broken).await?;
+        scene.until_operator(DEGRADED, ConditionStatus::True).await?;
+        scene.policy(&json!({"schedule": null})).await?;
+        scene.until_operator(DEGRADED, ConditionStatus::False).await?;
+    }
+    for namespace in [EVENTS_OF_NODES, SYSTEM_NAMESPACE] {
+        poll("an Event is counted twice", async || {
+            let counts = "jsonpath={.items[*].series.count}";
+            let counts = scene.kubectl(&["-n", namespace, "get", "events.events.k8s.io", "-o", counts]).await?;
+            Ok(counts.split_whitespace().any(|count| count == "2").then_some(()))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// As the documentation of the web API shows it, for diagnosis.
+async fn a_look_past_all_copies(scene: &Scene, node: &str) -> anyhow::Result<()> {
+    let web = web_api(scene).await?;
+    let answer = web.get(url(node, "?fresh=true")).bearer_auth(agents_token(scene, node)?).send().await?;
+    answer.error_for_status()?;
+    Ok(())
+}
+
+/// A certificate of an authority that is gone is replaced by one of the next.
+async fn a_new_authority(scene: &Scene) -> anyhow::Result<()> {
+    let version = async |name: &str| {
+        let version = "jsonpath={.metadata.resourceVersion}";
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "secret", "--ignore-not-found", name, "-o", version]).await
+    };
+    let before = version(SERVING_SECRET).await?;
+    scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "secret", CA_SECRET]).await?;
+    // The next leader looks at once.
+    scene.restart(deploy::Component::Controller).await?;
+    poll("there is a certificate of the new authority", async || {
+        let (authority, now) = (version(CA_SECRET).await?, version(SERVING_SECRET).await?);
+        Ok((!authority.is_empty() && now != before).then_some(()))
+    })
+    .await
+}
