@@ -31,7 +31,7 @@ pub struct Right {
     pub namespace: String,
     /// The API group; empty for the core group.
     pub group: String,
-    /// The resource, with its subresource after a slash.
+    /// The resource, with its subresource after a slash; or a path that is no resource, which begins with one.
     pub resource: String,
     /// The verb.
     pub verb: String,
@@ -48,7 +48,7 @@ impl Right {
         *user == record.user
             && *granted == verb
             && *group == record.group
-            && *resource == record.what()
+            && *resource == what(record)
             && (namespace.is_empty() || *namespace == record.namespace)
             && (name.is_empty() || *name == named)
     }
@@ -87,8 +87,7 @@ impl fmt::Display for Finding {
 /// The rights that the bindings among `objects` give, by the roles among them.
 ///
 /// # Errors
-/// If a binding names a role that is not there, or somebody who is no service account, or a role holds what cannot be
-/// taken apart: a wildcard, or a path.
+/// If a binding names a role that is not there, or somebody who is no service account, or a role has a wildcard.
 pub fn granted(objects: &[Value]) -> anyhow::Result<BTreeSet<Right>> {
     let mut all = BTreeSet::new();
     for binding in objects {
@@ -121,15 +120,14 @@ pub fn granted(objects: &[Value]) -> anyhow::Result<BTreeSet<Right>> {
 fn of_rule(user: &str, namespace: &str, rule: &Value) -> anyhow::Result<Vec<Right>> {
     let list = |key: &str| {
         let words: Vec<&str> = rule[key].as_array().into_iter().flatten().map(text).collect();
-        if words.contains(&"*") { bail!("a wildcard in {key}: {rule}") } else { Ok(words) }
+        if words.iter().any(|word| word.contains('*')) { bail!("a wildcard in {key}: {rule}") } else { Ok(words) }
     };
-    if rule["nonResourceURLs"].is_array() {
-        bail!("a rule about paths: {rule}");
-    }
     let names = Some(list("resourceNames")?).filter(|names| !names.is_empty()).unwrap_or_else(|| vec![""]);
     let mut rights = Vec::new();
-    for group in list("apiGroups")? {
-        for resource in list("resources")? {
+    let paths = list("nonResourceURLs")?;
+    let groups = if paths.is_empty() { list("apiGroups")? } else { vec![""] };
+    for group in groups {
+        for resource in list("resources")?.into_iter().chain(paths.iter().copied()) {
             for verb in list("verbs")? {
                 rights.extend(names.iter().map(|name| Right {
                     user: user.to_owned(),
@@ -143,6 +141,12 @@ fn of_rule(user: &str, namespace: &str, rule: &Value) -> anyhow::Result<Vec<Righ
         }
     }
     Ok(rights)
+}
+
+/// What a request is about, as RBAC has it.
+fn what(record: &Record) -> String {
+    let path = record.uri.split('?').next().unwrap_or_default();
+    if record.resource.is_empty() { path.to_owned() } else { record.what() }
 }
 
 fn text(value: &Value) -> &str {
@@ -172,8 +176,8 @@ pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
     let (mut used, mut findings) = (BTreeSet::new(), BTreeSet::new());
     for record in requests(audit).filter(|record| accounts.contains(&record.user)) {
         let told = || {
-            let what = if record.resource.is_empty() { record.uri.clone() } else { record.what() };
-            format!("{}: {} {what} ({}), {}/{}", record.user, record.verb, record.group, record.namespace, record.name)
+            let Record { user, verb, group, namespace, name, .. } = record;
+            format!("{user}: {verb} {} ({group}), {namespace}/{name}", what(record))
         };
         match record.allowed {
             // It was not asked: nobody knew who it was.
@@ -182,9 +186,9 @@ pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
                 findings.insert(Finding::Forbidden(told()));
                 continue;
             }
-            Some(true) if record.resource.is_empty() => continue,
             Some(true) => {}
         }
+        let everybodys = record.resource.is_empty();
         for verb in verbs(record) {
             let right = granted
                 .iter()
@@ -193,6 +197,8 @@ pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
                 .max_by_key(|right| (!right.namespace.is_empty(), !right.name.is_empty()));
             match right {
                 Some(right) => drop(used.insert(right)),
+                // Such as what the server is and serves.
+                None if everybodys => {}
                 None => drop(findings.insert(Finding::Foreign(told()))),
             }
         }
@@ -317,12 +323,22 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_right_to_a_path_is_used_by_a_request_for_it() {
+        let rules = || json!([{"nonResourceURLs": ["/openid/v1/jwks"], "verbs": ["get"]}]);
+        let found_ = found(rules(), &nodes());
+        assert!(found_.len() == 1 && found_[0].contains("get /openid/v1/jwks"), "{found_:#?}");
+        let mut audit = nodes();
+        audit.push(request("get", "", "", "", json!({"requestURI": "/openid/v1/jwks?timeout=1s"})));
+        assert_eq!(found(rules(), &audit), [""; 0]);
+    }
+
+    #[test]
     fn what_cannot_be_taken_apart_is_refused() {
         for rules in [
             json!([{"apiGroups": ["*"], "resources": ["nodes"], "verbs": ["get"]}]),
             json!([{"apiGroups": [""], "resources": ["*"], "verbs": ["get"]}]),
             json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["*"]}]),
-            json!([{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]),
+            json!([{"nonResourceURLs": ["/metrics/*"], "verbs": ["get"]}]),
         ] {
             assert!(granted(&install(rules.clone())).is_err(), "{rules}");
         }
