@@ -217,7 +217,7 @@ pub(crate) mod tests {
     pub(crate) const CONTROLLER: &str = "system:serviceaccount:brupop-system:brupop-controller";
 
     /// A request of the controller's, allowed and done; `more` lies over the record as the server would write it.
-    pub(crate) fn request(verb: &str, group: &str, what: &str, object: &str, more: Value) -> Record {
+    pub(crate) fn request(verb: &str, group: &str, what: &str, object: &str, more: &Value) -> Record {
         let (resource, subresource) = what.split_once('/').unwrap_or((what, ""));
         let (namespace, name) = object.split_once('/').unwrap_or(("", object));
         let mut event = json!({
@@ -229,11 +229,11 @@ pub(crate) mod tests {
             "stageTimestamp": "2026-01-02T03:04:05Z",
             "annotations": {"authorization.k8s.io/decision": "allow"},
         });
-        crate::bed::merge(&mut event, &more);
+        crate::bed::merge(&mut event, more);
         parse(&event.to_string()).unwrap()
     }
 
-    fn install(rules: Value) -> Vec<Value> {
+    fn install(rules: &Value) -> Vec<Value> {
         let subject = json!({"kind": "ServiceAccount", "name": "brupop-controller", "namespace": "brupop-system"});
         vec![
             json!({"kind": "Role", "metadata": {"name": "a", "namespace": "here"}, "rules": rules}),
@@ -251,33 +251,33 @@ pub(crate) mod tests {
             "verbs": ["update"]}])
     }
 
-    fn found(rules: Value, audit: &[Record]) -> Vec<String> {
+    fn found(rules: &Value, audit: &[Record]) -> Vec<String> {
         findings(&granted(&install(rules)).unwrap(), audit).iter().map(ToString::to_string).collect()
     }
 
     fn nodes() -> Vec<Record> {
-        vec![request("get", "", "nodes", "a", json!({})), request("patch", "", "nodes", "b", json!({}))]
+        vec![request("get", "", "nodes", "a", &json!({})), request("patch", "", "nodes", "b", &json!({}))]
     }
 
     #[test]
     fn a_run_that_uses_what_is_granted_and_nothing_else_has_no_findings() {
         let mut audit = nodes();
         for name in ["here/one", "here/two"] {
-            audit.push(request("update", "coordination.k8s.io", "leases", name, json!({})));
+            audit.push(request("update", "coordination.k8s.io", "leases", name, &json!({})));
         }
-        assert_eq!(found(leases(), &audit), [""; 0]);
+        assert_eq!(found(&leases(), &audit), [""; 0]);
         // Another's requests are not ours, and paths are everybody's.
-        audit.push(request("delete", "", "nodes", "a", json!({"user": {"username": "admin"}})));
-        audit.push(request("get", "", "", "", json!({"requestURI": "/version"})));
-        assert_eq!(found(leases(), &audit), [""; 0]);
+        audit.push(request("delete", "", "nodes", "a", &json!({"user": {"username": "admin"}})));
+        audit.push(request("get", "", "", "", &json!({"requestURI": "/version"})));
+        assert_eq!(found(&leases(), &audit), [""; 0]);
     }
 
     #[test]
     fn a_right_that_nobody_uses_is_found_down_to_its_object() {
         let mut audit = nodes();
-        audit.push(request("update", "coordination.k8s.io", "leases", "here/one", json!({})));
-        audit.push(request("update", "coordination.k8s.io", "leases", "there/two", json!({})));
-        let found = found(leases(), &audit);
+        audit.push(request("update", "coordination.k8s.io", "leases", "here/one", &json!({})));
+        audit.push(request("update", "coordination.k8s.io", "leases", "there/two", &json!({})));
+        let found = found(&leases(), &audit);
         assert_eq!(found.len(), 2, "{found:#?}");
         assert!(found[0].starts_with("granted and never used") && found[0].contains("two, in here"), "{found:#?}");
         assert!(found[1].starts_with("granted by somebody else") && found[1].contains("there/two"), "{found:#?}");
@@ -289,8 +289,8 @@ pub(crate) mod tests {
             let no = json!({"annotations": {"authorization.k8s.io/decision": "forbid"},
                 "responseStatus": {"code": 403}, "requestURI": uri});
             let mut audit = nodes();
-            audit.push(request("list", "", what, "", no));
-            let found = found(json!([]), &audit);
+            audit.push(request("list", "", what, "", &no));
+            let found = found(&json!([]), &audit);
             assert!(found.len() == 1 && found[0].starts_with("wanted and not granted"), "{found:#?}");
         }
     }
@@ -304,9 +304,9 @@ pub(crate) mod tests {
             .push(json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["update"]}));
         let mut audit = nodes();
         for name in ["here/one", "here/two"] {
-            audit.push(request("update", "coordination.k8s.io", "leases", name, json!({})));
+            audit.push(request("update", "coordination.k8s.io", "leases", name, &json!({})));
         }
-        let found = found(rules, &audit);
+        let found = found(&rules, &audit);
         assert!(found.len() == 1 && found[0].contains("any, in here"), "{found:#?}");
     }
 
@@ -315,21 +315,21 @@ pub(crate) mod tests {
         let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["trust"],
             "verbs": ["create", "patch"]}]);
         let mut audit = nodes();
-        audit.push(request("patch", "", "configmaps", "here/trust", json!({})));
-        let found_ = found(rules.clone(), &audit);
+        audit.push(request("patch", "", "configmaps", "here/trust", &json!({})));
+        let found_ = found(&rules, &audit);
         assert!(found_.len() == 1 && found_[0].contains("create configmaps"), "{found_:#?}");
-        audit.push(request("patch", "", "configmaps", "here/trust", json!({"responseStatus": {"code": 201}})));
-        assert_eq!(found(rules, &audit), [""; 0]);
+        audit.push(request("patch", "", "configmaps", "here/trust", &json!({"responseStatus": {"code": 201}})));
+        assert_eq!(found(&rules, &audit), [""; 0]);
     }
 
     #[test]
     fn a_right_to_a_path_is_used_by_a_request_for_it() {
         let rules = || json!([{"nonResourceURLs": ["/openid/v1/jwks"], "verbs": ["get"]}]);
-        let found_ = found(rules(), &nodes());
+        let found_ = found(&rules(), &nodes());
         assert!(found_.len() == 1 && found_[0].contains("get /openid/v1/jwks"), "{found_:#?}");
         let mut audit = nodes();
-        audit.push(request("get", "", "", "", json!({"requestURI": "/openid/v1/jwks?timeout=1s"})));
-        assert_eq!(found(rules(), &audit), [""; 0]);
+        audit.push(request("get", "", "", "", &json!({"requestURI": "/openid/v1/jwks?timeout=1s"})));
+        assert_eq!(found(&rules(), &audit), [""; 0]);
     }
 
     #[test]
@@ -340,9 +340,9 @@ pub(crate) mod tests {
             json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["*"]}]),
             json!([{"nonResourceURLs": ["/metrics/*"], "verbs": ["get"]}]),
         ] {
-            assert!(granted(&install(rules.clone())).is_err(), "{rules}");
+            assert!(granted(&install(&rules)).is_err(), "{rules}");
         }
-        let mut objects = install(json!([]));
+        let mut objects = install(&json!([]));
         objects[1]["roleRef"]["name"] = json!("other");
         assert!(granted(&objects).is_err());
         objects[1]["roleRef"]["name"] = json!("a");
