@@ -2,6 +2,8 @@
 //! resourceVersion of what the decision was made on, each preceded by a look whether this process still leads.
 
 mod event;
+#[cfg(test)]
+mod last_look;
 mod node;
 mod pods;
 mod shadow;

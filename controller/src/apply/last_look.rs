@@ -1,0 +1,171 @@
+//! The last look before a go, at a Node and pods that are not what the decision was made on.
+
+use std::sync::{Arc, Mutex};
+
+use http::{Request, Response};
+use kube::client::Body;
+use models::go::GoClaims;
+use models::names::{CONTROLLER_MANAGER, HOLD_ANNOTATION, INTERFACE_LABEL, INTERFACE_VERSION};
+use models::shadow::{BottlerocketShadowSpec, HostState};
+use semver::Version;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::{Applier, ApplyError};
+use crate::drain::filter::Rules;
+use crate::leader::Leadership;
+use crate::plan::Action;
+use crate::tls::Signer;
+use crate::view::{Cache, NodeFacts, NodeView, ShadowFacts};
+
+const BOOT: &str = "boot-1";
+
+/// The Node as it has to be.
+fn node() -> Value {
+    json!({
+        "metadata": {
+            "name": "a", "uid": "node-uid", "resourceVersion": "41",
+            "labels": {INTERFACE_LABEL: INTERFACE_VERSION},
+            "managedFields": [{"manager": CONTROLLER_MANAGER, "operation": "Apply", "apiVersion": "v1",
+                "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}],
+        },
+        "spec": {"unschedulable": true},
+        "status": {"nodeInfo": {"bootID": BOOT}},
+    })
+}
+
+/// A pod of a workload on the node.
+fn pod() -> Value {
+    json!({
+        "metadata": {"name": "p", "namespace": "shop", "uid": "p-1", "ownerReferences": [
+            {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "w-1", "controller": true}]},
+        "spec": {"nodeName": "a", "containers": []},
+        "status": {"phase": "Running"},
+    })
+}
+
+/// What the plan was made on, whatever the cluster says now: an order to reboot, and an agent that asks.
+fn decided_on() -> NodeView {
+    let spec = BottlerocketShadowSpec {
+        state: HostState::RebootedIntoUpdate,
+        version: Some(Version::new(1, 20, 5)),
+        attempt: 3,
+        boot_id: Some(BOOT.into()),
+        ..BottlerocketShadowSpec::default()
+    };
+    NodeView {
+        facts: NodeFacts { name: "a".into(), uid: "node-uid".into(), ..NodeFacts::default() },
+        shadow: Some(ShadowFacts {
+            node: "a".into(),
+            uid: "shadow-uid".into(),
+            resource_version: "42".into(),
+            owner_uid: Some("node-uid".into()),
+            spec,
+            ..ShadowFacts::default()
+        }),
+        ..NodeView::default()
+    }
+}
+
+/// Asks for a go where the cluster is so; returns what became of it, and the orders that were written.
+async fn go(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result<(), ApplyError>, Vec<Value>) {
+    let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let orders: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let log = orders.clone();
+    tokio::spawn(async move {
+        while let Some((request, reply)) = handle.next_request().await {
+            let (parts, body) = request.into_parts();
+            let answer = match parts.uri.path() {
+                "/api/v1/nodes/a" => node.clone(),
+                "/api/v1/pods" => {
+                    assert_eq!(parts.uri.query(), Some("&fieldSelector=spec.nodeName%3Da"));
+                    json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods})
+                }
+                _ => {
+                    let order: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+                    log.lock().unwrap().push(order.clone());
+                    order
+                }
+            };
+            let answer = Body::from(answer.to_string().into_bytes());
+            reply.send_response(Response::builder().status(200).body(answer).unwrap());
+        }
+    });
+    let changed = Arc::new(watch::channel(0).0);
+    let applier = Applier::new(
+        kube::Client::new(service, "default"),
+        "brupop-system".into(),
+        "me".into(),
+        Leadership::forever(),
+        signer.clone(),
+        crate::metrics::Metrics::new().unwrap(),
+        Cache::new(changed.clone()),
+        Cache::new(changed.clone()),
+        Cache::new(changed),
+    );
+    let action = Action::Go { nonce: "n-1".into(), rules: Rules::default() };
+    let result = applier.carry_out(&decided_on(), action).await.map(|_| ());
+    let orders = orders.lock().unwrap().clone();
+    (result, orders)
+}
+
+#[tokio::test]
+async fn a_node_on_which_nothing_is_left_gets_a_go_for_its_boot_its_attempt_and_its_nonce() {
+    let signer = Signer::with_a_new_key();
+    // A pod from a file of the node's own goes with the node.
+    let mut of_the_node = pod();
+    of_the_node["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    for left_there in [vec![], vec![of_the_node]] {
+        let (result, orders) = go(node(), left_there, &signer).await;
+        result.unwrap();
+        assert_eq!(orders.len(), 1, "{orders:#?}");
+        assert_eq!(orders[0]["metadata"]["uid"], "shadow-uid");
+        assert_eq!(orders[0]["metadata"]["resourceVersion"], "42");
+        let claims: GoClaims = signer.read(orders[0]["spec"]["go"]["jws"].as_str().unwrap());
+        let wanted = GoClaims {
+            node_uid: "node-uid".into(),
+            boot_id: BOOT.into(),
+            attempt: 3,
+            version: Version::new(1, 20, 5),
+            nonce: "n-1".into(),
+            host: None,
+        };
+        assert_eq!(claims, wanted);
+    }
+}
+
+#[tokio::test]
+async fn no_go_is_given_whatever_the_shadow_says_where_the_cluster_says_otherwise() {
+    let signer = Signer::with_a_new_key();
+    let with = |pointer: &str, value: Value| {
+        let mut node = node();
+        *node.pointer_mut(pointer).unwrap() = value;
+        (node, vec![])
+    };
+    let mut held = node();
+    held["metadata"]["annotations"] = json!({HOLD_ANNOTATION: "mine"});
+    let mut leaving = node();
+    leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    for (sentence, (node, pods)) in [
+        ("a pod is on the node", (node(), vec![pod()])),
+        ("another Node has its name", with("/metadata/uid", json!("node-2"))),
+        ("it is in another boot", with("/status/nodeInfo/bootID", json!("boot-2"))),
+        ("it says nothing of its boot", with("/status", json!({}))),
+        ("somebody uncordoned it", with("/spec", json!({}))),
+        ("the cordon is somebody else's", with("/metadata/managedFields/0/manager", json!("kubectl-cordon"))),
+        ("it has left the operator", with("/metadata/labels", json!({}))),
+        ("somebody holds it", (held, vec![])),
+        ("it is being deleted", (leaving, vec![])),
+    ] {
+        let (result, orders) = go(node, pods, &signer).await;
+        assert!(matches!(result, Err(ApplyError::NoGo(_) | ApplyError::Changed(_))), "{sentence}: {result:?}");
+        assert!(orders.is_empty(), "{sentence}: {orders:#?}");
+    }
+}
+
+#[tokio::test]
+async fn without_a_key_there_is_no_go() {
+    let (result, orders) = go(node(), vec![], &Signer::default()).await;
+    assert!(matches!(result, Err(ApplyError::NoKey)), "{result:?}");
+    assert!(orders.is_empty());
+}
