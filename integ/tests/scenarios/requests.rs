@@ -79,8 +79,9 @@ async fn an_idle_cluster_costs_no_write_but_the_lease() -> anyhow::Result<()> {
                 world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
             })
             .await?;
-        // One renewal for what is still on its way, then several with hosts that look for updates each second.
-        scene.renewals(1).await?;
+        // Two renewals for what is still on its way: the first may come at any moment, and there is more than a second, which
+        // counts of the fleet may be held back for, between the two. Then several with hosts that look for updates each second.
+        scene.renewals(2).await?;
         let from = Timestamp::now();
         let looks = looks(scene);
         scene.renewals(3).await?;
