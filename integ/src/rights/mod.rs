@@ -324,12 +324,13 @@ pub(crate) mod tests {
 
     #[test]
     fn a_right_to_a_path_is_used_by_a_request_for_it() {
-        let rules = || json!([{"nonResourceURLs": ["/openid/v1/jwks"], "verbs": ["get"]}]);
-        let found_ = found(&rules(), &nodes());
-        assert!(found_.len() == 1 && found_[0].contains("get /openid/v1/jwks"), "{found_:#?}");
-        let mut audit = nodes();
-        audit.push(request("get", "", "", "", &json!({"requestURI": "/openid/v1/jwks?timeout=1s"})));
-        assert_eq!(found(&rules(), &audit), [""; 0]);
+        let mut objects = install(&json!([]));
+        objects[2]["rules"] = json!([{"nonResourceURLs": ["/openid/v1/jwks"], "verbs": ["get"]}]);
+        let rights = granted(&objects).unwrap();
+        let found = findings(&rights, &[]);
+        assert!(found.len() == 1 && found[0].to_string().contains("get /openid/v1/jwks"), "{found:#?}");
+        let asked = request("get", "", "", "", &json!({"requestURI": "/openid/v1/jwks?timeout=1s"}));
+        assert_eq!(findings(&rights, &[asked]), []);
     }
 
     #[test]
