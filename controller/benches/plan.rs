@@ -116,7 +116,6 @@ fn node(number: usize) -> NodeView {
             from: Some(OLD),
             started: at(-120),
             go_given: false,
-            may_be_rebooting: false,
             soak_restarted: false,
             restarts: None,
             watched_since: None,

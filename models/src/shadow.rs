@@ -104,9 +104,6 @@ pub struct Go {
     /// The claims and their signature, a JWS in compact form.
     #[cfg_attr(feature = "crd", schemars(length(max = 4096)))]
     pub jws: String,
-    /// Whether an earlier go of this attempt was answered before: the host may have acted on that one.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub repeated: bool,
 }
 
 /// What the controller asks of one host.
@@ -440,10 +437,6 @@ pub struct Progress {
     /// While `Releasing`: whether a go had been given in this attempt, so that the host may still act on it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub go_given: bool,
-    /// While `Releasing`: whether the host may have been told to reboot already, so that it may go down for as long as a
-    /// shutdown takes, whatever an agent that was restarted meanwhile says.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub may_be_rebooting: bool,
     /// Whether the soak was begun anew already, after another boot or a time in which the node was not Ready.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub soak_restarted: bool,

@@ -174,7 +174,7 @@ impl Bench {
     pub(crate) fn give(&self, claims: &GoClaims) {
         let jws = self.sign(claims);
         let nonce = claims.nonce.clone();
-        self.web.order(|spec| spec.go = Some(Go { nonce, jws, repeated: false }));
+        self.web.order(|spec| spec.go = Some(Go { nonce, jws }));
     }
 
     pub(crate) async fn staged(&self, attempt: i64) {

@@ -182,10 +182,7 @@ impl Applier {
             host: shadow.spec.host.clone(),
         };
         let jws = self.sign(&claims)?;
-        let spec = BottlerocketShadowSpec {
-            go: Some(Go { nonce: nonce.to_owned(), jws, repeated: shadow.spec.go.is_some() }),
-            ..shadow.spec.clone()
-        };
+        let spec = BottlerocketShadowSpec { go: Some(Go { nonce: nonce.to_owned(), jws }), ..shadow.spec.clone() };
         self.leadership.check()?;
         self.write_spec(shadow, &spec).await
     }

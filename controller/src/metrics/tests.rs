@@ -27,7 +27,6 @@ fn at(step: Step, since: i64) -> ControllerReport {
         from: Some(version("1.20.0")),
         started: t(0),
         go_given: false,
-        may_be_rebooting: false,
         soak_restarted: false,
         disruptive: false,
         restarts: None,

@@ -51,7 +51,7 @@ fn a_node_that_never_comes_back_from_its_update_is_charged_to_the_version() {
     let mut gone = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
     gone.facts.ready = false;
     let shadow = gone.shadow.as_mut().unwrap();
-    shadow.spec.go = Some(Go { nonce: "n".into(), jws: String::new(), repeated: false });
+    shadow.spec.go = Some(Go { nonce: "n".into(), jws: String::new() });
     shadow.status.agent.armed = Some(armed(ArmedPhase::Activated));
     let (view, policy) = cluster(vec![gone], &["a"]);
     let plan = plan(&view, &policy, t(3600));
@@ -169,7 +169,7 @@ fn a_failed_soak_waits_for_no_go_and_gives_the_slot_back_at_once() {
     failed.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     failed.facts.boot_id = "b2".into();
     let shadow = failed.shadow.as_mut().unwrap();
-    shadow.spec.go = Some(Go { nonce: "n".into(), jws: "j".into(), repeated: false });
+    shadow.spec.go = Some(Go { nonce: "n".into(), jws: "j".into() });
     let progress = shadow.status.controller.progress.as_mut().unwrap();
     (progress.boot_id, progress.soak_restarted) = ("b2".into(), true);
     let (mut view, policy) = cluster(vec![failed], &["a"]);

@@ -283,7 +283,7 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
         let shadow = node.shadow.as_mut().unwrap();
         shadow.status.controller.drain =
             Some(models::shadow::DrainStatus { taken_up_again: again, ..Default::default() });
-        shadow.spec.go = go.then(|| Go { nonce: "old".into(), jws: "j".into(), repeated: false });
+        shadow.spec.go = go.then(|| Go { nonce: "old".into(), jws: "j".into() });
         shadow.status.agent.armed = Some(Armed {
             version: NEW,
             boot_id: "b1".into(),

@@ -71,7 +71,6 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
         from: Some(OLD),
         started: t(0),
         go_given: false,
-        may_be_rebooting: false,
         soak_restarted: false,
         restarts: None,
         watched_since: None,

@@ -234,7 +234,7 @@ impl World {
                 let pods = node.pods.clone().unwrap_or_default();
                 let empty = filter::sort(&pods, rules, drain.as_ref(), models::names::SYSTEM_NAMESPACE).empty();
                 if empty && node.facts.claimed() && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
-                    shadow.spec.go = Some(Go { nonce, jws: String::new(), repeated: shadow.spec.go.is_some() });
+                    shadow.spec.go = Some(Go { nonce, jws: String::new() });
                     shadow.generation += 1;
                 }
             }

@@ -10,6 +10,7 @@ mod version;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use models::go::SHUTDOWN_LIMIT;
 use models::operator::{
     AtDeadline, BottlerocketUpdateOperatorSpec, CountOrPercent, DrainPolicy, Expression, HealthPolicy, NodeSelector,
     SchedulePolicy, StepApproval,
@@ -190,6 +191,8 @@ pub struct Policy {
     pub reboot: Duration,
     /// How long the node may take from its new boot to being Ready.
     pub returning: Duration,
+    /// The longest that a host takes to go down once it was told to.
+    pub shutdown: Duration,
     /// How many nodes may fail on a version before the rollout freezes.
     pub max_failures: usize,
     /// How long a node waits after its first failed attempt.
@@ -225,6 +228,7 @@ impl Default for Policy {
             stage: Duration::from_secs(30 * 60),
             reboot: Duration::from_secs(15 * 60),
             returning: Duration::from_secs(10 * 60),
+            shutdown: SHUTDOWN_LIMIT,
             max_failures: 1,
             back_off: Duration::from_secs(10 * 60),
             label_nodes: false,
@@ -317,6 +321,7 @@ impl Policy {
             stage: deadlines.stage.map_or(default.stage, |d| d.0),
             reboot: deadlines.reboot.map_or(default.reboot, |d| d.0),
             returning: deadlines.returning.map_or(default.returning, |d| d.0),
+            shutdown: deadlines.shutdown.map_or(default.shutdown, |d| d.0),
             max_failures: failures.max_failures.map_or(default.max_failures, |n| n as usize),
             back_off: failures.back_off.map_or(default.back_off, |d| d.0),
             label_nodes: spec.label_nodes.unwrap_or(default.label_nodes),
@@ -476,6 +481,10 @@ mod tests {
         let mut shown = 0;
         for block in blocks.map(|rest| rest.split("```").next().unwrap()) {
             let object: serde_json::Value = serde_saphyr::from_str(block).unwrap();
+            // Beside policies there are objects of Kubernetes' own.
+            if object.get("kind").is_some_and(|kind| kind != "BottlerocketUpdateOperator") {
+                continue;
+            }
             let spec: BottlerocketUpdateOperatorSpec = serde_json::from_value(object["spec"].clone()).unwrap();
             assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
             shown += 1;

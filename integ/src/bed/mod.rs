@@ -60,6 +60,8 @@ impl Default for BedOptions {
                 "version": {"refreshInterval": "1s"},
                 "health": {"after": {"soak": "1s"}},
                 "failurePolicy": {"backOff": "2s"},
+                // These hosts go down at once.
+                "deadlines": {"shutdown": "5s"},
             }),
             labels: BTreeMap::new(),
             labelled: true,

@@ -404,7 +404,6 @@ impl Story {
                 version: version(WANTED),
                 from: Some(version(OLD)),
                 started: old.map_or(since, |old| old.started),
-                may_be_rebooting: false,
                 soak_restarted: false,
                 restarts: None,
                 watched_since: None,
@@ -489,7 +488,7 @@ impl Story {
     pub(super) fn go(&mut self, node: &str) {
         self.controller(node, |shadow| {
             let nonce = shadow.status.agent.armed.as_ref().unwrap().nonce.clone();
-            shadow.spec.go = Some(Go { nonce, jws: String::new(), repeated: false });
+            shadow.spec.go = Some(Go { nonce, jws: String::new() });
         });
     }
 

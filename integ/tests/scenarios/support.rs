@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use futures::{StreamExt as _, TryStreamExt as _};
 use integ::bed::{Bed, BedOptions, workload};
 use integ::host::EventKind;
-use integ::oracle::{Attempt, Expectations, History, Shadow, Verdict, World};
+use integ::oracle::{Attempt, Expectations, History, Property, Shadow, Verdict, World};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -86,6 +86,16 @@ pub(crate) async fn run_expecting(
     expectations: Expectations,
     story: impl AsyncFnOnce(&mut Scene) -> anyhow::Result<()>,
 ) -> anyhow::Result<Ending> {
+    run_but_for(None, options, expectations, story).await
+}
+
+/// The same, where one property cannot hold for reasons that are not the operator's.
+pub(crate) async fn run_but_for(
+    lost: Option<Property>,
+    options: BedOptions,
+    expectations: Expectations,
+    story: impl AsyncFnOnce(&mut Scene) -> anyhow::Result<()>,
+) -> anyhow::Result<Ending> {
     let _turn = TURNS.acquire().await?;
     let seed = match std::env::var(SEED) {
         Ok(text) => text.parse().with_context(|| format!("{SEED} is no number"))?,
@@ -111,7 +121,8 @@ pub(crate) async fn run_expecting(
             timeline(&so_far, began)
         )));
     }
-    let (verdict, history) = judged?;
+    let (mut verdict, history) = judged?;
+    verdict.violations.retain(|violation| Some(violation.property) != lost);
     verdict.ensure_safe().with_context(|| format!("unsafe; {}\n{}", repeat(), timeline(&history, began)))?;
     anyhow::ensure!(complaints.is_empty(), "the operator's own output tells of a defect; {}\n{complaints}", repeat());
     let stats = &verdict.stats;

@@ -320,6 +320,11 @@ pub struct Deadlines {
     /// From the new boot until the node is Ready. Default 10m.
     #[serde(default, rename = "return", skip_serializing_if = "Option::is_none")]
     pub returning: Option<Duration>,
+    /// The longest that a host takes to go down once it was told to. A node whose order to reboot was taken back after its go is
+    /// given back only when go and shutdown would both be over and its kubelet is still heard, or it has another boot.
+    /// Default 150s: systemd's 90 s for units that do not stop, and room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shutdown: Option<Duration>,
 }
 
 /// Nodes with a policy of their own, where it differs.

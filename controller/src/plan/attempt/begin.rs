@@ -1,6 +1,6 @@
 //! From idle to a staged image: whether an attempt may begin, and staging, which disrupts nothing.
 
-use models::go::{GO_LIFETIME, SHUTDOWN_LIMIT};
+use models::go::GO_LIFETIME;
 use models::reason::FailureReason;
 use models::shadow::{HostState, Progress, Step};
 use semver::Version;
@@ -26,7 +26,6 @@ impl Case<'_> {
                 from: self.shadow.status.agent.current_version.clone(),
                 started: self.now,
                 go_given: spec.go.is_some(),
-                may_be_rebooting: false,
                 soak_restarted: false,
                 restarts: None,
                 watched_since: None,
@@ -50,7 +49,7 @@ impl Case<'_> {
             // A claim without an attempt, from a shadow that was deleted, say. Whether a go was given is not known any
             // more, nor to an agent that was restarted: the longest time that a host can take to go down has to pass.
             let known_since = self.shadow.created.map_or(self.view.leader_since, |at| at.max(self.view.leader_since));
-            let certain = after(known_since, GO_LIFETIME + SHUTDOWN_LIMIT);
+            let certain = after(known_since, GO_LIFETIME + self.policy.shutdown);
             if self.now >= certain {
                 return Decision::act(Action::Release);
             }
@@ -115,7 +114,6 @@ impl Case<'_> {
             from: self.shadow.status.agent.current_version.clone(),
             started: self.now,
             go_given: false,
-            may_be_rebooting: false,
             soak_restarted: false,
             restarts: None,
             watched_since: None,

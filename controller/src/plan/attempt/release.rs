@@ -1,7 +1,8 @@
 //! How an attempt fails, what that is charged to, and when the node may be given back.
 
+use jiff::Timestamp;
 use models::condition::set_condition;
-use models::go::{GO_LIFETIME, SHUTDOWN_LIMIT};
+use models::go::GO_LIFETIME;
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{
     ArmedPhase, AttemptResult, CORDONED, ControllerStatus, DRAINED, HEALTHY, HostState, Progress, Record, Step,
@@ -37,7 +38,6 @@ impl Case<'_> {
             step: Step::Releasing,
             since: self.now,
             go_given: !spent && (progress.go_given || self.shadow.spec.go.is_some()),
-            may_be_rebooting: !spent && (progress.may_be_rebooting || self.may_be_rebooting()),
             ..progress.clone()
         });
         self.acknowledge_release(&mut status);
@@ -48,16 +48,6 @@ impl Case<'_> {
             message: format!("attempt {} to {}: {reason}: {message}", progress.attempt, progress.version),
         };
         Decision::act(Action::Status { status: Box::new(status), note: Some(note) })
-    }
-
-    /// Whether the host may have been told to reboot: a go was given, and the agent's last word is not that it still waits
-    /// to act on this only one. (Once restarted, an agent does not know what it told the host before.)
-    pub(super) fn may_be_rebooting(&self) -> bool {
-        let Some(go) = &self.shadow.spec.go else { return false };
-        let still_arming = self.shadow.status.agent.armed.as_ref().is_some_and(|armed| {
-            armed.phase == ArmedPhase::Arming && armed.attempt == self.shadow.spec.attempt && armed.nonce == go.nonce
-        });
-        go.repeated || !still_arming
     }
 
     /// Whether the agent has reported the image of this attempt as armed.
@@ -109,11 +99,9 @@ impl Case<'_> {
         }
         if progress.go_given && !self.cannot_reboot_any_more(progress) {
             let reason = self.last_failure();
-            let quiet = after(progress.since, GO_LIFETIME);
-            let certain = after(progress.since, GO_LIFETIME + SHUTDOWN_LIMIT);
+            let certain = self.down_by_now(progress);
             if self.now < certain {
-                let wake = if self.disarmed() && !progress.may_be_rebooting { quiet } else { certain };
-                return Decision::wait(Wait::NodeNotBack { reason }).waking_at(wake);
+                return Decision::wait(Wait::NodeNotBack { reason }).waking_at(certain);
             }
             let look = self.node.lease.map_or(self.now, |lease| after(lease.looked_at, LEASE_LOOK));
             if look <= self.now {
@@ -149,14 +137,17 @@ impl Case<'_> {
             .unwrap_or(FailureReason::Unknown)
     }
 
-    /// After a go: whether the host can no longer act on it, so that the node may be given back.
-    pub(super) fn cannot_reboot_any_more(&self, progress: &Progress) -> bool {
-        let certain = after(progress.since, GO_LIFETIME + SHUTDOWN_LIMIT);
-        let quiet = if progress.may_be_rebooting { certain } else { after(progress.since, GO_LIFETIME) };
-        let confirmed = self.disarmed() && self.now >= quiet;
+    /// When a host that acted on a go of this attempt has gone down, at the latest.
+    fn down_by_now(&self, progress: &Progress) -> Timestamp {
+        after(progress.since, GO_LIFETIME + self.policy.shutdown)
+    }
+
+    /// After a go: whether the host can no longer act on it, so that the node may be given back. The agent's own word is not
+    /// asked for: whoever has taken the web API says what he likes in its name.
+    fn cannot_reboot_any_more(&self, progress: &Progress) -> bool {
         let another_boot = self.facts().boot_id != progress.boot_id;
-        // Looked at only after `certain`: a sign of life after that is one of a host that did not go down.
-        let outlived = self.now >= certain && self.node.lease.is_some_and(|lease| lease.alive());
-        confirmed || another_boot || outlived
+        // Looked at only after that time: a sign of life after it is one of a host that did not go down.
+        let outlived = self.now >= self.down_by_now(progress) && self.node.lease.is_some_and(|lease| lease.alive());
+        another_boot || outlived
     }
 }

@@ -12,15 +12,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use deploy::Component;
 use integ::host::{Event, EventKind};
+use integ::oracle::{Expectations, Property};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use models::go::GO_LIFETIME;
-use models::shadow::{Armed, Go, HostPolicy, HostState};
+use models::shadow::{Armed, ArmedPhase, Go, HostPolicy, HostState};
 use models::wire::{AgentStatus, ShadowView};
 use serde_json::{Value, json};
 
 use self::server::{Fate, Hostile, Lies, locked};
 use crate::interfere::{blocked_drain, go_of, is_activate, is_call, poll, unblock};
-use crate::support::{NEW, Scene, is_given_back, is_updated, nodes, other, run, shadow_of};
+use crate::support::{NEW, Scene, is_given_back, is_updated, nodes, other, run, run_but_for, shadow_of};
 
 /// Whether a host was asked for anything that takes it down.
 fn disrupts(event: &Event) -> bool {
@@ -229,6 +230,52 @@ async fn an_acknowledgement_that_is_forged_brings_no_go() -> anyhow::Result<()> 
     })
     .await?
     .assert_updates(2);
+    Ok(())
+}
+
+/// Lets an agent act on its go, and tells nobody that it does.
+#[derive(Clone, Default)]
+struct HidesTheAct(Shared<bool>);
+
+impl Lies for HidesTheAct {
+    fn report(&mut self, _: &str, report: &AgentStatus) -> Fate {
+        let acts = report.report.armed.as_ref().is_some_and(|armed| armed.phase == ArmedPhase::Activated);
+        *locked(&self.0) |= acts;
+        // From then on nothing passes but what it says itself.
+        if *locked(&self.0) { Fate::Swallow } else { Fate::Pass }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acknowledgement_of_the_last_step_that_is_forged_gives_no_node_back_that_may_go_down() -> anyhow::Result<()>
+{
+    // Longer than a go is good for.
+    let shutdown = GO_LIFETIME + Duration::from_secs(15);
+    let mut options = nodes(2);
+    options.timings.shutdown = shutdown;
+    options.policy["deadlines"]["shutdown"] = json!(format!("{}s", shutdown.as_secs() + 5));
+    let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
+    // The word that S2 asks for is the very one that is swallowed. What counts is that no pod is on the node when it goes down (S3),
+    // and that it had not been given back (S9).
+    let ending = run_but_for(Some(Property::S2), options, expectations, async |scene| {
+        let target = blocked_drain(scene).await?;
+        let hides = HidesTheAct::default();
+        let hostile = Hostile::take(scene, hides.clone()).await?;
+        unblock(scene).await?;
+        poll("the agent acts on its go", async || Ok(locked(&hides.0).then_some(()))).await?;
+        crate::interfere::withdraw(scene, &target).await?;
+        let view = hostile.truth(&target).context("no view")?;
+        let mut denial = view.status.clone();
+        denial.report.state = Some(HostState::Idle);
+        denial.report.armed = None;
+        hostile.report(&target, denial).await?;
+        let boot = scene.bed.member(&target)?.host.snapshot().boot_id;
+        scene.until("the node is given back", |world| is_given_back(world, &target)).await?;
+        ensure!(scene.bed.member(&target)?.host.snapshot().boot_id != boot, "it was given back before it went down");
+        honest_again(scene, hostile).await
+    })
+    .await?;
+    assert!(ending.verdict.stats.reboots >= 2);
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use futures::stream;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
@@ -63,6 +63,8 @@ struct State {
     told: broadcast::Sender<(String, WatchLine)>,
     /// The last true view of each node.
     truth: Mutex<BTreeMap<String, ShadowView>>,
+    /// The last token that came from each node.
+    tokens: Mutex<BTreeMap<String, String>>,
     cluster: kube::Client,
     ca: String,
 }
@@ -96,6 +98,7 @@ impl Hostile {
             lies: Mutex::new(Box::new(lies)),
             told: broadcast::Sender::new(64),
             truth: Mutex::default(),
+            tokens: Mutex::default(),
             cluster: client.clone(),
             ca: published_ca(client).await?,
         });
@@ -135,6 +138,21 @@ impl Hostile {
         let _ = self.state.told.send((node.to_owned(), WatchLine::Shadow { object: Box::new(view) }));
     }
 
+    /// Reports in the name of a node's agent, with its token, that the last order is carried out.
+    pub(crate) async fn report(&self, node: &str, mut status: AgentStatus) -> anyhow::Result<()> {
+        let (token, view) = (locked(&self.state.tokens).get(node).cloned(), self.truth(node));
+        let url = format!("https://{}:8443/v1/nodes/{node}/shadow", host());
+        let client = self.state.real().await?;
+        let token = token.context("the node's agent has sent nothing yet")?;
+        let now: ShadowView = client.get(&url).header("authorization", &token).send().await?.json().await?;
+        ensure!(view.is_some_and(|view| view.metadata.uid == now.metadata.uid), "another shadow");
+        status.report.observed_generation = Some(now.metadata.generation);
+        let request = client.put(format!("{url}/status")).header("authorization", &token);
+        let answer = request.header("if-match", format!("\"{}\"", now.etag)).json(&status).send().await?;
+        ensure!(answer.status().is_success(), "{}", answer.text().await?);
+        Ok(())
+    }
+
     /// The last true view of a node.
     pub(crate) fn truth(&self, node: &str) -> Option<ShadowView> {
         locked(&self.state.truth).get(node).cloned()
@@ -172,6 +190,10 @@ impl State {
     async fn serve(self: Arc<Self>, request: Request<Incoming>) -> anyhow::Result<Response<Body>> {
         let path = request.uri().path_and_query().context("no path")?.to_string();
         let node = path.split('/').nth(3).context("no node")?.to_owned();
+        let token = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+        if let Some(token) = token {
+            locked(&self.tokens).insert(node.clone(), token.to_owned());
+        }
         let mut onward = self.real().await?.request(request.method().clone(), format!("https://{}:8443{path}", host()));
         for name in ["authorization", "if-match", "content-type"] {
             if let Some(value) = request.headers().get(name) {
