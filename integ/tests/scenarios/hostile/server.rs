@@ -181,7 +181,7 @@ impl State {
         let pods: Api<Pod> = Api::namespaced(self.cluster.clone(), SYSTEM_NAMESPACE);
         let ours = ListParams::default().labels(&format!("{COMPONENT_LABEL}={APISERVER}"));
         let living = pods.list(&ours).await?.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
-        let ip = living.filter_map(|pod| pod.status?.pod_ip).last().context("there is no web API")?;
+        let ip = living.filter_map(|pod| pod.status?.pod_ip).next_back().context("there is no web API")?;
         let address = SocketAddr::from((to_process(ip.parse()?), 8443));
         let ca = reqwest::Certificate::from_pem_bundle(self.ca.as_bytes())?;
         Ok(reqwest::Client::builder().no_proxy().tls_certs_only(ca).resolve(&host(), address).build()?)
