@@ -27,6 +27,16 @@ pub struct Config {
     /// The cluster's domain, for the names in the web API's certificate.
     #[arg(long, env = "BRUPOP_CLUSTER_DOMAIN", default_value = "cluster.local")]
     pub cluster_domain: String,
+    /// Where the web API's certificate comes from: `managed` is made and renewed here; `provided` is what somebody else puts into
+    /// the Secret `brupop-apiserver-tls` (tls.crt, tls.key, and ca.crt for the agents), such as cert-manager.
+    #[arg(long, env = "BRUPOP_SERVING_CERTIFICATE", value_enum, default_value_t = ServingCertificate::Managed)]
+    pub serving_certificate: ServingCertificate,
+    /// How long every kubelet has to have taken a change of the ConfigMap `brupop-trust`. A new authority or key is published
+    /// for so long before it is used. A kubelet looks at a pod's volumes within 90 s (its --sync-frequency of 1m, and up to half as
+    /// much again), and its copy may be 5 minutes old where it does not watch (its configMapAndSecretChangeDetectionStrategy
+    /// is Cache, in a cluster of thousands of nodes); the rest is room for tries that fail.
+    #[arg(long, env = "BRUPOP_TRUST_WAIT", default_value = "10m")]
+    pub trust_wait: models::duration::Duration,
     /// For tests of the operator: the local clock is wrong by so many seconds.
     #[arg(long, hide = true, allow_negative_numbers = true, default_value_t = 0)]
     pub clock_skew: i32,
@@ -38,4 +48,13 @@ pub struct Config {
     /// What is logged, e.g. `info` or `controller=debug,kube=warn`.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log_filter: String,
+}
+
+/// Who makes the web API's certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ServingCertificate {
+    /// The leader.
+    Managed,
+    /// Somebody else.
+    Provided,
 }

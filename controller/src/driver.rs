@@ -256,6 +256,7 @@ impl Driver {
             own_namespace: self.applier.namespace.clone(),
             leader_since: self.leader_since,
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
+            tls: self.applier.signer.facts(),
             ..ClusterView::default()
         };
         for (name, facts) in nodes {

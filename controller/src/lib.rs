@@ -24,7 +24,7 @@ pub mod tls;
 pub mod view;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context as _;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -41,12 +41,6 @@ use tokio::sync::watch;
 use crate::config::Config;
 use crate::driver::End;
 use crate::view::{BudgetFacts, Cache, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
-
-/// How long after a failure keys and certificates are tried again.
-const TLS_RETRY: Duration = Duration::from_secs(2);
-
-/// How often keys and certificates are looked at in any case, so that a Secret deleted by hand is made anew.
-const TLS_PERIOD: Duration = Duration::from_secs(300);
 
 /// Runs the controller until `stop` turns true or the lease is lost, which is an error: the process has to end, since
 /// another replica may lead already.
@@ -174,7 +168,17 @@ async fn lead(
     metrics.lead(true);
     let (nodes, shadows, operator, budgets) = caches;
     let signer = tls::Signer::default();
-    let keys = tokio::spawn(keep_keys(client.clone(), config.clone(), leadership.clone(), signer.clone()));
+    let keeper = tls::Keeper::new(
+        client.clone(),
+        config.clone(),
+        leadership.clone(),
+        signer.clone(),
+        metrics.clone(),
+        shadows.clone(),
+        operator.clone(),
+        changed.clone(),
+    );
+    let keys = tokio::spawn(keeper.run());
     let applier = apply::Applier::new(
         client,
         config.namespace.clone(),
@@ -194,21 +198,4 @@ async fn lead(
     metrics.lead(false);
     keys.abort();
     end
-}
-
-async fn keep_keys(client: kube::Client, config: Config, leadership: leader::Leadership, signer: tls::Signer) {
-    loop {
-        let now = clock::now();
-        let pause = match tls::ensure(&client, &config, &leadership, &signer, now).await {
-            Ok(next) => Duration::try_from(next.duration_since(now)).unwrap_or_default().clamp(TLS_RETRY, TLS_PERIOD),
-            Err(error) => {
-                tracing::error!(
-                    error = &error as &dyn std::error::Error,
-                    "keys and certificates are not in order, trying again"
-                );
-                TLS_RETRY
-            }
-        };
-        tokio::time::sleep(pause).await;
-    }
 }

@@ -81,10 +81,9 @@ fn controller_in_system() -> Vec<PolicyRule> {
         // created.
         rule("coordination.k8s.io", &["leases"], &["create"]),
         named("coordination.k8s.io", &["leases"], &[CONTROLLER], &["get", "list", "watch", "update"]),
-        // The CA, the web API's certificate and the key of the gos: made, and renewed, by the leader.
+        // The CA, the web API's certificate and the key of the gos: made, watched and renewed by the leader.
         rule(CORE, &["secrets"], &["create"]),
-        named(CORE, &["secrets"], &[CA_SECRET, SERVING_SECRET, GO_KEY_SECRET], &["get"]),
-        named(CORE, &["secrets"], &[SERVING_SECRET], &["update"]),
+        named(CORE, &["secrets"], &[CA_SECRET, SERVING_SECRET, GO_KEY_SECRET], &["list", "watch", "update"]),
     ]
 }
 
@@ -92,7 +91,7 @@ fn controller_in_system() -> Vec<PolicyRule> {
 fn controller_beside_agents() -> Vec<PolicyRule> {
     vec![
         // What the agents trust: the CA bundle and the public keys of the gos. Made by an apply, which names it beforehand.
-        named(CORE, &["configmaps"], &[TRUST_CONFIG_MAP], &["get", "create", "patch"]),
+        named(CORE, &["configmaps"], &[TRUST_CONFIG_MAP], &["create", "list", "watch", "patch"]),
     ]
 }
 

@@ -49,6 +49,11 @@ pub const HOLD_ANNOTATION: &str = "brupop.bottlerocket.aws/hold";
 pub const RESUME_ANNOTATION: &str = "brupop.bottlerocket.aws/resume";
 /// Annotation on the operator's resource: the canary step that waits for approval has it. Its value names the request.
 pub const APPROVE_STEP_ANNOTATION: &str = "brupop.bottlerocket.aws/approve-step";
+/// Annotation on the operator's resource: a new certificate authority is made and takes over. Its value names the request; on the
+/// Secret of the authorities, the last one that was begun.
+pub const ROTATE_CERTIFICATES_ANNOTATION: &str = "brupop.bottlerocket.aws/rotate-certificates";
+/// The same for the key that signs gos and statements of settings, and its Secret.
+pub const ROTATE_SIGNING_KEY_ANNOTATION: &str = "brupop.bottlerocket.aws/rotate-signing-key";
 /// Annotation on a shadow: the node's back-off ends, and what somebody else armed on its host may be disarmed. Its value
 /// names the request.
 pub const RETRY_ANNOTATION: &str = "brupop.bottlerocket.aws/retry";
@@ -84,6 +89,9 @@ pub const TRUST_CONFIG_MAP: &str = "brupop-trust";
 pub const TRUST_CA_KEY: &str = "ca.crt";
 /// Key of [`TRUST_CONFIG_MAP`] that holds the public keys of gos, a JWKS.
 pub const TRUST_GO_KEYS: &str = "go-keys.json";
+
+/// Annotation on [`TRUST_CONFIG_MAP`]: since when each certificate and key in it has been published, by digest.
+pub const PUBLISHED_ANNOTATION: &str = "brupop.bottlerocket.aws/published";
 
 /// What a shadow's name begins with.
 const SHADOW_PREFIX: &str = "brs-";

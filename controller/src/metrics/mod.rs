@@ -22,7 +22,7 @@ use crate::view::{Answer, ShadowFacts};
 use bounded::Bounded;
 use family::Register;
 
-pub use snapshot::{NodeState, Snapshot, Waits};
+pub use snapshot::{NodeState, Snapshot, TlsSnapshot, Waits};
 
 /// The step of a node without an attempt.
 const IDLE: &str = "Idle";
@@ -51,6 +51,7 @@ pub struct Metrics {
     rejected: IntCounterVec,
     findings: IntCounterVec,
     expressions: IntCounterVec,
+    tls: Tls,
     #[cfg(test)]
     families: Arc<Vec<family::Family>>,
 }
@@ -73,6 +74,23 @@ impl Fleet {
     fn reset(&self) {
         let Self { nodes, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window } = self;
         for gauge in [nodes, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window] {
+            gauge.reset();
+        }
+    }
+}
+
+/// Gauges about keys and certificates, of the leader alone.
+#[derive(Clone)]
+struct Tls {
+    expiry: GaugeVec,
+    rotation: GaugeVec,
+    problem: GaugeVec,
+}
+
+impl Tls {
+    fn reset(&self) {
+        let Self { expiry, rotation, problem } = self;
+        for gauge in [expiry, rotation, problem] {
             gauge.reset();
         }
     }
@@ -172,6 +190,23 @@ impl Metrics {
                 &["result"],
                 "Questions to Prometheus, by what came back: nothing (Quiet), something (Firing), no answer (Failed)",
             )?,
+            tls: Tls {
+                expiry: register.gauge(
+                    "certificate_expiry_timestamp_seconds",
+                    &["certificate"],
+                    "When the certificates of the authority and of the web API end, in seconds since 1970",
+                )?,
+                rotation: register.gauge(
+                    "rotation",
+                    &["of", "phase"],
+                    "Where the rotation of certificates and of the signing key stands (1)",
+                )?,
+                problem: register.gauge(
+                    "certificates_degraded",
+                    &[],
+                    "Whether a key or certificate is not in order (1); the log and the condition Degraded say what",
+                )?,
+            },
             memory: Arc::default(),
             #[cfg(test)]
             families: Arc::new(register.families),
@@ -213,6 +248,7 @@ impl Metrics {
         if !leads {
             memory.waits.clear();
             self.fleet.reset();
+            self.tls.reset();
             self.clock_offset.reset();
         }
     }
@@ -223,6 +259,25 @@ impl Metrics {
         if memory.leading {
             self.clock_offset.with_label_values(&ALONE).set(ahead.as_secs_f64());
         }
+    }
+
+    /// Takes in the state of keys and certificates.
+    pub fn tls(&self, snapshot: &TlsSnapshot) {
+        let memory = self.lock();
+        if !memory.leading {
+            return;
+        }
+        let TlsSnapshot { authority, serving, certificates, signing_key, problem } = snapshot;
+        self.tls.reset();
+        for (certificate, until) in [("authority", authority), ("serving", serving)] {
+            if let Some(until) = until {
+                self.tls.expiry.with_label_values(&[certificate]).set(seconds(*until));
+            }
+        }
+        for (of, phase) in [("certificates", certificates), ("signing_key", signing_key)] {
+            self.tls.rotation.with_label_values(&[of, *phase]).set(1.0);
+        }
+        self.tls.problem.with_label_values(&ALONE).set(f64::from(u8::from(*problem)));
     }
 
     /// Takes in the state of the fleet and of its plan.

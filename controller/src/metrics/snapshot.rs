@@ -34,6 +34,21 @@ pub struct NodeState<'a> {
     pub waits: Waits,
 }
 
+/// Keys and certificates at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TlsSnapshot {
+    /// When the authority's certificate ends, if there is one of ours.
+    pub authority: Option<Timestamp>,
+    /// When the web API's certificate ends, if there is one.
+    pub serving: Option<Timestamp>,
+    /// Where the rotation of certificates stands.
+    pub certificates: &'static str,
+    /// Where the rotation of the signing key stands.
+    pub signing_key: &'static str,
+    /// Whether something is not in order.
+    pub problem: bool,
+}
+
 /// The fleet at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot<'a> {

@@ -47,6 +47,7 @@ use crate::view::PodFacts;
 pub use fleet::plan;
 pub use quarantine::Quarantine;
 pub use report::news;
+pub(crate) use requests::pending_rotations;
 pub use wait::Wait;
 
 /// An Event that goes with a write.

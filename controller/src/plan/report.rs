@@ -12,13 +12,16 @@ use models::shadow::Step;
 use super::survey::Survey;
 use super::{Note, Plan, Wait, requests};
 use crate::policy::{Policy, PolicyError, WindowState};
-use crate::view::{ClusterView, NodeView, OperatorFacts};
+use crate::view::{ClusterView, NodeView, OperatorFacts, TlsFacts};
 
 /// How many reasons the operator's status names.
 const REASONS: usize = 32;
 
 /// How long the policy in force may be, as JSON.
 const POLICY_LENGTH: usize = 65_536;
+
+/// Why the operator is degraded although its policy is good.
+const CERTIFICATES: &str = "CertificatesNotInOrder";
 
 /// Whether nodes may start now.
 pub(super) fn open(state: &WindowState) -> bool {
@@ -96,9 +99,12 @@ fn frozen(survey: &Survey<'_>, resumed: bool) -> Said {
     (true, "VersionFailed", message.chars().take(2000).collect())
 }
 
-fn degraded(errors: &[PolicyError], policy: &Policy) -> Said {
+fn degraded(errors: &[PolicyError], policy: &Policy, tls: &TlsFacts) -> Said {
     if errors.is_empty() {
-        return (false, "AsExpected", String::new());
+        return match &tls.problem {
+            Some(problem) => (true, CERTIFICATES, problem.chars().take(2000).collect()),
+            None => (false, "AsExpected", String::new()),
+        };
     }
     let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
     let force = if policy.unusable { "nothing new starts" } else { "the last good policy stays in force" };
@@ -116,11 +122,16 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
         let held = before.is_some_and(|c| c.status == ConditionStatus::True);
         let holds = now.status == ConditionStatus::True;
         let changed = before.is_none_or(|c| c.message != now.message);
+        let (begins, ends) = match if holds { Some(now) } else { before } {
+            Some(condition) if condition.reason == CERTIFICATES => (CERTIFICATES, "CertificatesInOrder"),
+            _ => (begins, ends),
+        };
         if holds && (!held || changed) {
             notes.push(Note { warning: true, reason: begins, message: now.message.clone() });
         } else if held && !holds {
             let message = match type_ {
                 FROZEN => "no version is held back any more: new updates start",
+                _ if ends == "CertificatesInOrder" => "keys and certificates are in order",
                 _ => "every field of the policy can be obeyed: it is in force",
             };
             notes.push(Note { warning: false, reason: ends, message: message.to_owned() });
@@ -150,7 +161,7 @@ pub(super) fn status(
         (WINDOW_OPEN, window(survey)),
         (PROGRESSING, (progressing, if progressing { "Updating" } else { "Idle" }, String::new())),
         (FROZEN, frozen(survey, resumed)),
-        (DEGRADED, degraded(&errors, policy)),
+        (DEGRADED, degraded(&errors, policy, &view.tls)),
     ] {
         let condition = Condition {
             type_: type_.to_owned(),

@@ -22,6 +22,19 @@ pub(super) fn pending_resume(operator: &OperatorFacts) -> Option<&String> {
     operator.resume.as_ref().filter(|asked| Some(*asked) != done)
 }
 
+/// The values of `rotate-certificates` and `rotate-signing-key` that are not acknowledged yet.
+pub(crate) fn pending_rotations(operator: &OperatorFacts) -> (Option<String>, Option<String>) {
+    if is_new(operator) {
+        return (None, None);
+    }
+    let done = operator.status.requests.clone().unwrap_or_default();
+    let pending = |asked: &Option<String>, done: &Option<String>| asked.clone().filter(|_| asked != done);
+    (
+        pending(&operator.rotate_certificates, &done.rotate_certificates),
+        pending(&operator.rotate_signing_key, &done.rotate_signing_key),
+    )
+}
+
 fn unresolved(shadow: &ShadowFacts) -> bool {
     let record = shadow.status.controller.record.as_ref();
     record.is_some_and(|r| r.version_failures.iter().any(|f| f.resolved_by.is_none()))
@@ -55,6 +68,15 @@ pub(super) fn acknowledged(view: &ClusterView, approval_taken: bool) -> Option<O
     if is_new(operator) {
         requests.resume.clone_from(&operator.resume);
         requests.approve_step.clone_from(&operator.approve_step);
+        requests.rotate_certificates.clone_from(&operator.rotate_certificates);
+        requests.rotate_signing_key.clone_from(&operator.rotate_signing_key);
+    }
+    let (certificates, signing_key) = pending_rotations(operator);
+    if certificates.is_some() && certificates == view.tls.rotated_certificates {
+        requests.rotate_certificates = certificates;
+    }
+    if signing_key.is_some() && signing_key == view.tls.rotated_signing_key {
+        requests.rotate_signing_key = signing_key;
     }
     if let Some(asked) = resumed(view) {
         requests.resume = Some(asked);

@@ -4,28 +4,29 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use jsonwebtoken::jwk::{Jwk, JwkSet};
+use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
 };
 use serde::Serialize;
-use sha2::{Digest, Sha256};
-use x509_parser::extensions::ParsedExtension;
 
-/// How long the certificate authority is good for.
-const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+use super::certificate::{Certificate, digest};
+use super::plan::Id;
+
+/// How long a certificate authority is good for. The next one is made after two thirds of that.
+pub(super) const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// How long a serving certificate is good for. It is renewed after two thirds of that.
-const LEAF_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
+pub(super) const LEAF_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
 /// Certificates are good from a little before they are made: clocks differ.
 const BACKDATE: Duration = Duration::from_secs(3600);
 
 /// Why a key or certificate is of no use.
 #[derive(Debug, thiserror::Error)]
 pub enum MaterialError {
-    /// A field is missing or no text.
-    #[error("the field {0} is missing or is no text")]
+    /// Something is missing or no text.
+    #[error("{0} is missing or is no text")]
     Missing(&'static str),
     /// It does not parse, or could not be made.
     #[error("the certificate or its key is no use")]
@@ -33,8 +34,8 @@ pub enum MaterialError {
     /// The signing key is no use.
     #[error("the signing key is no use")]
     Signing(#[from] jsonwebtoken::errors::Error),
-    /// The public keys cannot be written down.
-    #[error("the public keys cannot be written down")]
+    /// It cannot be read or written as JSON.
+    #[error("it cannot be read or written as JSON")]
     Json(#[from] serde_json::Error),
     /// A date is out of range.
     #[error("a date is out of range")]
@@ -64,13 +65,14 @@ fn params(
     Ok(params)
 }
 
-/// The certificate authority that agents trust for the web API, and for nothing else.
-pub(super) struct Authority {
+/// A certificate authority that agents trust for the web API, and for nothing else, with its key.
+#[derive(Clone)]
+pub(super) struct Issuing {
     certificate: String,
     key: String,
 }
 
-impl Authority {
+impl Issuing {
     /// Makes one.
     pub(super) fn make(now: Timestamp) -> Result<Self, MaterialError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
@@ -81,17 +83,10 @@ impl Authority {
     }
 
     /// Takes one that was made before.
-    pub(super) fn load(certificate: Option<&str>, key: Option<&str>) -> Result<Self, MaterialError> {
-        let certificate = certificate.ok_or(MaterialError::Missing("tls.crt"))?;
-        let key = key.ok_or(MaterialError::Missing("tls.key"))?;
+    pub(super) fn load(certificate: &str, key: Option<&str>) -> Result<Self, MaterialError> {
+        let key = key.ok_or(MaterialError::Missing("the key of an authority"))?;
         Issuer::from_ca_cert_pem(certificate, KeyPair::from_pem(key)?)?;
         Ok(Self { certificate: certificate.to_owned(), key: key.to_owned() })
-    }
-
-    /// Whether it issued a certificate, by the identifiers of the keys in both.
-    pub(super) fn issued(&self, leaf: &str) -> bool {
-        let issuer = key_identifiers(leaf).and_then(|ids| ids.issuer);
-        issuer.is_some() && issuer == key_identifiers(&self.certificate).and_then(|ids| ids.own)
     }
 
     /// Its certificate, PEM.
@@ -99,17 +94,20 @@ impl Authority {
         &self.certificate
     }
 
-    /// As it stands in a Secret.
-    pub(super) fn data(&self) -> BTreeMap<String, String> {
-        BTreeMap::from([("tls.crt".into(), self.certificate.clone()), ("tls.key".into(), self.key.clone())])
+    /// Its key, PEM.
+    pub(super) fn key(&self) -> &str {
+        &self.key
     }
 
-    /// Issues a serving certificate, as it stands in a Secret.
+    /// Issues a serving certificate, as it stands in a Secret. It is good no longer than its issuer.
     pub(super) fn issue(&self, names: Vec<String>, now: Timestamp) -> Result<BTreeMap<String, String>, MaterialError> {
         let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let common = names.first().cloned().unwrap_or_default();
         let mut params = params(names, &common, now, LEAF_LIFE)?;
+        if let Some(issuer) = Certificate::first(&self.certificate) {
+            params.not_after = params.not_after.min(date(issuer.until, SignedDuration::ZERO)?);
+        }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
@@ -118,74 +116,49 @@ impl Authority {
     }
 }
 
-/// The identifiers of keys that a certificate names.
-struct KeyIdentifiers {
-    own: Option<Vec<u8>>,
-    issuer: Option<Vec<u8>>,
+/// When a certificate of ours was issued.
+pub(super) fn issued(from: Timestamp) -> Timestamp {
+    from.checked_add(signed(BACKDATE)).unwrap_or(Timestamp::MAX)
 }
 
-fn key_identifiers(pem: &str) -> Option<KeyIdentifiers> {
-    let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok()?;
-    let certificate = pem.parse_x509().ok()?;
-    let mut ids = KeyIdentifiers { own: None, issuer: None };
-    for extension in certificate.extensions() {
-        match extension.parsed_extension() {
-            ParsedExtension::SubjectKeyIdentifier(id) => ids.own = Some(id.0.to_vec()),
-            ParsedExtension::AuthorityKeyIdentifier(id) => {
-                ids.issuer = id.key_identifier.as_ref().map(|id| id.0.to_vec());
-            }
-            _ => {}
-        }
-    }
-    Some(ids)
-}
-
-/// When a certificate made `now` is renewed.
-pub(super) fn default_renewal(now: Timestamp) -> Timestamp {
-    now.checked_add(signed(LEAF_LIFE * 2 / 3)).unwrap_or(Timestamp::MAX)
-}
-
-/// When a certificate is renewed: after two thirds of its life. `None` if it cannot be read.
-pub(super) fn renew_at(pem: &str) -> Option<Timestamp> {
-    let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok()?;
-    let validity = pem.parse_x509().ok()?.validity().clone();
-    let (from, to) = (validity.not_before.timestamp(), validity.not_after.timestamp());
-    Timestamp::from_second(from + (to - from) / 3 * 2).ok()
-}
-
-/// The key that signs gos and statements of settings.
+/// A key that signs gos and statements of settings.
+#[derive(Clone)]
 pub(super) struct GoKey {
     pem: String,
     signing: EncodingKey,
-    id: String,
+    id: Id,
 }
 
 impl GoKey {
     /// Makes one.
     pub(super) fn make() -> Result<Self, MaterialError> {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        Self::load(Some(&pair.serialize_pem()))
+        Self::load(&pair.serialize_pem())
     }
 
     /// Takes one that was made before.
-    pub(super) fn load(pem: Option<&str>) -> Result<Self, MaterialError> {
-        let pem = pem.ok_or(MaterialError::Missing("key.pem"))?;
+    pub(super) fn load(pem: &str) -> Result<Self, MaterialError> {
         let pair = KeyPair::from_pem(pem)?;
         // The id is a digest of the public key, so that a key is never taken for another one.
-        let id = Sha256::digest(pair.public_key_raw()).iter().take(8).map(|b| format!("{b:02x}")).collect();
+        let id = digest(pair.public_key_raw());
         Ok(Self { signing: EncodingKey::from_ec_pem(pem.as_bytes())?, pem: pem.to_owned(), id })
     }
 
-    /// As it stands in a Secret.
-    pub(super) fn data(&self) -> BTreeMap<String, String> {
-        BTreeMap::from([("key.pem".into(), self.pem.clone())])
+    /// What it is known by: the key id in what it signs.
+    pub(super) fn id(&self) -> &Id {
+        &self.id
     }
 
-    /// The public half, as agents read it.
-    pub(super) fn jwks(&self) -> Result<String, MaterialError> {
+    /// As it stands in a Secret, PEM.
+    pub(super) fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// The public half, as agents read it in the list of keys.
+    pub(super) fn jwk(&self) -> Result<serde_json::Value, MaterialError> {
         let mut key = Jwk::from_encoding_key(&self.signing, Algorithm::ES256)?;
         key.common.key_id = Some(self.id.clone());
-        Ok(serde_json::to_string(&JwkSet { keys: vec![key] })?)
+        Ok(serde_json::to_value(key)?)
     }
 
     /// Signs claims.
@@ -195,11 +168,17 @@ impl GoKey {
     }
 }
 
+/// The id of the key that something was signed with, as it says itself.
+pub(crate) fn signed_by(jws: &str) -> Option<String> {
+    jsonwebtoken::decode_header(jws).ok()?.kid
+}
+
 #[cfg(test)]
 mod tests {
     use jsonwebtoken::{DecodingKey, Validation};
     use models::go::GoClaims;
 
+    use super::super::plan::renewal;
     use super::*;
 
     impl GoKey {
@@ -212,8 +191,8 @@ mod tests {
             validation.required_spec_claims.clear();
             validation.validate_exp = false;
             validation.validate_aud = false;
-            let set: JwkSet = serde_json::from_str(&self.jwks().unwrap()).unwrap();
-            let public = DecodingKey::from_jwk(&set.keys[0]).unwrap();
+            let jwk: Jwk = serde_json::from_value(self.jwk().unwrap()).unwrap();
+            let public = DecodingKey::from_jwk(&jwk).unwrap();
             jsonwebtoken::decode::<T>(jws, &public, &validation).map(|d| d.claims)
         }
     }
@@ -224,22 +203,30 @@ mod tests {
 
     #[test]
     fn what_was_made_is_loaded_again() {
-        let made = Authority::make(now()).unwrap();
-        let data = made.data();
-        let loaded =
-            Authority::load(data.get("tls.crt").map(String::as_str), data.get("tls.key").map(String::as_str)).unwrap();
-        assert_eq!(loaded.certificate(), made.certificate());
-        let leaf = loaded.issue(vec!["brupop-apiserver.brupop-system.svc".into()], now()).unwrap();
-        let renewal = renew_at(&leaf["tls.crt"]).unwrap();
-        assert!(renewal > now() && renewal <= default_renewal(now()));
-        assert!(loaded.issued(&leaf["tls.crt"]) && !Authority::make(now()).unwrap().issued(&leaf["tls.crt"]));
+        let made = Issuing::make(now()).unwrap();
+        let loaded = Issuing::load(made.certificate(), Some(made.key())).unwrap();
+        let names = vec!["brupop-apiserver.brupop-system.svc".to_owned()];
+        let leaf = Certificate::first(&loaded.issue(names.clone(), now()).unwrap()["tls.crt"]).unwrap();
+        assert_eq!((issued(leaf.from), leaf.names()), (now(), names));
+        let renewed = renewal(leaf.from, leaf.until);
+        let days = |days: i64| now() + SignedDuration::from_hours(24 * days);
+        assert!(days(59) < renewed && renewed < days(60), "{renewed}");
+    }
+
+    #[test]
+    fn a_certificate_does_not_outlive_its_issuer() {
+        let made = Issuing::make(now()).unwrap();
+        let authority = Certificate::first(made.certificate()).unwrap();
+        let late = authority.until - SignedDuration::from_hours(24);
+        let leaf = made.issue(vec!["a.b.svc".into()], late).unwrap();
+        assert_eq!(Certificate::first(&leaf["tls.crt"]).unwrap().until, authority.until);
     }
 
     #[test]
     fn a_broken_secret_is_an_error_that_says_so() {
-        assert!(matches!(Authority::load(None, Some("x")), Err(MaterialError::Missing("tls.crt"))));
-        assert!(matches!(Authority::load(Some("x"), Some("x")), Err(MaterialError::Certificate(_))));
-        assert!(matches!(GoKey::load(Some("x")), Err(MaterialError::Certificate(_))));
+        assert!(matches!(Issuing::load("x", None), Err(MaterialError::Missing(_))));
+        assert!(matches!(Issuing::load("x", Some("x")), Err(MaterialError::Certificate(_))));
+        assert!(matches!(GoKey::load("x"), Err(MaterialError::Certificate(_))));
     }
 
     #[test]
@@ -252,8 +239,9 @@ mod tests {
             nonce: "x".into(),
             host: None,
         };
-        let key = GoKey::load(GoKey::make().unwrap().data().get("key.pem").map(String::as_str)).unwrap();
+        let key = GoKey::load(GoKey::make().unwrap().pem()).unwrap();
         let jws = key.sign(&claims).unwrap();
+        assert_eq!(signed_by(&jws).as_ref(), Some(key.id()));
         assert_eq!(key.read::<GoClaims>(&jws).unwrap(), claims);
         assert!(GoKey::make().unwrap().read::<GoClaims>(&jws).is_err());
     }

@@ -167,6 +167,8 @@ impl Projection for OperatorFacts {
             status: operator.status.clone().unwrap_or_default(),
             resume: request(meta, names::RESUME_ANNOTATION),
             approve_step: request(meta, names::APPROVE_STEP_ANNOTATION),
+            rotate_certificates: request(meta, names::ROTATE_CERTIFICATES_ANNOTATION),
+            rotate_signing_key: request(meta, names::ROTATE_SIGNING_KEY_ANNOTATION),
         })
     }
 

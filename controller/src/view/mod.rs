@@ -128,6 +128,10 @@ pub struct OperatorFacts {
     pub resume: Option<String>,
     /// The value of the annotation that approves a canary step.
     pub approve_step: Option<String>,
+    /// The value of the annotation that asks for a new certificate authority.
+    pub rotate_certificates: Option<String>,
+    /// The value of the annotation that asks for a new signing key.
+    pub rotate_signing_key: Option<String>,
 }
 
 /// A pod on a node that is looked at.
@@ -358,4 +362,19 @@ pub struct ClusterView {
     pub expressions: BTreeMap<String, Answer>,
     /// Whether another replica of the controller is Ready on another node, so that it can take over.
     pub standby: bool,
+    /// What is known of keys and certificates.
+    pub tls: TlsFacts,
+}
+
+/// What plans have to know of keys and certificates.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFacts {
+    /// The id of the key that signs now.
+    pub signing_key: Option<String>,
+    /// The last request for new certificates that was begun.
+    pub rotated_certificates: Option<String>,
+    /// The last request for a new signing key that was begun.
+    pub rotated_signing_key: Option<String>,
+    /// What is wrong with them, for a person.
+    pub problem: Option<String>,
 }

@@ -241,6 +241,14 @@ pub struct OperatorRequests {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub approve_step: Option<String>,
+    /// `brupop.bottlerocket.aws/rotate-certificates`, once the new authority is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub rotate_certificates: Option<String>,
+    /// `brupop.bottlerocket.aws/rotate-signing-key`, once the new key is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub rotate_signing_key: Option<String>,
 }
 
 /// What the operator is doing.

@@ -35,7 +35,7 @@ impl Case<'_> {
         }
         if self.facts().claimed() && self.facts().held {
             // What a person holds stays out of service until that person lets go of it; its host gets its settings back.
-            if !spec.host.as_ref().is_some_and(|host| host.asks_as(&self.host_policy())) {
+            if !self.host_is_told() {
                 return Decision::act(self.withdraw());
             }
             return self.with_blocked(Decision::wait(Wait::Held));
@@ -60,7 +60,7 @@ impl Case<'_> {
             self.forget_claim(&mut status);
             return Decision::act(Action::Status { status: Box::new(status), note: None });
         }
-        if !spec.host.as_ref().is_some_and(|host| host.asks_as(&self.host_policy())) {
+        if !self.host_is_told() {
             // Before anything begins the host is told what policy asks of it: an attempt keeps what it began with.
             return Decision::act(self.withdraw());
         }

@@ -88,6 +88,14 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// Whether the shadow says what policy asks of the host, and the key that signs now has signed it.
+    pub(super) fn host_is_told(&self) -> bool {
+        let Some(host) = &self.shadow.spec.host else { return false };
+        let key = self.view.tls.signing_key.as_ref().filter(|_| host.asks_settings());
+        let by_it = |key| host.signature.as_deref().and_then(crate::tls::signed_by).as_ref() == Some(key);
+        host.asks_as(&self.host_policy()) && key.is_none_or(by_it)
+    }
+
     /// Whether anything of ours is to be taken back from the node: what we own, or, after a reset of managedFields, what is ours
     /// by the record and nobody's by ownership. What a person holds stays as it is.
     fn to_release(&self) -> bool {

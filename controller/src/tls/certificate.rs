@@ -1,0 +1,188 @@
+//! Certificates as they stand in Secrets and in the ConfigMap: read, named by a digest, and verified as an agent would.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use sha2::{Digest, Sha256};
+
+use super::plan::{Authority, Id};
+
+const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+const END: &str = "-----END CERTIFICATE-----";
+
+/// One certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Certificate {
+    /// A digest of it.
+    pub(super) id: Id,
+    /// As it was found, PEM.
+    pub(super) pem: String,
+    der: CertificateDer<'static>,
+    pub(super) from: Timestamp,
+    pub(super) until: Timestamp,
+}
+
+/// Hexadecimal digits of the beginning of a digest, enough to tell things apart.
+pub(super) fn digest(bytes: &[u8]) -> Id {
+    Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Certificate {
+    /// Reads one from a text that begins with its first line.
+    fn read(pem: &str) -> Option<Self> {
+        let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+        let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
+        let validity = certificate.validity();
+        let time = |at: i64| Timestamp::from_second(at).ok();
+        let (from, until) = (time(validity.not_before.timestamp())?, time(validity.not_after.timestamp())?);
+        Some(Self { id: digest(&der), pem: pem.to_owned(), der, from, until })
+    }
+
+    /// Reads all of a text, and says whether there is nothing else in it: a block that is no certificate, or other text.
+    pub(super) fn read_all(text: &str) -> (Vec<Self>, bool) {
+        let (mut found, mut clean, mut rest) = (Vec::new(), true, text);
+        while let Some(begin) = rest.find(BEGIN) {
+            clean &= rest[..begin].trim().is_empty();
+            let block = &rest[begin..];
+            let end = block.find(END).map_or(block.len(), |at| at + END.len());
+            match Self::read(&block[..end]) {
+                Some(certificate) => found.push(certificate),
+                None => clean = false,
+            }
+            rest = &block[end..];
+        }
+        (found, clean && rest.trim().is_empty())
+    }
+
+    /// The first one of a text.
+    pub(super) fn first(text: &str) -> Option<Self> {
+        Self::read_all(text).0.into_iter().next()
+    }
+
+    pub(super) fn authority(&self) -> Authority {
+        Authority { id: self.id.clone(), from: self.from, until: self.until }
+    }
+
+    /// Whether it can be trusted as an authority.
+    pub(super) fn is_anchor(&self) -> bool {
+        RootCertStore::empty().add(self.der.clone()).is_ok()
+    }
+
+    /// The names that it is good for, lower case.
+    pub(super) fn names(&self) -> Vec<String> {
+        let Ok((_, certificate)) = x509_parser::parse_x509_certificate(&self.der) else { return Vec::new() };
+        let Ok(Some(names)) = certificate.subject_alternative_name() else { return Vec::new() };
+        let name = |name: &x509_parser::extensions::GeneralName<'_>| match name {
+            x509_parser::extensions::GeneralName::DNSName(name) => Some(name.to_ascii_lowercase()),
+            _ => None,
+        };
+        names.value.general_names.iter().filter_map(name).collect()
+    }
+}
+
+/// The text of a bundle.
+pub(super) fn bundle<'a>(certificates: impl IntoIterator<Item = &'a Certificate>) -> String {
+    certificates.into_iter().map(|certificate| format!("{}\n", certificate.pem.trim())).collect()
+}
+
+/// Whether an agent that trusts `anchors` accepts the certificate `chain[0]` for `name` at that time.
+pub(super) fn accepts(
+    anchors: &[&Certificate],
+    chain: &[Certificate],
+    name: &str,
+    at: Timestamp,
+) -> Result<(), rustls::Error> {
+    let fail = |what: &str| rustls::Error::General(what.to_owned());
+    let mut roots = RootCertStore::empty();
+    for anchor in anchors {
+        roots.add(anchor.der.clone())?;
+    }
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .map_err(|error| fail(&error.to_string()))?;
+    let (leaf, between) = chain.split_first().ok_or_else(|| fail("no certificate"))?;
+    let between: Vec<_> = between.iter().map(|certificate| certificate.der.clone()).collect();
+    let name = ServerName::try_from(name.to_owned()).map_err(|error| fail(&error.to_string()))?;
+    let seconds = u64::try_from(at.as_second()).unwrap_or_default();
+    let time = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+    verifier.verify_server_cert(&leaf.der, &between, &name, &[], time).map(|_| ())
+}
+
+/// Whether a key belongs to a certificate, and a server can use both.
+pub(super) fn is_pair(chain: &[Certificate], key: &str) -> bool {
+    let Ok(key) = PrivateKeyDer::from_pem_slice(key.as_bytes()) else { return false };
+    let chain = chain.iter().map(|certificate| certificate.der.clone()).collect();
+    CertifiedKey::from_der(chain, key, &aws_lc_rs::default_provider()).is_ok_and(|pair| pair.keys_match().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::material::Issuing;
+    use super::*;
+
+    const HOST: &str = "brupop-apiserver.brupop-system.svc";
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_800_000_000).unwrap()
+    }
+
+    fn made() -> (Issuing, Certificate) {
+        let made = Issuing::make(now()).unwrap();
+        let certificate = Certificate::first(made.certificate()).unwrap();
+        (made, certificate)
+    }
+
+    #[test]
+    fn a_bundle_gives_what_is_good_in_it_and_says_that_there_is_something_else() {
+        let ((_, one), (_, other)) = (made(), made());
+        let text = bundle([&one, &other]);
+        assert_eq!(Certificate::read_all(&text), (vec![one.clone(), other.clone()], true));
+        let broken = format!("{BEGIN}\n!!\n{END}");
+        for text in [
+            format!("{text}junk"),
+            format!("# a comment\n{text}"),
+            format!("{}\n{broken}\n{}", one.pem, other.pem),
+            format!("{text}{BEGIN}\nMIIB"),
+        ] {
+            assert_eq!(Certificate::read_all(&text), (vec![one.clone(), other.clone()], false), "{text}");
+        }
+        assert_eq!(Certificate::read_all(""), (vec![], true));
+    }
+
+    #[test]
+    fn an_agent_accepts_what_an_authority_that_it_trusts_has_issued_for_that_name_while_it_is_good() {
+        let ((ours, our), (_, other)) = (made(), made());
+        let issued = ours.issue(vec![HOST.into()], now()).unwrap();
+        let chain = Certificate::read_all(&issued["tls.crt"]).0;
+        let later = now() + jiff::SignedDuration::from_hours(24 * 365);
+        // All our authorities have one subject: each has to be tried.
+        for (sentence, anchors, name, at, accepted) in [
+            ("its issuer alone", vec![&our], HOST, now(), true),
+            ("its issuer behind another", vec![&other, &our], HOST, now(), true),
+            ("another one alone", vec![&other], HOST, now(), false),
+            ("for another name", vec![&our], "example.com", now(), false),
+            ("after its end", vec![&our], HOST, later, false),
+        ] {
+            assert_eq!(accepts(&anchors, &chain, name, at).is_ok(), accepted, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_key_of_another_certificate_makes_no_pair() {
+        let (ours, _) = made();
+        let (one, other) =
+            (ours.issue(vec![HOST.into()], now()).unwrap(), ours.issue(vec![HOST.into()], now()).unwrap());
+        let chain = Certificate::read_all(&one["tls.crt"]).0;
+        assert!(is_pair(&chain, &one["tls.key"]));
+        assert!(!is_pair(&chain, &other["tls.key"]) && !is_pair(&chain, "") && !is_pair(&[], &one["tls.key"]));
+    }
+}

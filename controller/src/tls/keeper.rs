@@ -1,0 +1,428 @@
+//! Keeps certificates and keys as the rules say: watches what they are made of, and carries out one write after the other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher;
+use models::names;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::certificate::{Certificate, accepts};
+use super::material::{GoKey, Issuing, MaterialError, issued, signed_by};
+use super::plan::{self, Authorities, Certificates, Facts, Leaf, Plan, Published, Signing, Source, Write};
+use super::provided::{Problem, provided};
+use super::store::{self, Contents, KeyRing, Safe, SecretFacts, TrustFacts};
+use super::{Signer, TlsError};
+use crate::config::{Config, ServingCertificate};
+use crate::leader::Leadership;
+use crate::metrics::{Metrics, TlsSnapshot};
+use crate::view::{Cache, OperatorFacts, Projection as _, ShadowFacts, TlsFacts};
+
+/// How long after a failure it is tried again.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// The longest time without a look at the clock, which may have been set.
+const LOOK: Duration = Duration::from_secs(3600);
+
+/// How many writes may follow each other at once. The longest way from nothing has five; more than this means that
+/// somebody else writes against us.
+const AT_ONCE: u32 = 10;
+
+/// Keeps keys and certificates, for a leader.
+pub struct Keeper {
+    client: kube::Client,
+    config: Config,
+    leadership: Leadership,
+    signer: Signer,
+    metrics: Metrics,
+    shadows: Cache<ShadowFacts>,
+    operator: Cache<OperatorFacts>,
+    /// Told of what plans have to know, and tells of changes of shadows and of the operator's resource.
+    plans: Arc<watch::Sender<u64>>,
+    own: Arc<watch::Sender<u64>>,
+    authorities: Cache<SecretFacts>,
+    serving: Cache<SecretFacts>,
+    keys: Cache<SecretFacts>,
+    trust: Cache<TrustFacts>,
+    /// What was last complained about, so that a log says it once.
+    complaint: Option<String>,
+}
+
+/// What a look is for: without a change of any of it, and before its time, there is nothing new to find.
+#[derive(Clone, Debug, PartialEq)]
+struct Seen {
+    versions: [Option<String>; 4],
+    asked: (Option<String>, Option<String>),
+    statements: BTreeSet<String>,
+}
+
+/// What was found, as facts for the rules and as what can be written.
+struct Found {
+    facts: Facts,
+    safe: Safe,
+    ring: KeyRing,
+    /// Certificates that no Secret of ours names: the published ones, and those that are provided.
+    others: Vec<Certificate>,
+    leaf: Option<Certificate>,
+    problem: Option<Problem>,
+}
+
+impl Keeper {
+    /// A keeper that has seen nothing yet.
+    #[expect(clippy::too_many_arguments, reason = "each is another thing that it works with")]
+    pub fn new(
+        client: kube::Client,
+        config: Config,
+        leadership: Leadership,
+        signer: Signer,
+        metrics: Metrics,
+        shadows: Cache<ShadowFacts>,
+        operator: Cache<OperatorFacts>,
+        plans: Arc<watch::Sender<u64>>,
+    ) -> Self {
+        let own = Arc::new(watch::channel(0).0);
+        Self {
+            client,
+            config,
+            leadership,
+            signer,
+            metrics,
+            shadows,
+            operator,
+            plans,
+            authorities: Cache::new(own.clone()),
+            serving: Cache::new(own.clone()),
+            keys: Cache::new(own.clone()),
+            trust: Cache::new(own.clone()),
+            own,
+            complaint: None,
+        }
+    }
+
+    /// The names that agents may ask for.
+    fn hosts(&self) -> Vec<String> {
+        let service = format!("{}.{}.svc", names::APISERVER, self.config.namespace);
+        vec![service.clone(), format!("{service}.{}", self.config.cluster_domain)]
+    }
+
+    /// Watches and keeps, for ever.
+    pub async fn run(mut self) {
+        let mut watches = JoinSet::new();
+        let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let secrets: Api<DeserializeGuard<Secret>> = Api::namespaced(self.client.clone(), &self.config.namespace);
+        for (cache, name) in [
+            (&self.authorities, names::CA_SECRET),
+            (&self.serving, names::SERVING_SECRET),
+            (&self.keys, names::GO_KEY_SECRET),
+        ] {
+            watches.spawn(cache.run(secrets.clone(), named(name)));
+        }
+        let maps: Api<DeserializeGuard<ConfigMap>> = Api::namespaced(self.client.clone(), &self.config.agent_namespace);
+        watches.spawn(self.trust.run(maps, named(names::TRUST_CONFIG_MAP)));
+
+        let (mut own, mut plans) = (self.own.subscribe(), self.plans.subscribe());
+        let mut last: Option<Seen> = None;
+        let mut wake = None;
+        loop {
+            let now = crate::clock::now();
+            let due = wake.is_some_and(|at| at <= now);
+            if self.seen().is_some_and(|seen| due || last.as_ref() != Some(&seen)) {
+                match self.keep(now).await {
+                    Ok((seen, next)) => {
+                        (last, wake) = (seen, next);
+                        self.complaint = None;
+                    }
+                    Err(error) => {
+                        self.complain(&error);
+                        last = None;
+                        tokio::time::sleep(RETRY).await;
+                        continue;
+                    }
+                }
+            }
+            let pause = wake.map_or(LOOK, |at: Timestamp| {
+                // A timestamp has millisecond precision; waking a little late beats waking early and again.
+                let ahead = Duration::try_from(at.duration_since(crate::clock::now())).unwrap_or_default();
+                (ahead + Duration::from_millis(2)).min(LOOK)
+            });
+            tokio::select! {
+                changed = own.changed() => if changed.is_err() { return },
+                changed = plans.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    fn complain(&mut self, error: &TlsError) {
+        let text = format!("{error:?}");
+        if self.complaint.as_ref() != Some(&text) {
+            tracing::error!(
+                error = error as &dyn std::error::Error,
+                "keys and certificates are not in order, trying again"
+            );
+            self.complaint = Some(text);
+        }
+    }
+
+    /// What there is to look at; `None` until everything has been listed.
+    fn seen(&self) -> Option<Seen> {
+        let synced = self.authorities.synced() && self.serving.synced() && self.keys.synced() && self.trust.synced();
+        if !synced {
+            return None;
+        }
+        let version = |cache: &Cache<SecretFacts>, name: &str| cache.get(name).map(|s| s.resource_version().to_owned());
+        let two_keys = self.keys.get(names::GO_KEY_SECRET).is_some_and(|secret| store::has_two_keys(&secret));
+        Some(Seen {
+            versions: [
+                version(&self.authorities, names::CA_SECRET),
+                version(&self.serving, names::SERVING_SECRET),
+                version(&self.keys, names::GO_KEY_SECRET),
+                self.trust.get(names::TRUST_CONFIG_MAP).map(|map| map.resource_version().to_owned()),
+            ],
+            asked: self.asked(),
+            // Only the end of a rotation waits for them.
+            statements: if two_keys { self.statements() } else { BTreeSet::new() },
+        })
+    }
+
+    fn asked(&self) -> (Option<String>, Option<String>) {
+        self.operator.get(names::OPERATOR_NAME).map(|o| crate::plan::pending_rotations(&o)).unwrap_or_default()
+    }
+
+    /// The keys of the statements that stand in shadows.
+    fn statements(&self) -> BTreeSet<String> {
+        let signature = |shadow: &ShadowFacts| signed_by(shadow.spec.host.as_ref()?.signature.as_deref()?);
+        self.shadows.items().values().filter_map(signature).collect()
+    }
+
+    /// Looks and writes until there is nothing more to write. Returns what the last look was at, and when to look again.
+    async fn keep(&self, now: Timestamp) -> Result<(Option<Seen>, Option<Timestamp>), TlsError> {
+        for _ in 0..AT_ONCE {
+            let seen = self.seen();
+            let found = self.gather(now);
+            let plan = plan::plan(&found.facts, self.config.trust_wait.signed(), now);
+            // Also before a write, which may fail: what signs, and what is wrong, does not depend on it.
+            self.tell(&found, &plan);
+            let Some(write) = plan.write else { return Ok((seen, plan.wake)) };
+            tracing::info!(?write, "keys and certificates");
+            self.write(&found, write, now).await?;
+        }
+        Err(TlsError::Contended)
+    }
+
+    fn gather(&self, now: Timestamp) -> Found {
+        let (authorities, serving) = (self.authorities.get(names::CA_SECRET), self.serving.get(names::SERVING_SECRET));
+        let (keys, trust) = (self.keys.get(names::GO_KEY_SECRET), self.trust.get(names::TRUST_CONFIG_MAP));
+        let mut problem = None;
+        let mut spoilt = |name: &'static str, error: &MaterialError| {
+            problem.get_or_insert(Problem::Spoilt { name, error: error.to_string() });
+        };
+        let safe = authorities.as_ref().map_or(Ok(Safe::default()), Safe::read);
+        let safe = safe.map_err(|error| spoilt(names::CA_SECRET, &error)).ok();
+        let ring = keys.as_ref().map_or(Ok(KeyRing::default()), KeyRing::read);
+        let ring = ring.map_err(|error| spoilt(names::GO_KEY_SECRET, &error)).ok();
+
+        let own_keys = ring.iter().flat_map(KeyRing::keys).filter_map(|key| Some((key.id().clone(), key.jwk().ok()?)));
+        let own_keys: Vec<_> = own_keys.collect();
+        let published = trust.as_ref().map(|trust| trust.published(&own_keys)).unwrap_or_default();
+        let mut others = trust
+            .as_ref()
+            .and_then(|t| t.text(names::TRUST_CA_KEY))
+            .map_or_else(Vec::new, |text| Certificate::read_all(text).0);
+        let chain = serving
+            .as_ref()
+            .and_then(|s| s.text(store::CERTIFICATE))
+            .map_or_else(Vec::new, |text| Certificate::read_all(text).0);
+        let (asked_certificates, asked_key) = self.asked();
+        let hosts = self.hosts();
+
+        let certificates = safe.as_ref().map(|safe| {
+            let source = match self.config.serving_certificate {
+                ServingCertificate::Managed => Source::Managed,
+                ServingCertificate::Provided => match provided(serving.as_ref(), &hosts, now) {
+                    Ok(anchors) => {
+                        let authorities = anchors.iter().map(Certificate::authority).collect();
+                        others.extend(anchors);
+                        Source::Provided(Some(authorities))
+                    }
+                    Err(found) => {
+                        problem.get_or_insert(found);
+                        Source::Provided(None)
+                    }
+                },
+            };
+            let leaf = chain.first().map(|leaf| Leaf {
+                issuer: safe.certificates().chain(&others).find(|a| issued_by(a, &chain)).map(|a| a.id.clone()),
+                named: hosts.iter().all(|host| leaf.names().contains(host)),
+                from: leaf.from,
+                until: leaf.until,
+                issued: issued(leaf.from),
+            });
+            let unnamed = |certificate: &&Certificate| !safe.certificates().any(|known| known.id == certificate.id);
+            Certificates {
+                strangers: others.iter().filter(unnamed).map(Certificate::authority).collect(),
+                source,
+                authorities: safe.facts(),
+                leaf,
+                asked: asked_certificates.filter(|asked| safe.carried.as_ref() != Some(asked)),
+            }
+        });
+        if let Some(leaf) = chain.first().filter(|leaf| now < leaf.from || leaf.until <= now) {
+            problem.get_or_insert(Problem::OutOfTime { from: leaf.from, until: leaf.until });
+        }
+        let signing = ring.as_ref().map(|ring| {
+            let id = |key: &Option<GoKey>| key.as_ref().map(|key| key.id().clone());
+            let mut statements = self.statements();
+            if !self.shadows.synced() {
+                // Whose they are is not known yet.
+                statements.extend(id(&ring.before));
+            }
+            Signing {
+                newest: id(&ring.newest),
+                before: id(&ring.before),
+                asked: asked_key.filter(|asked| ring.carried.as_ref() != Some(asked)),
+                statements,
+            }
+        });
+        let facts = Facts { certificates, signing, published };
+        let leaf = chain.into_iter().next();
+        Found { facts, safe: safe.unwrap_or_default(), ring: ring.unwrap_or_default(), others, leaf, problem }
+    }
+
+    /// Tells plans, metrics and the log.
+    fn tell(&self, found: &Found, plan: &Plan) {
+        let Found { facts, safe, ring, leaf, problem, .. } = found;
+        let before = self.signer.facts();
+        if let Some(problem) = problem.as_ref().map(ToString::to_string)
+            && before.problem.as_ref() != Some(&problem)
+        {
+            tracing::error!(problem, "the web API's certificate is not in order");
+        }
+        let asked = self.asked().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
+        let news = self.signer.tell(TlsFacts {
+            signing_key: if facts.signing.is_some() { plan.signer.clone() } else { before.signing_key },
+            // There is nothing of ours to rotate where certificates are provided.
+            rotated_certificates: asked.or_else(|| safe.carried.clone()),
+            rotated_signing_key: ring.carried.clone(),
+            problem: problem.as_ref().map(ToString::to_string),
+        });
+        if facts.signing.is_some() {
+            self.signer.sign_with(ring.keys().find(|key| Some(key.id()) == plan.signer.as_ref()).cloned());
+        }
+        self.metrics.tls(&TlsSnapshot {
+            authority: safe.newest.as_ref().map(|(certificate, _)| certificate.until),
+            serving: leaf.as_ref().map(|leaf| leaf.until),
+            certificates: plan.certificates.as_str(),
+            signing_key: plan.signing.as_str(),
+            problem: problem.is_some(),
+        });
+        if news {
+            self.plans.send_modify(|n| *n = n.wrapping_add(1));
+        }
+    }
+
+    async fn write(&self, found: &Found, write: Write, now: Timestamp) -> Result<(), TlsError> {
+        let material = |name| move |source| TlsError::Material { name, source };
+        let Found { safe, ring, others, .. } = found;
+        match write {
+            Write::MakeAuthority { carried, kept } => {
+                let authority = issuing(now).map_err(material(names::CA_SECRET))?;
+                let wanted = Authorities { newest: None, before: safe.facts().newest, kept, carried };
+                let made = Safe { newest: Some(authority), ..safe.arranged(&wanted, others) };
+                self.put_authorities(&made).await
+            }
+            Write::Arrange(wanted) => self.put_authorities(&safe.arranged(&wanted, others)).await,
+            Write::Issue(by) => {
+                let missing = MaterialError::Missing("the key of an authority");
+                let issuing = safe.issuer(&by).ok_or(missing).map_err(material(names::SERVING_SECRET))?;
+                let data = issuing.issue(self.hosts(), now).map_err(material(names::SERVING_SECRET))?;
+                self.put(&self.serving, names::SERVING_SECRET, Contents { data, carried: None }).await
+            }
+            Write::MakeKey { carried } => {
+                let key = GoKey::make().map_err(material(names::GO_KEY_SECRET))?;
+                let ring = KeyRing { newest: Some(key), before: ring.newest.clone(), carried };
+                self.put(&self.keys, names::GO_KEY_SECRET, ring.data()).await
+            }
+            Write::DropKey => {
+                let ring = KeyRing { newest: ring.newest.clone(), before: None, carried: ring.carried.clone() };
+                self.put(&self.keys, names::GO_KEY_SECRET, ring.data()).await
+            }
+            Write::Publish(wanted) => self.publish(found, &wanted).await,
+        }
+    }
+
+    async fn put_authorities(&self, safe: &Safe) -> Result<(), TlsError> {
+        let contents = safe.data().map_err(|source| TlsError::Material { name: names::CA_SECRET, source })?;
+        self.put(&self.authorities, names::CA_SECRET, contents).await
+    }
+
+    /// Creates a Secret, or replaces the one that was seen, at its version.
+    async fn put(&self, cache: &Cache<SecretFacts>, name: &'static str, contents: Contents) -> Result<(), TlsError> {
+        self.leadership.check()?;
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.config.namespace);
+        let existing = cache.get(name).map(|SecretFacts(secret)| secret);
+        let (secret, exists) = store::secret(name, contents, existing);
+        let written = if exists {
+            secrets.replace(name, &PostParams::default(), &secret).await
+        } else {
+            secrets.create(&PostParams::default(), &secret).await
+        };
+        let written = written.map_err(|source| TlsError::Api { name, verb: "written", source: Box::new(source) })?;
+        cache.written(&written);
+        Ok(())
+    }
+
+    async fn publish(&self, found: &Found, wanted: &Published) -> Result<(), TlsError> {
+        let name = names::TRUST_CONFIG_MAP;
+        let material = |source| TlsError::Material { name, source };
+        let existing = self.trust.get(name);
+        let text = |field| existing.as_ref().and_then(|trust| trust.text(field)).map(str::to_owned);
+        let mut data = BTreeMap::new();
+        let all = found.safe.certificates().chain(&found.others);
+        let bundle = match &found.facts.certificates {
+            Some(_) => Some(store::bundle_of(wanted, all)).filter(|bundle| !bundle.is_empty()),
+            None => text(names::TRUST_CA_KEY),
+        };
+        let keys = match &found.facts.signing {
+            Some(_) => {
+                let keys = found.ring.keys().filter(|key| wanted.keys.contains(key.id())).map(GoKey::jwk);
+                Some(store::jwks(&keys.collect::<Result<Vec<_>, _>>().map_err(material)?))
+            }
+            None => text(names::TRUST_GO_KEYS),
+        };
+        data.extend(bundle.map(|text| (names::TRUST_CA_KEY, text)));
+        data.extend(keys.map(|text| (names::TRUST_GO_KEYS, text)));
+        let version = existing.as_ref().map(|trust| trust.resource_version());
+        let map = store::trust(&self.config.agent_namespace, version, &data, &wanted.since).map_err(material)?;
+        self.leadership.check()?;
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.config.agent_namespace);
+        let params = PatchParams::apply(names::CONTROLLER_MANAGER).force();
+        let written = maps.patch(name, &params, &Patch::Apply(map)).await.map_err(|source| TlsError::Api {
+            name,
+            verb: "applied",
+            source: Box::new(source),
+        })?;
+        self.trust.written(&written);
+        Ok(())
+    }
+}
+
+fn issuing(now: Timestamp) -> Result<(Certificate, Issuing), MaterialError> {
+    let issuing = Issuing::make(now)?;
+    let certificate = Certificate::first(issuing.certificate());
+    Ok((certificate.ok_or(MaterialError::Missing("the certificate of an authority"))?, issuing))
+}
+
+/// Whether an authority issued a certificate, directly or through what stands beside it, whatever the time is now.
+fn issued_by(authority: &Certificate, chain: &[Certificate]) -> bool {
+    let (Some(leaf), Some(at)) = (chain.first(), chain.iter().map(|certificate| certificate.from).max()) else {
+        return false;
+    };
+    leaf.names().first().is_some_and(|name| accepts(&[authority], chain, name, at).is_ok())
+}

@@ -1,0 +1,444 @@
+//! What to do about certificates and keys next: pure rules over what stands in the Secrets and what is published.
+//!
+//! ```text
+//!  made ──► published beside the old one ──► [every kubelet has it] ──► in use ──► the old one goes
+//! ```
+//!
+//! Each step is one write, and each write leaves a state from which the same function finds the next one, so a leader may
+//! die anywhere in between. Three things hold at each moment, for any kubelet that is at most the wait behind:
+//!
+//! * the serving certificate, the present one and one that was just replaced, verifies against the bundle that it holds;
+//! * what is signed verifies with the keys that it holds;
+//! * nothing is trusted for long because the ConfigMap says so, which others may write: only what a Secret names, what issued
+//!   the certificate that is in service, and, where the Secret was deleted, the rest of the bundle for the time of one wait.
+//!
+//! Since when something is published stands beside it, in the same object, so there is no moment at which the one is
+//! written and the other is not. What somebody else removed from the ConfigMap counts as never published.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use models::go::GO_LIFETIME;
+
+use super::material::LEAF_LIFE;
+
+/// How long a provided authority stays published that is no longer provided: longer than a pod of the web API can be cut
+/// off from its kubelet and still be asked by agents, short enough for one that is withdrawn for cause.
+pub(super) const PROVIDED_OVERLAP: SignedDuration = SignedDuration::from_hours(24);
+
+/// What a certificate or a public key is known by: a digest of it.
+pub(super) type Id = String;
+
+/// A certificate authority, as far as the rules go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Authority {
+    pub(super) id: Id,
+    pub(super) from: Timestamp,
+    pub(super) until: Timestamp,
+}
+
+/// An authority that issues nothing any more, or nothing of ours, and stays published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Kept {
+    pub(super) authority: Authority,
+    /// Until then at least; `None`: as long as it is provided.
+    pub(super) until: Option<Timestamp>,
+}
+
+/// The Secret of the authorities.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Authorities {
+    /// The one that issues, or is about to.
+    pub(super) newest: Option<Authority>,
+    /// The one before it, with its key, until nothing more has to be issued by it.
+    pub(super) before: Option<Authority>,
+    pub(super) kept: Vec<Kept>,
+    /// The last request for a rotation that was begun.
+    pub(super) carried: Option<String>,
+}
+
+/// The certificate in the web API's Secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Leaf {
+    /// Who issued it, of the authorities that are known or published.
+    pub(super) issuer: Option<Id>,
+    /// Whether it has the names that agents may ask for.
+    pub(super) named: bool,
+    /// From when it is good.
+    pub(super) from: Timestamp,
+    pub(super) until: Timestamp,
+    /// When it was issued, which is later: certificates are backdated.
+    pub(super) issued: Timestamp,
+}
+
+/// Where the serving certificate comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// From us.
+    Managed,
+    /// From somebody else, with these authorities; `None`: what stands there cannot be used.
+    Provided(Option<Vec<Authority>>),
+}
+
+/// What stands about certificates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Certificates {
+    pub(super) source: Source,
+    pub(super) authorities: Authorities,
+    pub(super) leaf: Option<Leaf>,
+    /// The published authorities that no Secret names.
+    pub(super) strangers: Vec<Authority>,
+    /// The value of the annotation that asks for a rotation, if that is still to be begun.
+    pub(super) asked: Option<String>,
+}
+
+/// What stands about the keys that sign.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Signing {
+    pub(super) newest: Option<Id>,
+    /// The one before it, until nothing counts any more that it signed.
+    pub(super) before: Option<Id>,
+    /// As [`Certificates::asked`].
+    pub(super) asked: Option<String>,
+    /// The keys of the statements that stand in shadows.
+    pub(super) statements: BTreeSet<Id>,
+}
+
+/// What the agents can read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Published {
+    pub(super) authorities: BTreeSet<Id>,
+    pub(super) keys: BTreeSet<Id>,
+    /// Since when each has been there without a break.
+    pub(super) since: BTreeMap<Id, Timestamp>,
+}
+
+impl Published {
+    fn known_at(&self, id: &Id, wait: SignedDuration) -> Option<Timestamp> {
+        let there = self.authorities.contains(id) || self.keys.contains(id);
+        let since = self.since.get(id).filter(|_| there)?;
+        Some(plus(*since, wait))
+    }
+}
+
+/// Everything that the rules look at. A half that cannot be read is absent, and what is published of it stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub(super) certificates: Option<Certificates>,
+    pub(super) signing: Option<Signing>,
+    pub(super) published: Published,
+}
+
+/// One write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Write {
+    /// Make an authority. The newest one becomes the one before.
+    MakeAuthority {
+        /// The request that is carried out by it.
+        carried: Option<String>,
+        /// What is kept besides.
+        kept: Vec<Kept>,
+    },
+    /// Write the authorities like this. None of them is new but those that were provided or published.
+    Arrange(Authorities),
+    /// Have an authority issue a serving certificate.
+    Issue(Id),
+    /// Make a signing key. The newest one becomes the one before.
+    MakeKey {
+        /// The request that is carried out by it.
+        carried: Option<String>,
+    },
+    /// Remove the key before the newest one.
+    DropKey,
+    /// Publish exactly this.
+    Publish(Published),
+}
+
+/// Where a rotation stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// There is none.
+    #[default]
+    Steady,
+    /// The new one is being published, and kubelets have time to take it.
+    Publishing,
+    /// The new one is known everywhere and is being taken into use.
+    Switching,
+    /// The new one is in use; the old one is still published.
+    Retiring,
+}
+
+impl Phase {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Steady => "Steady",
+            Self::Publishing => "Publishing",
+            Self::Switching => "Switching",
+            Self::Retiring => "Retiring",
+        }
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// The next write; after it everything is looked at again.
+    pub(super) write: Option<Write>,
+    /// The key that signs.
+    pub(super) signer: Option<Id>,
+    /// When to look again if nothing changes.
+    pub(super) wake: Option<Timestamp>,
+    pub(super) certificates: Phase,
+    pub(super) signing: Phase,
+}
+
+/// What one half of the facts comes to.
+#[derive(Debug, Default)]
+struct Half {
+    /// The write that comes before what is published.
+    before: Option<Write>,
+    /// What is to be published.
+    published: BTreeSet<Id>,
+    /// The write that comes after.
+    after: Option<Write>,
+    wakes: Vec<Timestamp>,
+    phase: Phase,
+}
+
+fn plus(at: Timestamp, span: SignedDuration) -> Timestamp {
+    at.checked_add(span).unwrap_or(Timestamp::MAX)
+}
+
+fn leaf_life() -> SignedDuration {
+    SignedDuration::try_from(LEAF_LIFE).unwrap_or(SignedDuration::MAX)
+}
+
+/// After two thirds of a life.
+pub(super) fn renewal(from: Timestamp, until: Timestamp) -> Timestamp {
+    plus(from, until.duration_since(from) / 3 * 2)
+}
+
+/// Decides. `wait` is how long a kubelet may take to have what is published.
+pub(super) fn plan(facts: &Facts, wait: SignedDuration, now: Timestamp) -> Plan {
+    let Facts { certificates, signing, published } = facts;
+    let look = Look { published, wait, now };
+    let trust = match certificates {
+        Some(certificates) => look.certificates(certificates),
+        None => Half { published: published.authorities.clone(), ..Half::default() },
+    };
+    let (keys, signer) = match signing {
+        Some(signing) => look.signing(signing),
+        None => (Half { published: published.keys.clone(), ..Half::default() }, None),
+    };
+    let wanted = look.publish(trust.published, keys.published);
+    let publish = (wanted != *published).then_some(Write::Publish(wanted));
+    Plan {
+        write: trust.before.or(keys.before).or(publish).or(trust.after).or(keys.after),
+        signer,
+        wake: trust.wakes.into_iter().chain(keys.wakes).filter(|at| *at > now).min(),
+        certificates: trust.phase,
+        signing: keys.phase,
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Look<'a> {
+    published: &'a Published,
+    wait: SignedDuration,
+    now: Timestamp,
+}
+
+impl Look<'_> {
+    /// Whether every kubelet has it.
+    fn known(&self, id: &Id) -> bool {
+        self.published.known_at(id, self.wait).is_some_and(|at| at <= self.now)
+    }
+
+    /// What has not been there all the time, or since a time that has not come, is there from now on.
+    fn publish(&self, authorities: BTreeSet<Id>, keys: BTreeSet<Id>) -> Published {
+        let stands = |id: &Id| self.published.authorities.contains(id) || self.published.keys.contains(id);
+        let since = authorities.iter().chain(&keys).map(|id| {
+            let since = self.published.since.get(id).filter(|since| stands(id) && **since <= self.now);
+            (id.clone(), since.copied().unwrap_or(self.now))
+        });
+        Published { since: since.collect(), authorities, keys }
+    }
+
+    fn certificates(&self, facts: &Certificates) -> Half {
+        match &facts.source {
+            Source::Managed => self.managed(facts),
+            Source::Provided(provided) => self.provided(facts, provided.as_deref()),
+        }
+    }
+
+    /// Whether an authority that issues no more stays published: until its time, as long as what it issued is in service (or
+    /// may be: servers keep what was taken out of the Secret), and as long as a server may not have taken what replaced that.
+    fn stays(&self, kept: &Kept, leaf: Option<&Leaf>) -> bool {
+        kept.until.is_some_and(|until| self.now < until)
+            || leaf.is_none_or(|leaf| {
+                leaf.issuer.as_ref() == Some(&kept.authority.id) || self.now < plus(leaf.issued, self.wait)
+            })
+    }
+
+    fn managed(&self, facts: &Certificates) -> Half {
+        let Certificates { source: _, authorities, leaf, strangers, asked } = facts;
+        let leaf = leaf.as_ref();
+        // A Secret that was deleted is missed for as long as somebody uses what it stood for, and no longer; one that was put
+        // back as it was earlier lacks at most the issuer of what is in service.
+        let missed = |stranger: &&Authority| {
+            authorities.newest.is_none() || leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&stranger.id))
+        };
+        let missed = strangers.iter().filter(missed).map(|a| Kept { authority: a.clone(), until: Some(self.now) });
+        let kept: Vec<Kept> = authorities.kept.iter().cloned().chain(missed).collect();
+        let Some(newest) = &authorities.newest else {
+            let published = self.published.authorities.clone();
+            let before = Some(Write::MakeAuthority { carried: asked.clone(), kept });
+            return Half { before, published, phase: Phase::Publishing, ..Half::default() };
+        };
+        let mut half = Half::default();
+        if kept.len() > authorities.kept.len() {
+            half.before = Some(Write::Arrange(Authorities { kept: kept.clone(), ..authorities.clone() }));
+        }
+        let by_newest = leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&newest.id));
+        let renewal_of_newest = renewal(newest.from, newest.until);
+        // One that is not in use and known everywhere cannot be the one before.
+        if authorities.before.is_none() && by_newest && self.known(&newest.id) {
+            if half.before.is_none() && (asked.is_some() || renewal_of_newest <= self.now) {
+                let carried = asked.clone().or_else(|| authorities.carried.clone());
+                half.before = Some(Write::MakeAuthority { carried, kept: kept.clone() });
+            }
+            half.wakes.push(renewal_of_newest);
+        }
+
+        let stay: Vec<&Kept> = kept.iter().filter(|kept| self.stays(kept, leaf)).collect();
+        half.published =
+            [Some(newest), authorities.before.as_ref()].into_iter().flatten().map(|a| a.id.clone()).collect();
+        half.published.extend(stay.iter().map(|kept| kept.authority.id.clone()));
+        half.wakes.extend(authorities.kept.iter().filter_map(|kept| kept.until));
+        let issuing = [Some(newest), authorities.before.as_ref()].into_iter().flatten();
+        half.wakes.extend(issuing.filter_map(|authority| self.published.known_at(&authority.id, self.wait)));
+
+        // The first one ever has nobody's trust to lose: no certificate was issued, and nothing else is published.
+        let first = leaf.is_none()
+            && authorities.before.is_none()
+            && self.published.authorities.iter().all(|id| *id == newest.id);
+        let ready = self.known(&newest.id) || (first && self.published.authorities.contains(&newest.id));
+        let before = authorities.before.as_ref().filter(|before| self.known(&before.id));
+        let issuer = if ready { Some(newest) } else { before };
+        let worn = leaf.is_none_or(|leaf| {
+            half.wakes.push(renewal(leaf.from, leaf.until));
+            half.wakes.push(plus(leaf.issued, self.wait));
+            leaf.issuer.is_none() || !leaf.named || renewal(leaf.from, leaf.until) <= self.now
+        });
+        half.after = match issuer {
+            Some(issuer) if worn || (ready && !by_newest) => Some(Write::Issue(issuer.id.clone())),
+            _ if by_newest && authorities.before.is_some() => Some(Write::Arrange(self.retire(authorities))),
+            _ if stay.len() < authorities.kept.len() => {
+                let kept = stay.iter().map(|kept| (*kept).clone()).collect();
+                Some(Write::Arrange(Authorities { kept, ..authorities.clone() }))
+            }
+            _ => None,
+        };
+        half.phase = if !ready && !by_newest {
+            Phase::Publishing
+        } else if !by_newest || authorities.before.is_some() {
+            Phase::Switching
+        } else if half.published.len() > 1 {
+            Phase::Retiring
+        } else {
+            Phase::Steady
+        };
+        half
+    }
+
+    /// The authorities without the keys that nothing is issued with any more. What was issued last is good for a leaf's life
+    /// from now at the longest.
+    fn retire(&self, authorities: &Authorities) -> Authorities {
+        let mut retired = authorities.clone();
+        retired.kept.extend(retired.before.take().map(|authority| self.retired(authority, leaf_life())));
+        retired
+    }
+
+    fn retired(&self, authority: Authority, span: SignedDuration) -> Kept {
+        let until = plus(self.now, span).min(authority.until);
+        Kept { authority, until: Some(until) }
+    }
+
+    fn provided(&self, facts: &Certificates, provided: Option<&[Authority]>) -> Half {
+        let Certificates { source: _, authorities, leaf, strangers: _, asked: _ } = facts;
+        let mut half = Half::default();
+        let mut arranged = authorities.clone();
+        if let Some(provided) = provided {
+            // What was ours makes room.
+            for ours in [arranged.newest.take(), arranged.before.take()].into_iter().flatten() {
+                arranged.kept.push(self.retired(ours, leaf_life()));
+            }
+            let is_provided = |kept: &Kept| provided.iter().any(|authority| authority.id == kept.authority.id);
+            for kept in &mut arranged.kept {
+                kept.until = match kept.until {
+                    _ if is_provided(kept) => None,
+                    None => self.retired(kept.authority.clone(), PROVIDED_OVERLAP).until,
+                    until => until,
+                };
+            }
+            let missing: Vec<_> = provided
+                .iter()
+                .filter(|authority| !arranged.kept.iter().any(|kept| kept.authority.id == authority.id))
+                .map(|authority| Kept { authority: authority.clone(), until: None })
+                .collect();
+            arranged.kept.extend(missing);
+            arranged.kept.retain(|kept| kept.until.is_none() || self.stays(kept, leaf.as_ref()));
+        }
+        half.published = [&arranged.newest, &arranged.before].into_iter().flatten().map(|a| a.id.clone()).collect();
+        half.published.extend(arranged.kept.iter().map(|kept| kept.authority.id.clone()));
+        if half.published.is_empty() {
+            // Nothing good is known: what agents have is better than nothing.
+            half.published.clone_from(&self.published.authorities);
+        }
+        half.wakes.extend(arranged.kept.iter().filter_map(|kept| kept.until));
+        half.wakes.extend(leaf.as_ref().map(|leaf| plus(leaf.issued, self.wait)));
+        half.phase =
+            if half.published.len() > provided.map_or(0, <[_]>::len) { Phase::Retiring } else { Phase::Steady };
+        half.before = (arranged != *authorities).then_some(Write::Arrange(arranged));
+        half
+    }
+
+    fn signing(&self, facts: &Signing) -> (Half, Option<Id>) {
+        let Signing { newest, before, asked, statements } = facts;
+        let mut half = Half::default();
+        let Some(newest) = newest else {
+            half.before = Some(Write::MakeKey { carried: asked.clone() });
+            half.published.clone_from(&self.published.keys);
+            half.phase = Phase::Publishing;
+            return (half, None);
+        };
+        half.published = [Some(newest), before.as_ref()].into_iter().flatten().cloned().collect();
+        let Some(before) = before else {
+            // With nothing else to sign with, it signs as soon as it is published: who has it not yet waits for it.
+            let signs = self.published.keys.contains(newest);
+            if asked.is_some() {
+                half.wakes.extend(self.published.known_at(newest, self.wait));
+            }
+            if asked.is_some() && self.known(newest) {
+                half.before = Some(Write::MakeKey { carried: asked.clone() });
+            }
+            return (half, signs.then(|| newest.clone()));
+        };
+        if !self.known(newest) {
+            half.wakes.extend(self.published.known_at(newest, self.wait));
+            half.phase = Phase::Publishing;
+            return (half, Some(before.clone()));
+        }
+        half.phase = Phase::Retiring;
+        // Gos that the old one signed until a moment ago, perhaps by a leader before this one, end by themselves.
+        let life = SignedDuration::try_from(GO_LIFETIME).unwrap_or(SignedDuration::MAX);
+        if let Some(known) = self.published.known_at(newest, self.wait) {
+            let over = plus(known, self.wait.max(life));
+            half.wakes.push(over);
+            if over <= self.now && !statements.contains(before) {
+                half.after = Some(Write::DropKey);
+            }
+        }
+        (half, Some(newest.clone()))
+    }
+}

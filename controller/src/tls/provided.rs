@@ -1,0 +1,108 @@
+//! A serving certificate that somebody else provides, such as cert-manager: whether agents would accept it.
+
+use jiff::Timestamp;
+
+use super::certificate::{Certificate, accepts, is_pair};
+use super::store::{CERTIFICATE, KEY, PROVIDED, SecretFacts};
+
+/// What is not in order about certificates and keys. None of it takes away what agents trust already.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Problem {
+    /// A Secret of ours is not what we wrote.
+    #[error("the Secret {name} cannot be used ({error}); delete it to have a new one made")]
+    Spoilt { name: &'static str, error: String },
+    /// There is no Secret, or nothing in it.
+    #[error("the Secret brupop-apiserver-tls has no tls.crt and tls.key, which somebody has to provide")]
+    NoCertificate,
+    /// The key is another one's.
+    #[error("tls.key of the Secret brupop-apiserver-tls cannot be used, or does not belong to its tls.crt")]
+    NoPair,
+    /// Nobody can check it.
+    #[error("the Secret brupop-apiserver-tls has no ca.crt with the authorities that agents are to trust")]
+    NoAuthority,
+    /// Agents would refuse it.
+    #[error("agents would refuse the certificate of the Secret brupop-apiserver-tls: {0}")]
+    Refused(String),
+    /// It is not good now.
+    #[error("the certificate of the Secret brupop-apiserver-tls is good from {from} to {until} and not now")]
+    OutOfTime { from: Timestamp, until: Timestamp },
+}
+
+/// The authorities of a provided certificate that agents accept under these names with them. One that has expired, or is not
+/// good yet, is judged as if it were.
+pub(super) fn provided(
+    secret: Option<&SecretFacts>,
+    hosts: &[String],
+    now: Timestamp,
+) -> Result<Vec<Certificate>, Problem> {
+    let secret = secret.ok_or(Problem::NoCertificate)?;
+    let (chain, _) = Certificate::read_all(secret.text(CERTIFICATE).ok_or(Problem::NoCertificate)?);
+    let leaf = chain.first().ok_or(Problem::NoCertificate)?;
+    if !is_pair(&chain, secret.text(KEY).ok_or(Problem::NoCertificate)?) {
+        return Err(Problem::NoPair);
+    }
+    let (mut anchors, _) = Certificate::read_all(secret.text(PROVIDED).unwrap_or_default());
+    anchors.retain(Certificate::is_anchor);
+    if anchors.is_empty() {
+        return Err(Problem::NoAuthority);
+    }
+    let trusted: Vec<&Certificate> = anchors.iter().collect();
+    // The first name is the one that agents are installed with; the others are for those who ask with the whole name.
+    if let Some(host) = hosts.first() {
+        let at = now.clamp(leaf.from, leaf.until);
+        accepts(&trusted, &chain, host, at).map_err(|error| Problem::Refused(error.to_string()))?;
+    }
+    Ok(anchors)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use k8s_openapi::ByteString;
+    use k8s_openapi::api::core::v1::Secret;
+
+    use super::super::material::Issuing;
+    use super::*;
+
+    const HOST: &str = "brupop-apiserver.brupop-system.svc";
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_800_000_000).unwrap()
+    }
+
+    fn judge(fields: &BTreeMap<String, String>, at: Timestamp) -> Result<usize, Problem> {
+        let data = fields.iter().map(|(field, text)| (field.clone(), ByteString(text.clone().into_bytes()))).collect();
+        let secret = SecretFacts(Secret { data: Some(data), ..Secret::default() });
+        provided(Some(&secret), &[HOST.to_owned()], at).map(|anchors| anchors.len())
+    }
+
+    #[test]
+    fn what_agents_would_not_accept_is_named_and_what_they_would_is_taken() {
+        let (issuer, other) = (Issuing::make(now()).unwrap(), Issuing::make(now()).unwrap());
+        let mut good = issuer.issue(vec![HOST.into()], now()).unwrap();
+        good.insert(PROVIDED.into(), issuer.certificate().into());
+        let with = |field: &str, text: &str| {
+            let mut fields = good.clone();
+            fields.insert(field.into(), text.into());
+            fields
+        };
+        let foreign = other.issue(vec![HOST.into()], now()).unwrap();
+        let mut misnamed = issuer.issue(vec!["example.com".into()], now()).unwrap();
+        misnamed.insert(PROVIDED.into(), issuer.certificate().into());
+        let late = now() + jiff::SignedDuration::from_hours(24 * 365);
+
+        assert_eq!(judge(&good, now()), Ok(1));
+        assert_eq!(judge(&good, late), Ok(1), "expired, and still its authority is the right one");
+        let both = format!("{}{}junk", issuer.certificate(), other.certificate());
+        assert_eq!(judge(&with(PROVIDED, &both), now()), Ok(2), "the next one stands beside it");
+        assert_eq!(judge(&with(CERTIFICATE, ""), now()), Err(Problem::NoCertificate));
+        assert_eq!(judge(&with(CERTIFICATE, "junk"), now()), Err(Problem::NoCertificate));
+        assert_eq!(judge(&with(KEY, &foreign[KEY]), now()), Err(Problem::NoPair));
+        assert_eq!(judge(&with(PROVIDED, ""), now()), Err(Problem::NoAuthority));
+        assert_eq!(judge(&with(PROVIDED, "junk"), now()), Err(Problem::NoAuthority));
+        let refused = |fields: &_| matches!(judge(fields, now()), Err(Problem::Refused(_)));
+        assert!(refused(&with(PROVIDED, other.certificate())), "another authority");
+        assert!(refused(&misnamed), "another name");
+    }
+}

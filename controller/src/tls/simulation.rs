@@ -1,0 +1,395 @@
+//! Every way through a rotation, with a leader that dies after any write, kubelets that are behind by up to the wait, and
+//! people who ask, delete and edit at any moment.
+//!
+//! Time goes in ticks. At each tick something may happen from outside, and then the leader, if it is alive, does so many
+//! writes before it dies or has nothing more to do. After each write all that any kubelet may hold is held against each
+//! other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::plan::*;
+
+/// The wait, in ticks.
+const WAIT: i64 = 3;
+
+/// A tick is long enough that a go does not outlive the wait.
+const TICK: SignedDuration = SignedDuration::from_secs(60);
+
+fn at(tick: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + tick * TICK.as_secs()).unwrap()
+}
+
+fn wait() -> SignedDuration {
+    TICK * i32::try_from(WAIT).unwrap()
+}
+
+/// What somebody else does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Nothing,
+    AskCertificates,
+    AskKey,
+    DeleteAuthorities,
+    DeleteLeaf,
+    DeleteKeys,
+    DeleteTrust,
+    /// Takes the newest authority and key out of the ConfigMap.
+    EditTrust,
+}
+
+#[derive(Clone, Debug, Default)]
+struct World {
+    tick: i64,
+    authorities: Option<Authorities>,
+    leaf: Option<Leaf>,
+    /// The newest key, the one before, and the request that was carried out.
+    keys: Option<(Id, Option<Id>, Option<String>)>,
+    published: Option<Published>,
+    made: u32,
+    asked: (Option<String>, Option<String>),
+    /// The key of the statement in the one shadow there is.
+    statement: Option<Id>,
+    signer: Option<Id>,
+    edited: bool,
+    /// All bundles and lists of keys that were ever published, with whether a person edited them, and all leaves in the
+    /// Secret, each with the ticks from and to which it was the present one.
+    bundles: Vec<((Published, bool), i64, i64)>,
+    leaves: Vec<(Leaf, i64, i64)>,
+    /// Keys that a person has revoked by deleting the Secret.
+    revoked: BTreeSet<Id>,
+    writes: u32,
+}
+
+impl World {
+    fn facts(&self) -> Facts {
+        let published = self.published.clone().unwrap_or_default();
+        let authorities = self.authorities.clone().unwrap_or_default();
+        let asked =
+            |asked: &Option<String>, carried: &Option<String>| asked.clone().filter(|a| Some(a) != carried.as_ref());
+        let known = |id: &Id| {
+            [&authorities.newest, &authorities.before].into_iter().flatten().any(|a| a.id == *id)
+                || authorities.kept.iter().any(|kept| kept.authority.id == *id)
+        };
+        let leaf = self.leaf.clone().map(|leaf| Leaf {
+            issuer: leaf.issuer.filter(|id| known(id) || published.authorities.contains(id)),
+            ..leaf
+        });
+        let strangers = published.authorities.iter().filter(|id| !known(id));
+        let strangers = strangers.map(|id| Authority { id: id.clone(), from: at(0), until: at(1_000_000) }).collect();
+        let (newest, before, carried) = match &self.keys {
+            Some((newest, before, carried)) => (Some(newest.clone()), before.clone(), carried.clone()),
+            None => (None, None, None),
+        };
+        Facts {
+            certificates: Some(Certificates {
+                source: Source::Managed,
+                asked: asked(&self.asked.0, &authorities.carried),
+                authorities,
+                leaf,
+                strangers,
+            }),
+            signing: Some(Signing {
+                newest,
+                before,
+                asked: asked(&self.asked.1, &carried),
+                statements: self.statement.clone().into_iter().collect(),
+            }),
+            published,
+        }
+    }
+
+    fn new_id(&mut self, what: &str) -> Id {
+        self.made += 1;
+        format!("{what}{}", self.made)
+    }
+
+    /// One look of the leader, with its write if there is one. Says whether there was.
+    fn turn(&mut self) -> bool {
+        let now = at(self.tick);
+        let plan = plan(&self.facts(), wait(), now);
+        self.signer.clone_from(&plan.signer);
+        self.sign();
+        let Some(write) = plan.write else {
+            assert!(plan.wake.is_none_or(|wake| wake > now));
+            return false;
+        };
+        self.writes += 1;
+        match write {
+            Write::MakeAuthority { carried, kept } => {
+                let id = self.new_id("ca");
+                let made = Authority { id, from: now, until: now + SignedDuration::from_hours(24 * 3650) };
+                let old = self.authorities.take().unwrap_or_default();
+                assert_eq!(old.before, None, "a key that may still be needed is lost");
+                self.authorities = Some(Authorities { newest: Some(made), before: old.newest, kept, carried });
+            }
+            Write::Arrange(wanted) => self.authorities = Some(wanted),
+            Write::Issue(issuer) => {
+                let authorities = self.authorities.as_ref().unwrap();
+                let keys = [&authorities.newest, &authorities.before];
+                assert!(keys.into_iter().flatten().any(|a| a.id == issuer), "issued without a key");
+                let until = now + SignedDuration::from_hours(24 * 90);
+                let leaf = Leaf { issuer: Some(issuer), named: true, from: now, until, issued: now };
+                self.leaf = Some(leaf);
+            }
+            Write::MakeKey { carried } => {
+                let id = self.new_id("key");
+                let before = self.keys.take().map(|(newest, before, _)| {
+                    assert_eq!(before, None, "a key that may still be needed is lost");
+                    newest
+                });
+                self.keys = Some((id, before, carried));
+            }
+            Write::DropKey => self.keys.as_mut().unwrap().1 = None,
+            Write::Publish(wanted) => (self.published, self.edited) = (Some(wanted), false),
+        }
+        self.check();
+        true
+    }
+
+    /// The leader signs whenever it can, and has what another key signed signed anew.
+    fn sign(&mut self) {
+        let Some(signer) = &self.signer else { return };
+        self.statement = Some(signer.clone());
+        // With one key only there is no choice, whatever a person took away: agents wait for it.
+        let only = self.keys.as_ref().is_some_and(|(_, before, _)| before.is_none());
+        for ((held, edited), ..) in self.held(&self.bundles) {
+            let excused = !self.revoked.is_empty() || held.keys.is_empty() || (*edited && only);
+            assert!(
+                excused || held.keys.contains(signer),
+                "{signer} signs, and a kubelet may hold {:?}: {self:#?}",
+                held.keys
+            );
+        }
+    }
+
+    /// What kubelets may hold now.
+    fn held<'a, T>(&self, all: &'a [(T, i64, i64)]) -> impl Iterator<Item = &'a (T, i64, i64)> + use<'a, T> {
+        // What was the present one until a tick before the last one that a kubelet may hold is not held any more.
+        let oldest = self.tick - WAIT;
+        all.iter().filter(move |(_, _, to)| *to > oldest)
+    }
+
+    fn check(&mut self) {
+        let tick = self.tick;
+        fn record<T: Clone + PartialEq>(all: &mut Vec<(T, i64, i64)>, now: Option<&T>, tick: i64) {
+            let stands = all.last().is_some_and(|(last, _, to)| *to == i64::MAX && Some(last) == now);
+            if stands {
+                return;
+            }
+            if let Some((_, _, to)) = all.last_mut().filter(|(_, _, to)| *to == i64::MAX) {
+                *to = tick;
+            }
+            all.extend(now.map(|now| (now.clone(), tick, i64::MAX)));
+        }
+        let published = self.published.clone().map(|published| (published, self.edited));
+        record(&mut self.bundles, published.as_ref(), tick);
+        record(&mut self.leaves, self.leaf.as_ref(), tick);
+        for (leaf, issued, _) in self.held(&self.leaves) {
+            for ((bundle, edited), _, replaced) in self.held(&self.bundles) {
+                // Who trusts nothing has nothing to lose, and what a person took away is missed until it is back.
+                if bundle.authorities.is_empty() || (*edited && issued <= replaced) {
+                    continue;
+                }
+                let issuer = leaf.issuer.as_ref().unwrap();
+                assert!(
+                    bundle.authorities.contains(issuer),
+                    "a server may use what {issuer} issued, and an agent may trust {:?}: {self:#?}",
+                    bundle.authorities
+                );
+            }
+        }
+        // What stands signed in the shadow is understood by everybody, too.
+        if let Some(statement) = self.statement.as_ref().filter(|id| !self.revoked.contains(*id)) {
+            let published = self.published.as_ref().filter(|_| !self.edited);
+            assert!(
+                published.is_none_or(|published| published.keys.contains(statement)),
+                "{statement} is in use: {self:#?}"
+            );
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        let value = Some(format!("{}", self.tick));
+        match event {
+            Event::Nothing => {}
+            Event::AskCertificates => self.asked.0 = value,
+            Event::AskKey => self.asked.1 = value,
+            Event::DeleteAuthorities => self.authorities = None,
+            Event::DeleteLeaf => self.leaf = None,
+            Event::DeleteKeys => {
+                let keys = self.keys.take();
+                self.revoked.extend(keys.into_iter().flat_map(|(newest, before, _)| [Some(newest), before]).flatten());
+            }
+            Event::DeleteTrust => self.published = None,
+            Event::EditTrust => {
+                let (ca, key) = (
+                    self.authorities.as_ref().and_then(|a| a.newest.as_ref()).map(|a| a.id.clone()),
+                    self.keys.as_ref().map(|(newest, ..)| newest.clone()),
+                );
+                if let Some(published) = &mut self.published {
+                    published.authorities.retain(|id| Some(id) != ca.as_ref());
+                    published.keys.retain(|id| Some(id) != key.as_ref());
+                    self.edited = true;
+                }
+            }
+        }
+        let named = |id: &Id| {
+            self.authorities.as_ref().is_some_and(|authorities| {
+                let ours = [&authorities.newest, &authorities.before].into_iter().flatten();
+                ours.chain(authorities.kept.iter().map(|kept| &kept.authority)).any(|authority| authority.id == *id)
+            })
+        };
+        let last = self.leaves.last().and_then(|(leaf, ..)| leaf.issuer.clone());
+        let published = self.published.clone().unwrap_or_default().authorities;
+        if !last.as_ref().is_some_and(|id| named(id) || published.contains(id)) {
+            // With the Secret and the ConfigMap gone nothing tells any more what was trusted: that is to start anew.
+            (self.bundles, self.leaves) = (Vec::new(), Vec::new());
+        }
+        if !self.bundles.is_empty() {
+            self.check();
+        }
+    }
+
+    /// A tick in which the leader does at most so many writes.
+    fn tick(&mut self, event: Event, writes: u32) {
+        self.happen(event);
+        let mut left = writes;
+        while left > 0 && self.turn() {
+            left -= 1;
+            assert!(self.writes < 60, "it never comes to an end: {self:#?}");
+        }
+        self.tick += 1;
+    }
+
+    fn installed() -> Self {
+        let mut world = Self::default();
+        for _ in 0..2 * WAIT + 2 {
+            world.tick(Event::Nothing, u32::MAX);
+        }
+        world.writes = 0;
+        world
+    }
+
+    fn newest(&self) -> &Id {
+        &self.authorities.as_ref().unwrap().newest.as_ref().unwrap().id
+    }
+
+    fn assert_steady(&mut self) {
+        for _ in 0..4 * WAIT {
+            self.tick(Event::Nothing, u32::MAX);
+        }
+        let before = self.writes;
+        self.tick(Event::Nothing, u32::MAX);
+        assert_eq!(self.writes, before, "an idle cluster costs no writes");
+        assert_eq!(self.leaf.as_ref().unwrap().issuer.as_ref(), Some(self.newest()));
+        let (key, old, _) = self.keys.clone().unwrap();
+        assert_eq!((Some(&key), old), (self.signer.as_ref(), None));
+        let published = self.published.clone().unwrap();
+        assert_eq!(published.keys, [key].into());
+        assert!(published.authorities.contains(self.newest()));
+    }
+}
+
+/// All sequences of so many items out of some.
+fn sequences<T: Copy>(of: &[T], length: usize) -> Vec<Vec<T>> {
+    (0..length).fold(vec![vec![]], |all, _| {
+        all.into_iter().flat_map(|one| of.iter().map(move |next| [one.as_slice(), &[*next]].concat())).collect()
+    })
+}
+
+#[test]
+fn an_install_is_ready_with_its_first_writes() {
+    for most in 1..=6 {
+        let mut world = World::default();
+        world.tick(Event::Nothing, most);
+        world.tick(Event::Nothing, u32::MAX);
+        assert!(world.leaf.is_some() && world.signer.is_some(), "a leader that died after {most} writes");
+        world.assert_steady();
+    }
+}
+
+#[test]
+fn a_rotation_survives_a_leader_that_dies_after_any_write_at_any_time() {
+    // How many writes the leader of each tick gets to, over the whole of a rotation and one more that is asked meanwhile.
+    let mut ways = 0;
+    let installed = World::installed();
+    for writes in sequences(&[0, 1, u32::MAX], usize::try_from(WAIT + 3).unwrap()) {
+        for again in 0..writes.len() {
+            let mut world = installed.clone();
+            let (authority, key) = (world.newest().clone(), world.keys.clone().unwrap().0);
+            world.happen(Event::AskKey);
+            for (tick, writes) in writes.iter().enumerate() {
+                let event = if tick == 0 || tick == again { Event::AskCertificates } else { Event::Nothing };
+                world.tick(event, *writes);
+            }
+            world.assert_steady();
+            assert_ne!(*world.newest(), authority);
+            assert_ne!(world.keys.as_ref().unwrap().0, key);
+            ways += 1;
+        }
+    }
+    assert!(ways > 4000);
+}
+
+#[test]
+fn whatever_people_delete_or_edit_in_a_rotation_no_agent_is_locked_out() {
+    let events = [
+        Event::Nothing,
+        Event::AskCertificates,
+        Event::AskKey,
+        Event::DeleteAuthorities,
+        Event::DeleteLeaf,
+        Event::DeleteKeys,
+        Event::DeleteTrust,
+        Event::EditTrust,
+    ];
+    let installed = World::installed();
+    for events in sequences(&events, 4) {
+        for gap in [1, WAIT] {
+            for writes in [1, u32::MAX] {
+                let mut world = installed.clone();
+                for event in &events {
+                    // Shown with what fails.
+                    println!("{event:?} {gap} {writes}");
+                    world.tick(*event, writes);
+                    for _ in 1..gap {
+                        world.tick(Event::Nothing, writes);
+                    }
+                }
+                world.assert_steady();
+                println!();
+            }
+        }
+    }
+}
+
+#[test]
+fn what_wears_out_is_renewed_in_time_for_decades() {
+    let mut world = World::installed();
+    let mut authorities = BTreeMap::new();
+    let mut leaves = BTreeSet::new();
+    let day = 24 * 60;
+    for _ in 0..365 * 25 {
+        world.writes = 0;
+        // Two looks within a wait and one after it, then a day of nothing.
+        for _ in 0..2 * WAIT {
+            world.tick(Event::Nothing, u32::MAX);
+        }
+        world.tick += day - 2 * WAIT;
+        let now = at(world.tick);
+        let leaf = world.leaf.clone().unwrap();
+        assert!(
+            leaf.until.duration_since(now) > SignedDuration::from_hours(24 * 29),
+            "a month is left to mend what hinders it"
+        );
+        let newest = world.authorities.as_ref().unwrap().newest.clone().unwrap();
+        assert!(newest.until > leaf.until);
+        authorities.entry(newest.id).or_insert(now);
+        leaves.insert(leaf.issued);
+    }
+    assert_eq!(authorities.len(), 4, "one in six and a half years: {authorities:?}");
+    assert!((140..170).contains(&leaves.len()), "one in sixty days: {}", leaves.len());
+    assert!(world.published.unwrap().authorities.len() <= 2);
+}

@@ -1,0 +1,445 @@
+//! How certificates and keys stand in the Secrets and in the ConfigMap of the agents: read into facts, and written down.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::ObjectMeta;
+use models::names;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::certificate::{Certificate, bundle};
+use super::material::{GoKey, Issuing, MaterialError};
+use super::plan::{Authorities, Authority, Id, Kept, Published};
+use crate::view::Projection;
+
+/// Certificate and key of the newest authority, and of a server.
+pub(super) const CERTIFICATE: &str = "tls.crt";
+pub(super) const KEY: &str = "tls.key";
+/// The authorities of a serving certificate that somebody else provides.
+pub(super) const PROVIDED: &str = "ca.crt";
+/// Certificate and key of the authority before the newest.
+const BEFORE_CERTIFICATE: &str = "previous.crt";
+const BEFORE_KEY: &str = "previous.key";
+/// The certificates that stay published besides.
+const KEPT: &str = "kept.json";
+/// The signing key, and the one before it.
+const SIGNING_KEY: &str = "key.pem";
+const SIGNING_KEY_BEFORE: &str = "previous.pem";
+
+/// Type of a Secret that cannot be without certificate and key.
+const TLS: &str = "kubernetes.io/tls";
+
+/// What stands for something in the ConfigMap that is none of ours.
+const FOREIGN: &str = "?";
+
+/// One Secret, whole: it is written back with all that somebody else put there.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SecretFacts(pub(super) Secret);
+
+impl Projection for SecretFacts {
+    type Object = Secret;
+
+    fn key(&self) -> String {
+        Self::key_of(&self.0)
+    }
+
+    fn resource_version(&self) -> &str {
+        self.0.metadata.resource_version.as_deref().unwrap_or_default()
+    }
+
+    fn project(secret: &Secret) -> Option<Self> {
+        Some(Self(secret.clone()))
+    }
+
+    fn key_of(secret: &Secret) -> String {
+        secret.metadata.name.clone().unwrap_or_default()
+    }
+}
+
+impl SecretFacts {
+    /// A field, if it is there, is text and is not empty: a Secret of type `kubernetes.io/tls` cannot be without its two.
+    pub(super) fn text(&self, field: &str) -> Option<&str> {
+        let bytes = self.0.data.as_ref()?.get(field)?;
+        std::str::from_utf8(&bytes.0).ok().filter(|text| !text.trim().is_empty())
+    }
+
+    fn annotation(&self, name: &str) -> Option<String> {
+        self.0.metadata.annotations.as_ref()?.get(name).cloned()
+    }
+}
+
+/// The ConfigMap of the agents, whole.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct TrustFacts(pub(super) ConfigMap);
+
+impl Projection for TrustFacts {
+    type Object = ConfigMap;
+
+    fn key(&self) -> String {
+        Self::key_of(&self.0)
+    }
+
+    fn resource_version(&self) -> &str {
+        self.0.metadata.resource_version.as_deref().unwrap_or_default()
+    }
+
+    fn project(map: &ConfigMap) -> Option<Self> {
+        Some(Self(map.clone()))
+    }
+
+    fn key_of(map: &ConfigMap) -> String {
+        map.metadata.name.clone().unwrap_or_default()
+    }
+}
+
+impl TrustFacts {
+    pub(super) fn text(&self, field: &str) -> Option<&str> {
+        self.0.data.as_ref()?.get(field).map(String::as_str)
+    }
+
+    /// What is published, by the ids of the certificates and of the keys in it.
+    pub(super) fn published(&self, own_keys: &[(Id, Value)]) -> Published {
+        let mut published = Published::default();
+        let (certificates, clean) = Certificate::read_all(self.text(names::TRUST_CA_KEY).unwrap_or_default());
+        published.authorities = certificates.into_iter().map(|certificate| certificate.id).collect();
+        if !clean {
+            published.authorities.insert(FOREIGN.to_owned());
+        }
+        if let Some(text) = self.text(names::TRUST_GO_KEYS) {
+            let keys: Option<Value> = serde_json::from_str(text).ok();
+            let keys = keys.as_ref().and_then(|keys| keys.get("keys")?.as_array());
+            // By its contents and not by the id that it gives itself.
+            let id = |key: &Value| own_keys.iter().find(|(_, own)| own == key).map(|(id, _)| id.clone());
+            published.keys = match keys {
+                Some(keys) => keys.iter().map(|key| id(key).unwrap_or_else(|| FOREIGN.to_owned())).collect(),
+                None => [FOREIGN.to_owned()].into(),
+            };
+        }
+        let since = self.0.metadata.annotations.as_ref().and_then(|all| all.get(names::PUBLISHED_ANNOTATION));
+        published.since = since.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        published
+    }
+}
+
+/// The ConfigMap as it is applied, at the version that was read.
+pub(super) fn trust(
+    namespace: &str,
+    resource_version: Option<&str>,
+    data: &BTreeMap<&str, String>,
+    since: &BTreeMap<Id, Timestamp>,
+) -> Result<Value, MaterialError> {
+    let mut map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {
+            "name": names::TRUST_CONFIG_MAP, "namespace": namespace,
+            "annotations": {names::PUBLISHED_ANNOTATION: serde_json::to_string(since)?},
+        },
+        "data": data,
+    });
+    if let Some(version) = resource_version {
+        map["metadata"]["resourceVersion"] = version.into();
+    }
+    Ok(map)
+}
+
+/// A list of keys as agents read it.
+pub(super) fn jwks(keys: &[Value]) -> String {
+    json!({"keys": keys}).to_string()
+}
+
+/// An authority that stays published, as it stands in the Secret.
+#[derive(Serialize, Deserialize)]
+struct KeptText {
+    certificate: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    until: Option<Timestamp>,
+}
+
+/// The Secret of the authorities.
+#[derive(Clone, Default)]
+pub(super) struct Safe {
+    pub(super) newest: Option<(Certificate, Issuing)>,
+    pub(super) before: Option<(Certificate, Issuing)>,
+    pub(super) kept: Vec<(Certificate, Option<Timestamp>)>,
+    pub(super) carried: Option<String>,
+}
+
+fn issuing(
+    secret: &SecretFacts,
+    certificate: &str,
+    key: &str,
+) -> Result<Option<(Certificate, Issuing)>, MaterialError> {
+    let Some(pem) = secret.text(certificate) else { return Ok(None) };
+    let issuing = Issuing::load(pem, secret.text(key))?;
+    let certificate = Certificate::first(pem).ok_or(MaterialError::Missing("the certificate of an authority"))?;
+    Ok(Some((certificate, issuing)))
+}
+
+impl Safe {
+    /// Reads it.
+    pub(super) fn read(secret: &SecretFacts) -> Result<Self, MaterialError> {
+        let kept: Vec<KeptText> = secret.text(KEPT).map_or(Ok(Vec::new()), serde_json::from_str)?;
+        let kept = kept.into_iter().map(|kept| {
+            let certificate = Certificate::first(&kept.certificate);
+            Ok((certificate.ok_or(MaterialError::Missing("a certificate that is kept"))?, kept.until))
+        });
+        Ok(Self {
+            newest: issuing(secret, CERTIFICATE, KEY)?,
+            before: issuing(secret, BEFORE_CERTIFICATE, BEFORE_KEY)?,
+            kept: kept.collect::<Result<_, MaterialError>>()?,
+            carried: secret.annotation(names::ROTATE_CERTIFICATES_ANNOTATION),
+        })
+    }
+
+    /// What the rules look at.
+    pub(super) fn facts(&self) -> Authorities {
+        let authority = |(certificate, _): &(Certificate, Issuing)| certificate.authority();
+        let kept = |(certificate, until): &(Certificate, Option<Timestamp>)| Kept {
+            authority: certificate.authority(),
+            until: *until,
+        };
+        Authorities {
+            newest: self.newest.as_ref().map(authority),
+            before: self.before.as_ref().map(authority),
+            kept: self.kept.iter().map(kept).collect(),
+            carried: self.carried.clone(),
+        }
+    }
+
+    /// All certificates in it, the newest first.
+    pub(super) fn certificates(&self) -> impl Iterator<Item = &Certificate> {
+        let issuing = [&self.newest, &self.before].into_iter().flatten().map(|(certificate, _)| certificate);
+        issuing.chain(self.kept.iter().map(|(certificate, _)| certificate))
+    }
+
+    /// The authority with its key.
+    pub(super) fn issuer(&self, id: &Id) -> Option<&Issuing> {
+        [&self.newest, &self.before]
+            .into_iter()
+            .flatten()
+            .find(|(certificate, _)| certificate.id == *id)
+            .map(|(_, i)| i)
+    }
+
+    /// The same, arranged otherwise; `others` are the certificates that may be new in it.
+    pub(super) fn arranged(&self, wanted: &Authorities, others: &[Certificate]) -> Self {
+        let all = || [&self.newest, &self.before].into_iter().flatten();
+        let issuing = |authority: &Option<Authority>| {
+            let id = &authority.as_ref()?.id;
+            all().find(|(certificate, _)| certificate.id == *id).cloned()
+        };
+        let certificate =
+            |id: &Id| self.certificates().chain(others).find(|certificate| certificate.id == *id).cloned();
+        Self {
+            newest: issuing(&wanted.newest),
+            before: issuing(&wanted.before),
+            kept: wanted.kept.iter().filter_map(|kept| Some((certificate(&kept.authority.id)?, kept.until))).collect(),
+            carried: wanted.carried.clone(),
+        }
+    }
+
+    /// Its data and annotations.
+    pub(super) fn data(&self) -> Result<Contents, MaterialError> {
+        let mut data = BTreeMap::new();
+        let mut put = |field: &str, text: &str| data.insert(field.to_owned(), text.to_owned());
+        if let Some((_, issuing)) = &self.newest {
+            put(CERTIFICATE, issuing.certificate());
+            put(KEY, issuing.key());
+        }
+        if let Some((_, issuing)) = &self.before {
+            put(BEFORE_CERTIFICATE, issuing.certificate());
+            put(BEFORE_KEY, issuing.key());
+        }
+        if !self.kept.is_empty() {
+            let text = |(certificate, until): &(Certificate, Option<Timestamp>)| KeptText {
+                certificate: certificate.pem.clone(),
+                until: *until,
+            };
+            put(KEPT, &serde_json::to_string(&self.kept.iter().map(text).collect::<Vec<_>>())?);
+        }
+        let carried = self.carried.clone().map(|value| (names::ROTATE_CERTIFICATES_ANNOTATION, value));
+        Ok(Contents { data, carried })
+    }
+}
+
+/// What a Secret of ours is to hold.
+pub(super) struct Contents {
+    pub(super) data: BTreeMap<String, String>,
+    /// The annotation that names the last request that was begun, and its value.
+    pub(super) carried: Option<(&'static str, String)>,
+}
+
+/// The Secret that is to be written, and whether it takes the place of one that was seen, at whose version it is written.
+/// What others put there besides data stays.
+pub(super) fn secret(name: &str, contents: Contents, existing: Option<Secret>) -> (Secret, bool) {
+    let Contents { mut data, carried } = contents;
+    let exists = existing.is_some();
+    let mut secret = existing.unwrap_or_else(|| {
+        let type_ = if data.contains_key(CERTIFICATE) { TLS } else { "Opaque" };
+        let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
+        Secret { metadata, type_: Some(type_.to_owned()), ..Secret::default() }
+    });
+    if secret.type_.as_deref() == Some(TLS) {
+        for field in [CERTIFICATE, KEY] {
+            data.entry(field.to_owned()).or_default();
+        }
+    }
+    secret.data = Some(data.into_iter().map(|(field, text)| (field, ByteString(text.into_bytes()))).collect());
+    if let Some((annotation, value)) = carried {
+        secret.metadata.annotations.get_or_insert_default().insert(annotation.to_owned(), value);
+    }
+    (secret, exists)
+}
+
+/// Whether a Secret of signing keys has one besides the newest.
+pub(super) fn has_two_keys(secret: &SecretFacts) -> bool {
+    secret.text(SIGNING_KEY_BEFORE).is_some()
+}
+
+/// The Secret of the signing keys.
+#[derive(Default)]
+pub(super) struct KeyRing {
+    pub(super) newest: Option<GoKey>,
+    pub(super) before: Option<GoKey>,
+    pub(super) carried: Option<String>,
+}
+
+impl KeyRing {
+    /// Reads it.
+    pub(super) fn read(secret: &SecretFacts) -> Result<Self, MaterialError> {
+        let newest = secret.text(SIGNING_KEY).ok_or(MaterialError::Missing("key.pem"))?;
+        Ok(Self {
+            newest: Some(GoKey::load(newest)?),
+            before: secret.text(SIGNING_KEY_BEFORE).map(GoKey::load).transpose()?,
+            carried: secret.annotation(names::ROTATE_SIGNING_KEY_ANNOTATION),
+        })
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &GoKey> {
+        [&self.newest, &self.before].into_iter().flatten()
+    }
+
+    /// Its data and annotations.
+    pub(super) fn data(&self) -> Contents {
+        let fields = [(SIGNING_KEY, &self.newest), (SIGNING_KEY_BEFORE, &self.before)];
+        let data =
+            fields.into_iter().filter_map(|(field, key)| Some((field.to_owned(), key.as_ref()?.pem().to_owned())));
+        let carried = self.carried.clone().map(|value| (names::ROTATE_SIGNING_KEY_ANNOTATION, value));
+        Contents { data: data.collect(), carried }
+    }
+}
+
+/// The text of the bundle with these certificates, of all that there are, each once.
+pub(super) fn bundle_of<'a>(wanted: &Published, all: impl Iterator<Item = &'a Certificate>) -> String {
+    let mut seen = std::collections::BTreeSet::new();
+    bundle(
+        all.filter(|certificate| wanted.authorities.contains(&certificate.id) && seen.insert(certificate.id.clone())),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_800_000_000).unwrap()
+    }
+
+    fn made() -> (Certificate, Issuing) {
+        let issuing = Issuing::make(now()).unwrap();
+        (Certificate::first(issuing.certificate()).unwrap(), issuing)
+    }
+
+    fn written(contents: Contents) -> SecretFacts {
+        SecretFacts(secret("a", contents, None).0)
+    }
+
+    #[test]
+    fn the_secret_of_the_authorities_is_read_as_it_was_written() {
+        let safe = Safe {
+            newest: Some(made()),
+            before: Some(made()),
+            kept: vec![(made().0, Some(now())), (made().0, None)],
+            carried: Some("1".into()),
+        };
+        let read = Safe::read(&written(safe.data().unwrap())).unwrap();
+        assert_eq!(read.facts(), safe.facts());
+        let ids = |safe: &Safe| safe.certificates().map(|c| c.id.clone()).collect::<Vec<_>>();
+        assert_eq!(ids(&read), ids(&safe));
+        assert!(read.issuer(&ids(&safe)[1]).is_some() && read.issuer(&ids(&safe)[2]).is_none(), "two have keys");
+    }
+
+    #[test]
+    fn a_secret_of_the_version_before_rotation_is_read() {
+        let (certificate, issuing) = made();
+        let fields = [(CERTIFICATE, issuing.certificate()), (KEY, issuing.key())];
+        let data = fields.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
+        let read = Safe::read(&written(Contents { data, carried: None })).unwrap();
+        let expected = Authorities { newest: Some(certificate.authority()), ..Authorities::default() };
+        assert_eq!(read.facts(), expected);
+    }
+
+    #[test]
+    fn a_secret_keeps_its_version_its_type_and_what_others_put_on_it() {
+        let mut existing = Secret { type_: Some(TLS.into()), ..Secret::default() };
+        existing.metadata.resource_version = Some("7".into());
+        existing.metadata.annotations = Some([("theirs".to_owned(), "x".to_owned())].into());
+        let contents = Contents { data: BTreeMap::new(), carried: Some(("ours", "1".into())) };
+        let (secret, exists) = secret("a", contents, Some(existing.clone()));
+        assert!(exists);
+        assert_eq!(
+            (&secret.metadata.resource_version, &secret.type_),
+            (&existing.metadata.resource_version, &existing.type_)
+        );
+        assert_eq!(secret.metadata.annotations.unwrap().len(), 2);
+        // The type cannot be without them.
+        assert_eq!(secret.data.unwrap().keys().collect::<Vec<_>>(), [CERTIFICATE, KEY]);
+    }
+
+    #[test]
+    fn a_spoilt_secret_is_an_error_and_an_empty_field_is_none() {
+        let contents = |fields: &[(&str, &str)]| {
+            let data = fields.iter().map(|(field, text)| ((*field).to_owned(), (*text).to_owned())).collect();
+            written(Contents { data, carried: None })
+        };
+        assert!(Safe::read(&contents(&[(CERTIFICATE, "x"), (KEY, "x")])).is_err());
+        assert!(Safe::read(&contents(&[(KEPT, "x")])).is_err());
+        assert_eq!(Safe::read(&contents(&[(CERTIFICATE, ""), (KEY, "")])).unwrap().facts(), Authorities::default());
+        assert!(KeyRing::read(&contents(&[(SIGNING_KEY, "x")])).is_err());
+        assert!(KeyRing::read(&contents(&[])).is_err());
+    }
+
+    #[test]
+    fn what_is_none_of_ours_in_the_config_map_is_seen() {
+        let (certificate, _) = made();
+        let key = GoKey::make().unwrap();
+        let own = [(key.id().clone(), key.jwk().unwrap())];
+        let mut other = GoKey::make().unwrap().jwk().unwrap();
+        other["kid"] = key.id().as_str().into();
+        let published = |ca: &str, keys: &str| {
+            let data = [(names::TRUST_CA_KEY, ca), (names::TRUST_GO_KEYS, keys)];
+            let data = data.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
+            let found = TrustFacts(ConfigMap { data: Some(data), ..ConfigMap::default() }).published(&own);
+            (found.authorities, found.keys)
+        };
+        let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<std::collections::BTreeSet<_>>();
+        let (ca, ours) = (bundle([&certificate]), jwks(&[own[0].1.clone()]));
+        assert_eq!(published(&ca, &ours), (ids(&[&certificate.id]), ids(&[key.id()])));
+        assert_eq!(published(&format!("{ca}#"), "x"), (ids(&[&certificate.id, FOREIGN]), ids(&[FOREIGN])));
+        assert_eq!(published("", &jwks(&[other])), (ids(&[]), ids(&[FOREIGN])), "another key under our id");
+    }
+
+    #[test]
+    fn the_config_map_is_applied_at_the_version_that_was_read() {
+        let since = BTreeMap::from([("a".to_owned(), now())]);
+        let map = trust("ns", Some("7"), &BTreeMap::from([("ca.crt", "x".to_owned())]), &since).unwrap();
+        assert_eq!(map["metadata"]["resourceVersion"], "7");
+        let read: ConfigMap = serde_json::from_value(map).unwrap();
+        assert_eq!(TrustFacts(read).published(&[]).since, since);
+        let new = trust("ns", None, &BTreeMap::new(), &since).unwrap();
+        assert_eq!(new["metadata"].get("resourceVersion"), None);
+    }
+}
