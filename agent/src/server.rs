@@ -8,6 +8,9 @@ use models::names::{TRUST_CA_KEY, TRUST_GO_KEYS};
 use models::wire::{AgentStatus, Problem, ShadowView};
 use reqwest::header::{CONTENT_TYPE, IF_MATCH};
 use reqwest::{Certificate, Client, Response, StatusCode};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use tokio::time::timeout;
 
 use crate::config::Config;
@@ -21,6 +24,10 @@ const ANSWER: Duration = Duration::from_secs(15);
 
 /// The longest line of the stream and the longest answer. A shadow as its agent sees it is below 100 KiB by its schema.
 const LONGEST: usize = 1024 * 1024;
+
+/// The lines around each certificate of the bundle.
+const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+const END: &str = "-----END CERTIFICATE-----";
 
 /// How long an unused connection is kept: a step of an update is followed by the next within seconds, or by hours.
 const KEEP_IDLE: Duration = Duration::from_secs(20);
@@ -160,16 +167,25 @@ impl Server {
         std::fs::read_to_string(self.trust_dir.join(TRUST_GO_KEYS)).unwrap_or_default()
     }
 
-    /// The client for the CA bundle as it is now.
+    /// The client for the CA bundle as it is now. One that is gone, or has nothing good in it, does not take away what was
+    /// trusted before.
     fn client(&self) -> Result<Client, ServerError> {
-        let bundle = read_bundle(&self.trust_dir)?;
         let mut kept = self.client.borrow_mut();
-        if let Some((of, client)) = kept.as_ref()
+        match (self.make_client(kept.as_ref()), kept.as_ref()) {
+            (Ok(made), _) => Ok(kept.insert(made).1.clone()),
+            (Err(_), Some((_, client))) => Ok(client.clone()),
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    fn make_client(&self, kept: Option<&(Vec<u8>, Client)>) -> Result<(Vec<u8>, Client), ServerError> {
+        let bundle = read_bundle(&self.trust_dir)?;
+        if let Some((of, client)) = kept
             && *of == bundle
         {
-            return Ok(client.clone());
+            return Ok((bundle, client.clone()));
         }
-        let authorities = Certificate::from_pem_bundle(&bundle).map_err(ServerError::Client)?;
+        let authorities = usable(&bundle);
         if authorities.is_empty() {
             return Err(ServerError::BadTrust);
         }
@@ -183,9 +199,23 @@ impl Server {
             .pool_idle_timeout(KEEP_IDLE)
             .build()
             .map_err(ServerError::Client)?;
-        *kept = Some((bundle, client.clone()));
-        Ok(client)
+        Ok((bundle, client))
     }
+}
+
+/// The authorities of a bundle. What cannot be read, or be trusted as an authority, is left out and spoils no other one.
+fn usable(bundle: &[u8]) -> Vec<Certificate> {
+    let text = String::from_utf8_lossy(bundle);
+    let blocks = text.match_indices(BEGIN).map(|(at, _)| {
+        let block = &text[at..];
+        &block[..block.find(END).map_or(block.len(), |end| end + END.len())]
+    });
+    let usable = |block: &str| {
+        let certificate = CertificateDer::from_pem_slice(block.as_bytes()).ok()?;
+        RootCertStore::empty().add(certificate.clone()).ok()?;
+        Certificate::from_der(&certificate).ok()
+    };
+    blocks.filter_map(usable).collect()
 }
 
 fn read_bundle(trust_dir: &Path) -> Result<Vec<u8>, ServerError> {
@@ -274,6 +304,25 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_broken_in_a_bundle_takes_nothing_else_away() {
+        let made = || rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap().cert.pem();
+        let (one, other) = (made(), made());
+        let broken = format!("{BEGIN}\n!!\n{END}\n");
+        let no_certificate = format!("{BEGIN}\nAAAA\n{END}\n");
+        let cut = one[..one.len() / 2].to_owned();
+        for (bundle, found) in [
+            (format!("{one}{other}"), 2),
+            (format!("{broken}{one}{no_certificate}{other}"), 2),
+            (format!("# a note\n{one}{cut}\n{other}"), 2),
+            (format!("{other}{cut}"), 1),
+            (broken, 0),
+            (String::new(), 0),
+        ] {
+            assert_eq!(usable(bundle.as_bytes()).len(), found, "{bundle}");
+        }
+    }
 
     #[test]
     fn lines_are_whole_however_they_arrive_and_never_endless() {

@@ -55,9 +55,7 @@ impl App {
         if self.ending() {
             return Err("the server is ending");
         }
-        if self.certificate.current().is_none() {
-            return Err("there is no certificate yet");
-        }
+        self.certificate.serves((self.now)())?;
         if !self.store.synced() {
             return Err("the shadows have not been listed yet");
         }

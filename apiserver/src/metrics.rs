@@ -27,6 +27,8 @@ pub(crate) struct Metrics {
     pub(crate) unreadable_shadows: IntCounter,
     /// Whether there is a certificate to serve with.
     pub(crate) certificate: IntGauge,
+    /// When the certificate in service ends, in seconds since 1970.
+    pub(crate) certificate_expiry: IntGauge,
     /// Certificates that were put into service.
     pub(crate) certificate_swaps: IntCounter,
 }
@@ -160,6 +162,10 @@ impl Metrics {
             certificate: gauge(
                 "brupop_apiserver_certificate_present",
                 "Whether there is a certificate to serve with.",
+            )?,
+            certificate_expiry: gauge(
+                "brupop_apiserver_certificate_expiry_timestamp_seconds",
+                "When the certificate in service ends, in seconds since 1970.",
             )?,
             certificate_swaps: counter(
                 "brupop_apiserver_certificate_swaps_total",

@@ -2,7 +2,8 @@
 //!
 //! The files are compared by their bytes each second. kubelet swaps a whole directory at once, yet a swap can fall between
 //! our two reads; a key that does not belong to the certificate is told by looking at them, and the next second tries again.
-//! Until there is a first pair, handshakes fail and the server is not ready.
+//! Until there is a first pair, handshakes fail and the server is not ready; nor is it while the pair in service is out of its
+//! time.
 
 use std::fmt;
 use std::io;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject as _;
@@ -23,18 +25,44 @@ use crate::metrics::Metrics;
 /// How often the files are looked at. A rotation overlaps by minutes; a first install waits for this.
 const EVERY: Duration = Duration::from_secs(1);
 
+/// From when to when a certificate is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Validity {
+    pub(crate) from: Timestamp,
+    pub(crate) until: Timestamp,
+}
+
+impl Validity {
+    fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
+        let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
+        let time = |at: i64| Timestamp::from_second(at).ok();
+        let validity = certificate.validity();
+        Some(Self { from: time(validity.not_before.timestamp())?, until: time(validity.not_after.timestamp())? })
+    }
+}
+
 /// The certificate in service.
 #[derive(Default)]
-pub(crate) struct CertificateSlot(RwLock<Option<Arc<CertifiedKey>>>);
+pub(crate) struct CertificateSlot(RwLock<Option<(Arc<CertifiedKey>, Validity)>>);
 
 impl CertificateSlot {
     /// The certificate and key that the next handshake uses.
     pub(crate) fn current(&self) -> Option<Arc<CertifiedKey>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(pair, _)| pair.clone())
     }
 
-    fn set(&self, pair: CertifiedKey) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(pair));
+    /// Whether clients accept it now, or why not.
+    pub(crate) fn serves(&self, now: Timestamp) -> Result<(), &'static str> {
+        match *self.0.read().unwrap_or_else(PoisonError::into_inner) {
+            None => Err("there is no certificate yet"),
+            Some((_, Validity { from, .. })) if now < from => Err("the certificate is not good yet"),
+            Some((_, Validity { until, .. })) if until <= now => Err("the certificate has expired"),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn set(&self, pair: CertifiedKey, validity: Validity) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some((Arc::new(pair), validity));
     }
 }
 
@@ -72,6 +100,8 @@ pub(crate) enum PairError {
     Certificate(#[source] rustls::pki_types::pem::Error),
     #[error("tls.crt has no certificate")]
     NoCertificate,
+    #[error("the certificate of tls.crt does not say when it is good")]
+    Validity,
     #[error("tls.key is not a PEM private key")]
     Key(#[source] rustls::pki_types::pem::Error),
     #[error("tls.key cannot be used, or does not belong to tls.crt")]
@@ -94,18 +124,17 @@ impl Bytes {
         })
     }
 
-    fn pair(&self) -> Result<CertifiedKey, PairError> {
+    fn pair(&self) -> Result<(CertifiedKey, Validity), PairError> {
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&self.certificate)
             .collect::<Result<_, _>>()
             .map_err(PairError::Certificate)?;
-        if chain.is_empty() {
-            return Err(PairError::NoCertificate);
-        }
+        let leaf = chain.first().ok_or(PairError::NoCertificate)?;
+        let validity = Validity::of(leaf).ok_or(PairError::Validity)?;
         let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(PairError::Key)?;
         let pair = CertifiedKey::from_der(chain, key, &provider()).map_err(PairError::Pair)?;
         // `from_der` lets a key pass whose public half it cannot tell; with our provider there is none.
         pair.keys_match().map_err(PairError::Pair)?;
-        Ok(pair)
+        Ok((pair, validity))
     }
 }
 
@@ -134,11 +163,12 @@ impl CertificateWatch {
         };
         match found {
             Ok(None) => self.complaint = None,
-            Ok(Some((bytes, pair))) => {
-                self.slot.set(pair);
+            Ok(Some((bytes, (pair, validity)))) => {
+                self.slot.set(pair, validity);
                 self.metrics.certificate.set(1);
+                self.metrics.certificate_expiry.set(validity.until.as_second());
                 self.metrics.certificate_swaps.inc();
-                tracing::info!(first = self.serving.is_none(), "a certificate was put into service");
+                tracing::info!(first = self.serving.is_none(), until = %validity.until, "a certificate was put into service");
                 self.serving = Some(bytes);
                 self.complaint = None;
             }
@@ -256,6 +286,38 @@ pub(crate) mod tests {
         std::fs::remove_file(directory.0.join("tls.key")).unwrap();
         watch.look().await;
         assert!(serves(&watch, &certificate));
+    }
+
+    #[tokio::test]
+    async fn a_certificate_out_of_its_time_serves_nobody_and_a_new_one_does_at_once() {
+        let made = |from: i32, until: i32| {
+            let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+            (params.not_before, params.not_after) =
+                (rcgen::date_time_ymd(from, 1, 1), rcgen::date_time_ymd(until, 1, 1));
+            let key = rcgen::KeyPair::generate().unwrap();
+            (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+        };
+        let now: Timestamp = "2026-06-01T00:00:00Z".parse().unwrap();
+        let (directory, mut seen) = (Directory::new(), Vec::new());
+        let mut watch = watch(&directory);
+        seen.push(watch.slot.serves(now));
+        for (from, until) in [(2025, 2026), (2027, 2028), (2026, 2027)] {
+            let (certificate, key) = made(from, until);
+            directory.write("tls.crt", &certificate);
+            directory.write("tls.key", &key);
+            watch.look().await;
+            seen.push(watch.slot.serves(now));
+        }
+        let expected = [
+            Err("there is no certificate yet"),
+            Err("the certificate has expired"),
+            Err("the certificate is not good yet"),
+            Ok(()),
+        ];
+        assert_eq!(seen, expected);
+        let ends: Timestamp = "2027-01-01T00:00:00Z".parse().unwrap();
+        assert_eq!(watch.metrics.certificate_expiry.get(), ends.as_second());
+        assert!(watch.slot.serves(ends).is_err());
     }
 
     #[tokio::test]

@@ -16,17 +16,20 @@ pub(crate) fn all(options: &Options) -> anyhow::Result<Vec<Value>> {
 }
 
 fn deployment(options: &Options) -> Deployment {
+    let mut args = vec![
+        format!("--namespace={SYSTEM_NAMESPACE}"),
+        format!("--agent-namespace={AGENT_NAMESPACE}"),
+        "--identity=$(POD_NAME)".to_owned(),
+        "--node-name=$(NODE_NAME)".to_owned(),
+        format!("--plain-listen=$(POD_IP):{}", pod::PLAIN_PORT),
+    ];
+    args.extend(options.cluster_domain.iter().map(|domain| format!("--cluster-domain={domain}")));
+    args.extend(options.controller_args.iter().cloned());
     let container = Container {
         name: "controller".to_owned(),
         image: Some(image(COMPONENT, options)),
         image_pull_policy: Some("IfNotPresent".to_owned()),
-        args: pod::args([
-            format!("--namespace={SYSTEM_NAMESPACE}"),
-            format!("--agent-namespace={AGENT_NAMESPACE}"),
-            "--identity=$(POD_NAME)".to_owned(),
-            "--node-name=$(NODE_NAME)".to_owned(),
-            format!("--plain-listen=$(POD_IP):{}", pod::PLAIN_PORT),
-        ]),
+        args: Some(args),
         env: Some(vec![
             pod::field("POD_NAME", "metadata.name"),
             pod::field("NODE_NAME", "spec.nodeName"),

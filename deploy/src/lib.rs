@@ -33,6 +33,11 @@ pub struct Options {
     pub controller_replicas: u16,
     /// Pods of the web API.
     pub apiserver_replicas: u16,
+    /// The cluster's domain, where it is not `cluster.local`: for the names in the web API's certificate. Agents ask for
+    /// `SERVICE.NAMESPACE.svc`, which is good in any.
+    pub cluster_domain: Option<String>,
+    /// Further arguments of the controller.
+    pub controller_args: Vec<String>,
 }
 
 impl Default for Options {
@@ -42,6 +47,8 @@ impl Default for Options {
             tag: concat!("v", env!("CARGO_PKG_VERSION")).into(),
             controller_replicas: 2,
             apiserver_replicas: 3,
+            cluster_domain: None,
+            controller_args: Vec::new(),
         }
     }
 }

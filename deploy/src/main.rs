@@ -36,6 +36,12 @@ enum Print {
         /// Tag of the images.
         #[arg(long)]
         tag: Option<String>,
+        /// The cluster's domain, where it is not cluster.local.
+        #[arg(long)]
+        cluster_domain: Option<String>,
+        /// A further argument of the controller, such as --serving-certificate=provided; may be given repeatedly.
+        #[arg(long, allow_hyphen_values = true)]
+        controller_arg: Vec<String>,
     },
     /// The reference of the custom resources.
     Docs,
@@ -63,8 +69,9 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     match arguments.print {
         None => {}
         Some(Print::Crds) => print!("{}", files::definitions()?),
-        Some(Print::Manifest { registry, tag }) => {
-            let mut options = Options { registry, ..Options::default() };
+        Some(Print::Manifest { registry, tag, cluster_domain, controller_arg }) => {
+            let controller_args = controller_arg;
+            let mut options = Options { registry, cluster_domain, controller_args, ..Options::default() };
             if let Some(tag) = tag {
                 options.tag = tag;
             }

@@ -209,11 +209,11 @@ impl Names {
     }
 }
 
-/// Name, namespace and port of `name.namespace.svc[.cluster.local][.]:port`.
+/// Name, namespace and port of `name.namespace.svc[.<the cluster's domain>][.]:port`.
 fn parse_target(target: &str) -> Option<(String, String, u16)> {
     let (host, port) = target.rsplit_once(':')?;
     let host = host.trim_end_matches('.');
-    let host = host.strip_suffix(".cluster.local").unwrap_or(host).strip_suffix(".svc")?;
+    let host = host.split_once(".svc.").map_or_else(|| host.strip_suffix(".svc"), |(name, _)| Some(name))?;
     let (name, namespace) = host.split_once('.')?;
     (!name.is_empty() && !namespace.is_empty() && !namespace.contains('.')).then_some(())?;
     Some((name.to_owned(), namespace.to_owned(), port.parse().ok()?))
@@ -259,6 +259,7 @@ mod tests {
         assert_eq!(parse_target("web.brupop.svc:443"), expected);
         assert_eq!(parse_target("web.brupop.svc.cluster.local:443"), expected);
         assert_eq!(parse_target("web.brupop.svc.cluster.local.:443"), expected);
+        assert_eq!(parse_target("web.brupop.svc.corp.example:443"), expected);
         for other in ["web:443", "web.brupop:443", "a.b.c.svc:443", "example.org:443", "web.brupop.svc", "127.0.0.1:1"]
         {
             assert_eq!(parse_target(other), None, "{other}");

@@ -46,6 +46,8 @@ pub struct BedOptions {
     pub labelled: bool,
     /// What is installed.
     pub deploy: deploy::Options,
+    /// The longest that a change of a ConfigMap or Secret takes to reach a pod's volume.
+    pub volume_lag: Duration,
     /// The control plane.
     pub control_plane: control_plane::Options,
 }
@@ -66,6 +68,7 @@ impl Default for BedOptions {
             labels: BTreeMap::new(),
             labelled: true,
             deploy: deploy::Options::default(),
+            volume_lag: Duration::ZERO,
             control_plane: control_plane::Options::default(),
         }
     }
@@ -149,6 +152,7 @@ impl Bed {
         );
         options.images = self.images.clone();
         options.labels = self.options.labels.clone();
+        options.volume_lag = self.options.volume_lag;
         if self.options.labelled {
             options.labels.insert(names::INTERFACE_LABEL.into(), names::INTERFACE_VERSION.into());
         }

@@ -69,6 +69,8 @@ pub struct KubeletOptions {
     pub https_proxy: Option<String>,
     /// Where the output of containers goes.
     pub log_dir: PathBuf,
+    /// The longest that a change of a ConfigMap or Secret takes to reach a pod's volume.
+    pub volume_lag: Duration,
     /// How often the Node's status is compared with the truth.
     pub status_period: Duration,
     /// The longest that an ordinary pod may take to end when the node shuts down.
@@ -108,6 +110,7 @@ impl KubeletOptions {
             labels: BTreeMap::new(),
             address,
             https_proxy: None,
+            volume_lag: Duration::ZERO,
             status_period: Duration::from_secs(2),
             shutdown_grace: Duration::from_secs(2),
             shutdown_grace_critical: Duration::from_secs(1),

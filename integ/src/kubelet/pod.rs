@@ -354,7 +354,7 @@ async fn live(shared: &Arc<PodShared>, running: &mut JoinSet<()>) {
         running.spawn(task(index, spec).run());
     }
     if mounted {
-        shared.volumes.keep_current().await;
+        shared.volumes.keep_current(shared.ctx.options.volume_lag, &shared.ctx.gate).await;
     }
     std::future::pending::<()>().await;
 }

@@ -30,6 +30,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::env::{Data, Mounts, config_map_data, field, secret_data};
+use super::pods::Gate;
 use super::process::locked;
 
 /// How long one attempt to mount waits for the API.
@@ -171,7 +172,8 @@ impl Volumes {
     }
 
     /// Follows what the volumes are made of, for as long as the pod lives.
-    pub(crate) async fn keep_current(&self) {
+    /// As the real kubelet, it takes its time, at most `lag` and each time another one, and does nothing while it is held still.
+    pub(crate) async fn keep_current(&self, lag: Duration, gate: &Gate) {
         loop {
             let due = locked(&self.tokens).values().map(|t| t.renew_at).min();
             let wait = due.map_or(Duration::from_secs(3600), |due| {
@@ -181,6 +183,8 @@ impl Volumes {
                 () = self.changed.notified() => {}
                 () = sleep(wait) => {}
             }
+            sleep(lag.mul_f64(rand::random())).await;
+            gate.open().await;
             for volume in self.all() {
                 if volume.host_path.is_some() {
                     continue;

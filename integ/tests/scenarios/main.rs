@@ -19,6 +19,7 @@ mod policy;
 mod requests;
 mod rights;
 mod rollout;
+mod rotation;
 mod support;
 mod tokens;
 mod uninstall;

@@ -1,0 +1,511 @@
+//! Certificates and keys change under load, and nobody is refused for it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use base64::Engine as _;
+use deploy::Component;
+use integ::bed::{BedOptions, Member, merge};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::Api;
+use kube::api::DeleteParams;
+use models::condition::ConditionStatus;
+use models::names::{
+    AGENT_NAMESPACE, APISERVER, CA_SECRET, GO_KEY_SECRET, OPERATOR_NAME, ROTATE_CERTIFICATES_ANNOTATION,
+    ROTATE_SIGNING_KEY_ANNOTATION, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP, TRUST_GO_KEYS,
+};
+use nix::sys::signal::Signal;
+use rand::Rng as _;
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use reqwest::{Certificate, Client, Proxy};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::interfere::{agent_on, poll, signal};
+use crate::leaders::leader;
+use crate::support::{NEW, Scene, nodes, run, shadow_of, status};
+
+/// What the controllers wait for, and the most that the kubelets take.
+const WAIT: &str = "--trust-wait=4s";
+const LAG: Duration = Duration::from_secs(3);
+
+fn options(count: usize) -> BedOptions {
+    let mut options = BedOptions { volume_lag: LAG, ..nodes(count) };
+    options.deploy.controller_args = vec![WAIT.to_owned()];
+    options
+}
+
+fn host() -> String {
+    format!("{APISERVER}.{SYSTEM_NAMESPACE}.svc")
+}
+
+/// What an agent of a node has in its volumes.
+#[derive(Clone, Debug)]
+struct Volumes {
+    trust: PathBuf,
+    token: PathBuf,
+}
+
+impl Volumes {
+    async fn of(scene: &Scene, node: &str) -> anyhow::Result<Self> {
+        let agent = agent_on(scene, node).await?;
+        // The kernel knows what the agent was started with, and so where its kubelet has put them.
+        let line = std::fs::read(format!("/proc/{}/cmdline", agent.pid))?;
+        let arguments: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        let path = |flag: &str| {
+            let path = arguments.iter().find_map(|a| a.strip_prefix(flag)).with_context(|| format!("no {flag}"))?;
+            anyhow::Ok(PathBuf::from(path))
+        };
+        Ok(Self { trust: path("--trust-dir=")?, token: path("--token-file=")? })
+    }
+
+    /// Asks for the node's shadow as the agent does, with a connection of its own.
+    async fn ask(&self, proxy: &str, node: &str, host: &str) -> anyhow::Result<()> {
+        let bundle = std::fs::read(self.trust.join(TRUST_CA_KEY))?;
+        let client = Client::builder()
+            .tls_certs_only(Certificate::from_pem_bundle(&bundle)?)
+            .proxy(Proxy::https(proxy)?)
+            .timeout(Duration::from_secs(20))
+            .build()?;
+        let token = std::fs::read_to_string(&self.token)?;
+        let request = client.get(format!("https://{host}/v1/nodes/{node}/shadow")).bearer_auth(token);
+        request.send().await?.error_for_status()?;
+        Ok(())
+    }
+}
+
+/// Asks the web API again and again as the agents of some nodes, until it is dropped.
+struct Load {
+    asked: Arc<AtomicUsize>,
+    refused: Arc<Mutex<Vec<String>>>,
+    _tasks: JoinSet<()>,
+}
+
+impl Load {
+    async fn of(scene: &Scene, nodes: &[&str]) -> anyhow::Result<Self> {
+        let (asked, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let mut tasks = JoinSet::new();
+        for node in nodes {
+            let (volumes, proxy, node) = (Volumes::of(scene, node).await?, scene.bed.proxy_url(), (*node).to_owned());
+            let (asked, refused) = (asked.clone(), refused.clone());
+            tasks.spawn(async move {
+                loop {
+                    if let Err(error) = volumes.ask(&proxy, &node, &host()).await {
+                        let text = format!("{} {node}: {error:?}", Timestamp::now());
+                        refused.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+                    }
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            });
+        }
+        Ok(Self { asked, refused, _tasks: tasks })
+    }
+
+    /// Ends it, and fails if a single request has failed, or if there were hardly any.
+    async fn end(self) -> anyhow::Result<()> {
+        // The last volumes that change do so within the lag.
+        tokio::time::sleep(LAG).await;
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        anyhow::ensure!(
+            refused.is_empty(),
+            "{} requests failed: {:#?}",
+            refused.len(),
+            &refused[..refused.len().min(5)]
+        );
+        let asked = self.asked.load(Ordering::Relaxed);
+        anyhow::ensure!(asked > 100, "only {asked} requests");
+        Ok(())
+    }
+}
+
+async fn secret(scene: &Scene, name: &str) -> anyhow::Result<Option<Secret>> {
+    Ok(Api::<Secret>::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE).get_opt(name).await?)
+}
+
+fn field(secret: &Secret, field: &str) -> Option<String> {
+    let bytes = secret.data.as_ref()?.get(field)?;
+    String::from_utf8(bytes.0.clone()).ok()
+}
+
+async fn text_of(scene: &Scene, name: &str, of: &str) -> anyhow::Result<String> {
+    let secret = secret(scene, name).await?.with_context(|| format!("no {name}"))?;
+    field(&secret, of).with_context(|| format!("no {of} in {name}"))
+}
+
+async fn trust(scene: &Scene) -> anyhow::Result<BTreeMap<String, String>> {
+    let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
+    Ok(maps.get(TRUST_CONFIG_MAP).await?.data.unwrap_or_default())
+}
+
+async fn delete(scene: &Scene, name: &str) -> anyhow::Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+    secrets.delete(name, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+async fn ask_for(scene: &Scene, annotation: &str, value: &str) -> anyhow::Result<()> {
+    let annotation = format!("{annotation}={value}");
+    scene.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "bruo", OPERATOR_NAME, "--overwrite", &annotation]).await?;
+    Ok(())
+}
+
+/// What stands in the three Secrets.
+#[derive(Clone, Debug, PartialEq)]
+struct Material {
+    authority: String,
+    leaf: String,
+    key: String,
+}
+
+async fn material(scene: &Scene) -> anyhow::Result<Material> {
+    Ok(Material {
+        authority: text_of(scene, CA_SECRET, "tls.crt").await?,
+        leaf: text_of(scene, SERVING_SECRET, "tls.crt").await?,
+        key: text_of(scene, GO_KEY_SECRET, "key.pem").await?,
+    })
+}
+
+/// Waits until a new authority has issued the certificate and the one before has no key any more.
+async fn certificates_rotated(scene: &Scene, before: &Material) -> anyhow::Result<()> {
+    poll("the certificates are rotated", async || {
+        let (Some(ca), Some(serving)) = (secret(scene, CA_SECRET).await?, secret(scene, SERVING_SECRET).await?) else {
+            return Ok(None);
+        };
+        let (Some(authority), Some(leaf)) = (field(&ca, "tls.crt"), field(&serving, "tls.crt")) else {
+            return Ok(None);
+        };
+        let done = authority != before.authority && leaf != before.leaf && field(&ca, "previous.key").is_none();
+        Ok(done.then_some(()))
+    })
+    .await
+}
+
+/// Waits until a new key signs alone.
+async fn key_rotated(scene: &Scene, before: &Material) -> anyhow::Result<()> {
+    poll("the signing key is rotated", async || {
+        let Some(ring) = secret(scene, GO_KEY_SECRET).await? else { return Ok(None) };
+        let alone = field(&ring, "previous.pem").is_none();
+        let keys: Value = serde_json::from_str(&trust(scene).await?[TRUST_GO_KEYS])?;
+        let one = keys["keys"].as_array().is_some_and(|keys| keys.len() == 1);
+        Ok((field(&ring, "key.pem").is_some_and(|key| key != before.key) && alone && one).then_some(()))
+    })
+    .await
+}
+
+/// Waits until requests are acknowledged.
+async fn acknowledged(scene: &Scene, value: &str) -> anyhow::Result<()> {
+    scene
+        .until("the requests are acknowledged", |world| {
+            let requests = status(world).requests.unwrap_or_default();
+            requests.rotate_certificates.as_deref() == Some(value)
+                && requests.rotate_signing_key.as_deref() == Some(value)
+        })
+        .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaf_authority_and_key_are_rotated_under_load_and_not_one_request_fails() -> anyhow::Result<()> {
+    let ending = run(options(2), async |scene| {
+        scene.install().await?;
+        let load = Load::of(scene, &["node-1", "node-2"]).await?;
+        let first = material(scene).await?;
+        // The first authority has to be known everywhere before it can be followed by another.
+        delete(scene, SERVING_SECRET).await?;
+        poll("there is another certificate", async || {
+            let serving = secret(scene, SERVING_SECRET).await?;
+            Ok(serving.and_then(|s| field(&s, "tls.crt")).filter(|leaf| *leaf != first.leaf))
+        })
+        .await?;
+        anyhow::ensure!(material(scene).await?.authority == first.authority);
+
+        let before = material(scene).await?;
+        ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;
+        ask_for(scene, ROTATE_SIGNING_KEY_ANNOTATION, "1").await?;
+        acknowledged(scene, "1").await?;
+        certificates_rotated(scene, &before).await?;
+        let bundle = trust(scene).await?[TRUST_CA_KEY].clone();
+        anyhow::ensure!(bundle.contains(before.authority.trim()), "what it issued is good for a long time: {bundle}");
+        key_rotated(scene, &before).await?;
+        load.end().await?;
+
+        // The new key signs.
+        scene.release();
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(2);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_rolls_on_through_one_rotation_after_the_other() -> anyhow::Result<()> {
+    let mut rotations = 0;
+    let mut options = options(3);
+    // A version that is asked for is signed, and set on the hosts.
+    merge(&mut options.policy, &json!({"version": {"target": NEW.to_string(), "refreshInterval": "1s"}}));
+    let ending = run(options, async |scene| {
+        scene.shop(3).await?;
+        scene.install().await?;
+        let before = material(scene).await?;
+        scene.release();
+        let updated = scene.updated();
+        tokio::pin!(updated);
+        loop {
+            let value = format!("{}", rotations + 1);
+            let rotate = async {
+                ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, &value).await?;
+                ask_for(scene, ROTATE_SIGNING_KEY_ANNOTATION, &value).await?;
+                acknowledged(scene, &value).await
+            };
+            tokio::select! {
+                done = &mut updated => { done?; break }
+                done = rotate => { done?; rotations += 1 }
+            }
+        }
+        // Whatever was begun comes to its end, and what is signed in the shadows with it.
+        certificates_rotated(scene, &before).await?;
+        key_rotated(scene, &before).await?;
+        let keys: Value = serde_json::from_str(&trust(scene).await?[TRUST_GO_KEYS])?;
+        let kid = keys["keys"][0]["kid"].as_str().context("no key id")?.to_owned();
+        let world = scene.bed.recorder.so_far()?.end();
+        for node in world.nodes.keys() {
+            let host = shadow_of(&world, node).and_then(|shadow| shadow.spec.host.clone()).context("no policy")?;
+            let by = host.signature.as_deref().and_then(key_of);
+            anyhow::ensure!(by.as_ref() == Some(&kid), "{node} has a statement by {by:?} and not by {kid}");
+        }
+        Ok(())
+    })
+    .await?;
+    assert!(rotations > 0, "nothing was rotated meanwhile");
+    ending.assert_updates(3);
+    Ok(())
+}
+
+/// The id of the key that signed something.
+fn key_of(jws: &str) -> Option<String> {
+    let header = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(jws.split('.').next()?).ok()?;
+    serde_json::from_slice::<Value>(&header).ok()?["kid"].as_str().map(str::to_owned)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_slept_through_a_rotation_get_back_in() -> anyhow::Result<()> {
+    // Two of the four have nothing of the operator but their agents.
+    let ending = run(options(4), async |scene| {
+        scene.install().await?;
+        let before = material(scene).await?;
+        let operator: Vec<_> = [Component::Controller, Component::Apiserver]
+            .into_iter()
+            .flat_map(|component| scene.bed.processes_of(component))
+            .map(|process| process.pid)
+            .collect();
+        let runs_it = |member: &&Member| member.kubelet.processes().iter().any(|p| operator.contains(&p.pid));
+        let mut others = scene.bed.members.iter().filter(|member| !runs_it(member));
+        // One machine is off; on the other the kubelet hangs and the agent runs on with what it has.
+        let (off, hung) = (others.next().context("no node to spare")?, others.next().context("no node to spare")?);
+        let boot = off.host.snapshot().boot_id;
+        off.host.power_off();
+        hung.kubelet.pause();
+        ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;
+        ask_for(scene, ROTATE_SIGNING_KEY_ANNOTATION, "1").await?;
+        certificates_rotated(scene, &before).await?;
+        key_rotated(scene, &before).await?;
+        off.host.power_on();
+        off.host.booted_after(&boot).await;
+        hung.kubelet.resume();
+        scene.reported().await?;
+        scene.release();
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(4);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotation_goes_on_whoever_of_its_leaders_dies_when() -> anyhow::Result<()> {
+    run(
+        {
+            let mut options = options(2);
+            options.deploy.controller_replicas = 2;
+            options
+        },
+        async |scene| {
+            scene.install().await?;
+            let load = Load::of(scene, &["node-1", "node-2"]).await?;
+            for round in 1..=3 {
+                let before = material(scene).await?;
+                ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, &round.to_string()).await?;
+                // Anywhere from before the first write to after the last.
+                let later = Duration::from_millis(scene.chance.random_range(0..7000));
+                tokio::time::sleep(later).await;
+                let leads = leader(scene).await?;
+                signal(&[leads], Signal::SIGKILL);
+                certificates_rotated(scene, &before).await.with_context(|| format!("killed after {later:?}"))?;
+            }
+            load.end().await
+        },
+    )
+    .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_secrets_are_made_anew_at_once_and_nobody_is_locked_out() -> anyhow::Result<()> {
+    let ending = run(options(2), async |scene| {
+        scene.install().await?;
+        let load = Load::of(scene, &["node-1", "node-2"]).await?;
+        let before = material(scene).await?;
+        delete(scene, CA_SECRET).await?;
+        certificates_rotated(scene, &before).await?;
+
+        // Both at once: what the servers have in service is still trusted until they have something else.
+        let before = material(scene).await?;
+        delete(scene, CA_SECRET).await?;
+        delete(scene, SERVING_SECRET).await?;
+        certificates_rotated(scene, &before).await?;
+        load.end().await?;
+        let bundle = trust(scene).await?[TRUST_CA_KEY].clone();
+        poll("the authorities that a person has thrown away are not trusted any more", async || {
+            let bundle = trust(scene).await?[TRUST_CA_KEY].clone();
+            Ok((bundle.matches("BEGIN").count() == 1).then_some(()))
+        })
+        .await
+        .with_context(|| bundle)?;
+
+        // A deleted key is revoked at once, and the next one signs.
+        delete(scene, GO_KEY_SECRET).await?;
+        poll("there is another key", async || {
+            let ring = secret(scene, GO_KEY_SECRET).await?;
+            Ok(ring.and_then(|s| field(&s, "key.pem")).filter(|key| *key != before.key))
+        })
+        .await?;
+        scene.release();
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(2);
+    Ok(())
+}
+
+fn base64(text: &str) -> String {
+    base64::engine::general_purpose::STANDARD.encode(text)
+}
+
+/// An authority of somebody else.
+struct Theirs {
+    certificate: String,
+    key: KeyPair,
+    params: CertificateParams,
+}
+
+impl Theirs {
+    fn new(name: &str) -> anyhow::Result<Self> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(Vec::<String>::new())?;
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key)?.pem();
+        Ok(Self { certificate, key, params })
+    }
+
+    /// A Secret as cert-manager makes it, with this bundle.
+    fn secret(&self, bundle: &str) -> anyhow::Result<Value> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(vec![host()])?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let leaf = params.signed_by(&key, &Issuer::from_params(&self.params, &self.key))?;
+        Ok(json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
+            "metadata": {"name": SERVING_SECRET, "namespace": SYSTEM_NAMESPACE},
+            "data": {"tls.crt": base64(&leaf.pem()), "tls.key": base64(&key.serialize_pem()), "ca.crt": base64(bundle)},
+        }))
+    }
+}
+
+async fn provide(scene: &Scene, secret: Value) -> anyhow::Result<()> {
+    integ::bed::workload::apply(&scene.bed.client, vec![secret]).await
+}
+
+/// Waits until the bundle has so many authorities, this one among them.
+async fn published(scene: &Scene, authority: &str) -> anyhow::Result<()> {
+    poll("the authority is published", async || {
+        let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
+        let bundle = maps.get_opt(TRUST_CONFIG_MAP).await?.and_then(|map| map.data?.remove(TRUST_CA_KEY));
+        Ok(bundle.is_some_and(|bundle| bundle.contains(authority.trim())).then_some(()))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_somebody_else_provides_is_swapped_live_and_a_bad_one_takes_nothing_away()
+-> anyhow::Result<()> {
+    let mut options = options(2);
+    options.deploy.controller_args.push("--serving-certificate=provided".to_owned());
+    let ending = run(options, async |scene| {
+        let (one, other, third) = (Theirs::new("one")?, Theirs::new("other")?, Theirs::new("third")?);
+        scene.bed.install().await?;
+        scene.until_operator("Degraded", ConditionStatus::True).await?;
+        provide(scene, one.secret(&one.certificate)?).await?;
+        scene.reported().await?;
+        scene.until_operator("Degraded", ConditionStatus::False).await?;
+        anyhow::ensure!(secret(scene, CA_SECRET).await?.and_then(|s| field(&s, "tls.crt")).is_none(), "none of ours");
+
+        let load = Load::of(scene, &["node-1", "node-2"]).await?;
+        // First the next authority beside the present one, then what it issued.
+        let both = format!("{}{}", one.certificate, other.certificate);
+        provide(scene, one.secret(&both)?).await?;
+        published(scene, &other.certificate).await?;
+        tokio::time::sleep(LAG + Duration::from_secs(1)).await;
+        provide(scene, other.secret(&other.certificate)?).await?;
+        published(scene, &one.certificate).await?;
+        tokio::time::sleep(LAG + Duration::from_secs(1)).await;
+        load.end().await?;
+
+        // The web API would serve with this one, too, so it is shown to the controller with a key that does not fit.
+        let mut bad = third.secret(&third.certificate)?;
+        bad["data"]["tls.key"] = base64(&one.key.serialize_pem()).into();
+        let load = Load::of(scene, &["node-1", "node-2"]).await?;
+        provide(scene, bad).await?;
+        let said = scene.until_operator("Degraded", ConditionStatus::True).await?;
+        anyhow::ensure!(said.reason == "CertificatesNotInOrder" && said.message.contains("tls.key"), "{said:?}");
+        anyhow::ensure!(!trust(scene).await?[TRUST_CA_KEY].contains(third.certificate.trim()), "nobody could use it");
+        load.end().await?;
+        provide(scene, other.secret(&other.certificate)?).await?;
+        scene.until_operator("Degraded", ConditionStatus::False).await?;
+        scene.release();
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(2);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_get_in_under_both_names_in_a_cluster_with_a_domain_of_its_own() -> anyhow::Result<()> {
+    let mut options = nodes(1);
+    options.deploy.cluster_domain = Some("corp.example".to_owned());
+    run(options, async |scene| {
+        scene.install().await?;
+        let volumes = Volumes::of(scene, "node-1").await?;
+        let proxy = scene.bed.proxy_url();
+        for host in [host(), format!("{}.corp.example", host())] {
+            volumes.ask(&proxy, "node-1", &host).await.context(host)?;
+        }
+        let elsewhere = volumes.ask(&proxy, "node-1", &format!("{}.cluster.local", host())).await;
+        anyhow::ensure!(elsewhere.is_err(), "that is not what this cluster is called");
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
