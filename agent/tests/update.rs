@@ -10,12 +10,15 @@ use std::time::Duration;
 use bench::web::WriteFault;
 use bench::{Bench, LIMIT, NEW, OLD};
 use integ::host::{BootFault, Command, EventKind, Fault, RebootFault, UpdateState, Worker};
+use jsonwebtoken::jwk::Jwk;
+use jsonwebtoken::{Algorithm, EncodingKey};
 use models::condition::{ConditionStatus, find_condition};
 use models::go::{GO_LIFETIME, GoClaims};
 use models::reason::FailureReason;
 use models::shadow::{Armed, ArmedPhase, HOST_REACHABLE, HostState};
 use models::wire::ShadowView;
 use semver::Version;
+use serde_json::json;
 
 fn failed(view: &ShadowView) -> Option<FailureReason> {
     view.status.report.failure.as_ref().map(|failure| failure.reason)
@@ -107,6 +110,32 @@ async fn a_go_that_is_not_for_us_moves_nothing() {
     bench.withdraw();
     bench.web.until("it is withdrawn", |v| acknowledged(v) && v.status.report.armed.is_none()).await;
     assert!(!bench.calls().iter().any(|c| c.contains("activate") || c.contains("reboot")), "{:?}", bench.calls());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_go_by_a_key_that_comes_later_waits_for_it_and_is_then_taken() {
+    let bench = Bench::new().await;
+    let keys = bench.path("trust/go-keys.json");
+    let right = std::fs::read_to_string(&keys).unwrap();
+    let other = rcgen::KeyPair::generate().unwrap();
+    let mut jwk = Jwk::from_encoding_key(&EncodingKey::from_ec_der(&other.serialize_der()), Algorithm::ES256).unwrap();
+    jwk.common.key_id = Some("k0".into());
+    let jwk = serde_json::to_value(jwk).unwrap();
+    std::fs::write(&keys, json!({"keys": [jwk]}).to_string()).unwrap();
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    bench.give(&bench.claims(&asking));
+    bench.logged("its key 'k1' is not trusted here, or not yet").await;
+    assert!(!bench.calls().iter().any(|call| call.contains("activate")), "{:?}", bench.calls());
+    // The new key arrives behind the old one, as a kubelet puts it there: at once and whole.
+    let mut both: serde_json::Value = serde_json::from_str(&right).unwrap();
+    both["keys"].as_array_mut().unwrap().insert(0, jwk);
+    std::fs::write(bench.path("next"), both.to_string()).unwrap();
+    std::fs::rename(bench.path("next"), &keys).unwrap();
+    bench
+        .web
+        .until("it is armed", |v| v.status.report.armed.as_ref().is_some_and(|a| a.phase == ArmedPhase::Activated))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -119,7 +119,7 @@ impl Load {
             &refused[..refused.len().min(5)]
         );
         let asked = self.asked.load(Ordering::Relaxed);
-        anyhow::ensure!(asked > 100, "only {asked} requests");
+        anyhow::ensure!(asked > 40, "only {asked} requests");
         Ok(())
     }
 }
