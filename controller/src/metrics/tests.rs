@@ -73,6 +73,16 @@ fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Sna
     }
 }
 
+fn certificates() -> TlsSnapshot {
+    TlsSnapshot {
+        authority: Some(t(1000)),
+        serving: Some(t(500)),
+        certificates: "Steady",
+        signing_key: "Publishing",
+        problem: false,
+    }
+}
+
 fn leading() -> Metrics {
     let metrics = Metrics::new().unwrap();
     metrics.lead(true);
@@ -124,6 +134,7 @@ fn a_standby_says_nothing_about_the_fleet() {
     let metrics = Metrics::new().unwrap();
     let fleet = || snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
     metrics.observe(&fleet());
+    metrics.tls(&certificates());
     metrics.clock_offset(SignedDuration::from_secs(2));
     let standby = metrics.text();
     let of: Vec<_> = exported(&standby).into_iter().map(|(name, ..)| name).collect();
@@ -133,8 +144,13 @@ fn a_standby_says_nothing_about_the_fleet() {
 
     metrics.lead(true);
     metrics.observe(&fleet());
+    metrics.tls(&certificates());
     metrics.clock_offset(SignedDuration::from_secs(2));
     assert_eq!(value(&metrics, "leader"), Some(1.0));
+    let ends = value(&metrics, r#"certificate_expiry_timestamp_seconds{certificate="serving"}"#);
+    assert_eq!(ends, Some(1_700_000_500.0));
+    assert_eq!(value(&metrics, r#"rotation{of="signing_key",phase="Publishing"}"#), Some(1.0));
+    assert_eq!(value(&metrics, "certificates_degraded"), Some(0.0));
     assert_eq!(value(&metrics, r#"nodes_waiting{reason="Held"}"#), Some(1.0));
     assert_eq!(value(&metrics, "clock_offset_seconds"), Some(2.0));
 
@@ -316,6 +332,7 @@ fn the_fleet_is_counted_from_the_view_and_its_plan() {
 /// Everything that there is, exported at least once.
 fn full() -> Metrics {
     let metrics = leading();
+    metrics.tls(&certificates());
     metrics.observe(&snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]));
     metrics.clock_offset(SignedDuration::from_millis(-20));
     one_update(&metrics);
