@@ -52,6 +52,10 @@ struct World {
     /// The key of the statement in the one shadow there is.
     statement: Option<Id>,
     signer: Option<Id>,
+    /// Whether nobody signs that statement anew: its node has an attempt under way, say.
+    statement_stays: bool,
+    /// When the leader that found nothing more to do wants to look again; none while there may be something.
+    wake: Option<Option<Timestamp>>,
     edited: bool,
     /// All bundles and lists of keys that were ever published, with whether a person edited them, and all leaves in the
     /// Secret, each with the ticks from and to which it was the present one.
@@ -113,6 +117,7 @@ impl World {
         self.sign();
         let Some(write) = plan.write else {
             assert!(plan.wake.is_none_or(|wake| wake > now));
+            self.wake = Some(plan.wake);
             return false;
         };
         self.writes += 1;
@@ -151,7 +156,9 @@ impl World {
     /// The leader signs whenever it can, and has what another key signed signed anew.
     fn sign(&mut self) {
         let Some(signer) = &self.signer else { return };
-        self.statement = Some(signer.clone());
+        if !self.statement_stays {
+            self.statement = Some(signer.clone());
+        }
         // With one key only there is no choice, whatever a person took away: agents wait for it.
         let only = self.keys.as_ref().is_some_and(|(_, before, _)| before.is_none());
         for ((held, edited), ..) in self.held(&self.bundles) {
@@ -255,9 +262,13 @@ impl World {
     /// A tick in which the leader does at most so many writes.
     fn tick(&mut self, event: Event, writes: u32) {
         self.happen(event);
+        // With nothing from outside it finds something to do only when it has said so.
+        let wake = self.wake.take().filter(|_| event == Event::Nothing);
         let mut left = writes;
         while left > 0 && self.turn() {
             left -= 1;
+            let due = wake.is_none_or(|wake| wake.is_some_and(|wake| wake <= at(self.tick)));
+            assert!(due, "it would have slept through this until {wake:?}: {self:#?}");
             assert!(self.writes < 60, "it never comes to an end: {self:#?}");
         }
         self.tick += 1;
@@ -326,11 +337,32 @@ fn a_rotation_survives_a_leader_that_dies_after_any_write_at_any_time() {
             }
             world.assert_steady();
             assert_ne!(*world.newest(), authority);
+            let published = world.published.as_ref().unwrap();
+            assert!(published.authorities.contains(&authority), "a server may be cut off for as long as it is good");
             assert_ne!(world.keys.as_ref().unwrap().0, key);
             ways += 1;
         }
     }
     assert!(ways > 4000);
+}
+
+#[test]
+fn an_old_key_stays_for_as_long_as_something_by_it_stands() {
+    let mut world = World::installed();
+    let old = world.keys.clone().unwrap().0;
+    world.statement_stays = true;
+    world.tick(Event::AskKey, u32::MAX);
+    for _ in 0..100 {
+        world.tick(Event::Nothing, u32::MAX);
+        assert!(world.published.as_ref().unwrap().keys.contains(&old));
+    }
+    assert_ne!(world.signer.as_ref(), Some(&old));
+    world.statement_stays = false;
+    // The leader is told of each shadow that changes.
+    world.wake = None;
+    world.tick(Event::Nothing, u32::MAX);
+    world.wake = None;
+    world.assert_steady();
 }
 
 #[test]

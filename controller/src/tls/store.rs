@@ -35,8 +35,8 @@ const TLS: &str = "kubernetes.io/tls";
 /// What stands for something in the ConfigMap that is none of ours.
 const FOREIGN: &str = "?";
 
-/// One Secret, whole: it is written back with all that somebody else put there.
-#[derive(Clone, Debug, PartialEq)]
+/// One Secret, whole: it is written back with all that somebody else put there. What it holds is for no log.
+#[derive(Clone, PartialEq)]
 pub(super) struct SecretFacts(pub(super) Secret);
 
 impl Projection for SecretFacts {
