@@ -6,12 +6,16 @@ use std::time::Duration;
 use integ::oracle::{Expectations, settled_audit};
 use integ::rights;
 use models::condition::ConditionStatus;
-use models::names::{CA_SECRET, INTERFACE_LABEL, RETRY_ANNOTATION, SERVING_SECRET, SYSTEM_NAMESPACE, shadow_name};
+use models::names::{
+    INTERFACE_LABEL, RETRY_ANNOTATION, ROTATE_CERTIFICATES_ANNOTATION, ROTATE_SIGNING_KEY_ANNOTATION, SYSTEM_NAMESPACE,
+    shadow_name,
+};
 use models::operator::DEGRADED;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::interfere::{agent_on, ask_unheard, blocked_drain, continue_controllers, go_of, poll, signal, withdraw};
+use crate::rotation;
 use crate::support::{
     EVENTS_OF_NODES, SHOP, Scene, is_given_back, is_updated, nodes, other, run_expecting, shadow_of, until_event,
 };
@@ -27,6 +31,7 @@ async fn each_right_is_used_none_is_missing_and_each_write_is_guarded() -> anyho
     let mut options = nodes(2);
     // One that stands by looks at the lease of the other.
     options.deploy.controller_replicas = 2;
+    options.deploy.controller_args = vec!["--trust-wait=2s".to_owned()];
     run_expecting(options, EXPECTED, async |scene| {
         let silent = blocked_drain(scene).await?;
         let other = other(&silent);
@@ -56,7 +61,7 @@ async fn each_right_is_used_none_is_missing_and_each_write_is_guarded() -> anyho
         signal(&[agent], Signal::SIGCONT);
         scene.until("the silent node is updated", |world| is_updated(world, &silent)).await?;
 
-        a_new_authority(scene).await?;
+        a_rotation(scene).await?;
         scene.kubectl(&["label", "node", other, &format!("{INTERFACE_LABEL}-")]).await?;
         scene.until("its shadow goes", |world| shadow_of(world, other).is_none()).await?;
 
@@ -111,19 +116,11 @@ async fn a_look_past_all_copies(scene: &Scene, node: &str) -> anyhow::Result<()>
     Ok(())
 }
 
-/// A certificate of an authority that is gone is replaced by one of the next.
-async fn a_new_authority(scene: &Scene) -> anyhow::Result<()> {
-    let version = async |name: &str| {
-        let version = "jsonpath={.metadata.resourceVersion}";
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "secret", "--ignore-not-found", name, "-o", version]).await
-    };
-    let before = version(SERVING_SECRET).await?;
-    scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "secret", CA_SECRET]).await?;
-    // The next leader looks at once.
-    scene.restart(deploy::Component::Controller).await?;
-    poll("there is a certificate of the new authority", async || {
-        let (authority, now) = (version(CA_SECRET).await?, version(SERVING_SECRET).await?);
-        Ok((!authority.is_empty() && now != before).then_some(()))
-    })
-    .await
+/// A new authority and a new signing key take over, so that each of the Secrets is written anew.
+async fn a_rotation(scene: &Scene) -> anyhow::Result<()> {
+    let before = rotation::material(scene).await?;
+    rotation::ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;
+    rotation::ask_for(scene, ROTATE_SIGNING_KEY_ANNOTATION, "1").await?;
+    rotation::certificates_rotated(scene, &before).await?;
+    poll("there is another key", async || Ok((rotation::material(scene).await?.key != before.key).then_some(()))).await
 }

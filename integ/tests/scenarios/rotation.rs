@@ -149,7 +149,7 @@ async fn delete(scene: &Scene, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn ask_for(scene: &Scene, annotation: &str, value: &str) -> anyhow::Result<()> {
+pub(crate) async fn ask_for(scene: &Scene, annotation: &str, value: &str) -> anyhow::Result<()> {
     let annotation = format!("{annotation}={value}");
     scene.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "bruo", OPERATOR_NAME, "--overwrite", &annotation]).await?;
     Ok(())
@@ -157,13 +157,13 @@ async fn ask_for(scene: &Scene, annotation: &str, value: &str) -> anyhow::Result
 
 /// What stands in the three Secrets.
 #[derive(Clone, Debug, PartialEq)]
-struct Material {
+pub(crate) struct Material {
     authority: String,
     leaf: String,
-    key: String,
+    pub(crate) key: String,
 }
 
-async fn material(scene: &Scene) -> anyhow::Result<Material> {
+pub(crate) async fn material(scene: &Scene) -> anyhow::Result<Material> {
     Ok(Material {
         authority: text_of(scene, CA_SECRET, "tls.crt").await?,
         leaf: text_of(scene, SERVING_SECRET, "tls.crt").await?,
@@ -172,7 +172,7 @@ async fn material(scene: &Scene) -> anyhow::Result<Material> {
 }
 
 /// Waits until a new authority has issued the certificate and the one before has no key any more.
-async fn certificates_rotated(scene: &Scene, before: &Material) -> anyhow::Result<()> {
+pub(crate) async fn certificates_rotated(scene: &Scene, before: &Material) -> anyhow::Result<()> {
     poll("the certificates are rotated", async || {
         let (Some(ca), Some(serving)) = (secret(scene, CA_SECRET).await?, secret(scene, SERVING_SECRET).await?) else {
             return Ok(None);
