@@ -4,12 +4,11 @@
 //! its nonce is the one that this process sent less than [`GO_LIFETIME`] ago. So a web API that lies can withhold a go, and
 //! nothing else.
 
-use std::time::Instant;
-
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use models::go::{GO_LIFETIME, GoClaims};
 use models::shadow::HostPolicy;
+use tokio::time::Instant;
 
 use crate::statement::{StatementError, open};
 

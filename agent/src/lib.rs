@@ -47,6 +47,8 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     tracing::info!(node = config.node_name, server = config.server_url, "agent started");
     let driver = Driver::new(&config, host, &server, &views);
     tokio::select! {
+        // In this order: from the moment at which the end is asked for, nothing else goes on.
+        biased;
         () = shutdown => {
             tracing::info!("asked to end");
             Ok(())

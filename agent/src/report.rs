@@ -131,16 +131,40 @@ pub fn build_unreachable(stored: &AgentStatus, reach: &Reach, now: Timestamp) ->
     new
 }
 
-/// Whether a report is worth a write. When the host looked for updates is not, by itself.
+/// Whether a report is worth a write. When the host looked for updates is not, by itself; nor is since when a condition has
+/// been what it is, which changes with its status alone.
 pub fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
     fn without_times(status: &AgentStatus) -> AgentStatus {
         let mut status = status.clone();
         if let Some(updates) = &mut status.report.updates {
             updates.last_refresh = None;
         }
+        for condition in &mut status.conditions {
+            condition.last_transition_time = Timestamp::UNIX_EPOCH;
+        }
         status
     }
     stored != new && without_times(stored) != without_times(new)
+}
+
+/// A report of which not everything was stored, because the web API or the cluster is of a version that does not know all
+/// of it. Sent again as it is, it would be stored no better.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shortened {
+    sent: AgentStatus,
+    stored: AgentStatus,
+}
+
+impl Shortened {
+    /// What became of a report that was accepted; `None` if all of it was stored.
+    pub fn of(sent: &AgentStatus, stored: &AgentStatus) -> Option<Self> {
+        differs(stored, sent).then(|| Self { sent: sent.clone(), stored: stored.clone() })
+    }
+
+    /// Whether `new` is that report, and what is stored now is still what was stored of it.
+    pub fn covers(&self, stored: &AgentStatus, new: &AgentStatus) -> bool {
+        !differs(&self.stored, stored) && !differs(&self.sent, new)
+    }
 }
 
 /// What the host offers, as far as it can be believed.
@@ -351,6 +375,21 @@ mod tests {
         let idle = facts("b1", OLD, Some("Idle"), ("refresh", "Success"));
         let new = built(&stored(), &idle, &Word::Reached(HostState::Idle));
         assert_eq!(new.report.updates.unwrap().chosen_version, None);
+    }
+
+    #[test]
+    fn a_report_that_was_stored_in_part_is_not_sent_again_until_one_of_both_changes() {
+        let sent = built(&stored(), &facts("b1", OLD, None, ("", "")), &Word::Rest(HostState::Idle));
+        assert_eq!(Shortened::of(&sent, &sent), None);
+        let mut pruned = sent.clone();
+        pruned.conditions.clear();
+        let shortened = Shortened::of(&sent, &pruned).unwrap();
+        let mut later = sent.clone();
+        later.conditions[0].last_transition_time = Timestamp::from_second(60).unwrap();
+        assert!(shortened.covers(&pruned, &later), "since when a condition holds is told by what is stored");
+        assert!(!shortened.covers(&sent, &sent), "somebody has stored all of it");
+        let news = built(&pruned, &facts("b1", NEW, None, ("", "")), &Word::Rest(HostState::Idle));
+        assert!(!shortened.covers(&pruned, &news));
     }
 
     #[test]

@@ -16,25 +16,19 @@ const SILENCE: Duration = Duration::from_secs(45);
 /// The first wait before connecting again, as an upper limit, and the longest.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
-/// A stream that held this long was a good one: the next connection follows at once. One that ends sooner counts as a
-/// failure even if it said something, or a server that dies of its first request would be asked without pause.
+/// A stream that held this long was a good one. One that ends sooner counts as a failure, also if it ended as it should
+/// and told of the shadow: a server that dies of each stream, or takes none for long, must not be asked without pause.
 const HELD: Duration = Duration::from_secs(5);
 
-/// As how many failures a stream counts that ended sooner but told of the shadow: the web API is there, so what failed
-/// before it no longer says how long to wait, and yet such a server is not asked without pause.
-const SERVED: u32 = 2;
-
-/// Follows the shadow and tells `views` of each change; connects again whenever the stream ends.
+/// Follows the shadow and tells `views` of each change; connects again whenever the stream ends, after a pause at random
+/// that grows with each stream that did not hold: a fleet that loses its streams at once does not come back at once.
 pub async fn follow(server: &Server, views: &Views) -> Infallible {
     let mut failures = 0;
     loop {
-        let began = Instant::now();
-        let mut served = false;
-        let ended = follow_once(server, views, &mut served).await;
-        if began.elapsed() >= HELD {
+        let mut opened = None;
+        let ended = follow_once(server, views, &mut opened).await;
+        if opened.is_some_and(|opened: Instant| opened.elapsed() >= HELD) {
             failures = 0;
-        } else if served {
-            failures = failures.min(SERVED);
         }
         match ended {
             Ok(()) => tracing::debug!("the stream ended"),
@@ -47,9 +41,10 @@ pub async fn follow(server: &Server, views: &Views) -> Infallible {
     }
 }
 
-async fn follow_once(server: &Server, views: &Views, served: &mut bool) -> Result<(), ServerError> {
+async fn follow_once(server: &Server, views: &Views, opened: &mut Option<Instant>) -> Result<(), ServerError> {
     let newest = views.newest();
     let mut lines = server.watch(newest.as_ref().map(|view| view.metadata.resource_version.as_str())).await?;
+    *opened = Some(Instant::now());
     tracing::info!("following the shadow");
     loop {
         let line = timeout(SILENCE, lines.next()).await.map_err(|_| ServerError::Silent)??;
@@ -58,7 +53,6 @@ async fn follow_once(server: &Server, views: &Views, served: &mut bool) -> Resul
             Ok(WatchLine::Shadow { object }) => {
                 tracing::debug!(generation = object.metadata.generation, state = ?object.spec.state, "shadow");
                 views.streamed(*object);
-                *served = true;
             }
             Ok(WatchLine::Absent) => {
                 tracing::debug!("this node has no shadow");

@@ -4,6 +4,7 @@
 
 mod bench;
 mod settings;
+mod storm;
 
 use std::time::Duration;
 

@@ -1,11 +1,11 @@
 //! What an agent's report may contain: its own half of the status and nothing else.
 //!
-//! Fields that this version does not know are dropped and counted, so that an agent of the next version can report to this
-//! one. Fields of somebody else's are not dropped but refused: whoever sends them is no agent of ours.
+//! Fields, and types of conditions, that this version does not know are dropped and counted, so that an agent of the next
+//! version can report to this one. Fields of somebody else's are not dropped but refused: whoever sends them is no agent of ours.
 
 use std::collections::HashSet;
 
-use models::shadow::is_agent_condition;
+use models::shadow::{is_agent_condition, is_controller_condition};
 use models::wire::AgentStatus;
 use serde_json::{Map, Value};
 
@@ -54,8 +54,8 @@ pub(crate) enum BodyError {
 
 /// Reads a report.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Report, BodyError> {
-    let raw: Value = serde_json::from_slice(bytes).map_err(BodyError::NotJson)?;
-    let Value::Object(map) = &raw else {
+    let mut raw: Value = serde_json::from_slice(bytes).map_err(BodyError::NotJson)?;
+    let Value::Object(map) = &mut raw else {
         return Err(BodyError::NotAnObject);
     };
     let has = |names: &[&'static str]| names.iter().find(|name| map.contains_key(**name)).copied();
@@ -65,16 +65,22 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Report, BodyError> {
     if let Some(name) = has(CONTROLLER_FIELDS) {
         return Err(BodyError::ControllerField(name));
     }
-    let status: AgentStatus = serde_json::from_value(raw.clone()).map_err(BodyError::Shape)?;
-    if status.conditions.iter().any(|condition| !is_agent_condition(&condition.type_)) {
-        return Err(BodyError::ControllerCondition);
+    let mut filter = Filter::default();
+    if let Some(Value::Array(conditions)) = map.get_mut("conditions") {
+        let type_of = |condition: &Value| condition.get("type").and_then(Value::as_str).map(str::to_owned);
+        if conditions.iter().filter_map(type_of).any(|type_| is_controller_condition(&type_)) {
+            return Err(BodyError::ControllerCondition);
+        }
+        let before = conditions.len();
+        conditions.retain(|condition| type_of(condition).is_none_or(|type_| is_agent_condition(&type_)));
+        filter.dropped += (before - conditions.len()) as u64;
     }
+    let status: AgentStatus = serde_json::from_value(raw.clone()).map_err(BodyError::Shape)?;
     let mut types = HashSet::new();
     if !status.conditions.iter().all(|condition| types.insert(condition.type_.as_str())) {
         return Err(BodyError::TwoConditions);
     }
     let known = serde_json::to_value(&status).map_err(BodyError::Shape)?;
-    let mut filter = Filter::default();
     let applied = filter.keep(raw, &known);
     Ok(Report { status, applied, lossy: filter.lossy, dropped: filter.dropped })
 }
@@ -167,6 +173,17 @@ mod tests {
         let report = body(&value).unwrap();
         assert_eq!(report.applied, full());
         assert_eq!(report.dropped, 3);
+    }
+
+    #[test]
+    fn a_condition_of_a_type_that_nobody_knows_is_dropped_and_counted() {
+        let mut value = full();
+        value["conditions"] = json!([condition("Novel"), condition("HostReachable"), condition("Newer")]);
+        let report = body(&value).unwrap();
+        assert_eq!(report.applied, full());
+        assert_eq!(report.dropped, 2);
+        let report = body(&json!({"state": "Idle", "conditions": [condition("Novel")]})).unwrap();
+        assert_eq!((report.applied, report.dropped), (json!({"state": "Idle"}), 1));
     }
 
     #[test]

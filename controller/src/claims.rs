@@ -128,7 +128,8 @@ impl FromIterator<Part> for Parts {
 /// What we want on a node that stands at this step.
 pub fn wanted(step: Option<Step>, policy: &Policy) -> Parts {
     match step {
-        Some(Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Returning) => {
+        // Of a step that nobody knows nothing is taken back before the attempt has ended.
+        Some(Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Unknown) => {
             let policy = |part: &Part| match part {
                 Part::Cordon => true,
                 Part::Balancer => policy.leave_balancer.is_some(),

@@ -6,7 +6,7 @@ use anyhow::Context;
 use models::duration::Duration;
 use models::reason::{FailureClass, FailureReason};
 use models::schema::{Date, TimeOfCron, TimeZone, VersionRange, VersionText};
-use models::shadow::{AGENT_CONDITIONS, AgentReport};
+use models::shadow::{AGENT_CONDITIONS, AgentReport, CONTROLLER_CONDITIONS};
 use schemars::{JsonSchema, Schema, schema_for};
 use serde_json::Value;
 
@@ -218,7 +218,12 @@ fn reasons(text: &mut String) -> anyhow::Result<()> {
         };
         writeln!(text, "| `{reason}` | {class} |")?;
     }
-    writeln!(text, "\nConditions of the agent: {}. All others are the controller's.", code_list(AGENT_CONDITIONS))?;
+    writeln!(
+        text,
+        "\nConditions of the agent: {}; of the controller: {}.",
+        code_list(AGENT_CONDITIONS),
+        code_list(CONTROLLER_CONDITIONS)
+    )?;
     Ok(())
 }
 

@@ -57,6 +57,9 @@ texts! {
     TimeOfCron = "^[0-9A-Za-z*/,#-]+( +[0-9A-Za-z*/,#?-]+){4}$", up to 128;
     /// The IANA name of a time zone. Whether there is such a zone is judged by who reads it.
     TimeZone = "^[A-Za-z][A-Za-z0-9+_-]*(/[A-Za-z0-9+_-]+){0,2}$", up to 64;
+    /// A word of a status that one part writes and another reads. No enumeration: while two versions of the operator work
+    /// side by side, a word that only the newer one knows must not make all that stands beside it invalid.
+    StatusWord = "^[A-Z][A-Za-z]*$", up to 64;
     /// A day of the calendar.
     Date = "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$", up to 10;
 }

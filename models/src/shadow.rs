@@ -13,11 +13,14 @@ use crate::condition::Condition;
 use crate::duration::Duration;
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
-use crate::schema::VersionText;
+use crate::schema::{StatusWord, VersionText};
 use crate::wire::AgentStatus;
 
-/// Types of the conditions that the agent writes. All others are the controller's.
+/// Types of the conditions that the agent writes.
 pub const AGENT_CONDITIONS: &[&str] = &[HOST_REACHABLE];
+
+/// Types of the conditions that the controller writes. One that stands in neither list is of another version.
+pub const CONTROLLER_CONDITIONS: &[&str] = &[CORDONED, DRAINED, BLOCKED, HEALTHY];
 
 /// Whether the agent reaches the host API (agent).
 pub const HOST_REACHABLE: &str = "HostReachable";
@@ -237,6 +240,10 @@ pub enum ArmedPhase {
     Arming,
     /// The image is armed: any reboot takes it.
     Activated,
+    /// A phase of another version of the agent.
+    #[serde(other)]
+    #[cfg_attr(feature = "crd", schemars(skip))]
+    Unknown,
 }
 
 /// The agent's acknowledged word about arming, written before it acts, so that the next boot can be judged.
@@ -252,7 +259,8 @@ pub struct Armed {
     /// The version.
     #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
-    /// How far.
+    /// How far: `Arming` or `Activated`.
+    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub phase: ArmedPhase,
     /// The nonce that a go has to answer.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
@@ -266,7 +274,8 @@ pub struct Armed {
 pub struct Failure {
     /// The attempt. While it is the order's, nothing but `Idle` is carried out.
     pub attempt: i64,
-    /// What was asked when it failed.
+    /// What was asked when it failed: `Idle`, `StagedUpdate` or `RebootedIntoUpdate`.
+    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: HostState,
     /// Why, as one fixed word.
     pub reason: FailureReason,
@@ -323,8 +332,10 @@ pub struct SetSettings {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AgentReport {
-    /// The state reached, recomputed from the host each time: it may go backwards.
+    /// The state reached, `Idle`, `StagedUpdate` or `RebootedIntoUpdate`, recomputed from the host each time: it may go
+    /// backwards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<StatusWord>"))]
     pub state: Option<HostState>,
     /// The generation of the shadow that this report answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -379,10 +390,14 @@ pub enum Step {
     Monitoring,
     /// The attempt has failed: the order is withdrawn and the node is being given back.
     Releasing,
+    /// A step of another version of the controller. What it asks for is not known, so the attempt ends.
+    #[serde(other)]
+    #[cfg_attr(feature = "crd", schemars(skip))]
+    Unknown,
 }
 
 impl Step {
-    /// All steps.
+    /// All steps that this version knows.
     pub const ALL: [Self; 8] = [
         Self::Staging,
         Self::Staged,
@@ -405,6 +420,7 @@ impl Step {
             Self::Returning => "Returning",
             Self::Monitoring => "Monitoring",
             Self::Releasing => "Releasing",
+            Self::Unknown => "Unknown",
         }
     }
 }
@@ -414,7 +430,8 @@ impl Step {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// The step.
+    /// The step: `Staging`, `Staged`, `LeavingBalancer`, `Draining`, `Rebooting`, `Returning`, `Monitoring` or `Releasing`.
+    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: Step,
     /// When it began.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
@@ -681,7 +698,7 @@ impl BottlerocketShadowStatus {
     pub fn controller_half(&self) -> ControllerStatus {
         ControllerStatus {
             report: self.controller.clone(),
-            conditions: self.conditions.iter().filter(|c| !is_agent_condition(&c.type_)).cloned().collect(),
+            conditions: self.conditions.iter().filter(|c| is_controller_condition(&c.type_)).cloned().collect(),
         }
     }
 }
@@ -689,6 +706,11 @@ impl BottlerocketShadowStatus {
 /// Whether the agent writes conditions of this type.
 pub fn is_agent_condition(type_: &str) -> bool {
     AGENT_CONDITIONS.contains(&type_)
+}
+
+/// Whether the controller writes conditions of this type. What another version's agent writes is not taken over by it.
+pub fn is_controller_condition(type_: &str) -> bool {
+    CONTROLLER_CONDITIONS.contains(&type_)
 }
 
 #[cfg(test)]
@@ -701,6 +723,40 @@ mod tests {
             serde_json::from_str(r#"{"state": "Hibernate", "attempt": 3, "novelty": true}"#).unwrap();
         assert_eq!(spec.state, HostState::Unknown);
         assert_eq!(spec.attempt, 3);
+    }
+
+    #[test]
+    fn a_word_of_another_version_takes_nothing_away_that_stands_beside_it() {
+        let status: BottlerocketShadowStatus = serde_json::from_str(
+            r#"{
+            "state": "Hibernating", "currentVersion": "1.20.0", "novelty": {"a": 1},
+            "armed": {"attempt": 3, "bootId": "b", "version": "1.20.5", "phase": "Pondering", "nonce": "n"},
+            "failure": {"attempt": 3, "step": "Hibernate", "reason": "EatenByMoths", "message": "m", "time": "2026-01-01T00:00:00Z"},
+            "progress": {"step": "Pondering", "since": "2026-01-01T00:00:00Z", "attempt": 3, "bootId": "b", "version": "1.20.5",
+                "started": "2026-01-01T00:00:00Z", "disruptive": true},
+            "record": {"failures": 2}}"#,
+        )
+        .unwrap();
+        assert_eq!(status.agent.state, Some(HostState::Unknown));
+        assert_eq!(status.agent.current_version, Some(Version::new(1, 20, 0)));
+        assert_eq!(status.agent.armed.as_ref().map(|a| (a.attempt, a.phase)), Some((3, ArmedPhase::Unknown)));
+        let failure = status.agent.failure.as_ref().map(|f| (f.attempt, f.step, f.reason));
+        assert_eq!(failure, Some((3, HostState::Unknown, FailureReason::Unknown)));
+        let progress = status.controller.progress.as_ref().map(|p| (p.step, p.attempt, p.disruptive));
+        assert_eq!(progress, Some((Step::Unknown, 3, true)));
+        assert_eq!(status.controller.record.as_ref().map(|r| r.failures), Some(2));
+        // What is written back in its place is what the schema accepts.
+        let written = serde_json::to_value(&status).unwrap();
+        assert_eq!((&written["state"], &written["failure"]["step"]), (&"Unknown".into(), &"Unknown".into()));
+    }
+
+    #[test]
+    fn a_condition_of_a_type_that_nobody_knows_is_in_neither_half() {
+        let status: BottlerocketShadowStatus = serde_json::from_str(
+            r#"{"conditions": [{"type": "Novel", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}"#,
+        )
+        .unwrap();
+        assert!(status.agent_half().conditions.is_empty() && status.controller_half().conditions.is_empty());
     }
 
     #[test]

@@ -9,13 +9,14 @@
 //! Each arrow is a turn of the loop of its own, and each turn checks everything again: the order, the boot, the go and its
 //! age. So whatever happens in between, the last check before an act is never older than the act's own turn.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use models::agent_step::Situation;
 use models::go::{GO_LIFETIME, GoClaims};
 use models::reason::FailureReason;
 use models::shadow::{Armed, ArmedPhase};
 use models::wire::ShadowView;
+use tokio::time::Instant;
 
 use super::put::Put;
 use super::{AgentError, Driver, Turn};
@@ -73,7 +74,7 @@ impl Ask {
     }
 
     fn expires(&self) -> Turn {
-        Turn::At((self.sent + GO_LIFETIME).into())
+        Turn::At(self.sent + GO_LIFETIME)
     }
 }
 
@@ -106,7 +107,7 @@ impl Driver<'_> {
         let ask = match self.ask.take() {
             Some(ask) if ask.key == *key && ask.is_fresh() => ask,
             Some(ask) if ask.key == *key && Instant::now() < ask.again => {
-                let again = ask.again.into();
+                let again = ask.again;
                 self.ask = Some(ask);
                 return Ok(Turn::At(again));
             }
@@ -162,12 +163,8 @@ impl Driver<'_> {
             tracing::warn!(error = chain(&why), "the go is refused");
             go.clone_into(&mut ask.refused);
         }
-        let expiry: tokio::time::Instant = (ask.sent + GO_LIFETIME).into();
-        Some(if why.may_pass() {
-            Turn::At(expiry.min(tokio::time::Instant::now() + KEYS_POLL))
-        } else {
-            Turn::At(expiry)
-        })
+        let expiry = ask.sent + GO_LIFETIME;
+        Some(if why.may_pass() { Turn::At(expiry.min(Instant::now() + KEYS_POLL)) } else { Turn::At(expiry) })
     }
 
     fn judge(&self, view: &ShadowView, facts: &Facts, ask: &Ask) -> Result<(), StatementError> {
@@ -225,7 +222,7 @@ impl Driver<'_> {
     }
 
     fn await_reboot(&mut self) -> Turn {
-        self.rebooting = Some(tokio::time::Instant::now());
+        self.rebooting = Some(Instant::now());
         Turn::Again
     }
 }

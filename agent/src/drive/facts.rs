@@ -99,6 +99,15 @@ impl Driver<'_> {
         Turn::after(wait)
     }
 
+    /// The host did not take a command because another one runs. Its status tells when that has ended; where it does not,
+    /// the command is tried again more and more slowly.
+    pub(super) fn held(&mut self) -> Turn {
+        let _ = self.busy();
+        let wait = exponential(RETRY.0, RETRY.1, self.held);
+        self.held = self.held.saturating_add(1);
+        Turn::after(wait)
+    }
+
     /// Carries a command out while the order stands, and learns from its end.
     pub(super) async fn command(&mut self, command: Command, key: &OrderKey) -> Outcome {
         let before = self.status.as_ref().and_then(UpdateStatus::timestamp).map(str::to_owned);
@@ -110,6 +119,9 @@ impl Driver<'_> {
         let stands = || views.newest().is_some_and(|view| OrderKey::of(&view) == *key);
         tracing::info!(command = command.name(), "host command");
         let outcome = carry_out(&self.host, command, before.as_deref(), stands).await;
+        if !matches!(outcome, Outcome::Busy) {
+            self.held = 0;
+        }
         match &outcome {
             Outcome::Done(status) | Outcome::Failed(status, _) => self.saw(Some(status.clone()), key),
             Outcome::Vanished(StatusAnswer::Known(status)) => self.saw(Some((**status).clone()), key),

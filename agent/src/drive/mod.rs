@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::host::client::{HostClient, HostError};
 use crate::host::types::{OsInfo, UpdateState, UpdateStatus};
 use crate::memory::{Memory, OrderKey};
-use crate::report::{Reach, Word};
+use crate::report::{Reach, Shortened, Word};
 use crate::server::Server;
 use crate::situation::{Facts, situation, standing};
 use crate::staging::Tries;
@@ -132,7 +132,10 @@ pub struct Driver<'a> {
     // Who does not answer.
     trouble: Option<Trouble>,
     busy: u32,
+    held: u32,
     put_failures: u32,
+    /// The last report, if not all of it was stored, and when.
+    shortened: Option<(Instant, Shortened)>,
 }
 
 impl<'a> Driver<'a> {
@@ -157,7 +160,9 @@ impl<'a> Driver<'a> {
             ask: None,
             trouble: None,
             busy: 0,
+            held: 0,
             put_failures: 0,
+            shortened: None,
         }
     }
 

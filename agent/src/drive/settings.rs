@@ -248,12 +248,7 @@ impl Driver<'_> {
         };
         let now = match self.host.settings().await {
             Ok(now) => now,
-            // It answers, and of its settings alone nothing that can be used.
-            Err(error @ HostError::BadAnswer { .. }) => {
-                self.trouble = None;
-                return Ok(Settled::Goes(self.settings_failed(error.to_string())));
-            }
-            Err(error) => return self.host_failed(key, error).await.map(Settled::Goes),
+            Err(error) => return self.settings_unanswered(key, error).await.map(Settled::Goes),
         };
         self.trouble = None;
         let Decision { record, change } = decide(&asked, &now, &self.record(view));
@@ -345,8 +340,8 @@ impl Driver<'_> {
         match self.host.stage_settings(&transaction, &change).await {
             Ok(Posted::Accepted) => {}
             Ok(Posted::Refused(message) | Posted::Failed(message)) => return Ok(self.settings_failed(message)),
-            Ok(Posted::Busy) => return Ok(self.busy()),
-            Err(error) => return self.host_failed(key, error).await,
+            Ok(Posted::Busy) => return Ok(self.held()),
+            Err(error) => return self.settings_unanswered(key, error).await,
         }
         if !stands(self) {
             return Ok(Turn::Again);
@@ -373,8 +368,18 @@ impl Driver<'_> {
                 self.settling.unapplied = change;
                 Ok(self.settings_failed(message))
             }
-            Err(error) => self.host_failed(key, error).await,
+            Err(error) => self.settings_unanswered(key, error).await,
         }
+    }
+
+    /// A settings call got no answer that can be used. Whether the host answers anything else its status shows, which is
+    /// read again first.
+    async fn settings_unanswered(&mut self, key: &OrderKey, error: HostError) -> Result<Turn, AgentError> {
+        if !error.may_have_arrived() {
+            return self.host_failed(key, error).await;
+        }
+        self.status_of = None;
+        Ok(self.settings_failed(error.to_string()))
     }
 
     fn settings_failed(&mut self, message: String) -> Turn {

@@ -99,8 +99,9 @@ impl Driver<'_> {
             Outcome::Failed(..) => Err(None),
             Outcome::Vanished(_) => Err(Some(LEFT_NO_TRACE.to_owned())),
             Outcome::NotStarted(message) | Outcome::Refused(message) => Err(Some(message)),
-            Outcome::Busy => return Ok(self.busy()),
+            Outcome::Busy => return Ok(self.held()),
             Outcome::Interrupted => return Ok(Turn::Again),
+            Outcome::Host(error) if error.may_have_arrived() => Err(Some(error.to_string())),
             Outcome::Host(error) => return self.host_failed(key, error).await,
         };
         self.looks.last = Some(Instant::now());
@@ -268,8 +269,11 @@ impl Driver<'_> {
                 self.tries.refused = self.tries.refused.saturating_add(1);
                 return Ok(Turn::after(exponential(REFUSED.0, REFUSED.1, self.tries.refused - 1)));
             }
-            Outcome::Busy => return Ok(self.busy()),
+            Outcome::Busy => return Ok(self.held()),
             Outcome::Interrupted => return Ok(Turn::Again),
+            // A host that answers everything but its commands has to be waited for longer and longer, and not for ever.
+            // If this one was carried out after all, its status will show it.
+            Outcome::Host(error) if error.may_have_arrived() => error.to_string(),
             Outcome::Host(error) => return self.host_failed(key, error).await,
         };
         self.tries.message = message;

@@ -55,6 +55,8 @@ pub async fn carry_out(
         Ok(Posted::Busy) => return Outcome::Busy,
         Ok(Posted::Refused(text)) => return Outcome::Refused(text),
         Ok(Posted::Failed(text)) => return Outcome::NotStarted(text),
+        // It answers, and not that it took the command.
+        Err(error @ HostError::BadAnswer { .. }) => return Outcome::NotStarted(error.to_string()),
         Err(error) => return Outcome::Host(error),
     }
     let mut polls = 0;
@@ -120,5 +122,13 @@ mod tests {
         assert!(matches!(judge(Prepare, Some("t1"), status("prepare", "Success", "t1")), Outcome::Vanished(_)));
         assert!(matches!(judge(Prepare, Some("t0"), status("refresh", "Success", "t1")), Outcome::Vanished(_)));
         assert!(matches!(judge(Prepare, None, StatusAnswer::Uninitialized), Outcome::Vanished(_)));
+    }
+
+    #[test]
+    fn a_record_is_new_also_where_the_hosts_clock_was_set_back() {
+        let judged = |before, after| judge(Command::Prepare, Some(before), status("prepare", "Success", after));
+        let (earlier, later) = ("2026-11-21T01:51:32.4Z", "2036-11-21T01:51:32.4Z");
+        assert!(matches!(judged(earlier, later), Outcome::Done(_)));
+        assert!(matches!(judged(later, earlier), Outcome::Done(_)));
     }
 }

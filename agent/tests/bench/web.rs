@@ -22,6 +22,30 @@ pub(crate) enum WriteFault {
     Refused,
 }
 
+/// How the web API is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Weather {
+    /// As it should be.
+    #[default]
+    Fair,
+    /// Each connection is closed as soon as it is there.
+    Down,
+    /// Connections are taken, and requests never answered.
+    Mute,
+    /// Each request is refused with this status.
+    Refuses(&'static str),
+    /// What is answered, and what the stream says, is not JSON.
+    Garbled,
+    /// Each stream tells of the shadow once and ends as it should.
+    Brief,
+    /// Reports are stored and their answers lost.
+    AnswersLost,
+    /// Of what is stored it forgets the conditions, as one would that does not know them.
+    Prunes,
+    /// The stream has lines in it of types that no agent knows.
+    Novel,
+}
+
 #[derive(Debug)]
 struct State {
     view: Option<ShadowView>,
@@ -31,6 +55,8 @@ struct State {
     refuses: Option<fn(&AgentStatus) -> bool>,
     refused: u32,
     tokens: Vec<String>,
+    weather: Weather,
+    traffic: u64,
 }
 
 /// The stand-in.
@@ -49,14 +75,15 @@ impl Web {
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca = params.self_signed(&ca_key).unwrap();
         let leaf_key = KeyPair::generate().unwrap();
-        let leaf = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        let leaf = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         let leaf = leaf.signed_by(&leaf_key, &Issuer::new(params, ca_key)).unwrap();
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(leaf_key.serialize_der()));
         let tls = rustls::ServerConfig::builder().with_no_client_auth();
         let tls = tls.with_single_cert(vec![leaf.der().clone()], key).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let web = Self {
-            url: format!("https://localhost:{}", listener.local_addr().unwrap().port()),
+            // No name: to resolve one would take a thread, and with it time that is not simulated.
+            url: format!("https://127.0.0.1:{}", listener.local_addr().unwrap().port()),
             ca: ca.pem(),
             state: Arc::new(Mutex::new(State {
                 view: None,
@@ -66,6 +93,8 @@ impl Web {
                 refuses: None,
                 refused: 0,
                 tokens: Vec::new(),
+                weather: Weather::Fair,
+                traffic: 0,
             })),
             changed: watch::Sender::new(0),
         };
@@ -74,6 +103,9 @@ impl Web {
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (web, acceptor) = (serving.clone(), acceptor.clone());
+                web.with(|state| state.traffic += 1);
+                // Or the kernel holds small writes back, for real milliseconds.
+                stream.set_nodelay(true).unwrap();
                 tokio::spawn(async move { web.serve(acceptor, stream).await });
             }
         });
@@ -123,9 +155,29 @@ impl Web {
         self.with(|state| state.faults.push(fault));
     }
 
+    /// Forgets one of what is to go wrong; says whether there was any.
+    pub(crate) fn unfault(&self) -> bool {
+        self.with(|state| state.faults.pop().is_some())
+    }
+
     /// Refuses reports like these from now on.
     pub(crate) fn refuse(&self, which: Option<fn(&AgentStatus) -> bool>) {
         self.with(|state| state.refuses = which);
+    }
+
+    /// From now on it is like this; streams that are open end.
+    pub(crate) fn weather(&self, weather: Weather) {
+        self.with(|state| state.weather = weather);
+        self.wake();
+    }
+
+    fn now(&self) -> Weather {
+        self.with(|state| state.weather)
+    }
+
+    /// How many connections and requests there have been.
+    pub(crate) fn traffic(&self) -> u64 {
+        self.with(|state| state.traffic)
     }
 
     pub(crate) fn view(&self) -> ShadowView {
@@ -170,6 +222,9 @@ impl Web {
     }
 
     async fn serve(self, acceptor: TlsAcceptor, stream: TcpStream) {
+        if self.now() == Weather::Down {
+            return;
+        }
         let Ok(mut stream) = acceptor.accept(stream).await else { return };
         while let Some((head, body)) = request(&mut stream).await {
             let line = head.lines().next().unwrap_or_default().to_owned();
@@ -179,7 +234,30 @@ impl Web {
                     key.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
                 })
             };
-            self.with(|state| state.tokens.push(header("authorization").unwrap_or_default()));
+            self.with(|state| {
+                state.traffic += 1;
+                state.tokens.push(header("authorization").unwrap_or_default());
+            });
+            let weather = self.now();
+            match weather {
+                Weather::Down => return,
+                Weather::Mute => {
+                    let mut changed = self.changed.subscribe();
+                    while self.now() == Weather::Mute {
+                        let _ = changed.changed().await;
+                    }
+                    return;
+                }
+                Weather::Refuses(status) => {
+                    respond(&mut stream, status, r#"{"type":"urn:x","title":"No","status":400}"#).await;
+                    continue;
+                }
+                Weather::Garbled => {
+                    respond(&mut stream, "200 OK", "{\"metadata\":\n}\u{1}\n[]\nnull\n{\"type\":7}\n").await;
+                    continue;
+                }
+                _ => {}
+            }
             if line.starts_with("GET /v1/nodes/a/shadow/watch ") {
                 self.stream(stream).await;
                 return;
@@ -205,11 +283,14 @@ impl Web {
                 state.stored += 1;
                 view.etag = state.stored.to_string();
                 view.status = status.clone();
+                if weather == Weather::Prunes {
+                    view.status.conditions.clear();
+                }
                 state.writes.push(status);
                 (("200 OK", serde_json::to_string(view).unwrap()), fault)
             });
             self.wake();
-            if fault == Some(WriteFault::AnswerLost) {
+            if fault == Some(WriteFault::AnswerLost) || weather == Weather::AnswersLost {
                 return;
             }
             respond(&mut stream, answer.0, &answer.1).await;
@@ -222,7 +303,14 @@ impl Web {
         if stream.write_all(head.as_bytes()).await.is_err() {
             return;
         }
-        loop {
+        let began = self.now();
+        while self.now() == began {
+            if began == Weather::Novel {
+                let novel = "{\"type\":\"weather\",\"object\":{\"metadata\":7}}\n{\"type\":\"calm\"}\n";
+                if stream.write_all(novel.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
             let line = match self.with(|state| state.view.clone()) {
                 Some(view) => WatchLine::Shadow { object: Box::new(view) },
                 None => WatchLine::Absent,
@@ -231,11 +319,15 @@ impl Web {
             if stream.write_all(line.as_bytes()).await.is_err() || stream.flush().await.is_err() {
                 return;
             }
+            if began == Weather::Brief {
+                break;
+            }
             tokio::select! {
                 _ = changed.changed() => {}
                 () = tokio::time::sleep(Duration::from_secs(15)) => {}
             }
         }
+        let _ = stream.shutdown().await;
     }
 }
 

@@ -78,6 +78,7 @@ fn describe(step: Step, shadow: &Shadow) -> &'static str {
         Step::Returning => "the node becomes Ready",
         Step::Monitoring => "watched for the soak time",
         Step::Releasing => "the node is given back",
+        Step::Unknown => "a step of another version",
     }
 }
 

@@ -276,6 +276,11 @@ impl Host {
         self.core().lock().script.add(fault);
     }
 
+    /// Forgets what was scripted and has not happened.
+    pub fn mend(&self) {
+        self.core().lock().script = faults::Script::default();
+    }
+
     /// The power fails now and comes back. Returns when the machine is down; it boots by itself.
     pub async fn power_loss(&self) {
         self.order(Order::PowerLoss).await;

@@ -273,6 +273,10 @@ impl<'a> Case<'a> {
             Step::Returning => self.returning(progress).watching_pods(),
             Step::Monitoring => self.monitoring(progress).watching_pods(),
             Step::Releasing => self.releasing(progress),
+            // Whatever it was, giving the node back is safe: it waits for a go that was given.
+            Step::Unknown => {
+                self.fail(progress, FailureReason::ProgressLost, "its step is one of another version of the controller")
+            }
         };
         self.with_blocked(decision)
     }

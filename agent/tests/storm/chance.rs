@@ -1,0 +1,320 @@
+//! Hours in which everything goes wrong that can, at random: faults of host, socket and web API, power losses, orders that
+//! come, change and go, and an agent that is ended and killed in between.
+//!
+//! Whatever happens: it never panics, it never asks without pause, and of one go there comes at most one armed image and one
+//! reboot. And once it is over, an update succeeds.
+
+use std::collections::HashSet;
+
+use integ::host::{BootFault, Command, Fault, RebootFault, Transport, Worker};
+use models::shadow::HostState;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
+use rand::{Rng as _, SeedableRng as _};
+use semver::Version;
+
+use super::*;
+use crate::bench::web::{Weather, WriteFault};
+use crate::bench::{Bench, NEW};
+
+/// Names the seed of a run that is to be repeated.
+const SEED: &str = "BRUPOP_SEED";
+
+/// How many runs, and how long each.
+const RUNS: u64 = 3;
+const SPAN: Duration = Duration::from_secs(2 * 3600);
+
+/// The most that an hour may cost, whatever happens in it: two calls or requests a second.
+const CALLS: u64 = 7_200;
+const TRAFFIC: u64 = 7_200;
+const LINES: u64 = 60_000;
+
+/// The world around the agent.
+struct World<'a> {
+    bench: Bench,
+    chance: StdRng,
+    counts: &'a Counts,
+    agent: Option<Within>,
+    /// In which boot it runs.
+    runs_in: String,
+    /// When it is started again.
+    starts: Instant,
+    attempt: i64,
+    /// The nonces that were answered, and how much the host had seen when each was.
+    gos: Vec<usize>,
+    answered: HashSet<String>,
+    /// The next release.
+    release: u64,
+}
+
+impl<'a> World<'a> {
+    async fn new(seed: u64, counts: &'a Counts) -> Self {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let runs_in = bench.boot();
+        Self {
+            bench,
+            chance: StdRng::seed_from_u64(seed),
+            counts,
+            agent: None,
+            runs_in,
+            starts: Instant::now(),
+            attempt: 0,
+            gos: Vec::new(),
+            answered: HashSet::new(),
+            release: NEW.patch,
+        }
+    }
+
+    /// What a kubelet does: starts the agent again some seconds after it ended, and ends it with its machine.
+    async fn kubelet(&mut self) {
+        let boot = self.bench.boot();
+        if boot != self.runs_in {
+            self.runs_in = boot;
+            self.stop(true).await;
+        }
+        if self.agent.as_ref().is_some_and(Within::has_ended)
+            && let Some(agent) = self.agent.take()
+        {
+            let ended = agent.end().await;
+            assert!(ended.is_err(), "an agent that nobody asked to end ends with an error");
+            self.starts = Instant::now() + MINUTE / 6;
+        }
+        if self.agent.is_none() && Instant::now() >= self.starts {
+            self.agent = Some(Within::start(&self.bench));
+        }
+    }
+
+    async fn stop(&mut self, kill: bool) {
+        let Some(agent) = self.agent.take() else { return };
+        let calls = self.counts.calls();
+        if agent.has_ended() || !kill {
+            let _ = agent.end().await;
+        } else {
+            agent.kill().await;
+        }
+        settle(30).await;
+        assert_eq!(self.counts.calls(), calls, "no call to the host after its end");
+        self.starts = Instant::now() + Duration::from_secs(self.chance.random_range(0..20));
+    }
+
+    /// What a controller does: orders that rise, a go for each question at most once, and a change of mind now and then.
+    fn controller(&mut self) {
+        let view = self.bench.web.view();
+        let report = &view.status.report;
+        let acknowledged = report.observed_generation == Some(view.metadata.generation);
+        let failed = report.failure.as_ref().is_some_and(|failure| failure.attempt == view.spec.attempt);
+        let changes_its_mind = self.chance.random_bool(0.03);
+        match view.spec.state {
+            HostState::Idle if acknowledged || changes_its_mind => self.begin(),
+            HostState::Idle => {}
+            HostState::Unknown => self.bench.withdraw(),
+            _ if failed || changes_its_mind => self.bench.withdraw(),
+            HostState::StagedUpdate if acknowledged && report.state == Some(HostState::StagedUpdate) => {
+                self.bench.order_reboot();
+            }
+            HostState::RebootedIntoUpdate if acknowledged && report.state == Some(HostState::RebootedIntoUpdate) => {
+                self.bench.withdraw();
+            }
+            HostState::RebootedIntoUpdate => self.go(),
+            HostState::StagedUpdate => {}
+        }
+    }
+
+    fn begin(&mut self) {
+        self.attempt += 1;
+        if self.chance.random_bool(0.1) {
+            let attempt = self.attempt;
+            self.bench.web.order(|spec| {
+                spec.state = HostState::Unknown;
+                spec.attempt = attempt;
+            });
+            return;
+        }
+        let newest = Version::new(1, 20, self.release);
+        if self.bench.host.snapshot().running_version == newest {
+            self.release += 1;
+            self.bench.releases.publish(Version::new(1, 20, self.release));
+        }
+        self.bench.stage_version(self.attempt, Version::new(1, 20, self.release));
+    }
+
+    fn go(&mut self) {
+        let view = self.bench.web.view();
+        let Some(armed) = &view.status.report.armed else { return };
+        let asks = armed.attempt == view.spec.attempt && Some(&armed.boot_id) == view.spec.boot_id.as_ref();
+        if asks && self.chance.random_bool(0.7) && self.answered.insert(armed.nonce.clone()) {
+            self.gos.push(self.bench.host.log().len());
+            self.bench.give(&self.bench.claims(&view));
+        }
+    }
+
+    /// Something goes wrong.
+    async fn fate(&mut self) {
+        let times = *[1, 1, 2, 5, 30].choose(&mut self.chance).unwrap();
+        let command = *[Command::Refresh, Command::Prepare, Command::Activate, Command::Deactivate]
+            .choose(&mut self.chance)
+            .unwrap();
+        let host = &self.bench.host;
+        match self.chance.random_range(0..15) {
+            0..=3 => {
+                let transport = match self.chance.random_range(0..9) {
+                    0 => Transport::LostBefore,
+                    1 => Transport::LostAfter,
+                    2 => Transport::CutReply,
+                    3 => Transport::Slow(Duration::from_secs(self.chance.random_range(1..30))),
+                    4 => Transport::Garbage,
+                    5 => Transport::Status(423, String::new()),
+                    6 => Transport::Status(409, "no".into()),
+                    7 => Transport::Status(500, "no".into()),
+                    _ => Transport::Status(503, String::new()),
+                };
+                let (method, path) =
+                    *[("*", "/"), ("GET", "/updates"), ("POST", "/actions"), ("POST", "/actions/reboot")]
+                        .choose(&mut self.chance)
+                        .unwrap();
+                host.script(Fault::request(method, path, transport).times(times));
+            }
+            4 => host.script(Fault::connection().times(times)),
+            5 | 6 => {
+                let worker = match self.chance.random_range(0..6) {
+                    0 => {
+                        Worker::Exits { status: 1, stderr: "no space".into(), overwrote: self.chance.random_bool(0.5) }
+                    }
+                    1 => Worker::Killed { signal: 9 },
+                    2 => Worker::Vanishes,
+                    3 => Worker::BadConfig,
+                    4 => Worker::WritesNothing,
+                    _ => Worker::Writes(Version::new(1, 19, 0)),
+                };
+                host.script(Fault::command(command, worker).times(times.min(5)));
+            }
+            7 => {
+                let seconds = self.chance.random_range(1..400);
+                host.script(Fault::slow(command, Duration::from_secs(seconds)));
+            }
+            8 => host.script(Fault::reboot(if self.chance.random_bool(0.5) {
+                RebootFault::ReplyCut
+            } else {
+                RebootFault::Refused { stderr: "an inhibitor".into() }
+            })),
+            9 => host.script(Fault::boot(BootFault::NewImageFails)),
+            10 => {
+                // The order to the machine is carried out while time passes.
+                let (host, clean) = (host.clone(), self.chance.random_bool(0.5));
+                tokio::spawn(async move { host.restart_api(clean).await });
+            }
+            11 => {
+                let (host, foreign) = (host.clone(), self.chance.random_bool(0.5));
+                tokio::spawn(
+                    async move { if foreign { host.foreign_reboot().await } else { host.power_loss().await } },
+                );
+            }
+            12 => {
+                let weather = *[
+                    Weather::Down,
+                    Weather::Mute,
+                    Weather::Refuses("503 Service Unavailable"),
+                    Weather::Refuses("401 Unauthorized"),
+                    Weather::Garbled,
+                    Weather::Brief,
+                    Weather::AnswersLost,
+                    Weather::Prunes,
+                    Weather::Novel,
+                ]
+                .choose(&mut self.chance)
+                .unwrap();
+                self.bench.web.weather(weather);
+            }
+            13 => {
+                for _ in 0..times {
+                    let fault = if self.chance.random_bool(0.5) { WriteFault::AnswerLost } else { WriteFault::Refused };
+                    self.bench.web.fault(fault);
+                }
+            }
+            _ => {
+                let kill = self.chance.random_bool(0.5);
+                self.stop(kill).await;
+            }
+        }
+    }
+
+    /// Lets time pass, with a kubelet and a controller at work.
+    async fn live(&mut self, span: Duration) {
+        let end = Instant::now() + span;
+        while Instant::now() < end {
+            pass(Duration::from_secs(1)).await;
+            self.kubelet().await;
+            self.controller();
+        }
+    }
+
+    /// Of each go there came at most one armed image and one reboot, and none came without.
+    fn judge(&self) {
+        let log = self.bench.host.log();
+        let mut ends: Vec<usize> = self.gos.clone();
+        ends.push(log.len());
+        let before = &log[..ends[0]];
+        assert_eq!((arms(before), reboots(before)), (0, 0), "before any go");
+        for (number, span) in ends.windows(2).enumerate() {
+            let after = &log[span[0]..span[1]];
+            assert!(arms(after) <= 1, "go {number} armed the host {} times", arms(after));
+            assert!(reboots(after) <= 1, "go {number} rebooted the host {} times", reboots(after));
+        }
+    }
+}
+
+async fn run(seed: u64, counts: &Counts) {
+    let mut world = World::new(seed, counts).await;
+    let began = Instant::now();
+    let mut hour = (began, 0, 0, 0);
+    while began.elapsed() < SPAN {
+        let pause = Duration::from_secs(world.chance.random_range(1..180));
+        world.live(pause).await;
+        if world.chance.random_bool(0.4) {
+            world.bench.web.weather(Weather::Fair);
+        }
+        world.fate().await;
+        if hour.0.elapsed() >= HOUR - 3 * MINUTE {
+            let now = (Instant::now(), counts.calls(), world.bench.web.traffic(), counts.lines());
+            let (calls, traffic, lines) = (now.1 - hour.1, now.2 - hour.2, now.3 - hour.3);
+            println!("seed {seed}: {calls} calls, {traffic} connections and requests, {lines} lines in an hour");
+            assert!(calls <= CALLS && traffic <= TRAFFIC && lines <= LINES, "seed {seed}: hot");
+            hour = now;
+        }
+    }
+    world.judge();
+    // It is over: an update succeeds, if not at once.
+    world.bench.host.mend();
+    world.bench.host.release_command();
+    world.bench.web.weather(Weather::Fair);
+    while world.bench.web.unfault() {}
+    world.release += 1;
+    let wanted = Version::new(1, 20, world.release);
+    world.bench.releases.publish(wanted.clone());
+    let end = Instant::now() + 2 * HOUR;
+    while world.bench.web.view().status.report.current_version.is_none_or(|version| version < wanted) {
+        assert!(Instant::now() < end, "seed {seed}: it does not heal: {:#?}", world.bench.web.view());
+        world.live(Duration::from_secs(10)).await;
+    }
+    world.judge();
+    println!(
+        "seed {seed}: {} attempts, {} gos, {} reboots",
+        world.attempt,
+        world.gos.len(),
+        reboots(&world.bench.host.log())
+    );
+    world.stop(false).await;
+}
+
+#[test]
+fn whatever_happens_for_hours_nothing_is_done_twice_and_an_update_succeeds_when_it_is_over() {
+    let seeds = match std::env::var(SEED) {
+        Ok(text) => vec![text.parse().unwrap()],
+        Err(_) => (0..RUNS).map(|_| rand::random()).collect(),
+    };
+    for seed in seeds {
+        println!("{SEED}={seed} repeats this run");
+        simulate(async |counts| run(seed, counts).await);
+    }
+}

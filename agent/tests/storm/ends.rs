@@ -1,0 +1,97 @@
+//! The agent ended at every moment of an update: nothing is done by that, nothing is half done, nothing is done twice.
+
+use models::shadow::{ArmedPhase, HostState};
+
+use super::*;
+
+/// How many turns of everything lie between two moments at which it is ended. A call to the host takes more than that.
+const STRIDE: usize = 3;
+
+/// More turns than an update takes.
+const LONGEST: usize = 3_000;
+
+/// Answers the agent's question, if it asks one that was not answered yet.
+fn answer(bench: &Bench) {
+    let view = bench.web.view();
+    let Some(armed) = &view.status.report.armed else { return };
+    let answered = view.spec.go.as_ref().is_some_and(|go| go.nonce == armed.nonce);
+    if view.spec.state == HostState::RebootedIntoUpdate && armed.attempt == view.spec.attempt && !answered {
+        bench.give(&bench.claims(&view));
+    }
+}
+
+/// Orders what comes next, as a controller does.
+fn control(bench: &Bench) {
+    let view = bench.web.view();
+    if view.spec.state == HostState::StagedUpdate
+        && view.status.report.state == Some(HostState::StagedUpdate)
+        && view.status.report.observed_generation == Some(view.metadata.generation)
+    {
+        bench.order_reboot();
+    }
+    answer(bench);
+}
+
+/// Ends the agent after so many turns of an update, by `kill` or as a SIGTERM does; says whether that was before the reboot.
+async fn ended_after(turns: usize, kill: bool, counts: &Counts) -> bool {
+    let what = || format!("{} after {turns} turns", if kill { "killed" } else { "ended" });
+    let bench = Bench::without_agent().await;
+    bench.web.create();
+    let agent = Within::start(&bench);
+    bench.stage(1);
+    for _ in 0..turns {
+        settle(1).await;
+        control(&bench);
+    }
+    let in_the_middle = reboots(&bench.host.log()) == 0;
+    let calls = counts.calls();
+    if kill {
+        agent.kill().await;
+    } else {
+        agent.end().await.unwrap();
+    }
+    settle(50).await;
+    assert_eq!(counts.calls(), calls, "{}: it called the host after that", what());
+    // What it had begun the host may still end; then the next one starts.
+    pass(MINUTE / 6).await;
+    let mut agent = Within::start(&bench);
+    let mut runs_in = bench.boot();
+    let reached = |view: &models::wire::ShadowView| view.status.report.state == Some(HostState::RebootedIntoUpdate);
+    let end = Instant::now() + HOUR;
+    while !reached(&bench.web.view()) {
+        assert!(Instant::now() < end, "{}: the update does not end: {:#?}", what(), bench.web.view());
+        pass(STEP).await;
+        control(&bench);
+        if bench.boot() != runs_in {
+            // A boot ends every process.
+            runs_in = bench.boot();
+            agent.kill().await;
+            agent = Within::start(&bench);
+        }
+    }
+    let log = bench.host.log();
+    assert_eq!((arms(&log), reboots(&log)), (1, 1), "{}: armed and rebooted {log:#?}", what());
+    let view = bench.web.view();
+    assert_eq!((&view.status.report.armed, &view.status.report.failure), (&None, &None), "{}", what());
+    let told = bench.web.writes().iter().filter_map(|w| w.report.armed.as_ref().map(|a| a.phase)).collect::<Vec<_>>();
+    assert!(told.contains(&ArmedPhase::Activated), "{}: it did not tell before it rebooted", what());
+    agent.end().await.unwrap();
+    in_the_middle
+}
+
+#[test]
+fn an_agent_that_is_ended_at_any_moment_does_nothing_by_that_and_the_next_one_goes_on() {
+    for kill in [false, true] {
+        let mut moments = 0;
+        for turns in (0..LONGEST).step_by(STRIDE) {
+            let mut in_the_middle = false;
+            simulate(async |counts| in_the_middle = ended_after(turns, kill, counts).await);
+            if !in_the_middle {
+                break;
+            }
+            moments += 1;
+        }
+        println!("{moments} moments");
+        assert!(moments > 20, "an update of {moments} moments was not looked at closely");
+    }
+}

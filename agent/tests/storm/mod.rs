@@ -1,0 +1,154 @@
+//! The agent within simulated time: hours of faults in seconds, and every moment at which it can be ended.
+//!
+//! Host, web API and agent run on one thread whose clock stands still until [`Time::pass`] moves it. The wall clock does not
+//! move with it: to an agent that counted by it, every one of these hours would be a jump of that clock.
+
+mod chance;
+mod ends;
+mod hours;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use agent::config::Config;
+use integ::host::{Event, EventKind, ShutdownBy};
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, LocalSet};
+use tokio::time::Instant;
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+
+use super::bench::Bench;
+
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
+
+/// How far the clock goes at a time. Much less than any time that the agent gives an answer.
+const STEP: Duration = Duration::from_millis(250);
+
+/// How often everything that can go on goes on before the clock does.
+const TURNS: usize = 10;
+
+/// Lets simulated time pass.
+pub(crate) async fn pass(span: Duration) {
+    let end = Instant::now() + span;
+    while Instant::now() < end {
+        settle(TURNS).await;
+        tokio::time::advance(STEP).await;
+    }
+}
+
+/// Lets everything go on that can, without any time passing.
+pub(crate) async fn settle(turns: usize) {
+    for _ in 0..turns {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Lets time pass until something holds; says whether it came to hold.
+pub(crate) async fn pass_until(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + limit;
+    while !holds() {
+        if Instant::now() >= end {
+            return false;
+        }
+        pass(STEP).await;
+    }
+    true
+}
+
+/// Counts what the agent does, by what it logs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    /// Calls to the host.
+    calls: Arc<AtomicU64>,
+    /// Everything that it logs, each turn of its loop included.
+    lines: Arc<AtomicU64>,
+}
+
+impl Counts {
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn lines(&self) -> u64 {
+        self.lines.load(Ordering::Relaxed)
+    }
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Counts {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target().starts_with("agent") {
+            self.lines.fetch_add(1, Ordering::Relaxed);
+            if event.metadata().fields().field("path").is_some() {
+                self.calls.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// An agent in this very process.
+pub(crate) struct Within {
+    /// Dropped to ask it to end, as a SIGTERM does.
+    shutdown: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), agent::drive::AgentError>>,
+}
+
+impl Within {
+    pub(crate) fn start(bench: &Bench) -> Self {
+        let config = Config {
+            node_name: "a".into(),
+            host_socket: bench.host.socket(),
+            boot_id_file: bench.path("proc/sys/kernel/random/boot_id"),
+            server_url: bench.web.url.clone(),
+            token_file: bench.path("token"),
+            trust_dir: bench.path("trust"),
+            log_filter: String::new(),
+        };
+        let (shutdown, asked) = oneshot::channel::<()>();
+        let task = tokio::task::spawn_local(agent::run(config, async {
+            let _ = asked.await;
+        }));
+        Self { shutdown: Some(shutdown), task }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.task.is_finished()
+    }
+
+    /// Asks it to end, as a SIGTERM does, and says how it ended.
+    pub(crate) async fn end(mut self) -> Result<(), agent::drive::AgentError> {
+        drop(self.shutdown.take());
+        self.task.await.expect("the agent never panics")
+    }
+
+    /// Kills it.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        if let Err(error) = self.task.await {
+            assert!(error.is_cancelled(), "the agent never panics: {error}");
+        }
+    }
+}
+
+/// Runs a story in simulated time.
+pub(crate) fn simulate(story: impl AsyncFnOnce(&Counts)) {
+    let counts = Counts::default();
+    // With a log of the agent where a person asks for one.
+    let shown = std::env::var_os("BRUPOP_SHOW").is_some();
+    let log = shown.then(|| tracing_subscriber::fmt::layer().with_writer(std::io::stderr));
+    let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(counts.clone()).with(log));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    LocalSet::new().block_on(&runtime, story(&counts));
+    drop(guard);
+}
+
+/// How often the host was rebooted by order of the agent.
+pub(crate) fn reboots(log: &[Event]) -> usize {
+    log.iter().filter(|event| event.kind == EventKind::ShutdownOrdered { by: ShutdownBy::Api }).count()
+}
+
+/// How often an image was armed.
+pub(crate) fn arms(log: &[Event]) -> usize {
+    log.iter().filter(|event| matches!(event.kind, EventKind::Armed { .. })).count()
+}
