@@ -22,7 +22,7 @@ demo: tools control-plane build agent ## Show one update rolling through three s
 	@BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
-test: tools tools-lint control-plane agent ## Run every check and test: what has to pass before a change lands
+test: tools tools-lint control-plane next agent ## Run every check and test: what has to pass before a change lands
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) build --workspace --bins --locked
@@ -36,7 +36,7 @@ test-unit: tools ## Run the tests that need no control plane
 	$(CARGO) test --locked -p integ --test host_golden
 
 .PHONY: test-scenarios
-test-scenarios: tools control-plane build ## Run the end-to-end scenarios alone
+test-scenarios: tools control-plane next ## Run the end-to-end scenarios alone
 	$(CARGO) test --locked -p integ --test scenarios
 
 .PHONY: bench-plan
@@ -62,12 +62,24 @@ bench-api: tools control-plane build ## Measure the web API with 1,000 connected
 	@$(CARGO) build --release --locked -p apiserver
 	@BRUPOP_APISERVER_BIN="$(TARGET)/release/brupop-apiserver" $(CARGO) run --quiet --locked -p integ --example bench_api -- $(ARGS)
 
+.PHONY: fuzz
+fuzz: tools ## Feed every reader of outside data with odd bytes, for FUZZ_SECONDS (20) each
+	@fuzz/run.sh
+
 .PHONY: control-plane
 control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
 	@integ/control-plane/build.sh >/dev/null
 
 .PHONY: build
 build: tools ## Build all programs, unoptimised
+	@$(CARGO) build --workspace --bins --locked
+
+# A stand-in for the next version, in the same build folder, so that no dependency is built once more.
+.PHONY: next
+next: tools ## Build the programs of a stand-in for the next version, for the tests that mix two versions
+	@$(CARGO) build --workspace --locked --bins --features agent/next,apiserver/next,controller/next
+	@mkdir -p "$(TARGET)/next"
+	@for program in agent apiserver controller; do cp -f "$(TARGET)/debug/brupop-$$program" "$(TARGET)/next/"; done
 	@$(CARGO) build --workspace --bins --locked
 
 .PHONY: agent

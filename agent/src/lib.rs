@@ -11,6 +11,8 @@ pub mod backoff;
 pub mod boot;
 pub mod config;
 pub mod drive;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod go;
 pub mod host;
 pub mod memory;

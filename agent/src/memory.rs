@@ -32,7 +32,16 @@ pub struct OrderKey {
 impl OrderKey {
     /// The order in a shadow.
     pub fn of(view: &ShadowView) -> Self {
-        let BottlerocketShadowSpec { state, version, attempt, boot_id, host: _, go: _ } = &view.spec;
+        let BottlerocketShadowSpec {
+            state,
+            version,
+            attempt,
+            boot_id,
+            host: _,
+            go: _,
+            #[cfg(feature = "next")]
+                novelty: _,
+        } = &view.spec;
         Self {
             attempt: AttemptKey { uid: view.metadata.uid.clone(), attempt: *attempt },
             state: *state,

@@ -77,6 +77,10 @@ pub fn build(
 ) -> AgentStatus {
     let mut new = stored.clone();
     let report = &mut new.report;
+    #[cfg(feature = "next")]
+    {
+        report.agent_novelty = models::next::Novelty::default();
+    }
     report.updates = offer(stored, facts, memory);
     report.current_version = Some(facts.os.version.clone());
     report.variant = Some(cut(&facts.os.variant, LONGEST_VARIANT));

@@ -241,11 +241,16 @@ async fn refusal(response: &mut Response) -> ServerError {
         Ok(Err(error)) => return error,
         Err(_) => return ServerError::Timeout,
     };
-    let text = match serde_json::from_slice::<Problem>(&body) {
+    ServerError::Refused { status: status.as_u16(), text: problem_text(status, &body) }
+}
+
+/// What a refusal says, for the log.
+pub(crate) fn problem_text(status: StatusCode, body: &[u8]) -> String {
+    let text = match serde_json::from_slice::<Problem>(body) {
         Ok(problem) => format!("{} {}", problem.title, problem.detail.unwrap_or_default()).trim().to_owned(),
         Err(_) => status.canonical_reason().unwrap_or("no reason given").to_owned(),
     };
-    ServerError::Refused { status: status.as_u16(), text: text.chars().take(512).collect() }
+    text.chars().take(512).collect()
 }
 
 /// The lines of the stream.
@@ -276,10 +281,10 @@ impl Lines {
 
 /// Bytes that have arrived and are not yet a line.
 #[derive(Debug, Default)]
-struct Buffer(Vec<u8>);
+pub(crate) struct Buffer(Vec<u8>);
 
 impl Buffer {
-    fn push(&mut self, bytes: &[u8]) -> Result<(), ServerError> {
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), ServerError> {
         if self.0.len() + bytes.len() > LONGEST {
             return Err(ServerError::TooLong);
         }
@@ -288,7 +293,7 @@ impl Buffer {
     }
 
     /// Takes the next whole line that is not empty.
-    fn line(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn line(&mut self) -> Option<Vec<u8>> {
         loop {
             let end = self.0.iter().position(|byte| *byte == b'\n')?;
             let rest = self.0.split_off(end + 1);

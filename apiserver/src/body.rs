@@ -17,7 +17,13 @@ pub(crate) const LIMIT: usize = 64 * 1024;
 const WRAPPER: &[&str] = &["apiVersion", "kind", "metadata", "spec", "status"];
 
 /// The controller's half of the status, but for its conditions.
-const CONTROLLER_FIELDS: &[&str] = &["progress", "drain", "record"];
+const CONTROLLER_FIELDS: &[&str] = &[
+    "progress",
+    "drain",
+    "record",
+    #[cfg(feature = "next")]
+    "controllerNovelty",
+];
 
 /// A report as it may be applied.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,6 +14,8 @@ mod cluster;
 pub mod config;
 mod etag;
 mod follow;
+#[doc(hidden)]
+pub mod fuzzing;
 mod heads;
 mod limit;
 mod metrics;

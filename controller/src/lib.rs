@@ -12,6 +12,8 @@ pub mod config;
 pub mod drain;
 pub mod driver;
 pub mod expressions;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod http;
 pub mod labels;
 pub mod leader;

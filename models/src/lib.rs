@@ -15,6 +15,8 @@ pub mod duration;
 pub mod go;
 pub mod listen;
 pub mod names;
+#[cfg(feature = "next")]
+pub mod next;
 #[cfg(feature = "crd")]
 pub mod operator;
 pub mod reason;

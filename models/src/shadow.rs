@@ -207,6 +207,10 @@ pub struct BottlerocketShadowSpec {
     /// The signed go for the agent's nonce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub go: Option<Go>,
+    /// What the next version adds.
+    #[cfg(feature = "next")]
+    #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
+    pub novelty: crate::next::Novelty,
 }
 
 /// What a host offers.
@@ -368,6 +372,10 @@ pub struct AgentReport {
     /// The host's settings before we changed any, what we set, and who else did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<FoundSettings>,
+    /// What the next version adds.
+    #[cfg(feature = "next")]
+    #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
+    pub agent_novelty: crate::next::Novelty,
 }
 
 /// Where a node's update stands.
@@ -651,6 +659,10 @@ pub struct ControllerReport {
     /// What is remembered of earlier attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<Record>,
+    /// What the next version adds.
+    #[cfg(feature = "next")]
+    #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
+    pub controller_novelty: crate::next::Novelty,
 }
 
 /// How far the host is (the agent's half) and where its update stands (the controller's half).

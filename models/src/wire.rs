@@ -69,6 +69,12 @@ pub enum WatchLine {
     Absent,
     /// The stream is alive.
     Heartbeat,
+    /// What the next version adds.
+    #[cfg(feature = "next")]
+    Novelty {
+        /// Something.
+        text: String,
+    },
     /// A line of a newer server.
     #[serde(other)]
     Unknown,

@@ -178,9 +178,16 @@ impl UpdateStatus {
     }
 }
 
+/// The longest version that the shadow takes, and the first number that is too large for it. One that it does not take would
+/// have every report refused, so it counts as none.
+const LONGEST_VERSION: usize = 64;
+const TOO_LARGE: u64 = 1_000_000_000_000_000_000;
+
 fn version(value: Option<&Value>) -> Option<Version> {
     let text = value?.as_str()?;
-    Version::parse(text.strip_prefix('v').unwrap_or(text)).ok()
+    let text = text.strip_prefix('v').unwrap_or(text);
+    let version = Version::parse(text).ok().filter(|_| text.len() <= LONGEST_VERSION)?;
+    [version.major, version.minor, version.patch].iter().all(|number| *number < TOO_LARGE).then_some(version)
 }
 
 #[cfg(test)]
@@ -225,5 +232,14 @@ mod tests {
         assert_eq!(status.available, [Version::new(1, 0, 0)]);
         assert_eq!(status.staging, Some(Staging { version: None, next_to_boot: false }));
         assert!(!status.last.unwrap().succeeded());
+    }
+
+    #[test]
+    fn a_version_that_no_report_may_hold_is_none() {
+        let read = |text: &str| version(Some(&json!(text)));
+        assert_eq!(read("v1.20.5"), Some(Version::new(1, 20, 5)));
+        assert_eq!(read(&format!("1.20.5-{}", "x".repeat(58))), None);
+        assert_eq!(read("1.20.1000000000000000000"), None);
+        assert!(read("1.20.999999999999999999").is_some());
     }
 }

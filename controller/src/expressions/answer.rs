@@ -40,7 +40,7 @@ struct Series {
 
 /// Why an answer is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unreadable {
+pub(crate) enum Unreadable {
     /// The query was refused or broke off.
     #[error("Prometheus could not evaluate the expression: {0}")]
     Refused(String),
@@ -55,7 +55,7 @@ pub(super) enum Unreadable {
 }
 
 /// Reads the body of an answer to a query that was sent at `asked`.
-pub(super) fn read(body: &[u8], asked: Timestamp) -> Result<Answer, Unreadable> {
+pub(crate) fn read(body: &[u8], asked: Timestamp) -> Result<Answer, Unreadable> {
     let foreign = |what: &str| Unreadable::Foreign(what.to_owned());
     let body: Body = serde_json::from_slice(body).map_err(|_| foreign("it is not Prometheus' JSON"))?;
     if body.status != "success" {

@@ -32,6 +32,7 @@ use crate::policy::Prometheus;
 use crate::view::Answer;
 use ledger::Ledger;
 
+pub(crate) use answer::read as read_answer;
 pub(crate) use ledger::{KINDS, kind};
 pub use query::{QueryError, for_node};
 

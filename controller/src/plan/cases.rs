@@ -468,3 +468,24 @@ fn a_rotation_is_acknowledged_when_it_was_begun() {
     assert_eq!(super::pending_rotations(view.operator.as_ref().unwrap()), (None, None));
     assert_eq!(ack(&view), (value.clone(), value));
 }
+
+/// a controller of a newer version was taken back in the middle of a step that this one does not know.
+#[test]
+fn an_attempt_in_a_step_that_nobody_knows_is_withdrawn_and_its_node_kept_until_a_go_is_over() {
+    let mut strange = at("a", Step::Unknown, 0, HostState::RebootedIntoUpdate);
+    let shadow = strange.shadow.as_mut().unwrap();
+    shadow.spec.go = Some(Go { nonce: "n".into(), jws: String::new() });
+    // So does what its agent says of arming.
+    shadow.status.agent.armed = Some(armed(ArmedPhase::Unknown));
+    let (mut view, policy) = cluster(vec![strange], &["a"]);
+    let first = plan(&view, &policy, t(10));
+    assert!(first.slots.is_none(), "its slot is still its own");
+    let Some(Action::Status { status, .. }) = first.actions.get("a") else { panic!("{:?}", first.waits) };
+    let progress = status.report.progress.as_ref().unwrap();
+    assert_eq!((progress.step, progress.go_given), (Step::Releasing, true));
+    assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, "ProgressLost");
+    written(&mut view, &first.actions["a"].clone());
+    let second = plan(&view, &policy, t(11));
+    let Some(Action::Spec { spec }) = second.actions.get("a") else { panic!("{:?}", second.waits) };
+    assert_eq!(spec.state, HostState::Idle, "the order is taken back first");
+}

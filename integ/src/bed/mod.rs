@@ -50,6 +50,8 @@ pub struct BedOptions {
     pub volume_lag: Duration,
     /// The control plane.
     pub control_plane: control_plane::Options,
+    /// The tag under which the images of the stand-in for the next version are there as well, if they are.
+    pub next: Option<String>,
 }
 
 impl Default for BedOptions {
@@ -70,6 +72,7 @@ impl Default for BedOptions {
             deploy: deploy::Options::default(),
             volume_lag: Duration::ZERO,
             control_plane: control_plane::Options::default(),
+            next: None,
         }
     }
 }
@@ -112,7 +115,11 @@ impl Bed {
         let recorder = Recorder::start(client.clone()).await?;
         let addresses = Addresses::claim()?;
         let proxy = ConnectProxy::start(client.clone(), addresses.clone()).await?;
-        let images = programs.images(&options.deploy);
+        let mut images = programs.images(&options.deploy);
+        if let Some(tag) = &options.next {
+            images =
+                images.with(Programs::next()?.images(&deploy::Options { tag: tag.clone(), ..options.deploy.clone() }));
+        }
         let releases = Releases::of([options.version.clone()]);
         let mut bed =
             Self { members: Vec::new(), releases, recorder, client, proxy, addresses, images, control_plane, options };

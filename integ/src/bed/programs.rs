@@ -8,6 +8,8 @@ use crate::kubelet::Images;
 
 /// Folder with the operator's programs, if it is not the one of the running program.
 const DIRECTORY: &str = "BRUPOP_BIN_DIR";
+/// Folder with the programs of the stand-in for the next version (`make next`), if it is not beside that one.
+const NEXT: &str = "BRUPOP_NEXT_DIR";
 /// The agent's program, if it is another build than the rest.
 const AGENT: &str = "BRUPOP_AGENT_BIN";
 
@@ -35,9 +37,8 @@ fn existing(path: PathBuf) -> anyhow::Result<PathBuf> {
 }
 
 impl Programs {
-    /// Finds them in `BRUPOP_BIN_DIR`, or beside the running program.
-    pub fn find() -> anyhow::Result<Self> {
-        let folder = match std::env::var_os(DIRECTORY) {
+    fn folder() -> anyhow::Result<PathBuf> {
+        Ok(match std::env::var_os(DIRECTORY) {
             Some(folder) => PathBuf::from(folder),
             None => {
                 let own = std::env::current_exe().context("where is this program?")?;
@@ -49,13 +50,35 @@ impl Programs {
                     folder
                 }
             }
-        };
+        })
+    }
+
+    /// Finds them in `BRUPOP_BIN_DIR`, or beside the running program.
+    pub fn find() -> anyhow::Result<Self> {
+        let folder = Self::folder()?;
         let agent = std::env::var_os(AGENT).map_or_else(|| folder.join("brupop-agent"), PathBuf::from);
         Ok(Self {
             agent: existing(agent)?,
             apiserver: existing(folder.join("brupop-apiserver"))?,
             controller: existing(folder.join("brupop-controller"))?,
             plugin: existing(folder.join("kubectl-brupop"))?,
+        })
+    }
+
+    /// Finds those of the stand-in for the next version, which has no plugin of its own.
+    pub fn next() -> anyhow::Result<Self> {
+        let beside = Self::folder()?.with_file_name("next");
+        let folder = std::env::var_os(NEXT).map_or(beside, PathBuf::from);
+        let program = |name: &str| {
+            let path = folder.join(name);
+            anyhow::ensure!(path.is_file(), "the program {} is missing: run `make next` first", path.display());
+            Ok(path)
+        };
+        Ok(Self {
+            agent: program("brupop-agent")?,
+            apiserver: program("brupop-apiserver")?,
+            controller: program("brupop-controller")?,
+            plugin: Self::find()?.plugin,
         })
     }
 

@@ -47,6 +47,13 @@ impl Images {
         self
     }
 
+    /// This table with another one's images beside its own.
+    #[must_use]
+    pub fn with(mut self, other: Self) -> Self {
+        self.images.extend(other.images);
+        self
+    }
+
     /// Whether containers of the image `reference` run as processes.
     pub fn contains(&self, reference: &str) -> bool {
         self.images.contains_key(reference)

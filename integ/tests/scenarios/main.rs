@@ -23,4 +23,5 @@ mod rotation;
 mod support;
 mod tokens;
 mod uninstall;
+mod versions;
 mod withdrawn;

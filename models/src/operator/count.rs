@@ -23,7 +23,7 @@ impl CountOrPercent {
             Self::Count(count) => Some((*count as usize).max(1)),
             Self::Percent(text) => {
                 let percent: usize = text.strip_suffix('%')?.parse().ok()?;
-                (1..=100).contains(&percent).then(|| (total * percent / 100).max(1))
+                (1..=100).contains(&percent).then(|| (total / 100 * percent + total % 100 * percent / 100).max(1))
             }
         }
     }
@@ -73,6 +73,8 @@ mod tests {
             (percent("33%"), 10, Some(3)),
             (percent("99%"), 1, Some(1)),
             (percent("100%"), 7, Some(7)),
+            (percent("99%"), 1_099, Some(1_088)),
+            (percent("100%"), usize::MAX, Some(usize::MAX)),
             (percent("0%"), 7, None),
             (percent("101%"), 7, None),
             (percent("ten"), 7, None),

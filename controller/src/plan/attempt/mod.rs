@@ -208,6 +208,10 @@ impl<'a> Case<'a> {
         status.report.progress =
             Some(Progress { step, since: self.now, boot_id: self.facts().boot_id.clone(), ..progress.clone() });
         unblock(&mut status);
+        #[cfg(feature = "next")]
+        {
+            status.report.controller_novelty = models::next::Novelty::default();
+        }
         change(&mut status);
         Action::Status { status: Box::new(status), note: None }
     }
@@ -223,6 +227,8 @@ impl<'a> Case<'a> {
                 // An attempt keeps what it began with: the image was chosen under it.
                 host: self.shadow.spec.host.clone(),
                 go: None,
+                #[cfg(feature = "next")]
+                novelty: models::next::Novelty::default(),
             }),
         }
     }

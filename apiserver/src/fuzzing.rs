@@ -1,0 +1,118 @@
+//! What the fuzzer feeds with bytes: each reader of what comes from outside, and what has to hold whatever it is fed with.
+//! The same runs as a plain test over the checked-in inputs (`fuzz/`). Nothing else calls it.
+
+use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use crate::auth::keys::{ClusterKeys, Said};
+use crate::auth::token::Token;
+use crate::body;
+use crate::etag::{etag, parse_if_match};
+use crate::shadow::ResourceVersion;
+
+/// The targets by name.
+pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+    ("status_bodies", status_bodies),
+    ("bearer_tokens", bearer_tokens),
+    ("cluster_keys", cluster_keys),
+    ("if_match", if_match),
+];
+
+/// Fields of `raw` that are not in `kept`, the largest ones only; what is kept of it has to be as it was.
+fn dropped(raw: &Value, kept: &Value) -> u64 {
+    match (raw, kept) {
+        (Value::Object(raw), Value::Object(kept)) => {
+            assert!(kept.keys().all(|key| raw.contains_key(key)), "a field was made up");
+            let fields = raw.iter().map(|(key, value)| match kept.get(key) {
+                Some(kept) if key == "conditions" => conditions(value, kept),
+                Some(kept) => dropped(value, kept),
+                None if value.is_null() || value.as_array().is_some_and(Vec::is_empty) => 0,
+                None if key == "conditions" => value.as_array().map_or(1, |all| all.len() as u64),
+                None => 1,
+            });
+            fields.sum()
+        }
+        (Value::Array(raw), Value::Array(kept)) => {
+            assert_eq!(raw.len(), kept.len(), "an element was lost");
+            raw.iter().zip(kept).map(|(raw, kept)| dropped(raw, kept)).sum()
+        }
+        (raw, kept) => {
+            assert_eq!(raw, kept, "a value was changed");
+            0
+        }
+    }
+}
+
+/// Conditions of types that nobody knows are dropped whole.
+fn conditions(raw: &Value, kept: &Value) -> u64 {
+    let (Value::Array(raw), Value::Array(kept)) = (raw, kept) else { return dropped(raw, kept) };
+    let known: Vec<&Value> = raw.iter().filter(|condition| condition["type"] == "HostReachable").collect();
+    assert_eq!(known.len(), kept.len(), "a condition was lost");
+    let within: u64 = known.iter().zip(kept).map(|(raw, kept)| dropped(raw, kept)).sum();
+    (raw.len() - known.len()) as u64 + within
+}
+
+/// Reports: what is not kept is counted, what is kept is as it was, and nothing of the controller's is among it.
+fn status_bodies(data: &[u8]) {
+    let Ok(report) = body::parse(data) else { return };
+    let Ok(raw) = serde_json::from_slice::<Value>(data) else { return };
+    assert_eq!(dropped(&raw, &report.applied), report.dropped, "what was dropped was not counted");
+    for field in ["progress", "drain", "record", "spec", "metadata", "status", "kind", "apiVersion"] {
+        assert!(report.applied.get(field).is_none(), "{field} came through");
+    }
+    let again = body::parse(report.applied.to_string().as_bytes());
+    let Ok(again) = again else { panic!("what was kept is no report: {again:?}") };
+    assert_eq!((&again.applied, again.dropped), (&report.applied, 0), "what was kept is not kept");
+    assert!(report.lossy || again.status == report.status);
+    let tag = etag("u", 1, &report.status);
+    assert!(tag.is_ok_and(|tag| tag.len() == 32), "no etag");
+}
+
+/// The header with the token: one that is taken is printable and not too long, and shows itself nowhere.
+fn bearer_tokens(data: &[u8]) {
+    let mut headers = HeaderMap::new();
+    for value in data.split(|byte| *byte == b'\n') {
+        if let Ok(value) = HeaderValue::from_bytes(value) {
+            headers.append(AUTHORIZATION, value);
+        }
+    }
+    let Ok(token) = Token::from_headers(&headers) else { return };
+    let text = token.expose();
+    assert!(!text.is_empty() && text.len() <= 8 * 1024 && text.bytes().all(|byte| byte.is_ascii_graphic()));
+    assert!(text.len() < 8 || !format!("{token:?}").contains(text), "a token shows itself");
+    assert_eq!(token.digest(), token.digest());
+    let _ = token.expires();
+    if let Ok(keys) = ClusterKeys::read(DISCOVERY, KEYS) {
+        assert_ne!(keys.judge(text, "brupop-apiserver", Timestamp::UNIX_EPOCH), Said::Signed, "a forged token passes");
+    }
+}
+
+const DISCOVERY: &str = r#"{"issuer": "https://kubernetes.default.svc"}"#;
+
+/// A public key whose private one nobody has.
+const KEYS: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"k1","alg":"ES256","use":"sig",
+    "x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}"#;
+
+/// What the cluster publishes about its tokens: a discovery document, a line's end, and a key set.
+fn cluster_keys(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let (discovery, set) = text.split_once('\n').unwrap_or((DISCOVERY, &text));
+    let Ok(keys) = ClusterKeys::read(discovery, set) else { return };
+    let said = keys.judge("e30.e30.c2ln", "brupop-apiserver", Timestamp::UNIX_EPOCH);
+    assert_ne!(said, Said::Signed, "an unsigned token passes");
+}
+
+/// `If-Match`, and the resource version that a stream begins at.
+fn if_match(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    for tag in parse_if_match(&text) {
+        assert!(text.contains(tag) && !tag.contains(',') && !tag.starts_with("W/"));
+    }
+    let ours = "0123456789abcdef0123456789abcdef";
+    let list = format!("{text},\"{ours}\"");
+    assert!(parse_if_match(&list).contains(&ours), "our etag is lost in a list");
+    if let Some(version) = ResourceVersion::parse(text.clone().into_owned()) {
+        assert!(version.0.bytes().all(|byte| byte.is_ascii_digit()), "no resource version: {}", version.0);
+    }
+}

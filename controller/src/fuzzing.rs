@@ -1,0 +1,172 @@
+//! What the fuzzer feeds with bytes: each reader of what comes from outside, and what has to hold whatever it is fed with.
+//! The same runs as a plain test over the checked-in inputs (`fuzz/`). Nothing else calls it.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use models::duration::Duration;
+use models::operator::{
+    BottlerocketUpdateOperatorSpec, CountOrPercent, MaintenanceWindow, NodeSelector, SchedulePolicy,
+};
+use models::shadow::BottlerocketShadow;
+use serde_json::{Value, json};
+
+use crate::expressions::{for_node, read_answer};
+use crate::policy::{Policy, Schedule, WindowState};
+use crate::view::{Answer, NodeFacts, Projection as _, ShadowFacts};
+
+/// The targets by name.
+pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+    ("schedules", schedules),
+    ("policies", policies),
+    ("durations", durations),
+    ("counts", counts),
+    ("version_targets", version_targets),
+    ("prometheus_answers", prometheus_answers),
+    ("nodes", nodes),
+    ("shadows", shadows),
+];
+
+/// Moments that are looked at: before, within and after changes of the clocks, and the ends of time.
+fn moments() -> impl Iterator<Item = Timestamp> {
+    let seconds = [i64::MIN, 0, 1_774_746_000, 1_792_891_800, 1_835_395_200, 4_102_444_800, 253_402_207_200, i64::MAX];
+    seconds.into_iter().map(|second| {
+        let (least, most) = (Timestamp::MIN.as_second(), Timestamp::MAX.as_second());
+        Timestamp::from_second(second.clamp(least, most)).unwrap_or(Timestamp::UNIX_EPOCH)
+    })
+}
+
+fn judge(schedule: &Schedule) {
+    for now in moments() {
+        match schedule.at(now) {
+            WindowState::Open { until } => assert!(until.is_none_or(|until| until > now), "open until before {now}"),
+            WindowState::Closed { opens: Some(opens), .. } => {
+                assert!(opens > now, "it opens before {now}");
+                let then = schedule.at(opens);
+                assert!(matches!(then, WindowState::Open { .. }), "it was to open at {opens}: {then:?}");
+            }
+            WindowState::Closed { opens: None, .. } => {}
+        }
+    }
+}
+
+/// Windows as the resource has them: a cron, a duration and a time zone, one a line.
+fn schedules(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let mut lines = text.lines();
+    let mut windows = Vec::new();
+    while let (Some(start), Some(duration)) = (lines.next(), lines.next()) {
+        let window = json!({"start": start, "duration": duration, "timeZone": lines.next().unwrap_or("UTC")});
+        if let Ok(window) = serde_json::from_value::<MaintenanceWindow>(window) {
+            windows.push(window);
+        }
+        if windows.len() == 4 {
+            break;
+        }
+    }
+    let mut errors = Vec::new();
+    let schedule = Schedule::parse("f", &SchedulePolicy { windows, ..SchedulePolicy::default() }, &mut errors);
+    if errors.is_empty() {
+        judge(&schedule);
+    }
+}
+
+/// The whole policy.
+fn policies(data: &[u8]) {
+    let Ok(spec) = serde_json::from_slice::<BottlerocketUpdateOperatorSpec>(data) else { return };
+    match Policy::from_spec(&spec) {
+        Err(errors) => assert!(!errors.is_empty() && errors.iter().all(|error| error.field.starts_with("spec."))),
+        Ok(policy) => {
+            judge(&policy.all.schedule);
+            for failures in [i64::MIN, 0, 1, 63, i64::MAX] {
+                assert!(policy.back_off_after(failures) <= policy.back_off.max(crate::policy::BACK_OFF_LIMIT));
+            }
+            let node = NodeFacts::default();
+            assert!(policy.group_of(&node).is_none_or(|group| group < policy.groups.len()));
+        }
+    }
+}
+
+/// Durations: what is read is written so that it reads the same.
+fn durations(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let Ok(duration) = text.parse::<Duration>() else { return };
+    assert_eq!(duration.to_string().parse(), Ok(duration), "'{text}' is written as '{duration}'");
+    assert!(duration.signed() >= jiff::SignedDuration::ZERO);
+}
+
+/// Counts and percentages: never none of the nodes, never more of them than there are.
+fn counts(data: &[u8]) {
+    let count = match serde_json::from_slice::<CountOrPercent>(data) {
+        Ok(count) => count,
+        Err(_) => CountOrPercent::Percent(String::from_utf8_lossy(data).into_owned()),
+    };
+    for total in [0, 1, 7, 100, 100_000, usize::MAX] {
+        let Some(nodes) = count.of(total) else { continue };
+        assert!(nodes >= 1, "none of {total}");
+        assert!(matches!(count, CountOrPercent::Count(_)) || nodes <= total.max(1), "{nodes} of {total}");
+    }
+    if let Ok(selector) = serde_json::from_slice::<NodeSelector>(data) {
+        let labels = [("a".to_owned(), "b".to_owned())].into();
+        assert_eq!(selector.matches(&labels), selector.clone().matches(&labels));
+    }
+}
+
+/// What versions are asked for: an exact version lets in that one alone.
+fn version_targets(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let spec = json!({"version": {"target": text, "exclude": [text]}});
+    let Ok(spec) = serde_json::from_value::<BottlerocketUpdateOperatorSpec>(spec) else { return };
+    let Ok(policy) = Policy::from_spec(&spec) else { return };
+    let some = semver::Version::new(1, 20, 5);
+    if let Ok(exact) = text.trim().parse::<semver::Version>() {
+        assert!(policy.target.allows(&exact), "{text} does not let itself in");
+        assert_eq!(policy.target.allows(&some), exact == some, "{text}");
+    }
+    assert!(policy.exclude.len() == 1);
+    let _ = policy.exclude.iter().any(|exclusion| exclusion.covers(&some));
+}
+
+/// What Prometheus answers: nothing but an empty list of series is *nothing*. And the expression with a node's name in it.
+fn prometheus_answers(data: &[u8]) {
+    if let Ok(answer) = read_answer(data, Timestamp::UNIX_EPOCH) {
+        let value: Value = serde_json::from_slice(data).unwrap_or_default();
+        let result = value["data"]["result"].as_array();
+        match answer {
+            Answer::Quiet { .. } => {
+                assert!(
+                    result.is_some_and(Vec::is_empty) && value["status"] == "success",
+                    "taken for nothing: {value}"
+                );
+            }
+            Answer::Firing { series } => {
+                assert!(result.is_some_and(|all| !all.is_empty()), "taken for something: {value}");
+                assert!(series.chars().count() <= 200 && !series.contains(char::is_control), "{series:?}");
+            }
+            Answer::Failed { .. } => {}
+        }
+    }
+    let text = String::from_utf8_lossy(data);
+    let (query, node) = text.split_once('\n').unwrap_or((&text, "node-1"));
+    let _ = for_node(query, node);
+}
+
+/// A Node with whatever labels, annotations and names somebody gave it.
+fn nodes(data: &[u8]) {
+    let Ok(node) = serde_json::from_slice::<Node>(data) else { return };
+    let Some(facts) = NodeFacts::project(&node) else { return };
+    let _ = (facts.priority(), facts.os_version(), facts.bottlerocket(), facts.claimed());
+    assert_eq!(facts.name, node.metadata.name.unwrap_or_default());
+    assert!(facts.zone().is_empty() || facts.labels.values().any(|value| value == facts.zone()));
+}
+
+/// A shadow, whatever another version wrote into it.
+fn shadows(data: &[u8]) {
+    let Ok(shadow) = serde_json::from_slice::<BottlerocketShadow>(data) else { return };
+    let _ = ShadowFacts::project(&shadow);
+    let status = shadow.status.unwrap_or_default();
+    let (agent, controller) = (status.agent_half(), status.controller_half());
+    assert!(agent.conditions.len() + controller.conditions.len() <= status.conditions.len(), "one in both halves");
+    let written = serde_json::to_value(&status).unwrap_or_default();
+    let read = serde_json::from_value(written).ok();
+    assert_eq!(read, Some(status), "what was read cannot be written and read");
+}
