@@ -45,6 +45,7 @@ async fn follow_once(server: &Server, views: &Views, opened: &mut Option<Instant
     let newest = views.newest();
     let mut lines = server.watch(newest.as_ref().map(|view| view.metadata.resource_version.as_str())).await?;
     *opened = Some(Instant::now());
+    views.opened();
     tracing::info!("following the shadow");
     loop {
         let line = timeout(SILENCE, lines.next()).await.map_err(|_| ServerError::Silent)??;

@@ -16,6 +16,8 @@ pub struct Known {
     pub view: Option<Arc<ShadowView>>,
     /// Etags of reports that our own writes replaced.
     replaced: VecDeque<String>,
+    /// How many streams have been opened: behind each there may be another web API.
+    pub streams: u64,
 }
 
 impl Known {
@@ -61,6 +63,16 @@ impl Views {
     /// Nothing is known yet.
     pub fn new() -> Self {
         Self(watch::Sender::new(Known::default()))
+    }
+
+    /// A stream was opened.
+    pub fn opened(&self) {
+        self.0.send_modify(|known| known.streams = known.streams.wrapping_add(1));
+    }
+
+    /// How many streams have been opened.
+    pub fn streams(&self) -> u64 {
+        self.0.borrow().streams
     }
 
     /// A view from the stream.

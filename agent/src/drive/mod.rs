@@ -134,8 +134,8 @@ pub struct Driver<'a> {
     busy: u32,
     held: u32,
     put_failures: u32,
-    /// The last report, if not all of it was stored, and when.
-    shortened: Option<(Instant, Shortened)>,
+    /// The last report, if not all of it was stored, and after how many streams.
+    shortened: Option<(u64, Shortened)>,
 }
 
 impl<'a> Driver<'a> {

@@ -8,7 +8,6 @@ use models::agent_step::{Boot, Order, Situation};
 use models::reason::FailureReason;
 use models::shadow::Failure;
 use models::wire::{AgentStatus, ShadowView};
-use tokio::time::Instant;
 
 use super::{Driver, Turn};
 use crate::backoff::{full_jitter, random};
@@ -23,9 +22,6 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 
 /// How often a report is rebuilt at once because the shadow changed under it.
 const REBUILDS: u32 = 4;
-
-/// How long a report that was stored in part is not sent again as it is: by then a newer web API may have come.
-const ALL_OF_IT_AGAIN: Duration = Duration::from_secs(600);
 
 /// How a report went.
 pub(super) enum Put {
@@ -59,14 +55,15 @@ impl Driver<'_> {
                 return Put::Moved;
             };
             let new = make(&view);
-            let shortened = self.shortened.as_ref().filter(|(at, _)| at.elapsed() < ALL_OF_IT_AGAIN);
+            let shortened = self.shortened.as_ref().filter(|(streams, _)| *streams == self.views.streams());
             if !differs(&view.status, &new) || shortened.is_some_and(|(_, kept)| kept.covers(&view.status, &new)) {
                 return Put::Acknowledged(view);
             }
             match self.server.put_status(&view.etag, &new).await {
                 Ok(Written::Stored(answer)) => {
                     self.put_failures = 0;
-                    self.shortened = Shortened::of(&new, &answer.status).map(|shortened| (Instant::now(), shortened));
+                    self.shortened =
+                        Shortened::of(&new, &answer.status).map(|shortened| (self.views.streams(), shortened));
                     tracing::info!(state = ?new.report.state, armed = ?new.report.armed.map(|a| a.phase), "reported");
                     self.views.answered((*answer).clone(), &view.etag);
                     return Put::Acknowledged(Arc::new(*answer));
