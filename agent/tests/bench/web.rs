@@ -258,7 +258,7 @@ impl Web {
                 }
                 _ => {}
             }
-            if line.starts_with("GET /v1/nodes/a/shadow/watch ") {
+            if line.starts_with("GET /v1/nodes/a/shadow/watch") {
                 self.stream(stream).await;
                 return;
             }
