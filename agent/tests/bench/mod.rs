@@ -55,7 +55,7 @@ impl Bench {
         Self::stopped(|_| {}).await
     }
 
-    async fn stopped(change: impl FnOnce(&mut HostOptions)) -> Self {
+    pub(crate) async fn stopped(change: impl FnOnce(&mut HostOptions)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let releases = Releases::of([OLD, NEW]);
         let mut options = HostOptions::new("a", folder.path(), OLD, releases.clone());

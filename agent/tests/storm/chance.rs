@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use integ::host::{BootFault, Command, Fault, RebootFault, Transport, Worker};
+use integ::host::{BootFault, Command, Fault, HostOptions, RebootFault, Transport, Worker};
 use models::shadow::HostState;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
@@ -49,7 +49,9 @@ struct World<'a> {
 
 impl<'a> World<'a> {
     async fn new(seed: u64, counts: &'a Counts) -> Self {
-        let bench = Bench::without_agent().await;
+        // The agent lives on while its host goes down.
+        let slow = |options: &mut HostOptions| options.timings.shutdown = Duration::from_secs(20);
+        let bench = Bench::stopped(slow).await;
         bench.web.create();
         let runs_in = bench.boot();
         Self {
