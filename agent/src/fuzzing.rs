@@ -17,7 +17,7 @@ use crate::situation::Facts;
 use crate::statement::{node_uid, open};
 
 /// The targets by name.
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+pub const TARGETS: &[models::FuzzTarget] = &[
     ("host_replies", host_replies),
     ("stream_lines", stream_lines),
     ("problem_bodies", problem_bodies),

@@ -15,7 +15,7 @@ use crate::policy::{Policy, Schedule, WindowState};
 use crate::view::{Answer, NodeFacts, Projection as _, ShadowFacts};
 
 /// The targets by name.
-pub const TARGETS: &[(&str, fn(&[u8]))] = &[
+pub const TARGETS: &[models::FuzzTarget] = &[
     ("schedules", schedules),
     ("policies", policies),
     ("durations", durations),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-fn targets() -> impl Iterator<Item = &'static (&'static str, fn(&[u8]))> {
+fn targets() -> impl Iterator<Item = &'static models::FuzzTarget> {
     [agent::fuzzing::TARGETS, apiserver::fuzzing::TARGETS, controller::fuzzing::TARGETS].into_iter().flatten()
 }
 
@@ -14,7 +14,7 @@ fn folder() -> PathBuf {
 /// The files of a folder; none if there is no such folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    entries.map(|entry| entry.unwrap().path()).collect()
+    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
 #[test]

@@ -146,9 +146,7 @@ pub(crate) fn simulate(story: impl AsyncFnOnce(&Counts)) {
 /// How often the host was rebooted by order of the agent, or took such an order.
 pub(crate) fn reboots(log: &[Event]) -> usize {
     let ordered = |event: &&Event| event.kind == EventKind::ShutdownOrdered { by: ShutdownBy::Api };
-    let taken = |event: &&Event| {
-        matches!(&event.kind, EventKind::Call { path, status: Some(200..300), .. } if path == "/actions/reboot")
-    };
+    let taken = |event: &&Event| matches!(&event.kind, EventKind::Call { path, status: Some(200..300), .. } if path == "/actions/reboot");
     log.iter().filter(ordered).count().max(log.iter().filter(taken).count())
 }
 
