@@ -38,7 +38,8 @@ impl FromStr for Duration {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let fail = || ParseDurationError(text.to_owned());
         let mut rest = text;
-        let mut total = StdDuration::ZERO;
+        // In whole milliseconds throughout: what is read is never longer than what can be written and read again.
+        let mut total = 0_u64;
         if rest.is_empty() {
             return Err(fail());
         }
@@ -55,10 +56,10 @@ impl FromStr for Duration {
                 _ => return Err(fail()),
             };
             let part = number.checked_mul(milliseconds).ok_or_else(fail)?;
-            total = total.checked_add(StdDuration::from_millis(part)).ok_or_else(fail)?;
+            total = total.checked_add(part).ok_or_else(fail)?;
             rest = &rest[unit..];
         }
-        Ok(Self(total))
+        Ok(Self(StdDuration::from_millis(total)))
     }
 }
 
@@ -127,13 +128,15 @@ mod tests {
             assert_eq!(duration, Duration::from_secs(seconds), "{text}");
             assert_eq!(duration.to_string().parse::<Duration>().unwrap(), duration, "{text}");
         }
+        let longest: Duration = "18446744073709551615ms".parse().unwrap();
+        assert_eq!(longest.to_string().parse::<Duration>().unwrap(), longest);
         assert_eq!("1s500ms".parse::<Duration>().unwrap().0, StdDuration::from_millis(1_500));
         assert_eq!(Duration::from_secs(5_400).to_string(), "1h30m");
     }
 
     #[test]
     fn what_is_no_duration_says_what_to_write() {
-        for text in ["", "5", "s", "-5s", "1.5h", "5 s", "5d", "99999999999999999999s"] {
+        for text in ["", "5", "s", "-5s", "1.5h", "5 s", "5d", "99999999999999999999s", "18446744073709551615ms1ms"] {
             let error = text.parse::<Duration>().unwrap_err();
             assert!(error.to_string().contains("such as 30s"), "{text}: {error}");
         }
