@@ -24,6 +24,9 @@ pub const GO_LIFETIME: Duration = Duration::from_secs(30);
 /// is believed not to reboot any more.
 pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(150);
 
+/// The longest that an agent waits for the host to take its order to reboot, after its last look at the age of its go.
+pub const CALL_LIMIT: Duration = Duration::from_secs(20);
+
 /// What a go says. All of it is signed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

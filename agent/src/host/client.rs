@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use models::go::CALL_LIMIT;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
@@ -12,7 +13,7 @@ use super::types::{Command, OsInfo, UpdateStatus};
 use crate::settings::{Change, HostSettings};
 
 /// The host answers one request at a time and each within milliseconds; a time-out this long means that it hangs.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = CALL_LIMIT;
 
 /// The longest answer that is read. A status with a verbose stderr has some kilobytes.
 const LONGEST_BODY: usize = 1024 * 1024;

@@ -13,7 +13,7 @@ use models::names;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::certificate::{Certificate, accepts};
+use super::certificate::{Certificate, accepts, is_pair};
 use super::material::{GoKey, Issuing, MaterialError, issued, signed_by};
 use super::plan::{self, Authorities, Certificates, Facts, Leaf, Plan, Published, Signing, Source, Write};
 use super::provided::{Problem, provided};
@@ -257,9 +257,10 @@ impl Keeper {
                     }
                 },
             };
+            let key = serving.as_ref().and_then(|secret| secret.text(store::KEY)).unwrap_or_default();
             let leaf = chain.first().map(|leaf| Leaf {
                 issuer: safe.certificates().chain(&others).find(|a| issued_by(a, &chain)).map(|a| a.id.clone()),
-                named: hosts.iter().all(|host| leaf.names().contains(host)),
+                usable: hosts.iter().all(|host| leaf.names().contains(host)) && is_pair(&chain, key),
                 from: leaf.from,
                 until: leaf.until,
                 issued: issued(leaf.from),

@@ -31,6 +31,9 @@ pub enum MaterialError {
     /// It does not parse, or could not be made.
     #[error("the certificate or its key is no use")]
     Certificate(#[from] rcgen::Error),
+    /// A key and a certificate that do not belong together.
+    #[error("the key does not belong to the certificate")]
+    NoPair,
     /// The signing key is no use.
     #[error("the signing key is no use")]
     Signing(#[from] jsonwebtoken::errors::Error),

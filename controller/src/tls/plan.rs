@@ -62,8 +62,8 @@ pub(super) struct Authorities {
 pub(super) struct Leaf {
     /// Who issued it, of the authorities that are known or published.
     pub(super) issuer: Option<Id>,
-    /// Whether it has the names that agents may ask for.
-    pub(super) named: bool,
+    /// Whether a server can use it for what agents ask for: it has their names, and the key beside it belongs to it.
+    pub(super) usable: bool,
     /// From when it is good.
     pub(super) from: Timestamp,
     pub(super) until: Timestamp,
@@ -328,7 +328,9 @@ impl Look<'_> {
         let worn = leaf.is_none_or(|leaf| {
             half.wakes.push(renewal(leaf.from, leaf.until));
             half.wakes.push(plus(leaf.issued, self.wait));
-            leaf.issuer.is_none() || !leaf.named || renewal(leaf.from, leaf.until) <= self.now
+            // From a time that has not come it was made by a clock that was wrong, and no agent accepts it.
+            let strange = leaf.issuer.is_none() || !leaf.usable || self.now < leaf.from;
+            strange || renewal(leaf.from, leaf.until) <= self.now
         });
         half.after = match issuer {
             Some(issuer) if worn || (ready && !by_newest) => Some(Write::Issue(issuer.id.clone())),
@@ -440,5 +442,45 @@ impl Look<'_> {
             }
         }
         (half, Some(newest.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_anew() {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let days = |days: i64| plus(now, SignedDuration::from_hours(24 * days));
+        let known: Id = "a".into();
+        let good =
+            Leaf { issuer: Some(known.clone()), usable: true, from: days(-1), until: days(89), issued: days(-1) };
+        let write = |leaf: Leaf| {
+            let newest = Some(Authority { id: known.clone(), from: days(-1), until: days(3650) });
+            let certificates = Certificates {
+                source: Source::Managed,
+                authorities: Authorities { newest, ..Authorities::default() },
+                leaf: Some(leaf),
+                strangers: vec![],
+                asked: None,
+            };
+            let published = Published {
+                authorities: [known.clone()].into(),
+                keys: BTreeSet::new(),
+                since: [(known.clone(), days(-1))].into(),
+            };
+            let facts = Facts { certificates: Some(certificates), signing: None, published };
+            plan(&facts, SignedDuration::from_mins(10), now).write
+        };
+        assert_eq!(write(good.clone()), None);
+        for (sentence, leaf) in [
+            ("nobody knows who issued it", Leaf { issuer: None, ..good.clone() }),
+            ("other names, or another key beside it", Leaf { usable: false, ..good.clone() }),
+            ("made by a clock that was ahead", Leaf { from: days(1), until: days(91), ..good.clone() }),
+            ("two thirds of its life are over", Leaf { from: days(-61), until: days(29), ..good.clone() }),
+        ] {
+            assert_eq!(write(leaf), Some(Write::Issue(known.clone())), "{sentence}");
+        }
     }
 }

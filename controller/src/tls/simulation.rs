@@ -135,7 +135,7 @@ impl World {
                 let keys = [&authorities.newest, &authorities.before];
                 assert!(keys.into_iter().flatten().any(|a| a.id == issuer), "issued without a key");
                 let until = now + SignedDuration::from_hours(24 * 90);
-                let leaf = Leaf { issuer: Some(issuer), named: true, from: now, until, issued: now };
+                let leaf = Leaf { issuer: Some(issuer), usable: true, from: now, until, issued: now };
                 self.leaf = Some(leaf);
             }
             Write::MakeKey { carried } => {

@@ -10,7 +10,7 @@ use models::names;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::certificate::{Certificate, bundle};
+use super::certificate::{Certificate, bundle, is_pair};
 use super::material::{GoKey, Issuing, MaterialError};
 use super::plan::{Authorities, Authority, Id, Kept, Published};
 use crate::view::Projection;
@@ -175,6 +175,10 @@ fn issuing(
     let Some(pem) = secret.text(certificate) else { return Ok(None) };
     let issuing = Issuing::load(pem, secret.text(key))?;
     let certificate = Certificate::first(pem).ok_or(MaterialError::Missing("the certificate of an authority"))?;
+    // What it issued would verify with nothing that is published.
+    if !is_pair(std::slice::from_ref(&certificate), secret.text(key).unwrap_or_default()) {
+        return Err(MaterialError::NoPair);
+    }
     Ok(Some((certificate, issuing)))
 }
 
@@ -410,6 +414,15 @@ mod tests {
         assert_eq!(Safe::read(&contents(&[(CERTIFICATE, ""), (KEY, "")])).unwrap().facts(), Authorities::default());
         assert!(KeyRing::read(&contents(&[(SIGNING_KEY, "x")])).is_err());
         assert!(KeyRing::read(&contents(&[])).is_err());
+    }
+
+    #[test]
+    fn an_authority_with_the_key_of_another_is_spoilt() {
+        let ((_, ours), (_, theirs)) = (made(), made());
+        let fields = [(CERTIFICATE, ours.certificate()), (KEY, theirs.key())];
+        let data = fields.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
+        let read = Safe::read(&written(Contents { data, carried: None }));
+        assert!(matches!(read, Err(MaterialError::NoPair)));
     }
 
     #[test]

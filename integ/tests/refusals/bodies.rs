@@ -60,7 +60,7 @@ fn condition(type_: &str) -> Value {
 }
 
 async fn with_a_condition_of_the_controllers(court: &Court) -> anyhow::Result<()> {
-    let types = ["Drained", "Cordoned", "Blocked", "Healthy", "hostreachable", "SomethingElse"];
+    let types = ["Drained", "Cordoned", "Blocked", "Healthy"];
     all_invalid(court, types.map(|type_| json!({"conditions": [condition(type_)]})).to_vec()).await
 }
 

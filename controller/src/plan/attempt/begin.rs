@@ -1,6 +1,6 @@
 //! From idle to a staged image: whether an attempt may begin, and staging, which disrupts nothing.
 
-use models::go::GO_LIFETIME;
+use models::go::{CALL_LIMIT, GO_LIFETIME};
 use models::reason::FailureReason;
 use models::shadow::{HostState, Progress, Step};
 use semver::Version;
@@ -49,7 +49,7 @@ impl Case<'_> {
             // A claim without an attempt, from a shadow that was deleted, say. Whether a go was given is not known any
             // more, nor to an agent that was restarted: the longest time that a host can take to go down has to pass.
             let known_since = self.shadow.created.map_or(self.view.leader_since, |at| at.max(self.view.leader_since));
-            let certain = after(known_since, GO_LIFETIME + self.policy.shutdown);
+            let certain = after(known_since, GO_LIFETIME + CALL_LIMIT + self.policy.shutdown);
             if self.now >= certain {
                 return Decision::act(Action::Release);
             }

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use models::condition::set_condition;
-use models::go::GO_LIFETIME;
+use models::go::{CALL_LIMIT, GO_LIFETIME};
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{
     ArmedPhase, AttemptResult, CORDONED, ControllerStatus, DRAINED, HEALTHY, HostState, Progress, Record, Step,
@@ -139,7 +139,7 @@ impl Case<'_> {
 
     /// When a host that acted on a go of this attempt has gone down, at the latest.
     fn down_by_now(&self, progress: &Progress) -> Timestamp {
-        after(progress.since, GO_LIFETIME + self.policy.shutdown)
+        after(progress.since, GO_LIFETIME + CALL_LIMIT + self.policy.shutdown)
     }
 
     /// After a go: whether the host can no longer act on it, so that the node may be given back. The agent's own word is not
