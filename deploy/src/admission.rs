@@ -129,27 +129,44 @@ fn validations() -> Vec<Validation> {
         validation(same("conditions"), "may not change the controller's conditions"),
         validation(same("controllers"), "may not change what the controller owns"),
         validation(
-            format!("variables.ownersAfter.all(o, o in variables.ownersBefore || {})", owns_agents_half_alone("o")),
+            format!("variables.ownersAfter.all(o, {})", owns_nothing_more("o")),
             "may not make anybody the owner of anything but the agents' half of the status",
         ),
     ]);
     all
 }
 
-/// Whether an entry of `managedFields` speaks of the agents' half of the status, and of nothing else.
-fn owns_agents_half_alone(entry: &str) -> String {
+/// Whether an entry of `managedFields` speaks of nothing outside the agents' half of the status that the same manager did not
+/// own before. An entry may shrink: a report takes from a person what is the agent's, also where that person's entry speaks of
+/// other fields besides.
+fn owns_nothing_more(entry: &str) -> String {
     let agents = property_names(&schema_for!(AgentReport));
     let fields: Vec<String> = agents.iter().map(|field| format!("f:{field}")).collect();
     let fields: Vec<&str> = [".", "f:conditions"].into_iter().chain(fields.iter().map(String::as_str)).collect();
     let conditions: Vec<String> = AGENT_CONDITIONS.iter().map(|type_| format!("k:{{\"type\":\"{type_}\"}}")).collect();
     let conditions: Vec<&str> = ["."].into_iter().chain(conditions.iter().map(String::as_str)).collect();
-    let owned = format!("{entry}.?fieldsV1.orValue({{}})");
+    // The paths to what may be owned in part, and what of it is free to own.
+    let levels = [
+        (String::new(), vec!["f:status"]),
+        ("[?'f:status']".to_owned(), fields),
+        ("[?'f:status'][?'f:conditions']".to_owned(), conditions),
+    ];
+    let within = levels.map(|(path, free)| {
+        let (now, before) = (owned(entry, &path), owned("b", &path));
+        format!("{now}.all(f, f in {} || {before}[?f] == {now}[?f])", list(&free))
+    });
+    let same = ["manager", "operation", "subresource"].map(|part| format!("b.?{part} == {entry}.?{part}"));
+    // An entry that is new is held against one of nothing.
     format!(
-        "({owned}.all(f, f == 'f:status') && {owned}[?'f:status'].orValue({{}}).all(f, f in {}) && \
-         {owned}[?'f:status'][?'f:conditions'].orValue({{}}).all(c, c in {}))",
-        list(&fields),
-        list(&conditions)
+        "([dyn({{}})] + variables.ownersBefore.filter(b, {})).exists(b, {})",
+        same.join(" && "),
+        within.join(" && ")
     )
+}
+
+/// What an entry of `managedFields` speaks of under a path.
+fn owned(entry: &str, path: &str) -> String {
+    format!("{entry}.?fieldsV1{path}.orValue({{}})")
 }
 
 /// A list of texts in CEL. None of ours has a quote in it.

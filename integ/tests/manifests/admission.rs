@@ -54,8 +54,8 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     report(&web, "a report that says less", agents(&json!({"state": "Idle"}))).await?;
     report(&web, "an empty report", agents(&json!({}))).await?;
     report(&web, "a report after it", agents(&whole)).await?;
-    // A person writes what is the agent's, and the next report takes it back.
-    let meddled = Patch::Merge(json!({"status": {"state": "Idle", "variant": "other"}}));
+    // A person writes in both halves at once, and each is taken back by its owner.
+    let meddled = Patch::Merge(json!({"status": {"state": "Idle", "variant": "other", "record": {"failures": 5}}}));
     let person = PatchParams { field_manager: Some("a-person".into()), ..PatchParams::default() };
     admin.patch_status(NAME, &person, &meddled).await.context("a person's write")?;
     report(&web, "a report over what a person wrote", agents(&whole)).await?;

@@ -5,7 +5,7 @@
 use anyhow::Context as _;
 use deploy::Component;
 use integ::bed::BedOptions;
-use models::names::{AGENT_NAMESPACE, SYSTEM_NAMESPACE};
+use models::names::{AGENT_NAMESPACE, APISERVER, SYSTEM_NAMESPACE};
 use rand::Rng as _;
 use semver::Version;
 use serde_json::{Value, json};
@@ -30,9 +30,9 @@ const ORDERS: [[Component; 3]; 6] = {
     ]
 };
 
-/// What the next version adds to the definition of a shadow. The definitions come first and go last: server-side apply
-/// refuses what they do not have.
-async fn add_to_the_definition(scene: &Scene) -> anyhow::Result<()> {
+/// What the next version adds to the definition of a shadow, and to what its web API may write of it. Both come first and go
+/// last: what they do not have is refused.
+async fn add_to_the_definitions(scene: &Scene) -> anyhow::Result<()> {
     let crd = "bottlerocketshadows.brupop.bottlerocket.aws";
     let text = scene.kubectl(&["get", "crd", crd, "-o", "json"]).await?;
     let definition: Value = serde_json::from_str(&text)?;
@@ -46,6 +46,16 @@ async fn add_to_the_definition(scene: &Scene) -> anyhow::Result<()> {
         add("status/properties/controllerNovelty"),
     ]);
     scene.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch.to_string()]).await?;
+
+    let policy = format!("validatingadmissionpolicy/{APISERVER}");
+    let text = scene.kubectl(&["get", &policy, "-o", "json"]).await?;
+    let held: Value = serde_json::from_str(&text)?;
+    let (known, more) = ("'f:currentVersion'", "'f:currentVersion', 'f:agentNovelty'");
+    let validations = held["spec"]["validations"].to_string();
+    anyhow::ensure!(validations.contains(known), "{validations}");
+    let validations: Value = serde_json::from_str(&validations.replace(known, more))?;
+    let patch = json!([{"op": "replace", "path": "/spec/validations", "value": validations}]);
+    scene.kubectl(&["patch", &policy, "--type=json", "-p", &patch.to_string()]).await?;
     Ok(())
 }
 
@@ -95,7 +105,7 @@ async fn a_rollout_goes_on_while_its_parts_are_replaced_by_the_next_version_and_
     let ending = run(BedOptions { next: Some(NEXT.to_owned()), ..nodes(NODES) }, async |scene| {
         scene.shop(4).await?;
         scene.install().await?;
-        add_to_the_definition(scene).await?;
+        add_to_the_definitions(scene).await?;
         let present = scene.bed.options.deploy.tag.clone();
         for (number, order) in (0_u64..).zip(ORDERS) {
             roll_out(scene, &Version::new(1, 20, 5 + 2 * number), order, NEXT).await?;
