@@ -1,6 +1,8 @@
 //! One line and one count for each request. The token is in neither.
 
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+
+use tokio::time::Instant;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -8,6 +10,7 @@ use actix_web::middleware::Next;
 use actix_web::web;
 
 use crate::app::App;
+use crate::limit::Source;
 use crate::problem::ApiError;
 
 /// Longest path that is written to the log, in characters: the rest was chosen by a stranger.
@@ -22,7 +25,7 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     let app = request.app_data::<web::Data<App>>().cloned();
     let method = request.method().clone();
     let path: String = request.path().chars().take(LONGEST_PATH).collect();
-    let peer = request.peer_addr().map(|peer| peer.ip().to_string());
+    let peer = request.peer_addr().map(|peer| peer.ip());
     // A pattern and not a path, so that no client can make series of its own.
     let route = request.match_pattern().unwrap_or_else(|| "other".to_owned());
     let version = format!("{:?}", request.version());
@@ -32,18 +35,28 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     let status = response.status();
     let error = response.response().error().and_then(|error| error.as_error::<ApiError>());
     let refusal = error.and_then(ApiError::refusal);
+    let mut untold = None;
     if let Some(app) = app {
         app.metrics.request(&route, status.as_str());
         if let Some(refusal) = refusal {
             app.metrics.refusal(refusal);
         }
+        if status.is_client_error() {
+            // Strangers fill no disk: what is left out is counted above, and said with the next line.
+            if peer.is_some_and(|peer| app.told.take(Source::from(peer), begun).is_err()) {
+                app.untold.fetch_add(1, Ordering::Relaxed);
+                return Ok(response);
+            }
+            untold = Some(app.untold.swap(0, Ordering::Relaxed)).filter(|&count| count > 0);
+        }
     }
+    let peer = peer.map(tracing::field::display);
     let (status, milliseconds) = (status.as_u16(), u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX));
     let (refusal, cause) = (refusal.map(crate::auth::Refusal::as_str), error.and_then(ApiError::chain));
     if status >= 500 {
         tracing::error!(target: "access", %method, path, route, status, milliseconds, peer, version, cause, "request");
     } else if status >= 400 {
-        tracing::info!(target: "access", %method, path, route, status, milliseconds, peer, version, refusal, cause, "request");
+        tracing::info!(target: "access", %method, path, route, status, milliseconds, peer, version, refusal, cause, untold, "request");
     } else {
         tracing::info!(target: "access", %method, path, route, status, milliseconds, peer, version, "request");
     }

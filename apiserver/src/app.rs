@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use actix_web::dev::Payload;
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::auth::Refusal;
 use crate::auth::identity::{AgentIdentity, Bearer, check};
-use crate::auth::review::{ReviewError, Reviewer};
+use crate::auth::review::{ReviewError, Reviewer, Standing};
 use crate::auth::token::Token;
 use crate::cluster::{CallError, Cluster};
 use crate::limit::{Limiter, Source};
@@ -33,14 +34,20 @@ pub(crate) struct App {
     pub(crate) refused: Limiter<Source>,
     /// Reports, by node.
     pub(crate) reports: Limiter<String>,
+    /// Streams that are opened and reads past this replica's copy, by node.
+    pub(crate) reads: Limiter<String>,
+    /// Lines in the log about what was refused, by where it came from.
+    pub(crate) told: Limiter<Source>,
+    /// How many such lines were left out since the last one.
+    pub(crate) untold: AtomicU64,
     pub(crate) metrics: Metrics,
     pub(crate) certificate: Arc<CertificateSlot>,
     /// User name of the agents' service account.
     pub(crate) agent_username: String,
     pub(crate) stream_max_age: models::duration::Duration,
     pub(crate) streams: Arc<Streams>,
-    /// Set once the server is to end, to the time within which its streams end.
-    pub(crate) shutdown: watch::Receiver<Option<Duration>>,
+    /// Set once the server is to end, to the time at which its last stream does.
+    pub(crate) shutdown: watch::Receiver<Option<Instant>>,
     pub(crate) now: fn() -> Timestamp,
 }
 
@@ -48,6 +55,12 @@ impl App {
     /// Whether the server is about to end.
     pub(crate) fn ending(&self) -> bool {
         self.shutdown.borrow().is_some()
+    }
+
+    /// Counts a read of a node's agent that costs the cluster one.
+    pub(crate) fn read_by(&self, agent: &AgentIdentity) -> Result<(), ApiError> {
+        let taken = self.reads.take(agent.node_name.clone(), Instant::now());
+        taken.map_err(|wait| ApiError::refused(Refusal::TooManyReads).retry_after(Some(seconds(wait))))
     }
 
     /// Whether agents are to be sent here, or why not.
@@ -81,15 +94,10 @@ impl FromRequest for Agent {
             match check(&bearer, &app.agent_username, &node) {
                 Ok(agent) => Ok(Self(agent)),
                 Err(refusal) => {
-                    tracing::info!(
-                        reason = refusal.as_str(),
-                        node,
-                        username = bearer.username,
-                        pod_uid = bearer.pod_uid,
-                        node_name = bearer.node_name,
-                        "a good token was refused"
-                    );
-                    Err(ApiError::refused(refusal))
+                    if let Some(source) = source {
+                        app.refused.charge(source, Instant::now());
+                    }
+                    Err(ApiError::refused(refusal).cause(said_of(&bearer)))
                 }
             }
         })
@@ -103,26 +111,52 @@ async fn authenticate(
     source: Option<Source>,
     token: Result<Token, Refusal>,
 ) -> Result<Arc<Bearer>, ApiError> {
-    if let Some(source) = &source
-        && let Err(wait) = app.refused.check(source, Instant::now())
-        && !token.as_ref().is_ok_and(|token| app.reviewer.remembers(token))
+    if let Some(bearer) = token.as_ref().ok().and_then(|token| app.reviewer.remembered(token)) {
+        return Ok(bearer);
+    }
+    // Taken first and given back to what turns out to be good: many at once are no way past the limit.
+    if let Some(source) = source
+        && let Err(wait) = app.refused.take(source, Instant::now())
     {
         return Err(ApiError::refused(Refusal::TooManyRefusals).retry_after(Some(seconds(wait))));
     }
-    let refused = |refusal| {
+    let give_back = || {
         if let Some(source) = source {
-            app.refused.charge(source, Instant::now());
+            app.refused.give_back(source, Instant::now());
         }
-        ApiError::refused(refusal)
     };
-    match token {
-        Err(refusal) => Err(refused(refusal)),
-        Ok(token) => app.reviewer.review(&token).await.map_err(|error| match error {
-            ReviewError::Refused(refusal) => refused(refusal),
-            ReviewError::Unavailable(error) => unavailable(error),
-            ReviewError::Busy => ApiError::new(Kind::Unavailable),
-        }),
+    let token = token.map_err(ApiError::refused)?;
+    let standing = app.reviewer.check(&token).await.map_err(ApiError::refused)?;
+    if standing == Standing::Signed {
+        give_back();
     }
+    let judged = app.reviewer.review(&token, standing).await;
+    match (&judged, standing) {
+        (Ok(_) | Err(ReviewError::Unavailable(_)), Standing::Unchecked) => give_back(),
+        (Err(ReviewError::Refused(_)), Standing::Signed) => {
+            if let Some(source) = source {
+                app.refused.charge(source, Instant::now());
+            }
+        }
+        // Who makes the server busy with what nobody signed pays for it.
+        (Err(ReviewError::Refused(_) | ReviewError::Busy), Standing::Unchecked) | (_, Standing::Signed) => {}
+    }
+    judged.map_err(|error| match error {
+        ReviewError::Refused(refusal) => ApiError::refused(refusal),
+        ReviewError::Unavailable(error) => unavailable(error),
+        ReviewError::Busy => ApiError::new(Kind::Unavailable),
+    })
+}
+
+/// What the cluster says about the bearer of a good token that is of no use here.
+fn said_of(bearer: &Bearer) -> String {
+    let none = "none";
+    format!(
+        "the token is of {}, pod {}, node {}",
+        bearer.username,
+        bearer.pod_uid.as_deref().unwrap_or(none),
+        bearer.node_name.as_deref().unwrap_or(none)
+    )
 }
 
 /// A wait in whole seconds, as `Retry-After` has it.

@@ -46,6 +46,11 @@ pub struct Config {
     #[arg(long, env = "BRUPOP_STREAM_MAX_AGE", default_value = "10m", value_parser = parse_stream_age)]
     pub stream_max_age: Duration,
 
+    /// Most connections from one address (of IPv6, from one /64 network); 0 for no limit. An agent has two: raise it where
+    /// many agents reach the web API from one address, as behind a proxy.
+    #[arg(long, env = "BRUPOP_CONNECTIONS_PER_SOURCE", default_value_t = 256)]
+    pub connections_per_source: usize,
+
     /// What to log, in the syntax of RUST_LOG, such as info,apiserver=debug.
     #[arg(long, env = "RUST_LOG", default_value = "info,actix_server=warn")]
     pub log_filter: String,

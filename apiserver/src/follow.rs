@@ -69,7 +69,10 @@ impl Follower {
         if let Err(refusal) = owns(&self.agent, shadow) {
             let new = self.refused.as_deref() != Some(shadow.uid());
             self.refused = Some(shadow.uid().to_owned());
-            return (self.absent(), new.then_some(refusal));
+            // What was sent is gone, since this has taken its name. Where nothing was, this copy may be from before the
+            // agent's own node: not known is not absent.
+            let change = if self.sent == Sent::Nothing { Change::Quiet } else { self.absent() };
+            return (change, new.then_some(refusal));
         }
         if let Some((uid, newest)) = &self.newest
             && uid == shadow.uid()
@@ -109,9 +112,9 @@ pub(crate) fn age(longest: Duration, share: f64, token_expires: Option<Timestamp
 pub(crate) struct Lifetime {
     /// How long it lives at most.
     pub(crate) age: Duration,
-    /// Set once the server is to end, to the time within which its streams end.
-    pub(crate) shutdown: watch::Receiver<Option<Duration>>,
-    /// When in that time this one does, as a share of it (0 to 1).
+    /// Set once the server is to end, to the time at which the last of its streams does.
+    pub(crate) shutdown: watch::Receiver<Option<Instant>>,
+    /// When until then this one does, as a share of the time left (0 to 1).
     pub(crate) turn: f64,
     /// Its place among the streams of the node.
     pub(crate) place: Place,
@@ -132,28 +135,23 @@ pub(crate) struct AgentStream<F> {
 }
 
 impl<F: FnMut(Refusal)> AgentStream<F> {
-    pub(crate) fn new(
-        follower: Follower,
-        seen: watch::Receiver<Seen>,
-        lifetime: Lifetime,
-        greet: bool,
-        on_refusal: F,
-    ) -> Self {
+    pub(crate) fn new(follower: Follower, seen: watch::Receiver<Seen>, lifetime: Lifetime, on_refusal: F) -> Self {
         let now = Instant::now();
         let mut heartbeat = interval_at(now + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let ends = now + lifetime.age;
-        Self { follower, seen, lifetime, leaving: false, ends, greet, heartbeat, on_refusal }
+        Self { follower, seen, lifetime, leaving: false, ends, greet: true, heartbeat, on_refusal }
     }
 
     /// The next line; none when the stream is over.
     pub(crate) async fn next(&mut self) -> Option<WatchLine> {
         loop {
             if !self.leaving
-                && let Some(window) = *self.lifetime.shutdown.borrow_and_update()
+                && let Some(last) = *self.lifetime.shutdown.borrow_and_update()
             {
                 self.leaving = true;
-                self.ends = self.ends.min(Instant::now() + window.mul_f64(self.lifetime.turn.clamp(0.0, 1.0)));
+                let (now, turn) = (Instant::now(), self.lifetime.turn.clamp(0.0, 1.0));
+                self.ends = self.ends.min(now + last.saturating_duration_since(now).mul_f64(turn));
             }
             if Instant::now() >= self.ends {
                 return None;
@@ -257,12 +255,17 @@ mod tests {
     }
 
     #[test]
-    fn the_shadow_of_another_node_of_the_same_name_is_absent_and_said_once() {
+    fn the_shadow_of_another_node_of_the_same_name_is_never_shown_and_said_once() {
         let mut other = shadow("u", 1, 1, json!({}));
         other.owner.as_mut().unwrap().uid = "node-2".into();
         let other = Seen::Present(Arc::new(other));
         let mut follower = Follower::new(agent());
-        assert_eq!(follower.follow(&other), (Change::Line(WatchLine::Absent), Some(Refusal::AgentTokenForOldNode)));
+        assert_eq!(follower.follow(&other), (Change::Quiet, Some(Refusal::AgentTokenForOldNode)));
+        assert_eq!(follower.follow(&other), (Change::Quiet, None));
+        let mut follower = Follower::new(agent());
+        assert!(line(follower.follow(&present("t", 9, 1, json!({}))).0).is_some());
+        let gone = (Change::Line(WatchLine::Absent), Some(Refusal::AgentTokenForOldNode));
+        assert_eq!(follower.follow(&other), gone, "what was shown is there no more");
         assert_eq!(follower.follow(&other), (Change::Quiet, None));
     }
 
@@ -280,7 +283,7 @@ mod tests {
 
     struct Open {
         seen: watch::Sender<Seen>,
-        shutdown: watch::Sender<Option<Duration>>,
+        shutdown: watch::Sender<Option<Instant>>,
         stream: AgentStream<fn(Refusal)>,
         streams: Arc<Streams>,
     }
@@ -298,7 +301,7 @@ mod tests {
             turn: 0.5,
             place: streams.enter("a"),
         };
-        let stream: AgentStream<fn(Refusal)> = AgentStream::new(follower, seen.subscribe(), lifetime, true, |_| {});
+        let stream: AgentStream<fn(Refusal)> = AgentStream::new(follower, seen.subscribe(), lifetime, |_| {});
         Open { seen, shutdown, stream, streams }
     }
 
@@ -319,7 +322,7 @@ mod tests {
         let mut open = open(Seen::Absent);
         assert_eq!(open.stream.next().await, Some(WatchLine::Absent));
         let began = Instant::now();
-        open.shutdown.send_replace(Some(Duration::from_secs(10)));
+        open.shutdown.send_replace(Some(began + Duration::from_secs(10)));
         open.seen.send_replace(present("u", 1, 1, json!({})));
         assert!(matches!(open.stream.next().await, Some(WatchLine::Shadow { .. })));
         assert_eq!(open.stream.next().await, None);

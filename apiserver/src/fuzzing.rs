@@ -5,7 +5,7 @@ use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::auth::keys::{ClusterKeys, Said};
+use crate::auth::keys::{ClusterKeys, Said, Wanted};
 use crate::auth::token::Token;
 use crate::body;
 use crate::etag::{etag, parse_if_match};
@@ -85,8 +85,12 @@ fn bearer_tokens(data: &[u8]) {
     assert_eq!(token.digest(), token.digest());
     let _ = token.expires();
     if let Ok(keys) = ClusterKeys::read(DISCOVERY, KEYS) {
-        assert_ne!(keys.judge(text, "brupop-apiserver", Timestamp::UNIX_EPOCH), Said::Signed, "a forged token passes");
+        assert_ne!(keys.judge(text, &wanted(), Timestamp::UNIX_EPOCH), Said::Signed, "a forged token passes");
     }
+}
+
+fn wanted() -> Wanted {
+    Wanted { audience: "brupop-apiserver".into(), username: "system:serviceaccount:brupop-agents:brupop-agent".into() }
 }
 
 const DISCOVERY: &str = r#"{"issuer": "https://kubernetes.default.svc"}"#;
@@ -100,7 +104,7 @@ fn cluster_keys(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (discovery, set) = text.split_once('\n').unwrap_or((DISCOVERY, &text));
     let Ok(keys) = ClusterKeys::read(discovery, set) else { return };
-    let said = keys.judge("e30.e30.c2ln", "brupop-apiserver", Timestamp::UNIX_EPOCH);
+    let said = keys.judge("e30.e30.c2ln", &wanted(), Timestamp::UNIX_EPOCH);
     assert_ne!(said, Said::Signed, "an unsigned token passes");
 }
 

@@ -12,6 +12,7 @@ mod body;
 mod clock;
 mod cluster;
 pub mod config;
+mod connections;
 mod etag;
 mod follow;
 #[doc(hidden)]

@@ -37,20 +37,19 @@ impl<K: Hash + Eq> Limiter<K> {
         Self { allowance, state: Mutex::new(State { whole_at: HashMap::new(), others_whole_at: None }) }
     }
 
-    /// Whether there is anything left, without taking of it.
-    ///
-    /// # Errors
-    ///
-    /// With the time after which there is.
-    pub(crate) fn check(&self, key: &K, now: Instant) -> Result<(), Duration> {
-        self.allowance.check(self.lock().get(key), now)
-    }
-
     /// Takes one, if there is anything left or not.
     pub(crate) fn charge(&self, key: K, now: Instant) {
         let mut state = self.lock();
         let whole_at = self.allowance.charged(state.get(&key), now);
         state.put(key, whole_at, now);
+    }
+
+    /// Gives one back that was taken.
+    pub(crate) fn give_back(&self, key: K, now: Instant) {
+        let mut state = self.lock();
+        if let Some(whole_at) = state.get(&key).and_then(|at| at.checked_sub(self.allowance.every)) {
+            state.put(key, whole_at, now);
+        }
     }
 
     /// Takes one, if there is anything left.
@@ -145,16 +144,23 @@ mod tests {
     }
 
     #[test]
-    fn to_look_takes_nothing_and_a_debt_is_bounded() {
+    fn what_is_given_back_was_not_taken_and_a_debt_is_bounded() {
         let (limiter, t) = (Limiter::new(TWO_AND_ONE_A_SECOND), Instant::now());
         for _ in 0..10 {
-            assert_eq!(limiter.check(&"a", t), Ok(()));
+            assert_eq!(limiter.take("a", t), Ok(()));
+            limiter.give_back("a", t);
         }
+        for _ in 0..100 {
+            limiter.give_back("a", t);
+            limiter.give_back("b", t);
+        }
+        assert_eq!((limiter.take("a", t), limiter.take("a", t)), (Ok(()), Ok(())));
+        assert!(limiter.take("a", t).is_err(), "no more than what is whole is given back");
         for _ in 0..100 {
             limiter.charge("a", t);
         }
-        assert_eq!(limiter.check(&"a", t), Err(seconds(3)));
-        assert_eq!(limiter.check(&"a", t + seconds(3)), Ok(()));
+        assert_eq!(limiter.take("a", t), Err(seconds(3)));
+        assert_eq!(limiter.take("a", t + seconds(3)), Ok(()));
     }
 
     #[test]

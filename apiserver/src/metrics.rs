@@ -21,6 +21,8 @@ pub(crate) struct Metrics {
     pub(crate) dropped_fields: IntCounter,
     /// Streams that were not resumed here because this replica was behind.
     pub(crate) resumes_refused: IntCounter,
+    /// Connections that were closed at once because their source had many.
+    pub(crate) connections_refused: IntCounter,
     /// Interruptions of the watch on shadows.
     pub(crate) watch_errors: IntCounter,
     /// Shadows that came over the watch and could not be read.
@@ -150,6 +152,10 @@ impl Metrics {
             resumes_refused: counter(
                 "brupop_apiserver_resumes_refused_total",
                 "Streams that were not resumed here because this replica was behind what the agent had seen.",
+            )?,
+            connections_refused: counter(
+                "brupop_apiserver_connections_refused_total",
+                "Connections that were closed at once because their source had many.",
             )?,
             watch_errors: counter(
                 "brupop_apiserver_shadow_watch_errors_total",

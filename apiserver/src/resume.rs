@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::auth::identity::AgentIdentity;
+use crate::auth::identity::{AgentIdentity, owns};
 use crate::cluster::{CallError, Cluster};
 use crate::shadow::ResourceVersion;
 use crate::store::{Seen, Store};
@@ -69,8 +69,11 @@ pub(crate) async fn resume(
         Ok(_) => settled(seen, from).ok_or(ResumeError::Behind),
         Err(AccessError::NoShadow) if *seen.borrow() == Seen::Absent => Ok(None),
         Err(AccessError::NoShadow) => Err(ResumeError::Behind),
-        // The stream says so, until it is otherwise.
-        Err(AccessError::Refused(_)) => Ok(None),
+        // The stream says so, until it is otherwise. But a copy from before that would still be shown as the agent's own.
+        Err(AccessError::Refused(_)) => match &*seen.borrow() {
+            Seen::Present(copy) if owns(agent, copy).is_ok() => Err(ResumeError::Behind),
+            Seen::Present(_) | Seen::Absent | Seen::Unknown | Seen::Unreadable => Ok(None),
+        },
         Err(AccessError::Call(error)) => Err(ResumeError::Call(error)),
     }
 }
@@ -170,6 +173,18 @@ mod tests {
         assert_eq!(resumed(&cluster(None), &store(vec![]), 11).await.unwrap(), None);
         let result = resumed(&cluster(None), &store(vec![idle(10)]), 11).await;
         assert!(matches!(result, Err(ResumeError::Behind)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shadow_that_is_another_nodes_now_is_not_shown_as_it_was() {
+        let mut anothers = stored("v", 12, 1, json!({"state": "Idle"}));
+        anothers["metadata"]["ownerReferences"][0]["uid"] = json!("node-2");
+        let result = resumed(&cluster(Some(anothers.clone())), &store(vec![idle(10)]), 11).await;
+        assert!(matches!(result, Err(ResumeError::Behind)), "the copy is from before");
+        let mut older = anothers.clone();
+        older["metadata"]["resourceVersion"] = json!("10");
+        let result = resumed(&cluster(Some(anothers)), &store(vec![older]), 11).await;
+        assert_eq!(result.unwrap(), None, "the copy knows it too");
     }
 
     #[tokio::test(start_paused = true)]

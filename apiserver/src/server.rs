@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use actix_web::dev::Server;
@@ -11,14 +12,16 @@ use actix_web::{App as WebApp, HttpServer, web};
 use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
 use crate::access_log::access_log;
 use crate::app::App;
 use crate::auth::identity::agent_username;
+use crate::auth::keys::Wanted;
 use crate::auth::review::Reviewer;
 use crate::cluster::Cluster;
 use crate::config::Config;
+use crate::connections::Connections;
 use crate::heads::limited;
 use crate::limit::{Allowance, Limiter};
 use crate::metrics::Metrics;
@@ -39,6 +42,8 @@ const GRACE_SECONDS: u64 = 5;
 /// Together with [`GRACE_SECONDS`] the longest time stays below the 30 s that a pod has by default.
 const STREAMS_ENDED_PER_SECOND: u32 = 200;
 const LONGEST_LEAVE: Duration = Duration::from_secs(15);
+/// How long requests are served at least after the server was told to end: for a moment some are still sent here.
+const SHORTEST_LEAVE: Duration = Duration::from_secs(3);
 /// How long an agent's idle connection is kept. An update is a few reports within minutes, and each new connection may
 /// reach another replica, which is one TokenReview more.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
@@ -48,6 +53,11 @@ const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 /// How many refused tokens a source may send. Behind one address may be many agents, all of which a lagging clock can refuse
 /// at once; a guess at a signature needs more than any number that could stand here.
 const REFUSED: Allowance = Allowance { burst: 200, every: Duration::from_millis(50) };
+/// How many lines of the log are about what a source was refused. What is left out is counted.
+const TOLD: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
+/// How many streams a node's agent may open, and shadows read past this replica's copy. It opens one, waits longer each time
+/// that it ends early, and reads nothing else.
+const READS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
 /// How many reports a node's agent may send. An update is about five, within seconds on an instant host; each that meets
 /// a change of the shadow is sent again.
 const REPORTS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
@@ -107,7 +117,7 @@ pub(crate) struct Running {
     pub(crate) api: SocketAddr,
     /// Where health and metrics listen.
     pub(crate) plain: SocketAddr,
-    ending: watch::Sender<Option<Duration>>,
+    ending: watch::Sender<Option<Instant>>,
     streams: Arc<Streams>,
     servers: [Server; 2],
     tasks: JoinSet<()>,
@@ -121,28 +131,35 @@ impl Running {
         let certificate = Arc::new(CertificateSlot::default());
         let ending = watch::Sender::new(None);
         let streams = Streams::new(metrics.streams.clone());
+        let username = agent_username(&config.agent_namespace, &config.agent_service_account);
+        let wanted = Wanted { audience: config.audience.clone(), username: username.clone() };
         let app = web::Data::new(App {
-            reviewer: Reviewer::new(cluster.clone(), config.audience.clone(), metrics.clone(), clock::now),
+            reviewer: Reviewer::new(cluster.clone(), wanted, metrics.clone(), clock::now),
             cluster: cluster.clone(),
             refused: Limiter::new(REFUSED),
             reports: Limiter::new(REPORTS),
+            reads: Limiter::new(READS),
+            told: Limiter::new(TOLD),
+            untold: AtomicU64::new(0),
             store: Arc::clone(&store),
             metrics: metrics.clone(),
             certificate: Arc::clone(&certificate),
-            agent_username: agent_username(&config.agent_namespace, &config.agent_service_account),
+            agent_username: username,
             stream_max_age: config.stream_max_age,
             streams: Arc::clone(&streams),
             shutdown: ending.subscribe(),
             now: clock::now,
         });
 
+        let connections_refused = metrics.connections_refused.clone();
         let mut certificates = CertificateWatch::new(config.tls_dir.clone(), Arc::clone(&certificate), metrics);
-        certificates.look().await;
+        certificates.look(clock::now()).await;
         let tls = server_config(certificate).map_err(RunError::Tls)?;
 
         let (api_listener, api) = listen(config.listen)?;
         let (plain_listener, plain) = listen(config.plain_listen)?;
-        let api_app = app.clone();
+        let connections = Connections::new(config.connections_per_source, connections_refused);
+        let (api_app, warmed) = (app.clone(), app.clone());
         let api_server = HttpServer::new(move || {
             WebApp::new()
                 .app_data(api_app.clone())
@@ -152,6 +169,7 @@ impl Running {
                 .configure(routes::api)
         })
         .workers(WORKERS)
+        .on_connect(move |connection, held| connections.opened(connection, held))
         .max_connections(CONNECTIONS)
         .max_connection_rate(HANDSHAKES)
         .keep_alive(KEEP_ALIVE)
@@ -172,7 +190,11 @@ impl Running {
             .run();
 
         let mut tasks = JoinSet::new();
-        tasks.spawn(store.run(cluster));
+        tasks.spawn(async move {
+            // All agents may come at once, and then none has to wait for the keys.
+            warmed.reviewer.warm().await;
+            store.run(cluster).await;
+        });
         tasks.spawn(certificates.run());
         Ok(Self { api, plain, ending, streams, servers: [api_server, plain_server], tasks })
     }
@@ -189,9 +211,10 @@ impl Running {
         };
         let (open, window) = (streams.count(), leave(streams.count()));
         tracing::info!(streams = open, milliseconds = window.as_millis(), "ending");
-        ending.send_replace(Some(window));
+        let last = Instant::now() + window;
+        ending.send_replace(Some(last));
         // Requests are served meanwhile: not everybody knows yet that this replica is no longer ready.
-        sleep(window).await;
+        sleep_until(last).await;
         // The plain port stays until the agents' port has ended: kubelet and Prometheus see it end.
         api_handle.stop(true).await;
         plain_handle.stop(false).await;
@@ -202,7 +225,7 @@ impl Running {
 
 /// How long so many streams take to end.
 fn leave(streams: u32) -> Duration {
-    (Duration::from_secs(1) * streams / STREAMS_ENDED_PER_SECOND).min(LONGEST_LEAVE)
+    (Duration::from_secs(1) * streams / STREAMS_ENDED_PER_SECOND).clamp(SHORTEST_LEAVE, LONGEST_LEAVE)
 }
 
 fn ended(result: Result<io::Result<()>, tokio::task::JoinError>) -> RunError {

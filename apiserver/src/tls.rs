@@ -39,6 +39,10 @@ impl Validity {
         let validity = certificate.validity();
         Some(Self { from: time(validity.not_before.timestamp())?, until: time(validity.not_after.timestamp())? })
     }
+
+    fn holds(self, now: Timestamp) -> bool {
+        self.from <= now && now < self.until
+    }
 }
 
 /// The certificate in service.
@@ -106,6 +110,8 @@ pub(crate) enum PairError {
     Key(#[source] rustls::pki_types::pem::Error),
     #[error("tls.key cannot be used, or does not belong to tls.crt")]
     Pair(#[source] rustls::Error),
+    #[error("the certificate of tls.crt is good from {} until {}, which is not now", .0.from, .0.until)]
+    OutOfTime(Validity),
 }
 
 /// The two files as they were read.
@@ -154,11 +160,17 @@ impl CertificateWatch {
         Self { directory, slot, metrics, serving: None, complaint: None }
     }
 
-    /// Looks once. Whatever it finds, a pair in service stays until there is another.
-    pub(crate) async fn look(&mut self) {
+    /// Looks once. Whatever it finds, a pair in service stays until there is another, and a good one until there is another
+    /// good one.
+    pub(crate) async fn look(&mut self, now: Timestamp) {
         let found = match Bytes::read(&self.directory).await {
             Ok(bytes) if self.serving.as_ref() == Some(&bytes) => Ok(None),
-            Ok(bytes) => bytes.pair().map(|pair| Some((bytes, pair))),
+            Ok(bytes) => match bytes.pair() {
+                Ok((_, validity)) if !validity.holds(now) && self.slot.serves(now).is_ok() => {
+                    Err(PairError::OutOfTime(validity))
+                }
+                pair => pair.map(|pair| Some((bytes, pair))),
+            },
             Err(error) => Err(error),
         };
         match found {
@@ -192,7 +204,7 @@ impl CertificateWatch {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
-            self.look().await;
+            self.look(crate::clock::now()).await;
         }
     }
 }
@@ -245,13 +257,13 @@ pub(crate) mod tests {
     async fn there_is_no_certificate_until_both_files_are_there() {
         let (directory, (certificate, key)) = (Directory::new(), pair());
         let mut watch = watch(&directory);
-        watch.look().await;
+        watch.look(crate::clock::now()).await;
         assert!(watch.slot.current().is_none());
         directory.write("tls.crt", &certificate);
-        watch.look().await;
+        watch.look(crate::clock::now()).await;
         assert!(watch.slot.current().is_none());
         directory.write("tls.key", &key);
-        watch.look().await;
+        watch.look(crate::clock::now()).await;
         assert!(serves(&watch, &certificate));
         assert_eq!(watch.metrics.certificate.get(), 1);
     }
@@ -262,12 +274,12 @@ pub(crate) mod tests {
         let mut watch = watch(&directory);
         directory.write("tls.crt", &old.0);
         directory.write("tls.key", &old.1);
-        watch.look().await;
+        watch.look(crate::clock::now()).await;
         directory.write("tls.crt", &new.0);
-        watch.look().await;
+        watch.look(crate::clock::now()).await;
         assert!(serves(&watch, &old.0), "the new certificate waits for its key");
         directory.write("tls.key", &new.1);
-        watch.look().await;
+        watch.look(crate::clock::now()).await;
         assert!(serves(&watch, &new.0));
     }
 
@@ -277,14 +289,14 @@ pub(crate) mod tests {
         let mut watch = watch(&directory);
         directory.write("tls.crt", &certificate);
         directory.write("tls.key", &key);
-        watch.look().await;
+        watch.look(crate::clock::now()).await;
         for text in ["", "no PEM", "-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n"] {
             directory.write("tls.crt", text);
-            watch.look().await;
+            watch.look(crate::clock::now()).await;
             assert!(serves(&watch, &certificate), "{text:?}");
         }
         std::fs::remove_file(directory.0.join("tls.key")).unwrap();
-        watch.look().await;
+        watch.look(crate::clock::now()).await;
         assert!(serves(&watch, &certificate));
     }
 
@@ -305,7 +317,7 @@ pub(crate) mod tests {
             let (certificate, key) = made(from, until);
             directory.write("tls.crt", &certificate);
             directory.write("tls.key", &key);
-            watch.look().await;
+            watch.look(now).await;
             seen.push(watch.slot.serves(now));
         }
         let expected = [
@@ -318,6 +330,15 @@ pub(crate) mod tests {
         let ends: Timestamp = "2027-01-01T00:00:00Z".parse().unwrap();
         assert_eq!(watch.metrics.certificate_expiry.get(), ends.as_second());
         assert!(watch.slot.serves(ends).is_err());
+
+        // One that is out of its time takes nothing from one that is good, until that one is not.
+        let (certificate, key) = made(2027, 2028);
+        directory.write("tls.crt", &certificate);
+        directory.write("tls.key", &key);
+        watch.look(now).await;
+        assert_eq!(watch.slot.serves(now), Ok(()));
+        watch.look(ends).await;
+        assert!(serves(&watch, &certificate) && watch.slot.serves(ends).is_ok());
     }
 
     #[tokio::test]
@@ -327,7 +348,7 @@ pub(crate) mod tests {
         directory.write("tls.crt", &certificate);
         directory.write("tls.key", &key);
         for _ in 0..3 {
-            watch.look().await;
+            watch.look(crate::clock::now()).await;
         }
         assert_eq!(watch.metrics.certificate_swaps.get(), 1);
     }

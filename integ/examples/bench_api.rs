@@ -150,6 +150,8 @@ impl Server {
         let log = std::fs::File::create(self.directory.join("log"))?;
         let child = Command::new(&self.program)
             .args(["--listen", &self.api.to_string(), "--plain-listen", &self.plain.to_string()])
+            // All agents of this machine come from one address.
+            .args(["--connections-per-source", "0"])
             .arg("--tls-dir")
             .arg(&self.directory)
             .env("KUBECONFIG", self.directory.join("kubeconfig"))

@@ -36,10 +36,19 @@ pub(crate) enum KeysError {
     NoKey,
 }
 
+/// What a token has to be for.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    /// The audience that it names.
+    pub(crate) audience: String,
+    /// User name of the one service account whose tokens are good here.
+    pub(crate) username: String,
+}
+
 /// What the keys say about a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Said {
-    /// Signed by the cluster, for us, and not expired.
+    /// Signed by the cluster, for us, of an agent, and not expired.
     Signed,
     /// It is refused.
     Refused(Refusal),
@@ -67,20 +76,20 @@ impl ClusterKeys {
         if keys.is_empty() { Err(KeysError::NoKey) } else { Ok(Self { issuer, keys }) }
     }
 
-    /// What they say about a token that is to be good for an audience.
-    pub(crate) fn judge(&self, token: &str, audience: &str, now: Timestamp) -> Said {
-        match self.check(token, audience, now) {
+    /// What they say about a token.
+    pub(crate) fn judge(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Said {
+        match self.check(token, wanted, now) {
             Ok(()) => Said::Signed,
             Err(said) => said,
         }
     }
 
-    fn check(&self, token: &str, audience: &str, now: Timestamp) -> Result<(), Said> {
+    fn check(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Result<(), Said> {
         let malformed = Said::Refused(Refusal::MalformedToken);
         let header = decode_header(token).map_err(|_| malformed)?;
         // Read before the signature is checked, and so only to tell which keys could have made it.
         let claims: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed)?;
-        if claims.iss.as_deref() != Some(self.issuer.as_str()) {
+        if claims.iss.ok_or(malformed)? != self.issuer {
             return Err(Said::OtherIssuer);
         }
         let (key, algorithm) = header.kid.and_then(|id| self.keys.get(&id)).ok_or(Said::UnknownKey)?;
@@ -94,7 +103,7 @@ impl ClusterKeys {
         validation.validate_exp = false;
         validation.validate_aud = false;
         let claims = decode::<Claims>(token, key, &validation).map_err(|_| Said::Refused(Refusal::Forged))?.claims;
-        claims.check(audience, now).map_err(Said::Refused)
+        claims.check(wanted, now).map_err(Said::Refused)
     }
 }
 
@@ -102,6 +111,7 @@ impl ClusterKeys {
 #[derive(Clone, Deserialize)]
 struct Claims {
     iss: Option<String>,
+    sub: Option<String>,
     aud: Option<Audience>,
     exp: Option<i64>,
     nbf: Option<i64>,
@@ -115,10 +125,10 @@ enum Audience {
 }
 
 impl Claims {
-    fn check(&self, audience: &str, now: Timestamp) -> Result<(), Refusal> {
+    fn check(&self, wanted: &Wanted, now: Timestamp) -> Result<(), Refusal> {
         let ours = match &self.aud {
-            Some(Audience::One(one)) => one == audience,
-            Some(Audience::Many(many)) => many.iter().any(|one| one == audience),
+            Some(Audience::One(one)) => *one == wanted.audience,
+            Some(Audience::Many(many)) => many.contains(&wanted.audience),
             None => false,
         };
         if !ours {
@@ -131,9 +141,11 @@ impl Claims {
             return Err(Refusal::Expired);
         }
         match self.nbf.map(at).transpose()? {
-            Some(from) if from.duration_since(now) > LEEWAY => Err(Refusal::NotYetValid),
-            _ => Ok(()),
+            Some(from) if from.duration_since(now) > LEEWAY => return Err(Refusal::NotYetValid),
+            _ => {}
         }
+        // Anybody in the cluster may have a token made for our audience. A service account's names it by its user name.
+        if self.sub.as_deref() == Some(wanted.username.as_str()) { Ok(()) } else { Err(Refusal::OtherAccount) }
     }
 }
 
@@ -175,6 +187,11 @@ pub(crate) mod tests {
     const NOW: i64 = 1_700_000_000;
     const ISSUER: &str = "https://kubernetes.default.svc";
     const AUDIENCE: &str = "brupop-apiserver";
+    const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent";
+
+    pub(crate) fn wanted() -> Wanted {
+        Wanted { audience: AUDIENCE.into(), username: AGENT.into() }
+    }
 
     /// A cluster that issues tokens.
     pub(crate) struct Issuer {
@@ -204,8 +221,9 @@ pub(crate) mod tests {
         json!({"issuer": ISSUER, "jwks_uri": "x"}).to_string()
     }
 
+    /// What an agent's token says. The name tells one from another.
     pub(crate) fn claims(name: &str, expires: i64) -> Value {
-        json!({"iss": ISSUER, "aud": [AUDIENCE], "exp": expires, "nbf": expires - 600, "sub": name})
+        json!({"iss": ISSUER, "aud": [AUDIENCE], "exp": expires, "nbf": expires - 600, "sub": AGENT, "jti": name})
     }
 
     fn set(issuers: &[&Issuer]) -> String {
@@ -220,7 +238,7 @@ pub(crate) mod tests {
     }
 
     fn judge(keys: &ClusterKeys, token: &str) -> Said {
-        keys.judge(token, AUDIENCE, Timestamp::from_second(NOW).unwrap())
+        keys.judge(token, &wanted(), Timestamp::from_second(NOW).unwrap())
     }
 
     fn good() -> Value {
@@ -252,6 +270,8 @@ pub(crate) mod tests {
             (with("aud", json!(["https://kubernetes.default.svc"])), Refusal::WrongAudience),
             (with("aud", json!([])), Refusal::WrongAudience),
             (with("aud", Value::Null), Refusal::WrongAudience),
+            (with("sub", json!("system:serviceaccount:other:brupop-agent")), Refusal::OtherAccount),
+            (with("sub", Value::Null), Refusal::OtherAccount),
             (with("exp", json!(NOW - minute)), Refusal::Expired),
             (with("exp", Value::Null), Refusal::Expired),
             (with("exp", json!(i64::MAX)), Refusal::Expired),
@@ -307,7 +327,8 @@ pub(crate) mod tests {
         let keys = keys(&[&old]);
         assert_eq!(judge(&keys, &new.sign(&good())), Said::UnknownKey);
         assert_eq!(judge(&keys, &old.sign(&with("iss", json!("https://elsewhere")))), Said::OtherIssuer);
-        assert_eq!(judge(&keys, &old.sign(&with("iss", Value::Null))), Said::OtherIssuer);
+        let nobodys = old.sign(&with("iss", Value::Null));
+        assert_eq!(judge(&keys, &nobodys), Said::Refused(Refusal::MalformedToken));
     }
 
     #[test]

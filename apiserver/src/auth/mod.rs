@@ -47,10 +47,12 @@ pub(crate) enum Refusal {
     TooManyRefusals,
     /// The node's agent reports more often than any update needs.
     TooManyReports,
+    /// The node's agent reads, or opens streams, more often than any update needs.
+    TooManyReads,
 }
 
 impl Refusal {
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::NoToken,
         Self::MalformedToken,
         Self::Forged,
@@ -67,6 +69,7 @@ impl Refusal {
         Self::ShadowWithoutNode,
         Self::TooManyRefusals,
         Self::TooManyReports,
+        Self::TooManyReads,
     ];
 
     pub(crate) const fn as_str(self) -> &'static str {
@@ -87,6 +90,7 @@ impl Refusal {
             Self::ShadowWithoutNode => "ShadowWithoutNode",
             Self::TooManyRefusals => "TooManyRefusals",
             Self::TooManyReports => "TooManyReports",
+            Self::TooManyReads => "TooManyReads",
         }
     }
 
@@ -104,7 +108,7 @@ impl Refusal {
             Self::OtherAccount | Self::NoPod | Self::NoNode | Self::OtherNode => Kind::Forbidden,
             Self::AgentTokenForOldNode => Kind::AgentTokenForOldNode,
             Self::ShadowWithoutNode => Kind::NoShadow,
-            Self::TooManyRefusals | Self::TooManyReports => Kind::TooManyRequests,
+            Self::TooManyRefusals | Self::TooManyReports | Self::TooManyReads => Kind::TooManyRequests,
         }
     }
 }

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 use super::Refusal;
 use super::identity::Bearer;
-use super::keys::Said;
+use super::keys::{Said, Wanted};
 use super::ring::KeyRing;
 use super::token::{Token, TokenDigest};
 use crate::cluster::{CallError, Cluster};
@@ -31,6 +31,8 @@ const BAD_FOR: Duration = Duration::from_secs(1);
 const REMEMBERED: usize = 10_000;
 /// TokenReviews at one time. More would only queue up in the API server.
 const CONCURRENT: usize = 32;
+/// The same of tokens that anybody could have written: few, and enough for a cluster that publishes no keys.
+const CONCURRENT_UNCHECKED: usize = 8;
 /// How long a request waits for its turn.
 const TURN: Duration = Duration::from_secs(5);
 
@@ -54,48 +56,77 @@ struct Remembered {
 /// One token's memory. Who holds the lock does the review; the others wait for its result.
 type Slot = Arc<AsyncMutex<Option<Remembered>>>;
 
+/// How much stands behind a token before the cluster is asked about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// The cluster's own signature, over an agent's name and our audience.
+    Signed,
+    /// Nothing: the cluster's keys cannot be read, or they are not of this token's issuer.
+    Unchecked,
+}
+
+/// What tokens of one standing share: turns, and the memory. So those that anybody can write take nothing from those that the
+/// cluster signed.
+struct Lane {
+    permits: Semaphore,
+    slots: Mutex<HashMap<TokenDigest, Slot>>,
+}
+
 /// Judges tokens.
 pub(crate) struct Reviewer {
     cluster: Cluster,
-    audience: String,
+    wanted: Wanted,
     metrics: Metrics,
     keys: KeyRing,
-    permits: Semaphore,
-    slots: Mutex<HashMap<TokenDigest, Slot>>,
+    signed: Lane,
+    unchecked: Lane,
     now: fn() -> Timestamp,
 }
 
 impl Reviewer {
-    pub(crate) fn new(cluster: Cluster, audience: String, metrics: Metrics, now: fn() -> Timestamp) -> Self {
-        let (keys, permits, slots) = (KeyRing::default(), Semaphore::new(CONCURRENT), Mutex::default());
-        Self { cluster, audience, metrics, keys, permits, slots, now }
+    pub(crate) fn new(cluster: Cluster, wanted: Wanted, metrics: Metrics, now: fn() -> Timestamp) -> Self {
+        let (signed, unchecked) = (Lane::new(CONCURRENT), Lane::new(CONCURRENT_UNCHECKED));
+        Self { cluster, wanted, metrics, keys: KeyRing::default(), signed, unchecked, now }
     }
 
-    /// Whether a token is known to be good without asking anybody.
-    pub(crate) fn remembers(&self, token: &Token) -> bool {
-        self.recall(token).is_some_and(|verdict| verdict.is_ok())
+    /// Reads the cluster's keys before the first token comes.
+    pub(crate) async fn warm(&self) {
+        self.keys.warm(&self.cluster, &self.metrics).await;
+    }
+
+    /// The bearer of a token that was found good a moment ago.
+    pub(crate) fn remembered(&self, token: &Token) -> Option<Arc<Bearer>> {
+        let bearer = [&self.signed, &self.unchecked].into_iter().find_map(|lane| self.recall(lane, token)?.ok())?;
+        self.metrics.token_review(ReviewResult::Cached);
+        Some(bearer)
+    }
+
+    /// What the cluster's keys say about a token. It takes no call to the cluster, unless the keys have to be read.
+    pub(crate) async fn check(&self, token: &Token) -> Result<Standing, Refusal> {
+        match self.keys.judge(&self.cluster, &self.metrics, token, &self.wanted, (self.now)()).await {
+            Some(Said::Signed) => Ok(Standing::Signed),
+            Some(Said::Refused(refusal)) => Err(self.forged(refusal)),
+            Some(Said::UnknownKey) => Err(self.forged(Refusal::UnknownKey)),
+            Some(Said::OtherIssuer) | None => Ok(Standing::Unchecked),
+        }
     }
 
     /// What the cluster says about the bearer of a token.
-    pub(crate) async fn review(&self, token: &Token) -> Result<Arc<Bearer>, ReviewError> {
-        if let Some(verdict) = self.recall(token) {
-            self.metrics.token_review(ReviewResult::Cached);
-            return verdict.map_err(ReviewError::Refused);
-        }
-        // Garbage never gets as far as the memory, so that it cannot fill it.
-        match self.keys.judge(&self.cluster, &self.metrics, token, &self.audience, (self.now)()).await {
-            Some(Said::Signed) => {}
-            Some(Said::Refused(refusal)) => return Err(self.forged(refusal)),
-            Some(Said::UnknownKey) => return Err(self.forged(Refusal::UnknownKey)),
-            Some(Said::OtherIssuer) | None => self.metrics.unchecked_tokens.inc(),
-        }
-        let slot = self.slot(token.digest());
+    pub(crate) async fn review(&self, token: &Token, standing: Standing) -> Result<Arc<Bearer>, ReviewError> {
+        let lane = match standing {
+            Standing::Signed => &self.signed,
+            Standing::Unchecked => {
+                self.metrics.unchecked_tokens.inc();
+                &self.unchecked
+            }
+        };
+        let slot = lane.slot(token.digest());
         let mut slot = slot.lock().await;
-        if let Some(verdict) = self.remembered(slot.as_ref(), token) {
+        if let Some(verdict) = self.counts(slot.as_ref(), token) {
             self.metrics.token_review(ReviewResult::Cached);
             return verdict.map_err(ReviewError::Refused);
         }
-        let verdict = self.ask(token).await.inspect_err(|_| self.metrics.token_review(ReviewResult::Error))?;
+        let verdict = self.ask(token, lane).await.inspect_err(|_| self.metrics.token_review(ReviewResult::Error))?;
         let keep = match &verdict {
             Ok(bearer) => {
                 self.metrics.token_review(ReviewResult::Authenticated);
@@ -110,32 +141,33 @@ impl Reviewer {
         verdict.map_err(ReviewError::Refused)
     }
 
-    fn forged(&self, refusal: Refusal) -> ReviewError {
+    fn forged(&self, refusal: Refusal) -> Refusal {
         self.metrics.token_review(ReviewResult::RefusedByKeys);
-        ReviewError::Refused(refusal)
+        refusal
     }
 
     /// What is remembered of a token, unless somebody asks for it right now.
-    fn recall(&self, token: &Token) -> Option<Result<Arc<Bearer>, Refusal>> {
-        let slot = Arc::clone(self.slots().get(&token.digest())?);
+    fn recall(&self, lane: &Lane, token: &Token) -> Option<Result<Arc<Bearer>, Refusal>> {
+        let slot = Arc::clone(lane.slots().get(&token.digest())?);
         let slot = slot.try_lock().ok()?;
-        self.remembered(slot.as_ref(), token)
+        self.counts(slot.as_ref(), token)
     }
 
     /// What of it still counts.
-    fn remembered(&self, slot: Option<&Remembered>, token: &Token) -> Option<Result<Arc<Bearer>, Refusal>> {
+    fn counts(&self, slot: Option<&Remembered>, token: &Token) -> Option<Result<Arc<Bearer>, Refusal>> {
         let Remembered { verdict, until } = slot?;
         // Looked at each time too, and not only when remembering: the wall clock may have been set forward meanwhile.
         let expired = token.expires().is_some_and(|expires| expires <= (self.now)());
         (Instant::now() < *until && !(expired && verdict.is_ok())).then(|| verdict.clone())
     }
 
-    async fn ask(&self, token: &Token) -> Result<Result<Arc<Bearer>, Refusal>, ReviewError> {
-        let _permit = match timeout(TURN, self.permits.acquire()).await {
+    async fn ask(&self, token: &Token, lane: &Lane) -> Result<Result<Arc<Bearer>, Refusal>, ReviewError> {
+        let _permit = match timeout(TURN, lane.permits.acquire()).await {
             Ok(Ok(permit)) => permit,
             Ok(Err(_)) | Err(_) => return Err(ReviewError::Busy),
         };
-        let status = self.cluster.review(token.expose(), &self.audience).await.map_err(ReviewError::Unavailable)?;
+        let status =
+            self.cluster.review(token.expose(), &self.wanted.audience).await.map_err(ReviewError::Unavailable)?;
         if status.authenticated != Some(true) {
             // Some authenticators quote what they were given.
             let error = status.error.as_deref().filter(|error| !error.contains(token.expose()));
@@ -143,11 +175,17 @@ impl Reviewer {
             return Ok(Err(Refusal::NotAuthenticated));
         }
         // An authenticator that knows nothing of audiences accepts any and returns none.
-        if !status.audiences.unwrap_or_default().contains(&self.audience) {
+        if !status.audiences.unwrap_or_default().contains(&self.wanted.audience) {
             return Ok(Err(Refusal::WrongAudience));
         }
         let user = status.user.unwrap_or_default();
         Ok(Ok(Arc::new(Bearer::new(&user, token.expires()))))
+    }
+}
+
+impl Lane {
+    fn new(turns: usize) -> Self {
+        Self { permits: Semaphore::new(turns), slots: Mutex::default() }
     }
 
     fn slots(&self) -> MutexGuard<'_, HashMap<TokenDigest, Slot>> {
@@ -188,7 +226,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::auth::keys::tests::{Issuer, claims, discovery};
+    use crate::auth::keys::tests::{Issuer, claims, discovery, wanted};
     use crate::auth::token::tests::of;
     use crate::cluster::tests::{Fake, Seen, failure, fake};
 
@@ -230,8 +268,17 @@ mod tests {
                 },
                 _ => reviews(),
             });
-            let reviewer = Reviewer::new(fake.cluster.clone(), "brupop-apiserver".into(), Metrics::new().unwrap(), now);
+            let reviewer = Reviewer::new(fake.cluster.clone(), wanted(), Metrics::new().unwrap(), now);
             Self { reviewer, fake, published, issuer }
+        }
+
+        /// From the token to its bearer, as a request goes.
+        async fn judge(&self, token: &Token) -> Result<Arc<Bearer>, ReviewError> {
+            if let Some(bearer) = self.reviewer.remembered(token) {
+                return Ok(bearer);
+            }
+            let standing = self.reviewer.check(token).await.map_err(ReviewError::Refused)?;
+            self.reviewer.review(token, standing).await
         }
 
         fn token(&self, name: &str, expires: i64) -> Token {
@@ -267,7 +314,7 @@ mod tests {
             let reply = answer(true, audiences.clone());
             let world = World::new(move || (201, reply.clone()));
             let token = world.token("a", NOW + 600);
-            let result = world.reviewer.review(&token).await;
+            let result = world.judge(&token).await;
             if good {
                 assert_eq!(result.unwrap().node_name.as_deref(), Some("a"));
             } else {
@@ -291,27 +338,27 @@ mod tests {
         ];
         for (token, refusal) in &bad {
             for _ in 0..3 {
-                let result = world.reviewer.review(token).await;
+                let result = world.judge(token).await;
                 assert!(matches!(result, Err(ReviewError::Refused(r)) if r == *refusal), "{refusal:?}: {result:?}");
             }
         }
         assert_eq!(world.reviews(), 0);
         assert_eq!(world.looks(), 1, "strangers do not make the server ask for keys");
-        assert!(world.reviewer.slots().is_empty());
+        assert!(world.reviewer.signed.slots().is_empty() && world.reviewer.unchecked.slots().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_new_key_of_the_cluster_is_found_when_its_first_token_comes() {
         let world = World::new(good);
-        world.reviewer.review(&world.token("a", NOW + 600)).await.unwrap();
+        world.judge(&world.token("a", NOW + 600)).await.unwrap();
         let new = Issuer::new("new");
         let token = of(new.sign(&claims("b", NOW + 600)));
-        assert!(world.reviewer.review(&token).await.is_err(), "it is not published yet");
+        assert!(world.judge(&token).await.is_err(), "it is not published yet");
         world.publish(json!({"keys": [world.issuer.jwk(), new.jwk()]}));
-        assert!(world.reviewer.review(&token).await.is_err(), "it was looked for a moment ago");
+        assert!(world.judge(&token).await.is_err(), "it was looked for a moment ago");
         tokio::time::advance(Duration::from_secs(10)).await;
-        world.reviewer.review(&token).await.unwrap();
-        world.reviewer.review(&world.token("c", NOW + 600)).await.unwrap();
+        world.judge(&token).await.unwrap();
+        world.judge(&world.token("c", NOW + 600)).await.unwrap();
         assert_eq!(world.looks(), 2);
     }
 
@@ -319,43 +366,43 @@ mod tests {
     async fn without_keys_and_for_other_issuers_the_review_alone_decides() {
         let world = World::new(good);
         world.publish(Value::Null);
-        world.reviewer.review(&of("opaque".into())).await.unwrap();
-        world.reviewer.review(&world.token("a", NOW + 600)).await.unwrap();
+        world.judge(&of("opaque".into())).await.unwrap();
+        world.judge(&world.token("a", NOW + 600)).await.unwrap();
         assert_eq!((world.reviews(), world.looks()), (2, 1));
         world.publish(json!({"keys": [world.issuer.jwk()]}));
         tokio::time::advance(Duration::from_secs(10)).await;
         let mut foreign = claims("b", NOW + 600);
         foreign["iss"] = json!("https://elsewhere");
-        world.reviewer.review(&of(Issuer::new("x").sign(&foreign))).await.unwrap();
+        world.judge(&of(Issuer::new("x").sign(&foreign))).await.unwrap();
         assert_eq!((world.reviews(), world.looks()), (3, 2));
-        let result = world.reviewer.review(&of("opaque".into())).await;
+        let result = world.judge(&of("opaque".into())).await;
         assert!(matches!(result, Err(ReviewError::Refused(Refusal::MalformedToken))), "now there are keys");
     }
 
     #[tokio::test(start_paused = true)]
     async fn keys_that_were_read_stay_when_they_cannot_be_read_again() {
         let world = World::new(good);
-        world.reviewer.review(&world.token("a", NOW + 600)).await.unwrap();
+        world.judge(&world.token("a", NOW + 600)).await.unwrap();
         world.publish(Value::Null);
         tokio::time::advance(Duration::from_secs(10)).await;
         let unknown = of(Issuer::new("new").sign(&claims("b", NOW + 600)));
-        assert!(matches!(world.reviewer.review(&unknown).await, Err(ReviewError::Refused(Refusal::UnknownKey))));
+        assert!(matches!(world.judge(&unknown).await, Err(ReviewError::Refused(Refusal::UnknownKey))));
         assert_eq!(world.looks(), 2);
-        world.reviewer.review(&world.token("c", NOW + 600)).await.unwrap();
+        world.judge(&world.token("c", NOW + 600)).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_good_token_is_reviewed_once_in_five_seconds_and_by_one_of_many_at_a_time() {
         let world = World::new(good);
-        let (reviewer, token) = (&world.reviewer, world.token("a", NOW + 600));
-        assert!(!reviewer.remembers(&token));
-        let (a, b, c) = tokio::join!(reviewer.review(&token), reviewer.review(&token), reviewer.review(&token));
+        let token = world.token("a", NOW + 600);
+        assert!(world.reviewer.remembered(&token).is_none());
+        let (a, b, c) = tokio::join!(world.judge(&token), world.judge(&token), world.judge(&token));
         assert!(a.is_ok() && b.is_ok() && c.is_ok());
         assert_eq!(world.reviews(), 1);
-        assert!(reviewer.remembers(&token));
+        assert!(world.reviewer.remembered(&token).is_some());
         tokio::time::advance(GOOD_FOR + Duration::from_millis(1)).await;
-        assert!(!reviewer.remembers(&token));
-        reviewer.review(&token).await.unwrap();
+        assert!(world.reviewer.remembered(&token).is_none());
+        world.judge(&token).await.unwrap();
         assert_eq!(world.reviews(), 2);
     }
 
@@ -364,21 +411,51 @@ mod tests {
         let world = World::new(|| (201, json!({"spec": {}, "status": {"error": "no"}})));
         let token = world.token("a", NOW + 600);
         for _ in 0..3 {
-            let result = world.reviewer.review(&token).await;
+            let result = world.judge(&token).await;
             assert!(matches!(result, Err(ReviewError::Refused(Refusal::NotAuthenticated))));
         }
         assert_eq!(world.reviews(), 1);
-        assert!(!world.reviewer.remembers(&token), "what is known to be bad is not good");
+        assert!(world.reviewer.remembered(&token).is_none(), "what is known to be bad is not good");
         tokio::time::advance(BAD_FOR + Duration::from_millis(1)).await;
-        assert!(world.reviewer.review(&token).await.is_err());
+        assert!(world.judge(&token).await.is_err());
         assert_eq!(world.reviews(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_that_anybody_can_write_take_no_turn_and_no_memory_of_those_that_the_cluster_signed() {
+        let world = World::new(good);
+        let foreign = |name: &str| {
+            let mut claims = claims(name, NOW + 600);
+            claims["iss"] = json!("https://elsewhere");
+            of(Issuer::new("x").sign(&claims))
+        };
+        world.judge(&foreign("a")).await.unwrap();
+        assert_eq!((world.reviewer.signed.slots().len(), world.reviewer.unchecked.slots().len()), (0, 1));
+        let turns = world.reviewer.unchecked.permits.acquire_many(8).await.unwrap();
+        assert!(matches!(world.judge(&foreign("b")).await, Err(ReviewError::Busy)));
+        world.judge(&world.token("c", NOW + 600)).await.unwrap();
+        drop(turns);
+        world.judge(&foreign("b")).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_that_do_not_come_hold_no_token_up_for_long() {
+        let world = World::new(good);
+        world.judge(&world.token("a", NOW + 600)).await.unwrap();
+        let looking = world.reviewer.keys.looking().await;
+        let began = Instant::now();
+        let unknown = of(Issuer::new("new").sign(&claims("b", NOW + 600)));
+        let (first, second) = tokio::join!(world.judge(&unknown), world.judge(&unknown));
+        assert!(first.is_err() && second.is_err());
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        drop(looking);
     }
 
     #[tokio::test]
     async fn two_tokens_share_nothing() {
         let world = World::new(good);
-        world.reviewer.review(&world.token("a", NOW + 600)).await.unwrap();
-        world.reviewer.review(&world.token("b", NOW + 600)).await.unwrap();
+        world.judge(&world.token("a", NOW + 600)).await.unwrap();
+        world.judge(&world.token("b", NOW + 600)).await.unwrap();
         assert_eq!(world.reviews(), 2);
     }
 
@@ -387,8 +464,8 @@ mod tests {
         let world = World::new(good);
         // Our clock may be ahead of the cluster's, so the cluster is asked.
         let token = world.token("a", NOW - 1);
-        world.reviewer.review(&token).await.unwrap();
-        world.reviewer.review(&token).await.unwrap();
+        world.judge(&token).await.unwrap();
+        world.judge(&token).await.unwrap();
         assert_eq!(world.reviews(), 2);
     }
 
@@ -396,8 +473,8 @@ mod tests {
     async fn an_api_server_in_trouble_makes_no_token_bad() {
         let world = World::new(|| failure(500, "InternalError"));
         let token = world.token("a", NOW + 600);
-        assert!(matches!(world.reviewer.review(&token).await, Err(ReviewError::Unavailable(_))));
-        assert!(matches!(world.reviewer.review(&token).await, Err(ReviewError::Unavailable(_))));
+        assert!(matches!(world.judge(&token).await, Err(ReviewError::Unavailable(_))));
+        assert!(matches!(world.judge(&token).await, Err(ReviewError::Unavailable(_))));
         assert_eq!(world.reviews(), 2);
     }
 

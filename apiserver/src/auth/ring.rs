@@ -5,21 +5,23 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::Mutex as AsyncMutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use super::keys::{ClusterKeys, KeysError, Said};
+use super::keys::{ClusterKeys, KeysError, Said, Wanted};
 use super::token::Token;
 use crate::cluster::{CallError, Cluster};
 use crate::metrics::{FetchResult, Metrics};
 
 /// How long to wait between two looks, whatever strangers send. A cluster that signs with a new key publishes it first.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
+/// How long a token waits for keys that somebody else is reading. Then it is held against those that there are.
+const TURN: Duration = Duration::from_secs(2);
 
 /// Keeps the keys.
 #[derive(Default)]
 pub(crate) struct KeyRing {
     current: RwLock<Option<Arc<ClusterKeys>>>,
-    /// When the cluster was last asked. Who holds the lock asks; the others wait for the answer.
+    /// When the cluster last answered, or did not. Who holds the lock asks; the others wait for the answer.
     looked: AsyncMutex<Option<Instant>>,
 }
 
@@ -40,11 +42,11 @@ impl KeyRing {
         cluster: &Cluster,
         metrics: &Metrics,
         token: &Token,
-        audience: &str,
+        wanted: &Wanted,
         now: Timestamp,
     ) -> Option<Said> {
         let before = self.current();
-        let judged = |keys: &Option<Arc<ClusterKeys>>| keys.as_ref().map(|k| k.judge(token.expose(), audience, now));
+        let judged = |keys: &Option<Arc<ClusterKeys>>| keys.as_ref().map(|k| k.judge(token.expose(), wanted, now));
         let said = judged(&before);
         match said {
             Some(Said::Signed | Said::Refused(_)) => return said,
@@ -54,13 +56,24 @@ impl KeyRing {
         judged(&self.current())
     }
 
+    /// Reads the keys if there are none.
+    pub(crate) async fn warm(&self, cluster: &Cluster, metrics: &Metrics) {
+        self.look(cluster, metrics, None).await;
+    }
+
+    /// As if somebody read the keys for as long as this is held.
+    #[cfg(test)]
+    pub(crate) async fn looking(&self) -> impl Drop {
+        self.looked.lock().await
+    }
+
     fn current(&self) -> Option<Arc<ClusterKeys>> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Reads the keys, unless somebody else has since `before`, or it was tried a moment ago.
     async fn look(&self, cluster: &Cluster, metrics: &Metrics, before: Option<&Arc<ClusterKeys>>) {
-        let mut looked = self.looked.lock().await;
+        let Ok(mut looked) = timeout(TURN, self.looked.lock()).await else { return };
         let same = match (self.current().as_ref(), before) {
             (Some(now), Some(before)) => Arc::ptr_eq(now, before),
             (now, before) => now.is_none() && before.is_none(),
@@ -68,8 +81,10 @@ impl KeyRing {
         if !same || looked.is_some_and(|at| at.elapsed() < BETWEEN_LOOKS) {
             return;
         }
+        let read = read(cluster).await;
+        // Counted from the end: a cluster that answers slowly is asked the less.
         *looked = Some(Instant::now());
-        match read(cluster).await {
+        match read {
             Ok(keys) => {
                 metrics.key_fetch(FetchResult::Read);
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(keys));

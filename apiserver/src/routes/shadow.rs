@@ -27,11 +27,14 @@ pub(super) async fn get(
     let copy = if query.fresh { None } else { cached(&app.store, &agent) };
     let shadow = match copy {
         Some(shadow) => shadow,
-        None => live(&app.cluster, &app.store, &agent).await.inspect_err(|error| {
-            if let AccessError::Refused(refusal) = error {
-                log_refused_shadow(&agent, *refusal);
-            }
-        })?,
+        None => {
+            app.read_by(&agent)?;
+            live(&app.cluster, &app.store, &agent).await.inspect_err(|error| {
+                if let AccessError::Refused(refusal) = error {
+                    log_refused_shadow(&agent, *refusal);
+                }
+            })?
+        }
     };
     Ok(show(HttpResponse::Ok(), &shadow.view))
 }

@@ -31,26 +31,37 @@ pub(super) async fn get(
     if app.ending() {
         return Err(ApiError::new(Kind::Unavailable).detail("this replica is ending"));
     }
+    app.read_by(&agent)?;
+    // A stream that waits until it can go on takes a place as one does that is open.
+    let mut place = app.streams.enter(&agent.node_name);
     let mut seen = app.store.subscribe(&agent.shadow_name());
-    let (follower, resumed) = match from {
-        None => (Follower::new(agent.clone()), false),
-        Some(from) => match resume(&app.cluster, &app.store, &agent, &mut seen, &from).await {
-            Ok(etag) => (Follower::resuming(agent.clone(), etag), true),
-            Err(ResumeError::Call(error)) => return Err(unavailable(error)),
-            Err(ResumeError::Behind) => {
-                app.metrics.resumes_refused.inc();
-                return Err(ApiError::new(Kind::Unavailable).detail("this replica is behind"));
+    let follower = match from {
+        None => Follower::new(agent.clone()),
+        Some(from) => {
+            let resumed = tokio::select! {
+                resumed = resume(&app.cluster, &app.store, &agent, &mut seen, &from) => resumed,
+                _ = &mut place.displaced => {
+                    return Err(ApiError::new(Kind::Unavailable).detail("newer streams have taken its place"));
+                }
+            };
+            match resumed {
+                Ok(etag) => Follower::resuming(agent.clone(), etag),
+                Err(ResumeError::Call(error)) => return Err(unavailable(error)),
+                Err(ResumeError::Behind) => {
+                    app.metrics.resumes_refused.inc();
+                    return Err(ApiError::new(Kind::Unavailable).detail("this replica is behind"));
+                }
             }
-        },
+        }
     };
     let metrics = app.metrics.clone();
     let lifetime = Lifetime {
         age: age(app.stream_max_age.0, rand::random(), agent.expires, (app.now)()),
         shutdown: app.shutdown.clone(),
         turn: rand::random(),
-        place: app.streams.enter(&agent.node_name),
+        place,
     };
-    let stream = AgentStream::new(follower, seen, lifetime, resumed, move |refusal| {
+    let stream = AgentStream::new(follower, seen, lifetime, move |refusal| {
         metrics.refusal(refusal);
         log_refused_shadow(&agent, refusal);
     });

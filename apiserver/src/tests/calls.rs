@@ -74,7 +74,7 @@ async fn nobody_else_gets_anything() {
     assert_eq!(problem(server.put("agent-of-older-a", "x", report.clone()).await).await, old);
     assert_eq!(problem(server.put("agent-b", "x", report).await).await, (403, "forbidden".into()));
     let mut lines = Lines::open(&server, "agent-of-older-a").await;
-    assert_eq!(lines.next().await, Some(WatchLine::Absent));
+    assert_eq!(lines.next().await, Some(WatchLine::Heartbeat), "nothing is told of it");
     for path in
         ["/v1/nodes/b/../a/shadow", "/v1/nodes/a%2F..%2Fa/shadow", "/v1/nodes//shadow", "/v1/nodes/brs-a/shadow"]
     {
@@ -232,5 +232,88 @@ async fn a_stream_goes_on_where_another_ended() {
         let answer = server.get(&resume(from), "agent-a").await;
         assert_eq!(problem(answer).await, (400, "malformed-request".into()), "{from:?}");
     }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_source_with_many_connections_gets_no_more_until_one_ends() {
+    let server = Server::start(&world()).await;
+    // A client of its own for each, so that none shares a connection.
+    let certificate = std::fs::read_to_string(server.directory.0.join("tls.crt")).unwrap();
+    let url = format!("https://localhost:{}/v1/nodes/a/shadow", server.api.port());
+    let call = async |client: &reqwest::Client| client.get(&url).bearer_auth("agent-a").send().await;
+    let clients: Vec<_> = (0..8).map(|_| server.trusting(&certificate)).collect();
+    for client in &clients {
+        assert_eq!(call(client).await.unwrap().status(), StatusCode::OK);
+    }
+    let late = server.trusting(&certificate);
+    assert!(call(&late).await.is_err(), "it is closed");
+    assert_eq!(call(&clients[0]).await.unwrap().status(), StatusCode::OK, "the others go on");
+    let (_, metrics) = server.plain("/metrics").await;
+    assert!(!metrics.contains("brupop_apiserver_connections_refused_total 0"), "{metrics}");
+    drop(clients);
+    let deadline = Instant::now() + DEADLINE;
+    while call(&late).await.is_err() {
+        assert!(Instant::now() < deadline, "those that ended still count");
+        sleep(Duration::from_millis(20)).await;
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn many_tokens_at_once_that_nobody_signed_are_no_way_past_the_limit() {
+    let world = world().publishing();
+    let server = Server::start(&world).await;
+    let foreign = |number: usize| {
+        let mut claims = claims("x", i64::from(i32::MAX));
+        (claims["iss"], claims["jti"]) = (json!("https://elsewhere"), json!(number.to_string()));
+        Issuer::new("x").sign(&claims)
+    };
+    let calls = (0..400).map(|number| server.request(Method::GET, "/v1/nodes/a/shadow", &foreign(number)).send());
+    // Few connections, and all of these requests at hand at once on each.
+    let answers: Vec<_> =
+        futures::StreamExt::collect(futures::StreamExt::buffer_unordered(futures::stream::iter(calls), 8)).await;
+    let refused =
+        |status: u16| answers.iter().filter(|answer| answer.as_ref().is_ok_and(|a| a.status() == status)).count();
+    assert!(refused(429) > 0 && refused(401) > 0, "{} {}", refused(429), refused(401));
+    assert_eq!(world.reviews(), refused(401), "what was over the limit asked nobody");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_of_another_account_is_refused_without_a_review_and_counts_against_its_source() {
+    let world = world().publishing();
+    let server = Server::start(&world).await;
+    let mut claims = claims("controller", crate::clock::now().as_second() + 600);
+    claims["sub"] = json!("system:serviceaccount:brupop-system:brupop-controller");
+    let other = world.issuer.as_ref().as_ref().unwrap().sign(&claims);
+    let mut last = (0, String::new());
+    for number in 0..1_000 {
+        last = problem(server.get("/v1/nodes/a/shadow", &other).await).await;
+        if last.0 == 429 {
+            break;
+        }
+        assert_eq!(last, (403, "forbidden".into()), "{number}");
+    }
+    assert_eq!(last.0, 429);
+    assert_eq!(world.reviews(), 0);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_that_opens_streams_without_end_is_told_to_wait_and_reports_all_the_same() {
+    let server = Server::start(&world()).await;
+    let view: ShadowView = server.get("/v1/nodes/a/shadow", "agent-a").await.json().await.unwrap();
+    let mut last = 0;
+    for _ in 0..100 {
+        last = server.get("/v1/nodes/a/shadow?fresh=true", "agent-a").await.status().as_u16();
+        if last == 429 {
+            break;
+        }
+    }
+    assert_eq!(last, 429);
+    let stream = server.get("/v1/nodes/a/shadow/watch", "agent-a").await;
+    assert_eq!(problem(stream).await, (429, "too-many-requests".into()));
+    assert_eq!(server.put("agent-a", &view.etag, json!({"state": "Idle"})).await.status(), StatusCode::OK);
     server.stop().await;
 }

@@ -167,7 +167,7 @@ fn review(token: &str) -> Value {
     let status = match jsonwebtoken::dangerous::insecure_decode_claims::<Value>(token)
         .ok()
         .as_ref()
-        .map_or(token, |claims| claims["sub"].as_str().unwrap())
+        .map_or(token, |claims| claims["jti"].as_str().unwrap())
     {
         "agent-a" => agent("a", "node-1"),
         "agent-b" => agent("b", "node-2"),
@@ -204,6 +204,7 @@ impl Server {
             agent_service_account: "brupop-agent".into(),
             audience: "brupop-apiserver".into(),
             stream_max_age: models::duration::Duration::from_mins(10),
+            connections_per_source: 8,
             log_filter: String::new(),
         };
         let running = Running::start(&config, world.client()).await.unwrap();
