@@ -10,7 +10,6 @@ use actix_web::middleware::Next;
 use actix_web::web;
 
 use crate::app::App;
-use crate::limit::Source;
 use crate::problem::ApiError;
 
 /// Longest path that is written to the log, in characters: the rest was chosen by a stranger.
@@ -41,9 +40,9 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
         if let Some(refusal) = refusal {
             app.metrics.refusal(refusal);
         }
-        if status.is_client_error() {
+        if !status.is_success() {
             // Strangers fill no disk: what is left out is counted above, and said with the next line.
-            if peer.is_some_and(|peer| app.told.take(Source::from(peer), begun).is_err()) {
+            if peer.is_some_and(|peer| app.told.take(app.sources.of(peer), begun).is_err()) {
                 app.untold.fetch_add(1, Ordering::Relaxed);
                 return Ok(response);
             }
@@ -54,7 +53,7 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     let (status, milliseconds) = (status.as_u16(), u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX));
     let (refusal, cause) = (refusal.map(crate::auth::Refusal::as_str), error.and_then(ApiError::chain));
     if status >= 500 {
-        tracing::error!(target: "access", %method, path, route, status, milliseconds, peer, version, cause, "request");
+        tracing::error!(target: "access", %method, path, route, status, milliseconds, peer, version, cause, untold, "request");
     } else if status >= 400 {
         tracing::info!(target: "access", %method, path, route, status, milliseconds, peer, version, refusal, cause, untold, "request");
     } else {

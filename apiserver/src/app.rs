@@ -16,7 +16,7 @@ use crate::auth::identity::{AgentIdentity, Bearer, check};
 use crate::auth::review::{ReviewError, Reviewer, Standing};
 use crate::auth::token::Token;
 use crate::cluster::{CallError, Cluster};
-use crate::limit::{Limiter, Source};
+use crate::limit::{Limiter, Source, Sources};
 use crate::metrics::Metrics;
 use crate::problem::{ApiError, Kind};
 use crate::store::Store;
@@ -34,8 +34,11 @@ pub(crate) struct App {
     pub(crate) refused: Limiter<Source>,
     /// Reports, by node.
     pub(crate) reports: Limiter<String>,
-    /// Streams that are opened and reads past this replica's copy, by node.
+    /// Reads and streams that are opened, by node.
     pub(crate) reads: Limiter<String>,
+    /// TokenReviews of signed tokens, by the node that they name.
+    pub(crate) reviews: Limiter<String>,
+    pub(crate) sources: Sources,
     /// Lines in the log about what was refused, by where it came from.
     pub(crate) told: Limiter<Source>,
     /// How many such lines were left out since the last one.
@@ -57,7 +60,7 @@ impl App {
         self.shutdown.borrow().is_some()
     }
 
-    /// Counts a read of a node's agent that costs the cluster one.
+    /// Counts a read of a node's agent, or a stream that it opens.
     pub(crate) fn read_by(&self, agent: &AgentIdentity) -> Result<(), ApiError> {
         let taken = self.reads.take(agent.node_name.clone(), Instant::now());
         taken.map_err(|wait| ApiError::refused(Refusal::TooManyReads).retry_after(Some(seconds(wait))))
@@ -86,10 +89,11 @@ impl FromRequest for Agent {
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         let app = request.app_data::<web::Data<App>>().cloned();
         let token = Token::from_headers(request.headers());
-        let source = request.peer_addr().map(|peer| Source::from(peer.ip()));
+        let peer = request.peer_addr();
         let node = request.match_info().get("node").unwrap_or_default().to_owned();
         Box::pin(async move {
             let app = app.ok_or_else(|| ApiError::new(Kind::Internal))?;
+            let source = peer.map(|peer| app.sources.of(peer.ip()));
             let bearer = authenticate(&app, source, token).await?;
             match check(&bearer, &app.agent_username, &node) {
                 Ok(agent) => Ok(Self(agent)),
@@ -126,26 +130,45 @@ async fn authenticate(
         }
     };
     let token = token.map_err(ApiError::refused)?;
-    let standing = app.reviewer.check(&token).await.map_err(ApiError::refused)?;
-    if standing == Standing::Signed {
+    let standing = match app.reviewer.check(&token).await {
+        Ok(standing) => standing,
+        Err(error) => {
+            if matches!(error, ReviewError::NoKeys) {
+                give_back();
+            }
+            return Err(reviewed(error));
+        }
+    };
+    // What a node's agent sends is not held against its neighbours any more, but a node may have any number of tokens made.
+    if let Standing::Signed { node } = &standing {
         give_back();
+        if let Err(wait) = app.reviews.take(node.clone().unwrap_or_default(), Instant::now()) {
+            return Err(ApiError::refused(Refusal::TooManyTokens).retry_after(Some(seconds(wait))));
+        }
     }
-    let judged = app.reviewer.review(&token, standing).await;
-    match (&judged, standing) {
-        (Ok(_) | Err(ReviewError::Unavailable(_)), Standing::Unchecked) => give_back(),
-        (Err(ReviewError::Refused(_)), Standing::Signed) => {
+    let judged = app.reviewer.review(&token, &standing).await;
+    match (&judged, &standing) {
+        (Ok(_), Standing::Unchecked) => give_back(),
+        (Err(ReviewError::Refused(_)), Standing::Signed { .. }) => {
             if let Some(source) = source {
                 app.refused.charge(source, Instant::now());
             }
         }
-        // Who makes the server busy with what nobody signed pays for it.
-        (Err(ReviewError::Refused(_) | ReviewError::Busy), Standing::Unchecked) | (_, Standing::Signed) => {}
+        // Who keeps the server busy with what nobody signed pays for it.
+        (Err(_), Standing::Unchecked) | (_, Standing::Signed { .. }) => {}
     }
-    judged.map_err(|error| match error {
+    judged.map_err(reviewed)
+}
+
+/// What a client is told that has no bearer's name.
+fn reviewed(error: ReviewError) -> ApiError {
+    match error {
         ReviewError::Refused(refusal) => ApiError::refused(refusal),
         ReviewError::Unavailable(error) => unavailable(error),
-        ReviewError::Busy => ApiError::new(Kind::Unavailable),
-    })
+        ReviewError::Busy => ApiError::new(Kind::Unavailable).cause("too many tokens wait for a TokenReview"),
+        ReviewError::NoKeys => ApiError::new(Kind::Unavailable)
+            .cause("the cluster's keys cannot be read, and the token is signed by a new one"),
+    }
 }
 
 /// What the cluster says about the bearer of a good token that is of no use here.

@@ -46,10 +46,15 @@ pub struct Config {
     #[arg(long, env = "BRUPOP_STREAM_MAX_AGE", default_value = "10m", value_parser = parse_stream_age)]
     pub stream_max_age: Duration,
 
-    /// Most connections from one address (of IPv6, from one /64 network); 0 for no limit. An agent has two: raise it where
-    /// many agents reach the web API from one address, as behind a proxy.
-    #[arg(long, env = "BRUPOP_CONNECTIONS_PER_SOURCE", default_value_t = 256)]
+    /// Most connections from one address; 0 for no limit. An agent has two: raise it where many agents reach the web API from
+    /// one address, as behind a proxy.
+    #[arg(long, env = "BRUPOP_CONNECTIONS_PER_SOURCE", default_value_t = 64)]
     pub connections_per_source: usize,
+
+    /// How many leading bits of an IPv6 address tell one source of connections and bad tokens from another: the length of the
+    /// network that a single node has, where it has one of its own.
+    #[arg(long, env = "BRUPOP_IPV6_SOURCE_PREFIX", default_value_t = 128, value_parser = clap::value_parser!(u8).range(1..=128))]
+    pub ipv6_source_prefix: u8,
 
     /// What to log, in the syntax of RUST_LOG, such as info,apiserver=debug.
     #[arg(long, env = "RUST_LOG", default_value = "info,actix_server=warn")]

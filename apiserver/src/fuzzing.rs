@@ -85,7 +85,8 @@ fn bearer_tokens(data: &[u8]) {
     assert_eq!(token.digest(), token.digest());
     let _ = token.expires();
     if let Ok(keys) = ClusterKeys::read(DISCOVERY, KEYS) {
-        assert_ne!(keys.judge(text, &wanted(), Timestamp::UNIX_EPOCH), Said::Signed, "a forged token passes");
+        let said = keys.judge(text, &wanted(), Timestamp::UNIX_EPOCH);
+        assert!(!matches!(said, Said::Signed { .. }), "a forged token passes");
     }
 }
 
@@ -105,7 +106,7 @@ fn cluster_keys(data: &[u8]) {
     let (discovery, set) = text.split_once('\n').unwrap_or((DISCOVERY, &text));
     let Ok(keys) = ClusterKeys::read(discovery, set) else { return };
     let said = keys.judge("e30.e30.c2ln", &wanted(), Timestamp::UNIX_EPOCH);
-    assert_ne!(said, Said::Signed, "an unsigned token passes");
+    assert!(!matches!(said, Said::Signed { .. }), "an unsigned token passes");
 }
 
 /// `If-Match`, and the resource version that a stream begins at.

@@ -105,15 +105,26 @@ impl<K: Hash + Eq> State<K> {
     }
 }
 
-/// The source of a request, as far as one can be told from another: an IPv4 address, or the /64 network of an IPv6 one, in
-/// which a single machine may choose addresses at will.
+/// The source of a request, as far as one can be told from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Source(IpAddr);
 
-impl From<IpAddr> for Source {
-    fn from(address: IpAddr) -> Self {
-        Self(match address.to_canonical() {
-            IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & (u128::MAX << 64)).into()),
+/// What is one source.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sources {
+    /// How many leading bits of an IPv6 address count, 128 at most: the length of what a single node may choose from. An IPv4
+    /// address counts whole.
+    pub(crate) ipv6_prefix: u8,
+}
+
+impl Sources {
+    /// The source that an address belongs to.
+    pub(crate) fn of(self, address: IpAddr) -> Source {
+        Source(match address.to_canonical() {
+            IpAddr::V6(v6) => {
+                let rest = 128_u32.saturating_sub(self.ipv6_prefix.into());
+                IpAddr::V6((v6.to_bits() & u128::MAX.checked_shl(rest).unwrap_or(0)).into())
+            }
             v4 @ IpAddr::V4(_) => v4,
         })
     }
@@ -178,11 +189,15 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_one_ipv6_network_are_one_source() {
-        let source = |text: &str| Source::from(text.parse::<IpAddr>().unwrap());
-        assert_eq!(source("2001:db8:0:1::1"), source("2001:db8:0:1:ffff::2"));
-        assert_ne!(source("2001:db8:0:1::1"), source("2001:db8:0:2::1"));
-        assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
-        assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+    fn addresses_of_one_ipv6_network_are_one_source_where_that_is_asked_for() {
+        let source = |prefix, text: &str| Sources { ipv6_prefix: prefix }.of(text.parse::<IpAddr>().unwrap());
+        assert_eq!(source(64, "2001:db8:0:1::1"), source(64, "2001:db8:0:1:ffff::2"));
+        assert_ne!(source(64, "2001:db8:0:1::1"), source(64, "2001:db8:0:2::1"));
+        assert_ne!(source(128, "2001:db8:0:1::1"), source(128, "2001:db8:0:1::2"));
+        assert_eq!(source(0, "2001:db8:0:1::1"), source(0, "::2"));
+        for prefix in [0, 64, 128] {
+            assert_ne!(source(prefix, "10.0.0.1"), source(prefix, "10.0.0.2"));
+            assert_eq!(source(prefix, "::ffff:10.0.0.1"), source(prefix, "10.0.0.1"));
+        }
     }
 }

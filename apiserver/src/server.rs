@@ -6,7 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use actix_web::dev::Server;
+use actix_http::{HttpService, TlsAcceptorConfig};
+use actix_server::Server;
+use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, map_config};
+use actix_tls::accept::max_concurrent_tls_connect;
+use actix_web::dev::AppConfig;
 use actix_web::middleware::from_fn;
 use actix_web::{App as WebApp, HttpServer, web};
 use kube::Client;
@@ -23,7 +27,7 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::heads::limited;
-use crate::limit::{Allowance, Limiter};
+use crate::limit::{Allowance, Limiter, Sources};
 use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::streams::Streams;
@@ -34,8 +38,8 @@ use crate::{clock, routes};
 const WORKERS: usize = 2;
 /// Connections of one worker. An agent has two: its stream, and one for its reports.
 const CONNECTIONS: usize = 8_192;
-/// Handshakes of one worker at a time. More wait for their turn, unaccepted.
-const HANDSHAKES: usize = 256;
+/// Handshakes of one worker at a time. More wait for their turn: many more than one source may have connections.
+const HANDSHAKES: usize = 1_024;
 /// How long requests may take after the last stream has ended.
 const GRACE_SECONDS: u64 = 5;
 /// How many streams end in a second when the server does, so that their agents do not all reach another replica at once.
@@ -49,15 +53,20 @@ const SHORTEST_LEAVE: Duration = Duration::from_secs(3);
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// How long a client may take for its part of a handshake, or for the head of a request.
 const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a client may take to close its side of a connection.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// How many refused tokens a source may send. Behind one address may be many agents, all of which a lagging clock can refuse
 /// at once; a guess at a signature needs more than any number that could stand here.
 const REFUSED: Allowance = Allowance { burst: 200, every: Duration::from_millis(50) };
 /// How many lines of the log are about what a source was refused. What is left out is counted.
 const TOLD: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
-/// How many streams a node's agent may open, and shadows read past this replica's copy. It opens one, waits longer each time
-/// that it ends early, and reads nothing else.
+/// How many streams a node's agent may open, and shadows read. It opens one, waits longer each time that it ends early, and
+/// reads nothing else.
 const READS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
+/// How many new tokens of a node's agent are reviewed. kubelet gives it one in some minutes, which is reviewed again for each
+/// burst of requests, as is another's after a restart.
+const REVIEWS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
 /// How many reports a node's agent may send. An update is about five, within seconds on an instant host; each that meets
 /// a change of the shadow is sent again.
 const REPORTS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
@@ -131,6 +140,7 @@ impl Running {
         let certificate = Arc::new(CertificateSlot::default());
         let ending = watch::Sender::new(None);
         let streams = Streams::new(metrics.streams.clone());
+        let sources = Sources { ipv6_prefix: config.ipv6_source_prefix };
         let username = agent_username(&config.agent_namespace, &config.agent_service_account);
         let wanted = Wanted { audience: config.audience.clone(), username: username.clone() };
         let app = web::Data::new(App {
@@ -139,6 +149,8 @@ impl Running {
             refused: Limiter::new(REFUSED),
             reports: Limiter::new(REPORTS),
             reads: Limiter::new(READS),
+            reviews: Limiter::new(REVIEWS),
+            sources,
             told: Limiter::new(TOLD),
             untold: AtomicU64::new(0),
             store: Arc::clone(&store),
@@ -158,28 +170,41 @@ impl Running {
 
         let (api_listener, api) = listen(config.listen)?;
         let (plain_listener, plain) = listen(config.plain_listen)?;
-        let connections = Connections::new(config.connections_per_source, connections_refused);
+        let connections = Connections::new(sources, config.connections_per_source, connections_refused);
         let (api_app, warmed) = (app.clone(), app.clone());
-        let api_server = HttpServer::new(move || {
-            WebApp::new()
-                .app_data(api_app.clone())
-                .wrap(from_fn(limited))
-                // Around everything else, so that it sees every answer.
-                .wrap(from_fn(access_log))
-                .configure(routes::api)
-        })
-        .workers(WORKERS)
-        .on_connect(move |connection, held| connections.opened(connection, held))
-        .max_connections(CONNECTIONS)
-        .max_connection_rate(HANDSHAKES)
-        .keep_alive(KEEP_ALIVE)
-        .client_request_timeout(CLIENT_DEADLINE)
-        .tls_handshake_timeout(CLIENT_DEADLINE)
-        .shutdown_timeout(GRACE_SECONDS)
-        .disable_signals()
-        .listen_rustls_0_23(api_listener, tls)
-        .map_err(RunError::Serve)?
-        .run();
+        max_concurrent_tls_connect(HANDSHAKES);
+        let builder = Server::build().workers(WORKERS).max_concurrent_connections(CONNECTIONS);
+        let ending_api = builder.graceful_shutdown_signal();
+        let api_server = builder
+            .shutdown_timeout(GRACE_SECONDS)
+            .disable_signals()
+            .listen("api", api_listener, move || {
+                let app = WebApp::new()
+                    .app_data(api_app.clone())
+                    .wrap(from_fn(limited))
+                    // Around everything else, so that it sees every answer.
+                    .wrap(from_fn(access_log))
+                    .configure(routes::api)
+                    .into_factory()
+                    .map_err(|error: actix_web::Error| error.error_response());
+                let ending = ending_api.clone();
+                let http = HttpService::build()
+                    .graceful_shutdown_signal(move || {
+                        let ending = ending.clone();
+                        async move { ending.notified().await }
+                    })
+                    .keep_alive(KEEP_ALIVE)
+                    .client_request_timeout(CLIENT_DEADLINE)
+                    .client_disconnect_timeout(GOODBYE)
+                    .finish(map_config(app, |()| AppConfig::default()))
+                    .rustls_0_23_with_config(
+                        tls.clone(),
+                        TlsAcceptorConfig::default().handshake_timeout(CLIENT_DEADLINE),
+                    );
+                Arc::clone(&connections).limit(http)
+            })
+            .map_err(RunError::Serve)?
+            .run();
         let plain_server = HttpServer::new(move || WebApp::new().app_data(app.clone()).configure(routes::plain))
             .workers(1)
             .client_request_timeout(CLIENT_DEADLINE)

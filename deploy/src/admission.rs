@@ -11,7 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{
     Variable,
 };
 use kube::Resource;
-use models::names::{APISERVER, CONTROLLER_MANAGER, GROUP, SYSTEM_NAMESPACE};
+use models::names::{AGENT_MANAGER, APISERVER, CONTROLLER_MANAGER, GROUP, SYSTEM_NAMESPACE};
 use models::shadow::{AGENT_CONDITIONS, AgentReport, BottlerocketShadow, ControllerReport};
 use schemars::schema_for;
 use serde_json::Value;
@@ -156,9 +156,12 @@ fn owns_nothing_more(entry: &str) -> String {
         format!("{now}.all(f, f in {} || {before}[?f] == {now}[?f])", list(&free))
     });
     let same = ["manager", "operation", "subresource"].map(|part| format!("b.?{part} == {entry}.?{part}"));
-    // An entry that is new is held against one of nothing.
+    // An entry that is new is held against one of nothing. It is the agents', or there would be no end of them.
+    let new = format!("({entry}.?manager.orValue('') == '{AGENT_MANAGER}' ? [dyn({{}})] : [])");
+    // What the API server itself notes at the first apply to an object of which nobody has said who owns it.
+    let first = format!("size(variables.ownersBefore) == 0 && {entry}.?manager.orValue('') == 'before-first-apply'");
     format!(
-        "([dyn({{}})] + variables.ownersBefore.filter(b, {})).exists(b, {})",
+        "({new} + variables.ownersBefore.filter(b, {})).exists(b, {}) || ({first})",
         same.join(" && "),
         within.join(" && ")
     )

@@ -46,10 +46,13 @@ pub(crate) struct Wanted {
 }
 
 /// What the keys say about a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Said {
     /// Signed by the cluster, for us, of an agent, and not expired.
-    Signed,
+    Signed {
+        /// Uid of the node whose agent it is, where the token says so.
+        node: Option<String>,
+    },
     /// It is refused.
     Refused(Refusal),
     /// It is signed by a key that is not among these. They may be old.
@@ -79,31 +82,29 @@ impl ClusterKeys {
     /// What they say about a token.
     pub(crate) fn judge(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Said {
         match self.check(token, wanted, now) {
-            Ok(()) => Said::Signed,
+            Ok(node) => Said::Signed { node },
             Err(said) => said,
         }
     }
 
-    fn check(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Result<(), Said> {
-        let malformed = Said::Refused(Refusal::MalformedToken);
-        let header = decode_header(token).map_err(|_| malformed)?;
+    fn check(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Result<Option<String>, Said> {
+        let malformed = || Said::Refused(Refusal::MalformedToken);
+        let header = decode_header(token).map_err(|_| malformed())?;
         // Read before the signature is checked, and so only to tell which keys could have made it.
-        let claims: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed)?;
-        if claims.iss.ok_or(malformed)? != self.issuer {
+        let claims: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed())?;
+        if claims.iss.ok_or_else(malformed)? != self.issuer {
             return Err(Said::OtherIssuer);
         }
         let (key, algorithm) = header.kid.and_then(|id| self.keys.get(&id)).ok_or(Said::UnknownKey)?;
-        // The key says how it signs, and never the token.
-        if header.alg != *algorithm {
-            return Err(Said::Refused(Refusal::Forged));
-        }
+        // The key says how it signs, and never the token: one of another algorithm is refused below.
         let mut validation = Validation::new(*algorithm);
         // The claims are compared below, by our own clock.
         validation.required_spec_claims.clear();
         validation.validate_exp = false;
         validation.validate_aud = false;
         let claims = decode::<Claims>(token, key, &validation).map_err(|_| Said::Refused(Refusal::Forged))?.claims;
-        claims.check(wanted, now).map_err(Said::Refused)
+        claims.check(wanted, now).map_err(Said::Refused)?;
+        Ok(claims.kubernetes.and_then(|bound| bound.node).map(|node| node.uid))
     }
 }
 
@@ -115,6 +116,19 @@ struct Claims {
     aud: Option<Audience>,
     exp: Option<i64>,
     nbf: Option<i64>,
+    #[serde(rename = "kubernetes.io")]
+    kubernetes: Option<Bound>,
+}
+
+/// What Kubernetes says of who a token is bound to.
+#[derive(Clone, Deserialize)]
+struct Bound {
+    node: Option<BoundNode>,
+}
+
+#[derive(Clone, Deserialize)]
+struct BoundNode {
+    uid: String,
 }
 
 #[derive(Clone, Deserialize)]
@@ -223,7 +237,8 @@ pub(crate) mod tests {
 
     /// What an agent's token says. The name tells one from another.
     pub(crate) fn claims(name: &str, expires: i64) -> Value {
-        json!({"iss": ISSUER, "aud": [AUDIENCE], "exp": expires, "nbf": expires - 600, "sub": AGENT, "jti": name})
+        json!({"iss": ISSUER, "aud": [AUDIENCE], "exp": expires, "nbf": expires - 600, "sub": AGENT, "jti": name,
+            "kubernetes.io": {"node": {"name": name, "uid": format!("uid of {name}")}}})
     }
 
     fn set(issuers: &[&Issuer]) -> String {
@@ -255,10 +270,13 @@ pub(crate) mod tests {
     fn a_token_of_the_cluster_for_us_passes() {
         let issuer = Issuer::new("k");
         let keys = keys(&[&Issuer::new("other"), &issuer]);
-        assert_eq!(judge(&keys, &issuer.sign(&good())), Said::Signed);
-        assert_eq!(judge(&keys, &issuer.sign(&with("aud", json!(AUDIENCE)))), Said::Signed);
-        assert_eq!(judge(&keys, &issuer.sign(&with("aud", json!(["x", AUDIENCE])))), Said::Signed);
-        assert_eq!(judge(&keys, &issuer.sign(&with("nbf", Value::Null))), Said::Signed);
+        let signed = Said::Signed { node: Some("uid of a".into()) };
+        assert_eq!(judge(&keys, &issuer.sign(&good())), signed);
+        let bound = with("kubernetes.io", json!({"pod": {"uid": "p"}}));
+        assert_eq!(judge(&keys, &issuer.sign(&bound)), Said::Signed { node: None });
+        assert_eq!(judge(&keys, &issuer.sign(&with("aud", json!(AUDIENCE)))), signed);
+        assert_eq!(judge(&keys, &issuer.sign(&with("aud", json!(["x", AUDIENCE])))), signed);
+        assert_eq!(judge(&keys, &issuer.sign(&with("nbf", Value::Null))), signed);
     }
 
     #[test]
@@ -279,7 +297,11 @@ pub(crate) mod tests {
         ] {
             assert_eq!(judge(&keys, &issuer.sign(&claims)), Said::Refused(refusal), "{claims}");
         }
-        assert_eq!(judge(&keys, &issuer.sign(&with("exp", json!(NOW - minute + 1)))), Said::Signed, "clocks differ");
+        assert_eq!(
+            judge(&keys, &issuer.sign(&with("exp", json!(NOW - minute + 1)))),
+            Said::Signed { node: Some("uid of a".into()) },
+            "clocks differ"
+        );
     }
 
     #[test]

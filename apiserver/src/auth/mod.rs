@@ -47,12 +47,14 @@ pub(crate) enum Refusal {
     TooManyRefusals,
     /// The node's agent reports more often than any update needs.
     TooManyReports,
+    /// The node's agent sends more tokens than kubelet gives it.
+    TooManyTokens,
     /// The node's agent reads, or opens streams, more often than any update needs.
     TooManyReads,
 }
 
 impl Refusal {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::NoToken,
         Self::MalformedToken,
         Self::Forged,
@@ -70,6 +72,7 @@ impl Refusal {
         Self::TooManyRefusals,
         Self::TooManyReports,
         Self::TooManyReads,
+        Self::TooManyTokens,
     ];
 
     pub(crate) const fn as_str(self) -> &'static str {
@@ -91,6 +94,7 @@ impl Refusal {
             Self::TooManyRefusals => "TooManyRefusals",
             Self::TooManyReports => "TooManyReports",
             Self::TooManyReads => "TooManyReads",
+            Self::TooManyTokens => "TooManyTokens",
         }
     }
 
@@ -108,7 +112,9 @@ impl Refusal {
             Self::OtherAccount | Self::NoPod | Self::NoNode | Self::OtherNode => Kind::Forbidden,
             Self::AgentTokenForOldNode => Kind::AgentTokenForOldNode,
             Self::ShadowWithoutNode => Kind::NoShadow,
-            Self::TooManyRefusals | Self::TooManyReports | Self::TooManyReads => Kind::TooManyRequests,
+            Self::TooManyRefusals | Self::TooManyReports | Self::TooManyReads | Self::TooManyTokens => {
+                Kind::TooManyRequests
+            }
         }
     }
 }

@@ -45,6 +45,8 @@ pub(crate) enum ReviewError {
     Unavailable(CallError),
     /// Too many others wait for an answer.
     Busy,
+    /// The token is signed by a key that is not known, and the cluster does not say which it publishes now.
+    NoKeys,
 }
 
 #[derive(Clone)]
@@ -57,10 +59,13 @@ struct Remembered {
 type Slot = Arc<AsyncMutex<Option<Remembered>>>;
 
 /// How much stands behind a token before the cluster is asked about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// The cluster's own signature, over an agent's name and our audience.
-    Signed,
+    Signed {
+        /// Uid of the agent's node, where the token says so.
+        node: Option<String>,
+    },
     /// Nothing: the cluster's keys cannot be read, or they are not of this token's issuer.
     Unchecked,
 }
@@ -102,19 +107,20 @@ impl Reviewer {
     }
 
     /// What the cluster's keys say about a token. It takes no call to the cluster, unless the keys have to be read.
-    pub(crate) async fn check(&self, token: &Token) -> Result<Standing, Refusal> {
+    pub(crate) async fn check(&self, token: &Token) -> Result<Standing, ReviewError> {
         match self.keys.judge(&self.cluster, &self.metrics, token, &self.wanted, (self.now)()).await {
-            Some(Said::Signed) => Ok(Standing::Signed),
-            Some(Said::Refused(refusal)) => Err(self.forged(refusal)),
-            Some(Said::UnknownKey) => Err(self.forged(Refusal::UnknownKey)),
-            Some(Said::OtherIssuer) | None => Ok(Standing::Unchecked),
+            Some((Said::Signed { node }, _)) => Ok(Standing::Signed { node }),
+            Some((Said::Refused(refusal), _)) => Err(self.forged(refusal)),
+            Some((Said::UnknownKey, true)) => Err(self.forged(Refusal::UnknownKey)),
+            Some((Said::UnknownKey, false)) => Err(ReviewError::NoKeys),
+            Some((Said::OtherIssuer, _)) | None => Ok(Standing::Unchecked),
         }
     }
 
     /// What the cluster says about the bearer of a token.
-    pub(crate) async fn review(&self, token: &Token, standing: Standing) -> Result<Arc<Bearer>, ReviewError> {
+    pub(crate) async fn review(&self, token: &Token, standing: &Standing) -> Result<Arc<Bearer>, ReviewError> {
         let lane = match standing {
-            Standing::Signed => &self.signed,
+            Standing::Signed { .. } => &self.signed,
             Standing::Unchecked => {
                 self.metrics.unchecked_tokens.inc();
                 &self.unchecked
@@ -141,9 +147,9 @@ impl Reviewer {
         verdict.map_err(ReviewError::Refused)
     }
 
-    fn forged(&self, refusal: Refusal) -> Refusal {
+    fn forged(&self, refusal: Refusal) -> ReviewError {
         self.metrics.token_review(ReviewResult::RefusedByKeys);
-        refusal
+        ReviewError::Refused(refusal)
     }
 
     /// What is remembered of a token, unless somebody asks for it right now.
@@ -223,6 +229,8 @@ fn good_for(expires: Option<Timestamp>, now: Timestamp) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicI64, Ordering};
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -277,8 +285,8 @@ mod tests {
             if let Some(bearer) = self.reviewer.remembered(token) {
                 return Ok(bearer);
             }
-            let standing = self.reviewer.check(token).await.map_err(ReviewError::Refused)?;
-            self.reviewer.review(token, standing).await
+            let standing = self.reviewer.check(token).await?;
+            self.reviewer.review(token, &standing).await
         }
 
         fn token(&self, name: &str, expires: i64) -> Token {
@@ -386,7 +394,8 @@ mod tests {
         world.publish(Value::Null);
         tokio::time::advance(Duration::from_secs(10)).await;
         let unknown = of(Issuer::new("new").sign(&claims("b", NOW + 600)));
-        assert!(matches!(world.judge(&unknown).await, Err(ReviewError::Refused(Refusal::UnknownKey))));
+        assert!(matches!(world.judge(&unknown).await, Err(ReviewError::NoKeys)), "nobody can tell that it is bad");
+        assert!(matches!(world.judge(&unknown).await, Err(ReviewError::NoKeys)), "nor a moment later");
         assert_eq!(world.looks(), 2);
         world.judge(&world.token("c", NOW + 600)).await.unwrap();
     }
@@ -467,6 +476,18 @@ mod tests {
         world.judge(&token).await.unwrap();
         world.judge(&token).await.unwrap();
         assert_eq!(world.reviews(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_that_is_set_forward_past_a_tokens_expiry_ends_what_is_remembered_of_it() {
+        static CLOCK: AtomicI64 = AtomicI64::new(NOW);
+        let mut world = World::new(good);
+        world.reviewer.now = || Timestamp::from_second(CLOCK.load(Ordering::Relaxed)).unwrap();
+        let token = world.token("a", NOW + 20);
+        world.judge(&token).await.unwrap();
+        assert!(world.reviewer.remembered(&token).is_some());
+        CLOCK.store(NOW + 20, Ordering::Relaxed);
+        assert!(world.reviewer.remembered(&token).is_none());
     }
 
     #[tokio::test]

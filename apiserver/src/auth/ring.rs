@@ -21,9 +21,12 @@ const TURN: Duration = Duration::from_secs(2);
 #[derive(Default)]
 pub(crate) struct KeyRing {
     current: RwLock<Option<Arc<ClusterKeys>>>,
-    /// When the cluster last answered, or did not. Who holds the lock asks; the others wait for the answer.
-    looked: AsyncMutex<Option<Instant>>,
+    /// When the cluster was last asked, and whether it answered. Who holds the lock asks; the others wait for the answer.
+    looked: AsyncMutex<Option<(Instant, bool)>>,
 }
+
+/// Whether the keys are those that the cluster published a moment ago.
+type Fresh = bool;
 
 /// Why there are no new keys.
 #[derive(Debug, thiserror::Error)]
@@ -35,8 +38,8 @@ enum LookError {
 }
 
 impl KeyRing {
-    /// What the cluster's keys say about a token; none where there are no keys. A token that the keys do not fit has them
-    /// read again, but not too often.
+    /// What the cluster's keys say about a token, and whether they are all that the cluster publishes; none where there are no
+    /// keys. A token that the keys do not fit has them read again, but not too often.
     pub(crate) async fn judge(
         &self,
         cluster: &Cluster,
@@ -44,16 +47,15 @@ impl KeyRing {
         token: &Token,
         wanted: &Wanted,
         now: Timestamp,
-    ) -> Option<Said> {
+    ) -> Option<(Said, Fresh)> {
         let before = self.current();
         let judged = |keys: &Option<Arc<ClusterKeys>>| keys.as_ref().map(|k| k.judge(token.expose(), wanted, now));
-        let said = judged(&before);
-        match said {
-            Some(Said::Signed | Said::Refused(_)) => return said,
+        match judged(&before) {
+            Some(said @ (Said::Signed { .. } | Said::Refused(_))) => return Some((said, true)),
             None | Some(Said::UnknownKey | Said::OtherIssuer) => {}
         }
-        self.look(cluster, metrics, before.as_ref()).await;
-        judged(&self.current())
+        let fresh = self.look(cluster, metrics, before.as_ref()).await;
+        judged(&self.current()).map(|said| (said, fresh))
     }
 
     /// Reads the keys if there are none.
@@ -72,18 +74,21 @@ impl KeyRing {
     }
 
     /// Reads the keys, unless somebody else has since `before`, or it was tried a moment ago.
-    async fn look(&self, cluster: &Cluster, metrics: &Metrics, before: Option<&Arc<ClusterKeys>>) {
-        let Ok(mut looked) = timeout(TURN, self.looked.lock()).await else { return };
+    async fn look(&self, cluster: &Cluster, metrics: &Metrics, before: Option<&Arc<ClusterKeys>>) -> Fresh {
+        let Ok(mut looked) = timeout(TURN, self.looked.lock()).await else { return false };
         let same = match (self.current().as_ref(), before) {
             (Some(now), Some(before)) => Arc::ptr_eq(now, before),
             (now, before) => now.is_none() && before.is_none(),
         };
-        if !same || looked.is_some_and(|at| at.elapsed() < BETWEEN_LOOKS) {
-            return;
+        if let Some((at, answered)) = *looked
+            && (!same || at.elapsed() < BETWEEN_LOOKS)
+        {
+            return answered;
         }
         let read = read(cluster).await;
         // Counted from the end: a cluster that answers slowly is asked the less.
-        *looked = Some(Instant::now());
+        *looked = Some((Instant::now(), read.is_ok()));
+        let fresh = read.is_ok();
         match read {
             Ok(keys) => {
                 metrics.key_fetch(FetchResult::Read);
@@ -97,6 +102,7 @@ impl KeyRing {
                 );
             }
         }
+        fresh
     }
 }
 

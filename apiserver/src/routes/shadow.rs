@@ -24,17 +24,15 @@ pub(super) async fn get(
     let Ok(query) = query else {
         return Err(ApiError::new(Kind::MalformedRequest).detail("fresh is true or false"));
     };
+    app.read_by(&agent)?;
     let copy = if query.fresh { None } else { cached(&app.store, &agent) };
     let shadow = match copy {
         Some(shadow) => shadow,
-        None => {
-            app.read_by(&agent)?;
-            live(&app.cluster, &app.store, &agent).await.inspect_err(|error| {
-                if let AccessError::Refused(refusal) = error {
-                    log_refused_shadow(&agent, *refusal);
-                }
-            })?
-        }
+        None => live(&app.cluster, &app.store, &agent).await.inspect_err(|error| {
+            if let AccessError::Refused(refusal) = error {
+                log_refused_shadow(&agent, *refusal);
+            }
+        })?,
     };
     Ok(show(HttpResponse::Ok(), &shadow.view))
 }

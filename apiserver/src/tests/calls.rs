@@ -317,3 +317,39 @@ async fn an_agent_that_opens_streams_without_end_is_told_to_wait_and_reports_all
     assert_eq!(server.put("agent-a", &view.etag, json!({"state": "Idle"})).await.status(), StatusCode::OK);
     server.stop().await;
 }
+
+#[tokio::test]
+async fn good_tokens_of_others_count_against_their_source_too() {
+    let server = Server::start(&world()).await;
+    for _ in 0..300 {
+        let answer = server.get("/v1/nodes/a/shadow", "agent-b").await;
+        assert_eq!(problem(answer).await, (403, "forbidden".into()));
+    }
+    let answer = server.get("/v1/nodes/a/shadow", "never-seen").await;
+    assert_eq!(problem(answer).await, (429, "too-many-requests".into()));
+    assert_eq!(server.get("/v1/nodes/a/shadow", "agent-b").await.status(), StatusCode::FORBIDDEN, "it is known");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_has_many_tokens_made_is_told_to_wait_and_its_neighbour_is_not() {
+    let world = world().publishing();
+    let server = Server::start(&world).await;
+    let mut last = (0, String::new());
+    for number in 0..100 {
+        let mut claims = claims("agent-b", crate::clock::now().as_second() + 600);
+        claims["number"] = json!(number);
+        let token = world.issuer.as_ref().as_ref().unwrap().sign(&claims);
+        last = problem(server.get("/v1/nodes/a/shadow", &token).await).await;
+        if last.0 == 429 {
+            break;
+        }
+        assert_eq!(last, (403, "forbidden".into()));
+    }
+    assert_eq!(last, (429, "too-many-requests".into()));
+    assert_eq!(server.get("/v1/nodes/a/shadow", &world.token("agent-a")).await.status(), StatusCode::OK);
+    let (_, metrics) = server.plain("/metrics").await;
+    let told = r#"brupop_apiserver_refusals_total{reason="TooManyTokens"} 1"#;
+    assert!(metrics.contains(told), "{metrics}");
+    server.stop().await;
+}

@@ -205,6 +205,7 @@ impl Server {
             audience: "brupop-apiserver".into(),
             stream_max_age: models::duration::Duration::from_mins(10),
             connections_per_source: 8,
+            ipv6_source_prefix: 128,
             log_filter: String::new(),
         };
         let running = Running::start(&config, world.client()).await.unwrap();

@@ -224,6 +224,8 @@ impl ContainerTask {
         set("HOSTNAME", pod.metadata.name.clone().unwrap_or_default());
         set("HOME", home.display().to_string());
         set("TMPDIR", tmp.display().to_string());
+        // All pods of this machine have one address.
+        set("BRUPOP_CONNECTIONS_PER_SOURCE", "0".to_owned());
         if let Some(token) = mounts.real(&format!("{TOKEN_MOUNT}/token")) {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let text = kubeconfig(&ctx.options.api_url, &ctx.options.api_ca_file, &token, namespace);

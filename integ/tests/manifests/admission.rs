@@ -85,6 +85,16 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     let end = admin.get(NAME).await?.data["status"].take();
     ensure!(end["progress"].is_null() && end["drain"].is_null() && end["state"] == "StagedUpdate", "{end}");
 
+    // Somebody takes away the record of who owns what. The API server makes a new one, of all that there is, and the agent
+    // reports again.
+    let nobodys = Patch::Merge(json!({"metadata": {"managedFields": [{}]}}));
+    admin.patch(NAME, &PatchParams::default(), &nobodys).await.context("owners taken away")?;
+    ensure!(admin.get(NAME).await?.managed_fields().is_empty(), "there are owners left");
+    report(&web, "a report on what nobody owns", agents(&json!({"state": "Idle"}))).await?;
+    report(&web, "a report after it", agents(&whole)).await?;
+    admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&order())).await?;
+    controls(&controller, "the controller's word after it", json!({"record": {"failures": 3}})).await?;
+
     nothing_but_the_status_is_written_also_with_the_right_to(control_plane, &web).await?;
     no_other_version_is_a_way_around(control_plane, &admin).await
 }
@@ -160,6 +170,7 @@ fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
         one("a share in progress", Some(AGENT_MANAGER), apply(json!({"progress": status["progress"]})), OWNER),
         one("a share in progress by another name", Some("me"), apply(json!({"progress": status["progress"]})), OWNER),
         one("a share in a condition", Some("me"), apply(json!({"conditions": [drained]})), OWNER),
+        one("a share in the agents' half", Some("me"), apply(json!({"state": status["state"]})), OWNER),
     ])
 }
 
