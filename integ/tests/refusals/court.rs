@@ -170,15 +170,9 @@ impl Court {
         Ok(())
     }
 
-    /// The answer to a request, when the web API takes it: the many reports of these cases are more than a node may send.
+    /// The answer to a request, when the web API takes it.
     pub(crate) async fn answered(&self, request: &Request) -> anyhow::Result<Answer> {
-        loop {
-            let answer = self.way.send(request).await?;
-            if answer.status != 429 {
-                return Ok(answer);
-            }
-            sleep(Duration::from_secs(1)).await;
-        }
+        answered(&self.way, request).await
     }
 
     /// Sends a request and asserts how it is refused, and the reason in the log.
@@ -272,9 +266,21 @@ pub(crate) async fn token(
     granted.status.and_then(|status| status.token).context("no token")
 }
 
+/// The many requests of these cases are more than a node may send.
+async fn answered(way: &Way, request: &Request) -> anyhow::Result<Answer> {
+    loop {
+        let answer = way.send(request).await?;
+        if answer.status != 429 {
+            return Ok(answer);
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
 /// The wanted shadow, read past all caches.
 async fn view(way: &Way, token: &str) -> anyhow::Result<ShadowView> {
-    let answer = way.send(&Request::new("GET", format!("/v1/nodes/{WANTED}/shadow?fresh=true")).bearer(token)).await?;
+    let request = Request::new("GET", format!("/v1/nodes/{WANTED}/shadow?fresh=true")).bearer(token);
+    let answer = answered(way, &request).await?;
     ensure!(answer.status == 200, "the node's own agent is refused: {}", String::from_utf8_lossy(&answer.body));
     Ok(serde_json::from_slice(&answer.body)?)
 }

@@ -41,7 +41,7 @@ pub(crate) async fn pod_on(bed: &Bed, namespace: &str, account: &str, name: &str
 
 /// The status and kind of the answer to a look at a node's own shadow.
 async fn asked(court: &Court, node: &str, token: &str) -> anyhow::Result<(u16, String)> {
-    let answer = court.way.send(&Request::new("GET", format!("/v1/nodes/{node}/shadow")).bearer(token)).await?;
+    let answer = court.answered(&Request::new("GET", format!("/v1/nodes/{node}/shadow")).bearer(token)).await?;
     if answer.status == 200 { Ok((200, String::new())) } else { answer.refusal() }
 }
 
@@ -55,7 +55,7 @@ async fn until_refused(court: &Court, node: &str, token: &str, told: (u16, &str)
         }
         // The API server itself remembers for some ten seconds that a token was good, and a new Node has no shadow at first.
         ensure!([200, 404].contains(&status) && begun.elapsed() < LIMIT, "{status} {kind}");
-        sleep(std::time::Duration::from_millis(200)).await;
+        sleep(std::time::Duration::from_secs(1)).await;
     }
 }
 
