@@ -37,8 +37,16 @@ impl Known {
         true
     }
 
-    /// Takes the answer to our own write. It is newer than anything that the stream said of the same generation.
-    fn answered(&mut self, view: ShadowView, replaced: &str) {
+    /// Takes the answer to our own write. It is newer than anything that the stream said of the same generation. One that
+    /// comes late may speak of a shadow that was replaced meanwhile, or is gone: an answer about another shadow than the
+    /// known one is news only where it answers what was written on the known one.
+    fn answered(&mut self, view: ShadowView, replaced: &str) -> bool {
+        let Some(current) = &self.view else { return false };
+        let same = current.metadata.uid == view.metadata.uid;
+        if !same && current.etag != replaced {
+            return false;
+        }
+        let older = same && current.metadata.generation > view.metadata.generation;
         if replaced != view.etag {
             self.replaced.push_back(replaced.to_owned());
             if self.replaced.len() > REMEMBERED {
@@ -46,12 +54,10 @@ impl Known {
             }
         }
         self.replaced.retain(|etag| *etag != view.etag);
-        let older = self.view.as_ref().is_some_and(|current| {
-            current.metadata.uid == view.metadata.uid && current.metadata.generation > view.metadata.generation
-        });
         if !older {
             self.view = Some(Arc::new(view));
         }
+        !older
     }
 }
 
@@ -87,7 +93,7 @@ impl Views {
 
     /// The answer to a write that was conditional on the etag `replaced`.
     pub fn answered(&self, view: ShadowView, replaced: &str) {
-        self.0.send_modify(|known| known.answered(view, replaced));
+        self.0.send_if_modified(|known| known.answered(view, replaced));
     }
 
     /// The newest view.
@@ -159,5 +165,34 @@ mod tests {
         assert!(views.newest().is_none());
         views.streamed(view("v", 1, "b"));
         assert_eq!(etag(&views), "b");
+    }
+    #[test]
+    fn a_late_answer_about_a_shadow_that_is_gone_takes_nothing_from_its_successor() {
+        let views = Views::new();
+        views.streamed(view("dead", 9, "a"));
+        views.streamed(view("successor", 1, "b"));
+        let before = views.newest();
+        views.answered(view("dead", 9, "c"), "a");
+        assert_eq!(views.newest(), before);
+        // What was replaced of the dead one is nothing that the successor has to forget.
+        views.streamed(view("successor", 1, "a"));
+        assert_eq!(etag(&views), "a");
+    }
+
+    #[test]
+    fn a_late_answer_brings_no_shadow_back_that_the_stream_says_is_gone() {
+        let views = Views::new();
+        views.streamed(view("dead", 9, "a"));
+        views.absent();
+        views.answered(view("dead", 9, "b"), "a");
+        assert!(views.newest().is_none());
+    }
+
+    #[test]
+    fn the_answer_to_a_write_on_the_known_shadow_may_tell_of_its_successor() {
+        let views = Views::new();
+        views.streamed(view("dead", 9, "a"));
+        views.answered(view("successor", 1, "b"), "a");
+        assert_eq!((etag(&views), views.newest().unwrap().metadata.uid.clone()), ("b".into(), "successor".into()));
     }
 }
