@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use models::reason::FailureReason;
 use semver::Version;
+use tokio::time::Instant;
 
 use crate::backoff::exponential;
 use crate::host::types::{UpdateState, UpdateStatus};
@@ -89,13 +90,20 @@ pub fn next(status: Option<&UpdateStatus>, chosen: Option<&Version>, wanted: &Ve
     Next::Refresh
 }
 
-/// The shortest time between two looks for updates of an idle host.
+/// The shortest time between two looks for updates, from one request to the next. Neither policy's interval nor an order
+/// is signed, and each look asks the host's update repository, which is somebody's server.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Until when a look has to wait that would come too soon after the last one, which was asked for at `asked`, whatever
+/// became of it and whatever order it was for.
+pub fn too_soon(asked: Option<Instant>, now: Instant) -> Option<Instant> {
+    asked.map(|asked| asked + SHORTEST_INTERVAL).filter(|allowed| now < *allowed)
+}
 
 /// How long after the last look (or after it became idle, before the first one) an idle host looks again. `random` is in
 /// [0, 1).
 pub fn until_next_look(interval: Duration, looked_before: bool, failures: u32, random: f64) -> Duration {
-    // Whatever policy says: each look asks the host's update repository, which is somebody's server.
+    // Whatever policy says.
     let interval = interval.max(SHORTEST_INTERVAL);
     match (looked_before, failures) {
         (false, _) => interval.min(FIRST_LOOK_WITHIN).mul_f64(random.clamp(0.0, 1.0)),
@@ -160,5 +168,13 @@ mod tests {
         assert_eq!(until_next_look(hour, true, 30, 0.5), hour);
         assert_eq!(until_next_look(Duration::from_secs(1), true, 3, 0.5), Duration::from_secs(1));
         assert_eq!(until_next_look(Duration::ZERO, true, 0, 0.5), Duration::from_secs(1), "never without a pause");
+    }
+    #[test]
+    fn two_looks_are_never_closer_than_a_second() {
+        let asked = Instant::now();
+        assert_eq!(too_soon(None, asked), None);
+        assert_eq!(too_soon(Some(asked), asked), Some(asked + Duration::from_secs(1)));
+        assert_eq!(too_soon(Some(asked), asked + Duration::from_millis(999)), Some(asked + Duration::from_secs(1)));
+        assert_eq!(too_soon(Some(asked), asked + Duration::from_secs(1)), None);
     }
 }

@@ -112,7 +112,10 @@ impl Driver<'_> {
     pub(super) async fn command(&mut self, command: Command, key: &OrderKey) -> Outcome {
         let before = self.status.as_ref().and_then(UpdateStatus::timestamp).map(str::to_owned);
         let asked_before = self.memory.asked_to_refresh;
-        self.memory.asked_to_refresh |= command == Command::Refresh;
+        if command == Command::Refresh {
+            self.memory.asked_to_refresh = true;
+            self.looks.asked = Some(Instant::now());
+        }
         // Whatever stops this future in the middle: what was known before the command is not known any more.
         self.status_of = None;
         let views = self.views;

@@ -74,9 +74,11 @@ impl Turn {
     }
 }
 
-/// When an idle host looks for updates.
+/// When the host looks for updates.
 #[derive(Debug)]
 struct Looks {
+    /// When the host was last asked to look, by whatever order.
+    asked: Option<Instant>,
     /// The last look that was tried.
     last: Option<Instant>,
     /// How many have failed in a row.
@@ -91,7 +93,7 @@ struct Looks {
 
 impl Looks {
     fn new() -> Self {
-        Self { last: None, failures: 0, idle_since: None, random: random(), soon: None }
+        Self { asked: None, last: None, failures: 0, idle_since: None, random: random(), soon: None }
     }
 }
 

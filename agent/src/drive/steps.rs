@@ -19,7 +19,7 @@ use crate::memory::OrderKey;
 use crate::report::{Reach, Word};
 use crate::settings::LATEST;
 use crate::situation::{Facts, standing};
-use crate::staging::{Next, TRIES, next, until_next_look};
+use crate::staging::{Next, TRIES, next, too_soon, until_next_look};
 
 /// How often an idle host looks for updates where policy does not say.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
@@ -83,6 +83,9 @@ impl Driver<'_> {
     }
 
     async fn look(&mut self, key: &OrderKey, facts: &Facts) -> Result<Turn, AgentError> {
+        if let Some(allowed) = too_soon(self.looks.asked, Instant::now()) {
+            return Ok(Turn::At(allowed));
+        }
         if let Some(turn) = self.read_status(key).await? {
             return Ok(turn);
         }
@@ -143,6 +146,9 @@ impl Driver<'_> {
         match next(self.status.as_ref(), self.memory.chosen.as_ref(), wanted, &self.tries) {
             Next::Fail(reason, message) => Ok(self.fail(key, facts, found, reason, message).await),
             Next::Refresh => {
+                if let Some(allowed) = too_soon(self.looks.asked, Instant::now()) {
+                    return Ok(Turn::At(allowed));
+                }
                 let outcome = self.command(Command::Refresh, key).await;
                 if let Outcome::Done(_) = outcome {
                     self.looks.last = Some(Instant::now());

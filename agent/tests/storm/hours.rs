@@ -4,6 +4,7 @@
 use integ::host::{Command, Fault, Transport, Worker};
 use models::condition::find_condition;
 use models::shadow::{HOST_REACHABLE, HostPolicy, HostState};
+use semver::Version;
 
 use super::*;
 use crate::bench::web::Weather;
@@ -14,6 +15,9 @@ const CALLS: u64 = 3_700;
 const TRAFFIC: u64 = 2_400;
 /// What is logged for each of them, and never a turn of the loop without any.
 const LINES: u64 = 30_000;
+
+/// The host's look for updates.
+const REFRESH: &str = "/actions/refresh-updates";
 
 /// Words of the cases that a person wants to see alone.
 const ONLY: &str = "BRUPOP_CASE";
@@ -151,6 +155,36 @@ async fn an_hour_of((what, trouble, told): &Case, counts: &Counts) {
         agent = Within::start(&bench);
     }
     agent.end().await.unwrap();
+}
+
+#[test]
+fn however_often_policy_and_orders_ask_for_it_the_host_looks_for_updates_once_a_second_at_most() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = Within::start(&bench);
+        let looks = || {
+            let log = bench.host.log();
+            log.iter().filter(|event| matches!(&event.kind, EventKind::Call { path, .. } if path == REFRESH)).count()
+        };
+        let without_pause = HostPolicy { refresh_interval: Some("0s".parse().unwrap()), ..HostPolicy::default() };
+        bench.web.order(|spec| spec.host = Some(without_pause));
+        // Half of the time idle, and half of it under orders that follow each other, for what the host does not offer.
+        pass(MINUTE).await;
+        let idle = looks();
+        let end = Instant::now() + MINUTE;
+        for attempt in 1.. {
+            bench.stage_version(attempt, Version::new(1, 99, 0));
+            pass(STEP).await;
+            if Instant::now() >= end {
+                break;
+            }
+        }
+        let ordered = looks() - idle;
+        assert!((30..=61).contains(&idle), "{idle} looks in an idle minute");
+        assert!((30..=61).contains(&ordered), "{ordered} looks in a minute of orders");
+        agent.end().await.unwrap();
+    });
 }
 
 #[test]
