@@ -165,7 +165,7 @@ async fn what_was_armed_for_a_withdrawn_order_is_disarmed_also_by_another_proces
     bench.give(&bench.claims(&asking));
     bench.until_running(Command::Activate).await;
     bench.kill_agent().await;
-    bench.host.release_command();
+    bench.finish_command().await;
     bench.host.lock_free().await;
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
     bench.withdraw();
@@ -187,7 +187,7 @@ async fn an_agent_that_died_after_arming_asks_for_another_go() {
     bench.give(&old);
     bench.until_running(Command::Activate).await;
     bench.kill_agent().await;
-    bench.host.release_command();
+    bench.finish_command().await;
     bench.host.lock_free().await;
     bench.start_agent();
     let asking = bench.web.until("it asks again", |v| phase(v) == Some(ArmedPhase::Activated)).await;
@@ -301,7 +301,7 @@ async fn an_order_that_is_withdrawn_during_the_download_goes_no_further() {
     bench.stage(1);
     bench.until_running(Command::Prepare).await;
     bench.withdraw();
-    bench.host.release_command();
+    bench.finish_command().await;
     let view = bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
     assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
 }
@@ -409,7 +409,7 @@ async fn a_report_that_finds_another_state_is_built_anew_on_it() {
         nonce: "theirs".into(),
     };
     bench.web.tamper(|status| status.report.armed = Some(theirs.clone()));
-    bench.host.release_command();
+    bench.finish_command().await;
     let staged = |v: &ShadowView| v.status.report.state == Some(HostState::StagedUpdate);
     let view = bench.web.until("the image is staged", staged).await;
     assert_eq!((bench.web.stale(), view.status.report.armed), (1, Some(theirs)));

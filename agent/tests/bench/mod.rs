@@ -215,6 +215,18 @@ impl Bench {
         assert!(tokio::time::timeout(LIMIT, wait).await.is_ok(), "{command} does not run: {}", self.log());
     }
 
+    /// Lets a command that was scripted to wait come to its end, and returns when it has.
+    pub(crate) async fn finish_command(&self) {
+        let wait = async {
+            // A command runs a moment before it begins to wait, and only then it can be released.
+            while self.host.snapshot().running_command.is_some() {
+                self.host.release_command();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        assert!(tokio::time::timeout(LIMIT, wait).await.is_ok(), "the command does not end: {}", self.log());
+    }
+
     /// The calls that the host got, as `METHOD path`.
     pub(crate) fn calls(&self) -> Vec<String> {
         let call = |kind| match kind {

@@ -1,10 +1,10 @@
 //! The web API itself is somebody else's. It sees every token and every word, and tells agents and cluster what it likes. It
 //! can keep the fleet from being updated; it cannot make a host reboot that still has pods, or that was given back.
 
+mod liars;
 mod server;
+mod words;
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -14,14 +14,19 @@ use deploy::Component;
 use integ::host::{Event, EventKind};
 use integ::oracle::{Expectations, Property};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use models::go::GO_LIFETIME;
-use models::shadow::{Armed, ArmedPhase, Go, HostPolicy, HostState};
-use models::wire::{AgentStatus, ShadowView};
+use models::go::{GO_LIFETIME, GoClaims, SettingsClaims};
+use models::reason::FailureReason;
+use models::shadow::{ArmedPhase, BottlerocketShadowSpec, Go, HostPolicy, HostState};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::server::{Fate, Hostile, Lies, locked};
+use self::liars::{Acknowledges, Gos, HidesTheAct, OWN_NONCE, OwnNonce, Stages, Statements};
+use self::server::{Hostile, locked};
+use self::words::Words;
 use crate::interfere::{blocked_drain, go_of, is_activate, is_call, poll, unblock};
-use crate::support::{NEW, Scene, is_given_back, is_updated, nodes, other, run, run_but_for, shadow_of};
+use crate::support::{
+    NEW, OLD, Scene, is_given_back, is_updated, last_reason, nodes, other, run, run_but_for, shadow_of,
+};
 
 /// Whether a host was asked for anything that takes it down.
 fn disrupts(event: &Event) -> bool {
@@ -44,76 +49,56 @@ async fn honest_again(scene: &Scene, hostile: Hostile) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What an agent has written to its log about a go.
-async fn refused(scene: &Scene, node: &str, why: &str) -> anyhow::Result<()> {
-    poll(&format!("the agent of {node} refuses the go: {why}"), async || {
-        let member = scene.bed.member(node)?;
-        let agent = scene.bed.processes_of(Component::Agent);
-        let agent = member.kubelet.processes().into_iter().find(|p| agent.contains(p));
-        let file = agent.and_then(|a| member.kubelet.log_file(&a.namespace, &a.pod, &a.container));
-        let text = file.map(std::fs::read_to_string).transpose()?.unwrap_or_default();
-        Ok(text.lines().any(|line| line.contains("the go is refused") && line.contains(why)).then_some(()))
-    })
-    .await
-}
-
-/// What a liar knows and does, shared with the scenario.
-type Shared<T> = Arc<Mutex<T>>;
-
-/// Withholds gos, and keeps them.
-#[derive(Clone, Default)]
-struct Gos {
-    withheld_from: Shared<Option<String>>,
-    seen: Shared<Vec<(String, ShadowView)>>,
-}
-
-impl Gos {
-    fn withhold_from(&self, node: Option<&str>) {
-        *locked(&self.withheld_from) = node.map(str::to_owned);
-    }
-
-    /// The views with different gos that a node was to be shown.
-    fn of(&self, node: &str) -> Vec<ShadowView> {
-        let mut views: Vec<ShadowView> = Vec::new();
-        for (of, view) in locked(&self.seen).iter() {
-            if of == node && !views.iter().any(|seen| seen.spec.go == view.spec.go) {
-                views.push(view.clone());
-            }
-        }
-        views
-    }
-
-    async fn until(&self, node: &str, count: usize) -> anyhow::Result<Vec<ShadowView>> {
-        poll(&format!("{node} is given {count} gos"), async || {
-            let views = self.of(node);
-            Ok((views.len() >= count).then_some(views))
-        })
-        .await
-    }
-}
-
-impl Lies for Gos {
-    fn view(&mut self, node: &str, view: ShadowView) -> Option<ShadowView> {
-        if view.spec.go.is_some() {
-            locked(&self.seen).push((node.to_owned(), view.clone()));
-        }
-        let withheld = view.spec.go.is_some() && locked(&self.withheld_from).as_deref() == Some(node);
-        (!withheld).then_some(view)
-    }
-}
-
-/// The parts of a JWS.
+/// The header and the claims of a JWS.
 fn parts(jws: &str) -> anyhow::Result<(Header, Value)> {
     let payload = jws.split('.').nth(1).context("no payload")?;
     Ok((jsonwebtoken::decode_header(jws)?, serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload)?)?))
 }
 
-fn with_go(view: &ShadowView, jws: String) -> ShadowView {
-    let mut view = view.clone();
-    view.spec.go = view.spec.go.map(|go| Go { jws, ..go });
-    // To an agent this is news, and no echo of what it knows.
-    view.etag = format!("{:032x}", rand::random::<u128>());
-    view
+/// The same JWS, signature included, with other claims.
+fn altered<T: Serialize>(jws: &str, claims: &T) -> anyhow::Result<String> {
+    let mut parts: Vec<&str> = jws.split('.').collect();
+    let claims = URL_SAFE_NO_PAD.encode(serde_json::to_vec(claims)?);
+    *parts.get_mut(1).context("no payload")? = &claims;
+    Ok(parts.join("."))
+}
+
+/// Signs with a key of its own, under whatever name.
+fn forged<T: Serialize>(kid: &str, claims: &T) -> anyhow::Result<String> {
+    let own = EncodingKey::from_ec_der(&rcgen::KeyPair::generate()?.serialize_der());
+    let header = Header { kid: Some(kid.to_owned()), ..Header::new(Algorithm::ES256) };
+    Ok(jsonwebtoken::encode(&header, claims, &own)?)
+}
+
+/// The nonce that the agent waits with for a go under the order that was invented for it.
+fn asked(hostile: &Hostile, node: &str) -> anyhow::Result<Option<String>> {
+    let armed = hostile.invented(node)?.status.report.armed;
+    Ok(armed.filter(|armed| armed.phase == ArmedPhase::Arming).map(|armed| armed.nonce))
+}
+
+/// Shows the agent of a node this go under this order, as one for the nonce that the agent has just made, until the agent
+/// refuses it for this reason. So often as the agent makes another nonce, another one.
+async fn refuses(
+    scene: &Scene,
+    hostile: &Hostile,
+    node: &str,
+    order: &BottlerocketShadowSpec,
+    go: impl Fn(&str) -> anyhow::Result<String>,
+    why: &str,
+) -> anyhow::Result<()> {
+    let words = Words::from_now(scene, node).await?;
+    let mut shown = None;
+    poll(&format!("the agent of {node} refuses the go: {why}"), async || {
+        untouched(scene, node)?;
+        let Some(nonce) = asked(hostile, node)? else { return Ok(None) };
+        if shown.as_ref() != Some(&nonce) {
+            let go = Some(Go { jws: go(&nonce)?, nonce: nonce.clone() });
+            hostile.invent(node, BottlerocketShadowSpec { go, ..order.clone() })?;
+            shown = Some(nonce);
+        }
+        Ok(words.say(&["the go is refused", why])?.then_some(()))
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -135,32 +120,30 @@ async fn a_go_that_is_forged_altered_replayed_or_another_nodes_moves_no_host() -
         let given = gos.until(target, 1).await?.remove(0);
         let go = given.spec.go.clone().context("a go")?;
         let (header, claims) = parts(&go.jws)?;
-        let own = EncodingKey::from_ec_der(&rcgen::KeyPair::generate()?.serialize_der());
-        let sign = |header: &Header| jsonwebtoken::encode(header, &claims, &own);
-        let mut altered: Vec<&str> = go.jws.split('.').collect();
-        let mut changed = claims.clone();
-        changed["attempt"] = json!(99);
-        let changed = URL_SAFE_NO_PAD.encode(changed.to_string());
-        altered[1] = &changed;
-        let unsigned = URL_SAFE_NO_PAD.encode(json!({"alg": "none", "kid": header.kid}).to_string());
-        let stranger = Header { kid: Some("stranger".into()), ..Header::new(Algorithm::ES256) };
-        for (forged, why) in [
-            (sign(&header)?, "its signature is wrong"),
-            (altered.join("."), "its signature is wrong"),
-            (format!("{unsigned}.{}.", URL_SAFE_NO_PAD.encode(claims.to_string())), "it is no signed statement"),
-            (others.jws, "it is for another node"),
-            (sign(&stranger)?, "is not trusted here"),
-        ] {
-            hostile.show(target, with_go(&given, forged));
-            refused(scene, target, why).await?;
-        }
-        untouched(scene, target)?;
-
-        // Delayed until the agent has asked anew: its nonce is another one.
-        tokio::time::sleep(GO_LIFETIME).await;
-        let second = gos.until(target, 2).await?.remove(1);
-        hostile.show(target, with_go(&second, go.jws));
-        refused(scene, target, "it is for another nonce").await?;
+        let kid = header.kid.context("a key id")?;
+        let order = BottlerocketShadowSpec { go: None, ..given.spec };
+        hostile.invent(target, order.clone())?;
+        // All that a go has to say of this node, this boot, this attempt: what is forged lacks nothing but the signature.
+        let fits = |nonce: &str| {
+            let mut claims = claims.clone();
+            claims["nonce"] = json!(nonce);
+            claims
+        };
+        let unsigned = URL_SAFE_NO_PAD.encode(json!({"alg": "none", "kid": kid}).to_string());
+        let unsigned = |claims: Value| format!("{unsigned}.{}.", URL_SAFE_NO_PAD.encode(claims.to_string()));
+        let refuses = async |go: &dyn Fn(&str) -> anyhow::Result<String>, why: &str| {
+            refuses(scene, &hostile, target, &order, go, why).await
+        };
+        refuses(&|nonce| forged(&kid, &fits(nonce)), "its signature is wrong").await?;
+        refuses(&|nonce| forged("stranger", &fits(nonce)), "its key 'stranger' is not trusted here").await?;
+        refuses(&|nonce| Ok(unsigned(fits(nonce))), "it is no signed statement").await?;
+        // Another node's, as it is and with what would make it fit.
+        refuses(&|_| Ok(others.jws.clone()), "it is for another node").await?;
+        refuses(&|nonce| altered(&others.jws, &fits(nonce)), "its signature is wrong").await?;
+        // Its own, but delayed until the agent has asked anew; and then with the nonce that would make it fit.
+        poll("the agent asks anew", async || Ok(asked(&hostile, target)?.filter(|nonce| *nonce != go.nonce))).await?;
+        refuses(&|_| Ok(go.jws.clone()), "it is for another nonce").await?;
+        refuses(&|nonce| altered(&go.jws, &fits(nonce)), "its signature is wrong").await?;
         untouched(scene, target)?;
         gos.withhold_from(None);
         honest_again(scene, hostile).await
@@ -180,16 +163,20 @@ async fn a_go_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_that_wa
         unblock(scene).await?;
         let given = gos.until(&target, 1).await?.remove(0);
         crate::interfere::withdraw(scene, &target).await?;
-        // The order that stood, with its go, again and again: while the node is held for it, and after it was given back.
-        hostile.show(&target, with_go(&given, given.spec.go.clone().context("a go")?.jws));
         scene.until("the node is given back", |world| is_given_back(world, &target)).await?;
-        for _ in 0..5 {
-            let mut old = with_go(&given, given.spec.go.clone().context("a go")?.jws);
-            // Of a later generation than any that the agent has seen.
-            old.metadata.generation = hostile.truth(&target).context("no view")?.metadata.generation + 1;
-            hostile.show(&target, old);
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
+        untouched(scene, &target)?;
+        // The order that stood, with its go. It arrives: the agent takes it for an order, and asks with another nonce.
+        let words = Words::from_now(scene, &target).await?;
+        let go = given.spec.go.clone().context("a go")?;
+        hostile.invent(&target, given.spec.clone())?;
+        words.until(&["order state=RebootedIntoUpdate"]).await?;
+        poll("the agent asks anew", async || {
+            untouched(scene, &target)?;
+            Ok(asked(&hostile, &target)?.filter(|nonce| *nonce != go.nonce))
+        })
+        .await?;
+        refuses(scene, &hostile, &target, &given.spec, |_| Ok(go.jws.clone()), "it is for another nonce").await?;
+        untouched(scene, &target)?;
         honest_again(scene, hostile).await
     })
     .await?;
@@ -197,21 +184,13 @@ async fn a_go_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_that_wa
     Ok(())
 }
 
-/// Tells agents that their word that they are about to arm stands in the cluster, where it does not.
-struct Acknowledges;
-
-impl Lies for Acknowledges {
-    fn report(&mut self, _: &str, report: &AgentStatus) -> Fate {
-        if report.report.armed.is_some() { Fate::Swallow } else { Fate::Pass }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acknowledgement_that_is_forged_brings_no_go() -> anyhow::Result<()> {
     run(nodes(2), async |scene| {
         scene.shop(4).await?;
         scene.install().await?;
-        let hostile = Hostile::take(scene, Acknowledges).await?;
+        let acknowledges = Acknowledges::default();
+        let hostile = Hostile::take(scene, acknowledges.clone()).await?;
         scene.reported().await?;
         scene.release();
         let ordered = |world: &integ::oracle::World, node: &str| {
@@ -221,8 +200,9 @@ async fn an_acknowledgement_that_is_forged_brings_no_go() -> anyhow::Result<()> 
             .until("a node is ordered to reboot", |world| world.nodes.keys().any(|node| ordered(world, node)))
             .await?;
         let target = world.nodes.keys().find(|node| ordered(&world, node)).context("just seen")?.clone();
-        // It asks, and is told that it was heard.
-        tokio::time::sleep(Duration::from_secs(5)).await;
+        acknowledges.until_told(&target).await?;
+        // The controller has looked at everything since.
+        scene.renewals(2).await?;
         let world = scene.bed.recorder.so_far()?.end();
         ensure!(go_of(&world, &target).is_none(), "the controller gave a go that nobody asked for");
         untouched(scene, &target)?;
@@ -231,19 +211,6 @@ async fn an_acknowledgement_that_is_forged_brings_no_go() -> anyhow::Result<()> 
     .await?
     .assert_updates(2);
     Ok(())
-}
-
-/// Lets an agent act on its go, and tells nobody that it does.
-#[derive(Clone, Default)]
-struct HidesTheAct(Shared<bool>);
-
-impl Lies for HidesTheAct {
-    fn report(&mut self, _: &str, report: &AgentStatus) -> Fate {
-        let acts = report.report.armed.as_ref().is_some_and(|armed| armed.phase == ArmedPhase::Activated);
-        *locked(&self.0) |= acts;
-        // From then on nothing passes but what it says itself.
-        if *locked(&self.0) { Fate::Swallow } else { Fate::Pass }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -279,27 +246,12 @@ async fn an_acknowledgement_of_the_last_step_that_is_forged_gives_no_node_back_t
     Ok(())
 }
 
-/// Puts a nonce of its own in the place of the agent's.
-struct OwnNonce;
-
-/// It.
-const OWN_NONCE: &str = "AAAAAAAAAAAAAAAAAAAAAA";
-
-impl Lies for OwnNonce {
-    fn report(&mut self, _: &str, report: &AgentStatus) -> Fate {
-        let Some(armed) = &report.report.armed else { return Fate::Pass };
-        let mut forged = report.clone();
-        forged.report.armed = Some(Armed { nonce: OWN_NONCE.to_owned(), ..armed.clone() });
-        Fate::Instead(Box::new(forged))
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_go_for_a_nonce_that_the_agent_did_not_make_moves_no_host() -> anyhow::Result<()> {
     run(nodes(2), async |scene| {
         scene.shop(4).await?;
         scene.install().await?;
-        let hostile = Hostile::take(scene, OwnNonce).await?;
+        let hostile = Hostile::take(scene, OwnNonce::default()).await?;
         scene.reported().await?;
         scene.release();
         let given = |world: &integ::oracle::World, node: &str| go_of(world, node) == Some(OWN_NONCE);
@@ -308,48 +260,14 @@ async fn a_go_for_a_nonce_that_the_agent_did_not_make_moves_no_host() -> anyhow:
             .await?;
         let target = world.nodes.keys().find(|node| given(&world, node)).context("just seen")?.clone();
         // The very go, shown under the nonce that the agent made: what is signed counts.
-        let truth = poll("the go is on its way to the agent", async || {
-            Ok(hostile.truth(&target).filter(|view| view.spec.go.is_some()))
-        })
-        .await?;
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        let words = Words::ever(scene, &target).await?;
+        words.until(&["the go is refused", "it is for another nonce"]).await?;
         untouched(scene, &target)?;
-        ensure!(truth.spec.go.is_some_and(|go| go.nonce == OWN_NONCE));
         honest_again(scene, hostile).await
     })
     .await?
     .assert_updates(2);
     Ok(())
-}
-
-/// Gives orders and settings that the controller never gave.
-struct Commands {
-    boots: Vec<(String, String)>,
-}
-
-impl Lies for Commands {
-    fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
-        let boot = self.boots.iter().find(|(of, _)| of == node).map(|(_, boot)| boot.clone());
-        view.spec.host = Some(HostPolicy {
-            version_lock: Some("9.9.9".to_owned()),
-            ignore_waves: Some(true),
-            signature: Some("e30.e30.e30".to_owned()),
-            ..HostPolicy::default()
-        });
-        view.spec.version = Some(NEW);
-        view.spec.attempt += 1;
-        view.spec.boot_id = boot;
-        // First that the image is fetched, which hurts nobody, then that the host goes down.
-        let staged = view.status.report.state == Some(HostState::StagedUpdate);
-        view.spec.state = if staged { HostState::RebootedIntoUpdate } else { HostState::StagedUpdate };
-        view.metadata.generation += if staged { 2 } else { 1 };
-        Some(view)
-    }
-
-    fn report(&mut self, _: &str, _: &AgentStatus) -> Fate {
-        // The cluster hears nothing of it.
-        Fate::Swallow
-    }
 }
 
 fn touches_settings(event: &Event) -> bool {
@@ -357,57 +275,99 @@ fn touches_settings(event: &Event) -> bool {
         if method != "GET" && (path.starts_with("/settings") || path.starts_with("/tx")))
 }
 
+fn settings_touched(scene: &Scene, node: &str) -> anyhow::Result<Vec<Event>> {
+    Ok(scene.bed.member(node)?.host.log().iter().filter(|event| touches_settings(event)).cloned().collect())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set_nothing() -> anyhow::Result<()> {
     run(nodes(2), async |scene| {
+        let (target, bystander) = ("node-1", "node-2");
         scene.shop(4).await?;
         scene.install().await?;
-        // The fleet is at rest, and its hosts have something to take.
+        // The fleet is at rest, its hosts have something to take, and policy asks for settings, which no agent hears of.
         scene.policy(&json!({"enabled": false})).await?;
         scene.release();
-        let boots =
-            scene.bed.members.iter().map(|member| (member.name.clone(), member.host.snapshot().boot_id)).collect();
-        let hostile = Hostile::take(scene, Commands { boots }).await?;
-        tokio::time::sleep(Duration::from_secs(10)).await;
-        for member in &scene.bed.members {
-            untouched(scene, &member.name)?;
-            let settings: Vec<_> = member.host.log().iter().filter(|event| touches_settings(event)).cloned().collect();
-            ensure!(settings.is_empty(), "{settings:?}");
+        let statements = Statements::default();
+        let hostile = Hostile::take(scene, statements.clone()).await?;
+        scene.policy(&json!({"version": {"target": NEW.to_string()}})).await?;
+        let (own, others) = (statements.of(target).await?, statements.of(bystander).await?);
+        let (own_jws, others_jws) =
+            (own.signature.clone().context("signed")?, others.signature.clone().context("signed")?);
+        let (header, claims) = parts(&own_jws)?;
+        let kid = header.kid.context("a key id")?;
+        let node_uid = claims["nodeUid"].as_str().context("a node")?;
+
+        // Settings. Under Idle an agent would set them at once.
+        let idle = BottlerocketShadowSpec { host: None, ..hostile.truth(target).context("no view")?.spec };
+        let asks = HostPolicy { ignore_waves: Some(true), signature: None, ..own.clone() };
+        let fits = SettingsClaims::of(node_uid, &asks).context("it asks for settings")?;
+        let signed = |jws: String| HostPolicy { signature: Some(jws), ..asks.clone() };
+        for (host, why) in [
+            (asks.clone(), "there is no signed statement"),
+            (signed(forged(&kid, &fits)?), "its signature is wrong"),
+            (signed(forged("stranger", &fits)?), "its key 'stranger' is not trusted here"),
+            // What the controller did sign, of another node or of other settings.
+            (others.clone(), "it is for another node"),
+            (HostPolicy { version_lock: Some(OLD.to_string()), ..own.clone() }, "it is for another version lock"),
+            (signed(own_jws.clone()), "it is for another choice about waves"),
+            (signed(altered(&others_jws, &fits)?), "its signature is wrong"),
+        ] {
+            let words = Words::from_now(scene, target).await?;
+            hostile.invent(target, BottlerocketShadowSpec { host: Some(host), ..idle.clone() })?;
+            words.until(&["no setting is touched", why]).await?;
         }
+        // So it would before the download of the version that they are for; which waits.
+        let order = |state, host| BottlerocketShadowSpec {
+            state,
+            version: Some(NEW),
+            attempt: idle.attempt + 1,
+            boot_id: scene.bed.member(target).ok().map(|member| member.host.snapshot().boot_id),
+            host,
+            ..idle.clone()
+        };
+        let words = Words::from_now(scene, target).await?;
+        hostile.invent(target, order(HostState::StagedUpdate, Some(asks)))?;
+        words.until(&["no setting is touched", "there is no signed statement"]).await?;
+        let member = scene.bed.member(target)?;
+        ensure!(!member.host.log().iter().any(|event| is_call(event, "/actions/prepare-update")), "it did not wait");
+
+        // Orders. That the image is fetched hurts nobody, and needs no signature; that the host goes down does.
+        hostile.invent(target, order(HostState::StagedUpdate, None))?;
+        poll("the agent has staged the image", async || {
+            Ok((hostile.invented(target)?.status.report.state == Some(HostState::StagedUpdate)).then_some(()))
+        })
+        .await?;
+        let reboot = order(HostState::RebootedIntoUpdate, None);
+        hostile.invent(target, reboot.clone())?;
+        let go = |nonce: &str| GoClaims {
+            node_uid: node_uid.to_owned(),
+            boot_id: reboot.boot_id.clone().unwrap_or_default(),
+            attempt: reboot.attempt,
+            version: NEW,
+            nonce: nonce.to_owned(),
+            host: None,
+        };
+        refuses(scene, &hostile, target, &reboot, |nonce| forged(&kid, &go(nonce)), "its signature is wrong").await?;
+        refuses(scene, &hostile, target, &reboot, |_| Ok(own_jws.clone()), "it is for another purpose").await?;
+        refuses(scene, &hostile, target, &reboot, |nonce| altered(&own_jws, &go(nonce)), "its signature is wrong")
+            .await?;
+        for node in [target, bystander] {
+            untouched(scene, node)?;
+            let touched = settings_touched(scene, node)?;
+            ensure!(touched.is_empty(), "{node}: {touched:?}");
+        }
+        // From the controller's own mouth the same is obeyed.
         scene.policy(&json!({"enabled": true})).await?;
-        honest_again(scene, hostile).await
+        honest_again(scene, hostile).await?;
+        for node in [target, bystander] {
+            ensure!(!settings_touched(scene, node)?.is_empty(), "{node} was never locked");
+        }
+        Ok(())
     })
     .await?
     .assert_updates(2);
     Ok(())
-}
-
-/// Says that images are staged that are not.
-#[derive(Default)]
-struct Stages {
-    /// The nodes that were told to stage, and know nothing of it.
-    ordered: BTreeSet<String>,
-}
-
-impl Lies for Stages {
-    fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
-        // The agents are kept from staging: they are shown no order but the last one.
-        if view.spec.state == HostState::StagedUpdate {
-            self.ordered.insert(node.to_owned());
-            view.spec.state = HostState::Idle;
-            view.spec.version = None;
-        }
-        Some(view)
-    }
-
-    fn report(&mut self, node: &str, report: &AgentStatus) -> Fate {
-        if !self.ordered.contains(node) || report.report.failure.is_some() {
-            return Fate::Pass;
-        }
-        let mut forged = report.clone();
-        forged.report.state = Some(HostState::StagedUpdate);
-        Fate::Instead(Box::new(forged))
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -421,8 +381,8 @@ async fn a_staged_image_that_is_not_there_moves_no_host() -> anyhow::Result<()> 
         scene
             .until("an attempt fails for want of an image", |world| {
                 world.nodes.keys().any(|node| {
-                    let ended = shadow_of(world, node).and_then(|s| s.status.controller.record.as_ref()?.last.clone());
-                    ended.is_some_and(|last| last.reason != "Updated") && is_given_back(world, node)
+                    last_reason(world, node).as_deref() == Some(FailureReason::NotStaged.as_str())
+                        && is_given_back(world, node)
                 })
             })
             .await?;

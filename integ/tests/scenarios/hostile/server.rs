@@ -21,6 +21,7 @@ use kube::api::ListParams;
 use models::names::{
     AGENT_NAMESPACE, APISERVER, COMPONENT_LABEL, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP,
 };
+use models::shadow::BottlerocketShadowSpec;
 use models::wire::{AgentStatus, NDJSON, ShadowView, WatchLine};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
@@ -63,6 +64,8 @@ struct State {
     told: broadcast::Sender<(String, WatchLine)>,
     /// The last true view of each node.
     truth: Mutex<BTreeMap<String, ShadowView>>,
+    /// Shadows of its own making, which stand for the true ones.
+    invented: Mutex<BTreeMap<String, ShadowView>>,
     /// The last token that came from each node.
     tokens: Mutex<BTreeMap<String, String>>,
     cluster: kube::Client,
@@ -98,6 +101,7 @@ impl Hostile {
             lies: Mutex::new(Box::new(lies)),
             told: broadcast::Sender::new(64),
             truth: Mutex::default(),
+            invented: Mutex::default(),
             tokens: Mutex::default(),
             cluster: client.clone(),
             ca: published_ca(client).await?,
@@ -132,10 +136,25 @@ impl Hostile {
         Ok(Self { state, _tasks: tasks })
     }
 
-    /// Shows a view to the agent of a node, now.
-    pub(crate) fn show(&self, node: &str, view: ShadowView) {
-        // Nobody may be listening; then nobody is told.
+    /// Has a shadow of its own making stand for a node's true one from now on, with this order. It behaves as a true one does: it
+    /// keeps what the agent reports, and the agent is shown each of its orders, however often it connects. The cluster hears of
+    /// none of it.
+    pub(crate) fn invent(&self, node: &str, spec: BottlerocketShadowSpec) -> anyhow::Result<()> {
+        let truth = self.truth(node).context("nothing is known of the node yet")?;
+        let mut invented = locked(&self.state.invented);
+        let mut view = invented.remove(node).unwrap_or_else(|| truth.clone());
+        view.metadata.generation = view.metadata.generation.max(truth.metadata.generation) + 1;
+        view.etag = new_etag();
+        view.spec = spec;
+        invented.insert(node.to_owned(), view.clone());
+        // Nobody may be listening; then it is the first that is told.
         let _ = self.state.told.send((node.to_owned(), WatchLine::Shadow { object: Box::new(view) }));
+        Ok(())
+    }
+
+    /// The shadow that stands for a node's true one, with what the agent has reported into it.
+    pub(crate) fn invented(&self, node: &str) -> anyhow::Result<ShadowView> {
+        locked(&self.state.invented).get(node).cloned().context("there is no such shadow")
     }
 
     /// Reports in the name of a node's agent, with its token, that the last order is carried out.
@@ -162,6 +181,10 @@ impl Hostile {
 async fn published_ca(client: &kube::Client) -> anyhow::Result<String> {
     let map = Api::<ConfigMap>::namespaced(client.clone(), AGENT_NAMESPACE).get(TRUST_CONFIG_MAP).await?;
     map.data.and_then(|mut data| data.remove(TRUST_CA_KEY)).context("no CA is published")
+}
+
+fn new_etag() -> String {
+    format!("{:032x}", rand::random::<u128>())
 }
 
 fn host() -> String {
@@ -201,8 +224,13 @@ impl State {
             }
         }
         if request.method() == Method::PUT {
+            let etag = request.headers().get("if-match").and_then(|value| value.to_str().ok()).map(str::to_owned);
             let body = request.into_body().collect().await?.to_bytes();
-            return self.report(&node, onward, serde_json::from_slice(&body)?).await;
+            let report = serde_json::from_slice(&body)?;
+            return match self.keep(&node, etag, &report)? {
+                Some(answer) => Ok(answer),
+                None => self.report(&node, onward, report).await,
+            };
         }
         let response = onward.send().await?;
         if response.status() != StatusCode::OK || !path.contains("/watch") {
@@ -254,6 +282,7 @@ impl State {
                 Ok(WatchLine::Shadow { object }) => {
                     locked(&self.truth).insert(node.to_owned(), (*object).clone());
                     let shown = locked(&self.lies).view(node, *object);
+                    let shown = locked(&self.invented).get(node).cloned().or(shown);
                     lines.extend(shown.map(|view| WatchLine::Shadow { object: Box::new(view) }));
                 }
                 Ok(line) => lines.push(line),
@@ -261,6 +290,19 @@ impl State {
             }
         }
         lines
+    }
+
+    /// Keeps a report in the shadow that was invented for the node, if there is one, by the rules of the real web API.
+    fn keep(&self, node: &str, etag: Option<String>, report: &AgentStatus) -> anyhow::Result<Option<Response<Body>>> {
+        let mut invented = locked(&self.invented);
+        let Some(view) = invented.get_mut(node) else { return Ok(None) };
+        let fits = etag.is_some_and(|etag| etag.trim_matches('"') == view.etag);
+        if fits {
+            view.status = report.clone();
+            view.etag = new_etag();
+        }
+        let status = if fits { StatusCode::OK } else { StatusCode::PRECONDITION_FAILED };
+        Ok(Some(full(status, serde_json::to_vec(view)?.into())))
     }
 
     async fn report(
@@ -278,7 +320,7 @@ impl State {
         let Some(written) = written else {
             let mut view = locked(&self.truth).get(node).cloned().context("nothing is known of the node yet")?;
             view.status = report;
-            view.etag = format!("{:032x}", rand::random::<u128>());
+            view.etag = new_etag();
             return Ok(full(StatusCode::OK, serde_json::to_vec(&view)?.into()));
         };
         let response = onward.body(serde_json::to_vec(written)?).send().await?;

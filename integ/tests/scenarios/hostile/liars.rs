@@ -1,0 +1,167 @@
+//! The lies that a taken web API tells.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use models::shadow::{Armed, ArmedPhase, HostPolicy, HostState};
+use models::wire::{AgentStatus, ShadowView};
+
+use super::server::{Fate, Lies, locked};
+use crate::interfere::poll;
+
+/// What a liar knows and does, shared with the scenario.
+pub(super) type Shared<T> = Arc<Mutex<T>>;
+
+/// Withholds gos, and keeps them.
+#[derive(Clone, Default)]
+pub(super) struct Gos {
+    withheld_from: Shared<Option<String>>,
+    seen: Shared<Vec<(String, ShadowView)>>,
+}
+
+impl Gos {
+    pub(super) fn withhold_from(&self, node: Option<&str>) {
+        *locked(&self.withheld_from) = node.map(str::to_owned);
+    }
+
+    /// The views with different gos that a node was to be shown.
+    pub(super) fn of(&self, node: &str) -> Vec<ShadowView> {
+        let mut views: Vec<ShadowView> = Vec::new();
+        for (of, view) in locked(&self.seen).iter() {
+            if of == node && !views.iter().any(|seen| seen.spec.go == view.spec.go) {
+                views.push(view.clone());
+            }
+        }
+        views
+    }
+
+    pub(super) async fn until(&self, node: &str, count: usize) -> anyhow::Result<Vec<ShadowView>> {
+        poll(&format!("{node} is given {count} gos"), async || {
+            let views = self.of(node);
+            Ok((views.len() >= count).then_some(views))
+        })
+        .await
+    }
+}
+
+impl Lies for Gos {
+    fn view(&mut self, node: &str, view: ShadowView) -> Option<ShadowView> {
+        if view.spec.go.is_some() {
+            locked(&self.seen).push((node.to_owned(), view.clone()));
+        }
+        let withheld = view.spec.go.is_some() && locked(&self.withheld_from).as_deref() == Some(node);
+        (!withheld).then_some(view)
+    }
+}
+
+/// Tells agents that their word that they are about to arm stands in the cluster, where it does not.
+#[derive(Clone, Default)]
+pub(super) struct Acknowledges {
+    told: Shared<BTreeSet<String>>,
+}
+
+impl Acknowledges {
+    /// Waits until an agent has asked, and was told that it was heard.
+    pub(super) async fn until_told(&self, node: &str) -> anyhow::Result<()> {
+        poll(&format!("{node} asks"), async || Ok(locked(&self.told).contains(node).then_some(()))).await
+    }
+}
+
+impl Lies for Acknowledges {
+    fn report(&mut self, node: &str, report: &AgentStatus) -> Fate {
+        if report.report.armed.is_none() {
+            return Fate::Pass;
+        }
+        locked(&self.told).insert(node.to_owned());
+        Fate::Swallow
+    }
+}
+
+/// Lets an agent act on its go, and tells nobody that it does.
+#[derive(Clone, Default)]
+pub(super) struct HidesTheAct(pub(super) Shared<bool>);
+
+impl Lies for HidesTheAct {
+    fn report(&mut self, _: &str, report: &AgentStatus) -> Fate {
+        let acts = report.report.armed.as_ref().is_some_and(|armed| armed.phase == ArmedPhase::Activated);
+        *locked(&self.0) |= acts;
+        // From then on nothing passes but what it says itself.
+        if *locked(&self.0) { Fate::Swallow } else { Fate::Pass }
+    }
+}
+
+/// Puts a nonce of its own in the place of the agent's, and shows the agent the go for it as one for the agent's.
+#[derive(Default)]
+pub(super) struct OwnNonce {
+    /// The nonce that each agent has made.
+    made: BTreeMap<String, String>,
+}
+
+/// Its own nonce.
+pub(super) const OWN_NONCE: &str = "AAAAAAAAAAAAAAAAAAAAAA";
+
+impl Lies for OwnNonce {
+    fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
+        if let (Some(go), Some(made)) = (&mut view.spec.go, self.made.get(node)) {
+            go.nonce.clone_from(made);
+        }
+        Some(view)
+    }
+
+    fn report(&mut self, node: &str, report: &AgentStatus) -> Fate {
+        let Some(armed) = &report.report.armed else { return Fate::Pass };
+        self.made.insert(node.to_owned(), armed.nonce.clone());
+        let mut forged = report.clone();
+        forged.report.armed = Some(Armed { nonce: OWN_NONCE.to_owned(), ..armed.clone() });
+        Fate::Instead(Box::new(forged))
+    }
+}
+
+/// Keeps what the controller asks of hosts' settings from their agents, and remembers it.
+#[derive(Clone, Default)]
+pub(super) struct Statements(Shared<BTreeMap<String, HostPolicy>>);
+
+impl Statements {
+    /// What the controller asks of a node, with its signature.
+    pub(super) async fn of(&self, node: &str) -> anyhow::Result<HostPolicy> {
+        let what = format!("the controller asks something of the settings of {node}");
+        poll(&what, async || Ok(locked(&self.0).get(node).cloned())).await
+    }
+}
+
+impl Lies for Statements {
+    fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
+        if let Some(host) = view.spec.host.take_if(|host| host.asks_settings()) {
+            locked(&self.0).insert(node.to_owned(), host);
+        }
+        Some(view)
+    }
+}
+
+/// Says that images are staged that are not.
+#[derive(Default)]
+pub(super) struct Stages {
+    /// The nodes that were told to stage, and know nothing of it.
+    ordered: BTreeSet<String>,
+}
+
+impl Lies for Stages {
+    fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
+        // The agents are kept from staging: they are shown no order but the last one.
+        if view.spec.state == HostState::StagedUpdate {
+            self.ordered.insert(node.to_owned());
+            view.spec.state = HostState::Idle;
+            view.spec.version = None;
+        }
+        Some(view)
+    }
+
+    fn report(&mut self, node: &str, report: &AgentStatus) -> Fate {
+        if !self.ordered.contains(node) || report.report.failure.is_some() {
+            return Fate::Pass;
+        }
+        let mut forged = report.clone();
+        forged.report.state = Some(HostState::StagedUpdate);
+        Fate::Instead(Box::new(forged))
+    }
+}

@@ -1,0 +1,45 @@
+//! What an agent has written to its log: the only witness of what it was shown and refused.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+
+use crate::interfere::{agent_on, poll};
+use crate::support::Scene;
+
+/// The words of a node's agent from some moment on.
+pub(super) struct Words {
+    node: String,
+    file: PathBuf,
+    from: usize,
+}
+
+impl Words {
+    /// All that it has written since it was started.
+    pub(super) async fn ever(scene: &Scene, node: &str) -> anyhow::Result<Self> {
+        let agent = agent_on(scene, node).await?;
+        let file = scene.bed.member(node)?.kubelet.log_file(&agent.namespace, &agent.pod, &agent.container);
+        Ok(Self { node: node.to_owned(), file: file.context("the agent has no log")?, from: 0 })
+    }
+
+    /// All that it writes from now on.
+    pub(super) async fn from_now(scene: &Scene, node: &str) -> anyhow::Result<Self> {
+        let ever = Self::ever(scene, node).await?;
+        Ok(Self { from: ever.text()?.len(), ..ever })
+    }
+
+    fn text(&self) -> anyhow::Result<String> {
+        let text = String::from_utf8_lossy(&std::fs::read(&self.file)?).into_owned();
+        Ok(text.get(self.from..).unwrap_or_default().to_owned())
+    }
+
+    /// Whether one line has all of this in it.
+    pub(super) fn say(&self, parts: &[&str]) -> anyhow::Result<bool> {
+        Ok(self.text()?.lines().any(|line| parts.iter().all(|part| line.contains(part))))
+    }
+
+    /// Waits for such a line.
+    pub(super) async fn until(&self, parts: &[&str]) -> anyhow::Result<()> {
+        poll(&format!("the agent of {} says {parts:?}", self.node), async || Ok(self.say(parts)?.then_some(()))).await
+    }
+}
