@@ -76,6 +76,16 @@ fn asked(hostile: &Hostile, node: &str) -> anyhow::Result<Option<String>> {
     Ok(armed.filter(|armed| armed.phase == ArmedPhase::Arming).map(|armed| armed.nonce))
 }
 
+/// Waits until the agent has staged what the order that was invented for it names.
+async fn staged_as_told(hostile: &Hostile, node: &str) -> anyhow::Result<()> {
+    poll(&format!("{node} has staged the image"), async || {
+        let view = hostile.invented(node)?;
+        let reached = view.status.report.observed_generation == Some(view.metadata.generation);
+        Ok((reached && view.status.report.state == Some(HostState::StagedUpdate)).then_some(()))
+    })
+    .await
+}
+
 /// Shows the agent of a node this go under this order, as one for the nonce that the agent has just made, until the agent
 /// refuses it for this reason. So often as the agent makes another nonce, another one.
 async fn refuses(
@@ -163,9 +173,15 @@ async fn a_go_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_that_wa
         unblock(scene).await?;
         let given = gos.until(&target, 1).await?.remove(0);
         crate::interfere::withdraw(scene, &target).await?;
+        // No other attempt comes between.
+        scene.policy(&json!({"enabled": false})).await?;
         scene.until("the node is given back", |world| is_given_back(world, &target)).await?;
         untouched(scene, &target)?;
-        // The order that stood, with its go. It arrives: the agent takes it for an order, and asks with another nonce.
+        // The image is staged once more, which needs no signature. Then comes the order that stood, with its go: the agent takes
+        // it for an order, and asks with another nonce.
+        let staged = BottlerocketShadowSpec { state: HostState::StagedUpdate, go: None, ..given.spec.clone() };
+        hostile.invent(&target, staged)?;
+        staged_as_told(&hostile, &target).await?;
         let words = Words::from_now(scene, &target).await?;
         let go = given.spec.go.clone().context("a go")?;
         hostile.invent(&target, given.spec.clone())?;
@@ -177,6 +193,7 @@ async fn a_go_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_that_wa
         .await?;
         refuses(scene, &hostile, &target, &given.spec, |_| Ok(go.jws.clone()), "it is for another nonce").await?;
         untouched(scene, &target)?;
+        scene.policy(&json!({"enabled": true})).await?;
         honest_again(scene, hostile).await
     })
     .await?;
@@ -334,10 +351,7 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
 
         // Orders. That the image is fetched hurts nobody, and needs no signature; that the host goes down does.
         hostile.invent(target, order(HostState::StagedUpdate, None))?;
-        poll("the agent has staged the image", async || {
-            Ok((hostile.invented(target)?.status.report.state == Some(HostState::StagedUpdate)).then_some(()))
-        })
-        .await?;
+        staged_as_told(&hostile, target).await?;
         let reboot = order(HostState::RebootedIntoUpdate, None);
         hostile.invent(target, reboot.clone())?;
         let go = |nonce: &str| GoClaims {
