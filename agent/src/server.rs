@@ -330,6 +330,36 @@ mod tests {
     }
 
     #[test]
+    fn a_bundle_that_is_gone_or_spoilt_takes_nothing_away_and_a_better_one_takes_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(TRUST_CA_KEY);
+        let config = Config {
+            node_name: "a".into(),
+            host_socket: PathBuf::new(),
+            boot_id_file: PathBuf::new(),
+            server_url: "https://127.0.0.1".into(),
+            token_file: PathBuf::new(),
+            trust_dir: folder.path().to_owned(),
+            log_filter: String::new(),
+        };
+        let server = Server::new(&config);
+        let trusted = || server.client.borrow().as_ref().map(|(bundle, _)| String::from_utf8(bundle.clone()).unwrap());
+        assert!(matches!(server.client(), Err(ServerError::NoTrust(..))), "there is no bundle yet");
+        std::fs::write(&file, "not yet").unwrap();
+        assert!(matches!(server.client(), Err(ServerError::BadTrust)), "there is nothing in it yet");
+        let made = || rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap().cert.pem();
+        let (one, other) = (made(), made());
+        std::fs::write(&file, &one).unwrap();
+        assert!(server.client().is_ok());
+        std::fs::write(&file, "spoilt").unwrap();
+        assert!(server.client().is_ok() && trusted().as_ref() == Some(&one));
+        std::fs::remove_file(&file).unwrap();
+        assert!(server.client().is_ok() && trusted().as_ref() == Some(&one));
+        std::fs::write(&file, &other).unwrap();
+        assert!(server.client().is_ok() && trusted().as_ref() == Some(&other));
+    }
+
+    #[test]
     fn lines_are_whole_however_they_arrive_and_never_endless() {
         let mut buffer = Buffer::default();
         buffer.push(b"{\"a\":1}\n\n{\"b\"").unwrap();
