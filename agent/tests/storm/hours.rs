@@ -259,3 +259,34 @@ fn an_order_that_nobody_here_knows_is_told_and_moves_nothing() {
         agent.end().await.unwrap();
     });
 }
+
+#[test]
+fn an_update_state_that_nobody_here_knows_is_told_and_nothing_is_asked_of_the_host() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = Within::start(&bench);
+        let told = || bench.web.view().status;
+        assert!(pass_until(MINUTE, || told().report.observed_generation == Some(1)).await, "it reports");
+        let strange = serde_json::json!({
+            "update_state": "Melting", "available_updates": ["1.20.5"], "chosen_update": {"version": "1.20.5"},
+            "most_recent_command": {"cmd_type": "refresh", "cmd_status": "Success", "timestamp": "2026-11-21T01:51:32Z"},
+        });
+        let answer = || Transport::Status(200, strange.to_string());
+        bench.host.script(Fault::request("GET", "/updates", answer()).times(u32::MAX));
+        let before = bench.calls().len();
+        bench.stage(1);
+        let reason = || find_condition(&told().conditions, HOST_REACHABLE).map(|c| c.reason.clone());
+        assert!(pass_until(MINUTE, || reason().as_deref() == Some("UnsupportedState")).await, "{:#?}", told());
+        pass(HOUR).await;
+        let calls = bench.calls().split_off(before);
+        assert!(calls.iter().all(|call| call.starts_with("GET")), "{calls:?}");
+        assert_eq!(told().report.failure, None, "it waits");
+        // Nothing tells when a person has put it right: it is looked at again.
+        bench.host.mend();
+        let staged = || told().report.state == Some(HostState::StagedUpdate);
+        assert!(pass_until(10 * MINUTE, staged).await, "{:#?}", told());
+        assert_eq!(reason().as_deref(), Some("Answered"));
+        agent.end().await.unwrap();
+    });
+}
