@@ -23,7 +23,9 @@ use crate::metrics::Snapshot;
 use crate::plan::{Action, Plan, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
-use crate::view::{Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, newer};
+use crate::view::{
+    Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Standings, newer,
+};
 
 /// How often the operator's status is written when only its counts changed.
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
@@ -85,6 +87,7 @@ pub struct Driver {
     leader_since: Timestamp,
     handing_over: bool,
     memory: HashMap<String, Memory>,
+    standings: Standings,
     pods: HashMap<String, PodWatch>,
     daemon_sets: DaemonSets,
     shadow_changes: BTreeMap<String, Option<Instant>>,
@@ -119,6 +122,7 @@ impl Driver {
             leader_since,
             handing_over: false,
             memory: HashMap::new(),
+            standings: Standings::default(),
             pods: HashMap::new(),
             shadow_changes: BTreeMap::new(),
             labelling: Labelling::default(),
@@ -293,6 +297,7 @@ impl Driver {
             }
             view.nodes.insert(name, node);
         }
+        self.standings.look(&mut view.nodes, clock);
         let namespaces: BTreeSet<&str> =
             view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
         view.expressions = self.expressions.answers(now);

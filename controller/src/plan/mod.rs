@@ -23,6 +23,8 @@ mod fleet;
 mod gates;
 mod order;
 mod quarantine;
+#[cfg(test)]
+mod release_cases;
 mod report;
 mod requests;
 mod rollout;
