@@ -21,6 +21,8 @@ mod drain_cases;
 pub(crate) mod fixtures;
 mod fleet;
 mod gates;
+#[cfg(test)]
+mod key_cases;
 mod order;
 mod quarantine;
 #[cfg(test)]

@@ -345,6 +345,11 @@ impl Keeper {
         let asked = self.asked().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
         let news = self.signer.tell(TlsFacts {
             signing_key: if facts.signing.is_some() { plan.signer.clone() } else { before.signing_key },
+            signing_keys: if facts.signing.is_some() {
+                ring.keys().map(|key| key.id().clone()).collect()
+            } else {
+                before.signing_keys
+            },
             // There is nothing of ours to rotate where certificates are provided.
             rotated_certificates: asked.or_else(|| safe.carried.clone()),
             rotated_signing_key: ring.carried.clone(),

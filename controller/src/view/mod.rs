@@ -374,6 +374,8 @@ pub struct ClusterView {
 pub struct TlsFacts {
     /// The id of the key that signs now.
     pub signing_key: Option<String>,
+    /// The ids of that key and of the one before it. What any other one signed is verified by nobody any more.
+    pub signing_keys: BTreeSet<String>,
     /// The last request for new certificates that was begun.
     pub rotated_certificates: Option<String>,
     /// The last request for a new signing key that was begun.
