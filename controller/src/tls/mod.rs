@@ -4,6 +4,8 @@
 //!
 //! [`plan`] decides, purely; [`keeper`] gathers and writes.
 
+#[cfg(test)]
+mod cases;
 mod certificate;
 mod keeper;
 mod material;
