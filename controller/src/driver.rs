@@ -578,6 +578,30 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_node_is_seen_to_stand_in_its_release_for_as_long_as_this_leader_has_looked() {
+        let (mut driver, nodes) = driver();
+        take(
+            &nodes,
+            serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5", "labels": {
+                models::names::INTERFACE_LABEL: models::names::INTERFACE_VERSION}}}),
+        );
+        let shadow = serde_json::json!({
+            "metadata": {"name": "brs-a", "uid": "shadow-1", "resourceVersion": "6", "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "node-1"}]},
+            "spec": {"state": "Idle", "attempt": 1},
+            "status": {"progress": {"step": "Releasing", "since": "2026-01-01T00:00:00Z",
+                "started": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5", "disruptive": true}}});
+        take(&driver.applier.shadows, shadow);
+        // However often it looks in between, and whatever the clock shows.
+        let now = crate::clock::now();
+        assert_eq!(driver.view(now).nodes["a"].stood, Duration::ZERO);
+        for milliseconds in [2, 4] {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            assert!(driver.view(now).nodes["a"].stood >= Duration::from_millis(milliseconds));
+        }
+    }
+
     /// An action failed, then the shadow went (its node has lost the label, or was made anew without it).
     #[tokio::test]
     async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
