@@ -23,7 +23,9 @@ use crate::metrics::Snapshot;
 use crate::plan::{Action, Plan, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
-use crate::view::{Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, newer};
+use crate::view::{
+    Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Standings, newer,
+};
 
 /// How often the operator's status is written when only its counts changed.
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
@@ -85,6 +87,7 @@ pub struct Driver {
     leader_since: Timestamp,
     handing_over: bool,
     memory: HashMap<String, Memory>,
+    standings: Standings,
     pods: HashMap<String, PodWatch>,
     daemon_sets: DaemonSets,
     shadow_changes: BTreeMap<String, Option<Instant>>,
@@ -119,6 +122,7 @@ impl Driver {
             leader_since,
             handing_over: false,
             memory: HashMap::new(),
+            standings: Standings::default(),
             pods: HashMap::new(),
             shadow_changes: BTreeMap::new(),
             labelling: Labelling::default(),
@@ -293,6 +297,7 @@ impl Driver {
             }
             view.nodes.insert(name, node);
         }
+        self.standings.look(&mut view.nodes, clock);
         let namespaces: BTreeSet<&str> =
             view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
         view.expressions = self.expressions.answers(now);
@@ -570,6 +575,30 @@ mod tests {
             driver.ended(Outcome { node: "a".into(), result });
             let blocked = &driver.view(now).nodes["a"].blocked["uid-second"];
             assert_eq!(blocked.retry_at <= now, now_due, "{sentence}: {blocked:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_is_seen_to_stand_in_its_release_for_as_long_as_this_leader_has_looked() {
+        let (mut driver, nodes) = driver();
+        take(
+            &nodes,
+            serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5", "labels": {
+                models::names::INTERFACE_LABEL: models::names::INTERFACE_VERSION}}}),
+        );
+        let shadow = serde_json::json!({
+            "metadata": {"name": "brs-a", "uid": "shadow-1", "resourceVersion": "6", "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "node-1"}]},
+            "spec": {"state": "Idle", "attempt": 1},
+            "status": {"progress": {"step": "Releasing", "since": "2026-01-01T00:00:00Z",
+                "started": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5", "disruptive": true}}});
+        take(&driver.applier.shadows, shadow);
+        // However often it looks in between, and whatever the clock shows.
+        let now = crate::clock::now();
+        assert_eq!(driver.view(now).nodes["a"].stood, Duration::ZERO);
+        for milliseconds in [2, 4] {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            assert!(driver.view(now).nodes["a"].stood >= Duration::from_millis(milliseconds));
         }
     }
 

@@ -409,66 +409,6 @@ fn the_current_revision_is_the_one_that_every_node_has_followed() {
     assert_ne!(third.update_revision, first.update_revision);
 }
 
-/// a host whose settings were signed by a key that has been replaced is told once more, by the new one, and not in the middle of
-/// an attempt.
-#[test]
-fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
-    let host = models::shadow::HostPolicy {
-        ignore_waves: Some(true),
-        refresh_interval: Some(crate::policy::Policy::default().refresh_interval),
-        ..models::shadow::HostPolicy::default()
-    };
-    let signer = crate::tls::Signer::with_a_new_key();
-    let claims = models::go::SettingsClaims::of("uid-a", &host).unwrap();
-    let jws = signer.sign(&claims).unwrap().unwrap();
-    let kid = crate::tls::signed_by(&jws).unwrap();
-    for (sentence, signature, key, idle, anew) in [
-        ("by the key that signs", Some(&jws), Some(kid.as_str()), true, false),
-        ("by another one", Some(&jws), Some("another"), true, true),
-        ("not at all", None, Some(kid.as_str()), true, true),
-        ("by another one, while it is not known which one signs", Some(&jws), None, true, false),
-        ("by another one, in an attempt", Some(&jws), Some("another"), false, false),
-    ] {
-        let mut node = if idle { node("a") } else { at("a", Step::Staging, 0, HostState::StagedUpdate) };
-        let spec = &mut node.shadow.as_mut().unwrap().spec;
-        spec.host = Some(models::shadow::HostPolicy { signature: signature.cloned(), ..host.clone() });
-        let (mut view, _) = cluster(vec![node], &[]);
-        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
-        view.tls.signing_key = key.map(str::to_owned);
-        let signed_anew = match plan(&view, &policy, t(1)).actions.get("a") {
-            Some(Action::Spec { spec }) => spec.host.as_ref().is_some_and(|host| host.signature.is_none()),
-            _ => false,
-        };
-        assert_eq!(signed_anew, anew, "{sentence}");
-    }
-}
-
-/// a rotation that a person asked for is acknowledged when it was begun, and never carried out for a resource that is new.
-#[test]
-fn a_rotation_is_acknowledged_when_it_was_begun() {
-    let ack = |view: &crate::view::ClusterView| {
-        let policy = crate::policy::Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
-        let requests = plan(view, &policy, t(1)).status.unwrap().requests.unwrap_or_default();
-        (requests.rotate_certificates, requests.rotate_signing_key)
-    };
-    let value = Some("1".to_owned());
-    let (mut view, _) = cluster(vec![], &[]);
-    let operator = view.operator.as_mut().unwrap();
-    (operator.rotate_certificates, operator.rotate_signing_key) = (value.clone(), value.clone());
-    assert_eq!(super::pending_rotations(operator), (value.clone(), value.clone()));
-    assert_eq!(ack(&view), (None, None));
-    view.tls.rotated_signing_key = value.clone();
-    assert_eq!(ack(&view), (None, value.clone()));
-    view.tls.rotated_certificates = value.clone();
-    assert_eq!(ack(&view), (value.clone(), value.clone()));
-
-    let operator = view.operator.as_mut().unwrap();
-    operator.status.observed_generation = None;
-    view.tls = crate::view::TlsFacts::default();
-    assert_eq!(super::pending_rotations(view.operator.as_ref().unwrap()), (None, None));
-    assert_eq!(ack(&view), (value.clone(), value));
-}
-
 /// a controller of a newer version was taken back in the middle of a step that this one does not know.
 #[test]
 fn an_attempt_in_a_step_that_nobody_knows_is_withdrawn_and_its_node_kept_until_a_go_is_over() {

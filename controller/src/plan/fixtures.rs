@@ -1,5 +1,7 @@
 //! Clusters, nodes and pods for the unit tests.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
 use models::reason::FailureReason;
@@ -58,7 +60,14 @@ pub(crate) fn node(name: &str) -> NodeView {
     agent.variant = Some("aws-k8s-1.37".into());
     agent.arch = Some("x86_64".into());
     agent.updates = Some(OfferedUpdates { chosen_version: Some(NEW), ..OfferedUpdates::default() });
-    NodeView { facts, shadow: Some(shadow), pods: Some(vec![]), ..NodeView::default() }
+    // Seen like that for a long time, so that the clock that plans are told of decides.
+    NodeView {
+        facts,
+        shadow: Some(shadow),
+        pods: Some(vec![]),
+        stood: Duration::from_hours(1000),
+        ..NodeView::default()
+    }
 }
 
 pub(crate) fn progress(step: Step, since: i64) -> Progress {

@@ -21,8 +21,12 @@ mod drain_cases;
 pub(crate) mod fixtures;
 mod fleet;
 mod gates;
+#[cfg(test)]
+mod key_cases;
 mod order;
 mod quarantine;
+#[cfg(test)]
+mod release_cases;
 mod report;
 mod requests;
 mod rollout;

@@ -1,12 +1,12 @@
 //! The planner against a small world: every action is carried out on it one at a time, in random order, with crashes of
-//! the controller, other people's reboots, failing hosts and changing policy in between. The seed of a failing run is
+//! the controller, other people's reboots, failing hosts, clocks that jump and changing policy in between. The seed of a failing run is
 //! in its message.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use models::operator::BottlerocketUpdateOperatorSpec;
 use models::reason::FailureReason;
 use models::shadow::{AgentReport, Armed, ArmedPhase, Failure, Go, HostState, OfferedUpdates, Step};
@@ -14,13 +14,16 @@ use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use semver::Version;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{Action, Plan, plan};
 use crate::claims::Parts;
 use crate::drain::filter;
 use crate::lint::lint;
 use crate::policy::Policy;
-use crate::view::{Blocked, ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+use crate::view::{
+    Blocked, ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts, Standings,
+};
 
 const OLD: Version = Version::new(1, 20, 0);
 const NEW: Version = Version::new(1, 20, 5);
@@ -51,6 +54,11 @@ struct World {
     view: ClusterView,
     hosts: BTreeMap<String, Host>,
     now: Timestamp,
+    /// How far the controller's clock is ahead of that, for now.
+    ahead: SignedDuration,
+    /// What the controller remembers, and the moment at which the world began.
+    standings: Standings,
+    began: (Timestamp, Instant),
     rng: StdRng,
     seed: u64,
     policy: Policy,
@@ -142,7 +150,8 @@ impl World {
             hosts.insert(name, Host { runs: Some(OLD), pods_made: 10, ..Host::default() });
         }
         let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
-        Self { view, hosts, now, rng, seed, policy }
+        let (ahead, standings, began) = (SignedDuration::ZERO, Standings::default(), (now, Instant::now()));
+        Self { view, hosts, now, ahead, standings, began, rng, seed, policy }
     }
 
     fn names(&self) -> Vec<String> {
@@ -154,8 +163,15 @@ impl World {
         names[self.rng.random_range(0..names.len())].clone()
     }
 
-    fn plan(&self) -> Plan {
-        let mut plan = plan(&self.view, &self.policy, self.now);
+    /// What the controller takes the time for.
+    fn clock(&self) -> Timestamp {
+        self.now + self.ahead
+    }
+
+    fn plan(&mut self) -> Plan {
+        let lasted = Duration::try_from(self.now.duration_since(self.began.0)).unwrap();
+        self.standings.look(&mut self.view.nodes, self.began.1 + lasted);
+        let mut plan = plan(&self.view, &self.policy, self.clock());
         let findings = lint(&self.view, &self.policy, &mut plan);
         assert!(findings.is_empty(), "seed {}: the planner broke its own rules: {findings:?}", self.seed);
         plan
@@ -177,7 +193,7 @@ impl World {
     }
 
     fn carry_out(&mut self, name: &str, action: Action) {
-        let (now, seed) = (self.now, self.seed);
+        let (now, seed) = (self.clock(), self.seed);
         let frozen = super::Quarantine::of(&self.view, 1).frozen_by().is_some();
         let up = self.rng.random_bool(0.7);
         let node = self.view.nodes.get_mut(name).unwrap();
@@ -373,7 +389,8 @@ impl World {
     /// Something that nobody ordered.
     fn trouble(&mut self) {
         let name = self.some_node();
-        let kind = self.rng.random_range(0..15);
+        let kind = self.rng.random_range(0..17);
+        let ahead = self.rng.random_range(-1..=1) * 10;
         let request = Some(self.now.to_string());
         let node = self.view.nodes.get_mut(&name).unwrap();
         let host = self.hosts.get_mut(&name).unwrap();
@@ -389,7 +406,8 @@ impl World {
             }
             5 | 6 => {
                 // The controller crashed: what it only remembered is gone.
-                self.view.leader_since = self.now;
+                self.view.leader_since = self.clock();
+                self.standings = Standings::default();
                 for node in self.view.nodes.values_mut() {
                     node.blocked.clear();
                     node.lease = None;
@@ -413,6 +431,11 @@ impl World {
             12 => self.view.operator.as_mut().unwrap().resume = request,
             13 => node.shadow.as_mut().unwrap().retry = request,
             14 => node.shadow.as_mut().unwrap().release = request,
+            15 => self.ahead = SignedDuration::from_mins(ahead),
+            // Somebody edits the status of a shadow by hand.
+            16 if node.step() == Some(Step::Releasing) => {
+                node.shadow.as_mut().unwrap().status.controller.progress = None;
+            }
             _ => {}
         }
     }

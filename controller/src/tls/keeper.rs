@@ -1,10 +1,10 @@
 //! Keeps certificates and keys as the rules say: watches what they are made of, and carries out one write after the other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::core::DeserializeGuard;
@@ -12,10 +12,11 @@ use kube::runtime::watcher;
 use models::names;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::certificate::{Certificate, accepts, is_pair};
 use super::material::{GoKey, Issuing, MaterialError, issued, signed_by};
-use super::plan::{self, Authorities, Certificates, Facts, Leaf, Plan, Published, Signing, Source, Write};
+use super::plan::{self, Authorities, Certificates, Facts, Id, Leaf, Plan, Published, Signing, Source, Subject, Write};
 use super::provided::{Problem, provided};
 use super::store::{self, Contents, KeyRing, Safe, SecretFacts, TrustFacts};
 use super::{Signer, TlsError};
@@ -30,8 +31,8 @@ const RETRY: Duration = Duration::from_secs(2);
 /// The longest time without a look at the clock, which may have been set.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// How many writes may follow each other at once. The longest way from nothing has five; more than this means that
-/// somebody else writes against us.
+/// How many writes about one thing may follow each other at once. The longest way from nothing has five in all; more than this
+/// means that somebody else writes against us.
 const AT_ONCE: u32 = 10;
 
 /// Keeps keys and certificates, for a leader.
@@ -50,8 +51,12 @@ pub struct Keeper {
     serving: Cache<SecretFacts>,
     keys: Cache<SecretFacts>,
     trust: Cache<TrustFacts>,
+    /// Since when what is published, and the certificate in service, have been seen there without a break.
+    seen: HashMap<Id, Instant>,
     /// What was last complained about, so that a log says it once.
     complaint: Option<String>,
+    /// What the API server last refused, or somebody else undid, until nothing is refused any more.
+    refused: Option<String>,
 }
 
 /// What a look is for: without a change of any of it, and before its time, there is nothing new to find.
@@ -101,7 +106,9 @@ impl Keeper {
             keys: Cache::new(own.clone()),
             trust: Cache::new(own.clone()),
             own,
+            seen: HashMap::new(),
             complaint: None,
+            refused: None,
         }
     }
 
@@ -128,14 +135,16 @@ impl Keeper {
 
         let (mut own, mut plans) = (self.own.subscribe(), self.plans.subscribe());
         let mut last: Option<Seen> = None;
-        let mut wake = None;
+        // By the clock that nobody sets: a look that nothing is found in costs nothing.
+        let mut wake = Instant::now();
         loop {
-            let now = crate::clock::now();
-            let due = wake.is_some_and(|at| at <= now);
+            let due = wake <= Instant::now();
             if self.seen().is_some_and(|seen| due || last.as_ref() != Some(&seen)) {
+                let now = crate::clock::now();
                 match self.keep(now).await {
                     Ok((seen, next)) => {
-                        (last, wake) = (seen, next);
+                        last = seen;
+                        wake = Instant::now() + pause(now, next);
                         self.complaint = None;
                     }
                     Err(error) => {
@@ -146,15 +155,11 @@ impl Keeper {
                     }
                 }
             }
-            let pause = wake.map_or(LOOK, |at: Timestamp| {
-                // A timestamp has millisecond precision; waking a little late beats waking early and again.
-                let ahead = Duration::try_from(at.duration_since(crate::clock::now())).unwrap_or_default();
-                (ahead + Duration::from_millis(2)).min(LOOK)
-            });
             tokio::select! {
                 changed = own.changed() => if changed.is_err() { return },
                 changed = plans.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(pause) => {}
+                // Nothing can be due before everything has been listed, which is told.
+                () = tokio::time::sleep_until(wake), if last.is_some() => {}
             }
         }
     }
@@ -202,21 +207,45 @@ impl Keeper {
     }
 
     /// Looks and writes until there is nothing more to write. Returns what the last look was at, and when to look again.
-    async fn keep(&self, now: Timestamp) -> Result<(Option<Seen>, Option<Timestamp>), TlsError> {
-        for _ in 0..AT_ONCE {
+    ///
+    /// What is refused keeps nothing else from being written: a Secret that cannot be changed stands in the way of its own half
+    /// only.
+    async fn keep(&mut self, now: Timestamp) -> Result<(Option<Seen>, Option<Timestamp>), TlsError> {
+        let mut written: BTreeMap<Subject, u32> = BTreeMap::new();
+        let mut failed: BTreeMap<Subject, TlsError> = BTreeMap::new();
+        loop {
             let seen = self.seen();
-            let found = self.gather(now);
+            let found = self.gather(now, Instant::now());
             let plan = plan::plan(&found.facts, self.config.trust_wait.signed(), now);
+            let next = plan.writes.iter().find(|write| !failed.contains_key(&write.subject())).cloned();
+            if next.is_none() {
+                self.refused = failed.values().find_map(TlsError::for_a_person);
+            }
             // Also before a write, which may fail: what signs, and what is wrong, does not depend on it.
             self.tell(&found, &plan);
-            let Some(write) = plan.write else { return Ok((seen, plan.wake)) };
-            tracing::info!(?write, "keys and certificates");
-            self.write(&found, write, now).await?;
+            let Some(write) = next else {
+                return failed.into_values().next().map_or(Ok((seen, plan.wake)), Err);
+            };
+            let subject = write.subject();
+            let times = written.entry(subject).or_default();
+            *times += 1;
+            let result = if *times > AT_ONCE {
+                Err(TlsError::Contended)
+            } else {
+                tracing::info!(?write, "keys and certificates");
+                self.write(&found, write, now).await
+            };
+            match result {
+                Ok(()) => {}
+                Err(TlsError::Lost(lost)) => return Err(TlsError::Lost(lost)),
+                Err(error) => {
+                    failed.insert(subject, error);
+                }
+            }
         }
-        Err(TlsError::Contended)
     }
 
-    fn gather(&self, now: Timestamp) -> Found {
+    fn gather(&mut self, now: Timestamp, clock: Instant) -> Found {
         let (authorities, serving) = (self.authorities.get(names::CA_SECRET), self.serving.get(names::SERVING_SECRET));
         let (keys, trust) = (self.keys.get(names::GO_KEY_SECRET), self.trust.get(names::TRUST_CONFIG_MAP));
         let mut problem = None;
@@ -259,6 +288,7 @@ impl Keeper {
             };
             let key = serving.as_ref().and_then(|secret| secret.text(store::KEY)).unwrap_or_default();
             let leaf = chain.first().map(|leaf| Leaf {
+                id: leaf.id.clone(),
                 issuer: safe.certificates().chain(&others).find(|a| issued_by(a, &chain)).map(|a| a.id.clone()),
                 usable: hosts.iter().all(|host| leaf.names().contains(host)) && is_pair(&chain, key),
                 from: leaf.from,
@@ -291,7 +321,13 @@ impl Keeper {
                 statements,
             }
         });
-        let facts = Facts { certificates, signing, published };
+        let ids = published.authorities.iter().chain(&published.keys).chain(chain.first().map(|leaf| &leaf.id));
+        let since = |id: &Id| (id.clone(), self.seen.get(id).copied().unwrap_or(clock));
+        let seen: HashMap<Id, Instant> = ids.map(since).collect();
+        let stood = |since: &Instant| SignedDuration::try_from(clock.saturating_duration_since(*since));
+        let stood = seen.iter().map(|(id, since)| (id.clone(), stood(since).unwrap_or_default())).collect();
+        self.seen = seen;
+        let facts = Facts { certificates, signing, published, stood };
         let leaf = chain.into_iter().next();
         Found { facts, safe: safe.unwrap_or_default(), ring: ring.unwrap_or_default(), others, leaf, problem }
     }
@@ -299,19 +335,25 @@ impl Keeper {
     /// Tells plans, metrics and the log.
     fn tell(&self, found: &Found, plan: &Plan) {
         let Found { facts, safe, ring, leaf, problem, .. } = found;
+        let problem = problem.as_ref().map(ToString::to_string).or_else(|| self.refused.clone());
         let before = self.signer.facts();
-        if let Some(problem) = problem.as_ref().map(ToString::to_string)
-            && before.problem.as_ref() != Some(&problem)
+        if let Some(problem) = &problem
+            && before.problem.as_ref() != Some(problem)
         {
-            tracing::error!(problem, "the web API's certificate is not in order");
+            tracing::error!(problem, "keys and certificates are not in order");
         }
         let asked = self.asked().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
         let news = self.signer.tell(TlsFacts {
             signing_key: if facts.signing.is_some() { plan.signer.clone() } else { before.signing_key },
+            signing_keys: if facts.signing.is_some() {
+                ring.keys().map(|key| key.id().clone()).collect()
+            } else {
+                before.signing_keys
+            },
             // There is nothing of ours to rotate where certificates are provided.
             rotated_certificates: asked.or_else(|| safe.carried.clone()),
             rotated_signing_key: ring.carried.clone(),
-            problem: problem.as_ref().map(ToString::to_string),
+            problem: problem.clone(),
         });
         if facts.signing.is_some() {
             self.signer.sign_with(ring.keys().find(|key| Some(key.id()) == plan.signer.as_ref()).cloned());
@@ -414,6 +456,14 @@ impl Keeper {
     }
 }
 
+/// How long after a look the next one is due.
+fn pause(now: Timestamp, wake: Option<Timestamp>) -> Duration {
+    // A timestamp has millisecond precision; waking a little late beats waking early and again.
+    let ahead =
+        |at: Timestamp| Duration::try_from(at.duration_since(now)).unwrap_or_default() + Duration::from_millis(2);
+    wake.map_or(LOOK, |at| ahead(at).min(LOOK))
+}
+
 fn issuing(now: Timestamp) -> Result<(Certificate, Issuing), MaterialError> {
     let issuing = Issuing::make(now)?;
     let certificate = Certificate::first(issuing.certificate());
@@ -427,3 +477,6 @@ fn issued_by(authority: &Certificate, chain: &[Certificate]) -> bool {
     };
     leaf.names().first().is_some_and(|name| accepts(&[authority], chain, name, at).is_ok())
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,8 @@
 //!
 //! [`plan`] decides, purely; [`keeper`] gathers and writes.
 
+#[cfg(test)]
+mod cases;
 mod certificate;
 mod keeper;
 mod material;
@@ -51,6 +53,24 @@ pub enum TlsError {
     /// The lease is lost.
     #[error(transparent)]
     Lost(#[from] crate::leader::LostLease),
+}
+
+impl TlsError {
+    /// What a person has to know of it. That somebody else wrote in between mends itself with the next look, and a server that
+    /// cannot be reached would tell nobody.
+    fn for_a_person(&self) -> Option<String> {
+        match self {
+            Self::Api { source, .. } => match source.as_ref() {
+                kube::Error::Api(status) if !matches!(status.code, 409 | 429) => {
+                    Some(format!("{self}: {}", status.message))
+                }
+                _ => None,
+            },
+            Self::Material { source, .. } => Some(format!("{self}: {source}")),
+            Self::Contended => Some(self.to_string()),
+            Self::Lost(_) => None,
+        }
+    }
 }
 
 /// Signs gos and statements of settings, and tells plans what is known of keys. Empty until the leader has its key.

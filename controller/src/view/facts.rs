@@ -134,7 +134,6 @@ impl Projection for ShadowFacts {
             spec: shadow.spec.clone(),
             status: shadow.status.clone().unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
-            created: meta.creation_timestamp.as_ref().map(|t| t.0),
             retry: request(meta, names::RETRY_ANNOTATION),
             release: request(meta, names::RELEASE_ANNOTATION),
         })

@@ -4,9 +4,11 @@
 
 mod cache;
 mod facts;
+mod standing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus};
@@ -15,6 +17,7 @@ use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, Progress,
 use crate::claims::Parts;
 
 pub use cache::{Cache, Projection, newer};
+pub use standing::Standings;
 
 /// A Node, as far as decisions about updates go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -103,8 +106,6 @@ pub struct ShadowFacts {
     pub status: BottlerocketShadowStatus,
     /// Whether it is being deleted.
     pub deleting: bool,
-    /// When it was made.
-    pub created: Option<Timestamp>,
     /// The value of the annotation that asks for another try.
     pub retry: Option<String>,
     /// The value of the annotation that asks for the attempt's end.
@@ -295,6 +296,8 @@ pub struct NodeView {
     /// How often this attempt has claimed the node, as far as this leader knows: more than once, and somebody has taken
     /// the claim away.
     pub claims_made: u32,
+    /// For how long this process has seen it stand where a wait for its host begins, by the monotonic clock ([`Standings`]).
+    pub stood: Duration,
 }
 
 impl NodeView {
@@ -371,6 +374,8 @@ pub struct ClusterView {
 pub struct TlsFacts {
     /// The id of the key that signs now.
     pub signing_key: Option<String>,
+    /// The ids of that key and of the one before it. What any other one signed is verified by nobody any more.
+    pub signing_keys: BTreeSet<String>,
     /// The last request for new certificates that was begun.
     pub rotated_certificates: Option<String>,
     /// The last request for a new signing key that was begun.

@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use base64::Engine as _;
 use deploy::Component;
 use integ::bed::{BedOptions, Member, merge};
+use integ::host::{Command, Fault, Worker};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::Api;
@@ -26,7 +27,7 @@ use reqwest::{Certificate, Client, Proxy};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::interfere::{agent_on, poll, signal};
+use crate::interfere::{agent_on, finish_command, is_call, poll, signal, until_host};
 use crate::leaders::leader;
 use crate::support::{NEW, Scene, nodes, run, shadow_of, status};
 
@@ -379,19 +380,69 @@ async fn deleted_secrets_are_made_anew_at_once_and_nobody_is_locked_out() -> any
         })
         .await?;
 
-        // A deleted key is revoked at once, and the next one signs.
-        delete(scene, GO_KEY_SECRET).await?;
-        poll("there is another key", async || {
-            let ring = secret(scene, GO_KEY_SECRET).await?;
-            Ok(ring.and_then(|s| field(&s, "key.pem")).filter(|key| *key != before.key))
+        // Both halves of what is trusted: agents would be out for a wait, and so would whoever comes up meanwhile.
+        let before = material(scene).await?;
+        delete(scene, CA_SECRET).await?;
+        let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
+        maps.delete(TRUST_CONFIG_MAP, &DeleteParams::default()).await?;
+        poll("what is in service and what is trusted are of one authority", async || {
+            let Ok(now) = material(scene).await else { return Ok(None) };
+            Ok((now.authority != before.authority && now.leaf != before.leaf).then_some(()))
         })
         .await?;
+
+        // A deleted key is revoked at once, and the next one signs.
+        let before = published_keys(scene).await?;
+        delete(scene, GO_KEY_SECRET).await?;
+        revoked(scene, &before).await?;
         scene.release();
         scene.updated().await?;
         Ok(())
     })
     .await?;
     ending.assert_updates(2);
+    Ok(())
+}
+
+/// The ids of the keys that agents are to trust.
+async fn published_keys(scene: &Scene) -> anyhow::Result<Vec<String>> {
+    let list: Value = serde_json::from_str(&trust(scene).await?[TRUST_GO_KEYS])?;
+    let keys = list["keys"].as_array().context("no list of keys")?;
+    keys.iter().map(|key| key["kid"].as_str().map(str::to_owned).context("a key without its id")).collect()
+}
+
+/// Waits until one other key is trusted, and none of these any more.
+async fn revoked(scene: &Scene, before: &[String]) -> anyhow::Result<()> {
+    poll("another key is trusted, and none that was revoked", async || {
+        let keys = published_keys(scene).await?;
+        Ok((keys.len() == 1 && !before.contains(&keys[0])).then_some(()))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signing_key_that_is_revoked_in_mid_attempt_ends_no_attempt() -> anyhow::Result<()> {
+    let mut options = options(1);
+    merge(&mut options.policy, &json!({"version": {"target": NEW.to_string(), "refreshInterval": "1s"}}));
+    let ending = run(options, async |scene| {
+        scene.install().await?;
+        let host = &scene.bed.member("node-1")?.host;
+        host.script(Fault::command(Command::Prepare, Worker::Waits));
+        scene.release();
+        until_host(host, "the host is asked to stage", |event| is_call(event, "/actions/prepare-update")).await?;
+        let before = published_keys(scene).await?;
+        delete(scene, GO_KEY_SECRET).await?;
+        revoked(scene, &before).await?;
+        // The agent that comes up now asks first who signed what is asked of its host's settings.
+        signal(&[agent_on(scene, "node-1").await?], Signal::SIGKILL);
+        finish_command(host).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(1);
+    let attempts = ending.history.attempts();
+    assert!(attempts.len() == 1 && attempts[0].updated(), "{attempts:#?}");
     Ok(())
 }
 

@@ -1,11 +1,10 @@
 //! From idle to a staged image: whether an attempt may begin, and staging, which disrupts nothing.
 
-use models::go::{CALL_LIMIT, GO_LIFETIME};
 use models::reason::FailureReason;
 use models::shadow::{HostState, Progress, Step};
 use semver::Version;
 
-use super::{Case, after, unblock};
+use super::{Case, unblock};
 use crate::plan::{Action, Decision, Verdict, Wait, gates, want};
 
 impl Case<'_> {
@@ -40,16 +39,11 @@ impl Case<'_> {
             }
             return self.with_blocked(Decision::wait(Wait::Held));
         }
-        let last = self.shadow.status.controller.record.as_ref().and_then(|r| r.last.as_ref());
-        if self.facts().claimed() && last.is_some_and(|last| last.attempt == spec.attempt) {
-            // The attempt that made it was closed, and so no go of it is left; a hold had kept it since.
-            return Decision::act(Action::Release);
-        }
         if self.facts().claimed() {
-            // A claim without an attempt, from a shadow that was deleted, say. Whether a go was given is not known any
-            // more, nor to an agent that was restarted: the longest time that a host can take to go down has to pass.
-            let known_since = self.shadow.created.map_or(self.view.leader_since, |at| at.max(self.view.leader_since));
-            let certain = after(known_since, GO_LIFETIME + CALL_LIMIT + self.policy.shutdown);
+            // A claim without an attempt, from a shadow that was deleted or whose record somebody took away, say, or one that a
+            // person's hold has kept. Whether a go was given is not known any more, nor to an agent that was restarted: the
+            // longest time that a host can take to go down has to pass.
+            let certain = self.down_by(None);
             if self.now >= certain {
                 return Decision::act(Action::Release);
             }

@@ -96,6 +96,23 @@ impl<'a> Case<'a> {
         host.asks_as(&self.host_policy()) && key.is_none_or(by_it)
     }
 
+    /// The order of an attempt that has no go yet, to be signed anew, because the key that signed what it asks of the host's
+    /// settings was revoked: its agent would wait for that key until a deadline. A key that is being replaced goes on to count.
+    fn order_signed_anew(&self, progress: &Progress) -> Option<Action> {
+        let (spec, tls) = (&self.shadow.spec, &self.view.tls);
+        let host = spec.host.as_ref()?;
+        let key = crate::tls::signed_by(host.signature.as_deref()?)?;
+        let stands = spec.state != HostState::Idle
+            && spec.attempt == progress.attempt
+            && spec.boot_id.as_ref() == Some(&self.facts().boot_id)
+            && spec.go.is_none();
+        let revoked = tls.signing_key.is_some() && !tls.signing_keys.contains(&key);
+        (stands && revoked).then(|| {
+            let host = Some(HostPolicy { signature: None, ..host.clone() });
+            Action::Spec { spec: Box::new(BottlerocketShadowSpec { host, ..spec.clone() }) }
+        })
+    }
+
     /// Whether anything of ours is to be taken back from the node: what we own, or, after a reset of managedFields, what is ours
     /// by the record and nobody's by ownership. What a person holds stays as it is.
     fn to_release(&self) -> bool {
@@ -270,6 +287,9 @@ impl<'a> Case<'a> {
             };
         }
         let Some(progress) = progress else { return self.idle() };
+        if let Some(action) = self.order_signed_anew(progress) {
+            return Decision::act(action);
+        }
         let decision = match progress.step {
             Step::Staging | Step::Staged => self.staging(progress),
             Step::LeavingBalancer => self.leaving_balancer(progress).watching_pods(),

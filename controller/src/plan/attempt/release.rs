@@ -99,11 +99,13 @@ impl Case<'_> {
         }
         if progress.go_given && !self.cannot_reboot_any_more(progress) {
             let reason = self.last_failure();
-            let certain = self.down_by_now(progress);
+            let certain = self.down_by(Some(progress.since));
             if self.now < certain {
                 return Decision::wait(Wait::NodeNotBack { reason }).waking_at(certain);
             }
-            let look = self.node.lease.map_or(self.now, |lease| after(lease.looked_at, LEASE_LOOK));
+            // A look in a time that has not come was one by a clock that ran ahead.
+            let before = self.node.lease.filter(|lease| lease.looked_at <= self.now);
+            let look = before.map_or(self.now, |lease| after(lease.looked_at, LEASE_LOOK));
             if look <= self.now {
                 return Decision::act(Action::LookAtLease);
             }
@@ -137,9 +139,13 @@ impl Case<'_> {
             .unwrap_or(FailureReason::Unknown)
     }
 
-    /// When a host that acted on a go of this attempt has gone down, at the latest.
-    fn down_by_now(&self, progress: &Progress) -> Timestamp {
-        after(progress.since, GO_LIFETIME + CALL_LIMIT + self.policy.shutdown)
+    /// When a host that acted on a go has gone down, at the latest, if no go was given since `since`; without that, since this
+    /// process has seen the node stand like that. It has to have passed by the clock that `since` was written by, and by this
+    /// process's own, which nobody sets.
+    pub(super) fn down_by(&self, since: Option<Timestamp>) -> Timestamp {
+        let span = GO_LIFETIME + CALL_LIMIT + self.policy.shutdown;
+        let own = after(self.now, span.saturating_sub(self.node.stood));
+        since.map_or(own, |since| own.max(after(since, span)))
     }
 
     /// After a go: whether the host can no longer act on it, so that the node may be given back. The agent's own word is not
@@ -147,7 +153,8 @@ impl Case<'_> {
     fn cannot_reboot_any_more(&self, progress: &Progress) -> bool {
         let another_boot = self.facts().boot_id != progress.boot_id;
         // Looked at only after that time: a sign of life after it is one of a host that did not go down.
-        let outlived = self.now >= self.down_by_now(progress) && self.node.lease.is_some_and(|lease| lease.alive());
+        let outlived =
+            self.now >= self.down_by(Some(progress.since)) && self.node.lease.is_some_and(|lease| lease.alive());
         another_boot || outlived
     }
 }

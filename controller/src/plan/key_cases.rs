@@ -1,0 +1,92 @@
+//! What plans make of keys that change, each as a sentence about what holds.
+
+use models::shadow::{Go, HostState, Step};
+
+use super::fixtures::*;
+use super::{Action, plan};
+use crate::view::NodeView;
+
+/// a host whose settings were signed by a key that has been replaced is told once more, by the new one, and in the middle of an
+/// attempt only where the key was revoked.
+#[test]
+fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
+    let host = models::shadow::HostPolicy {
+        ignore_waves: Some(true),
+        refresh_interval: Some(crate::policy::Policy::default().refresh_interval),
+        ..models::shadow::HostPolicy::default()
+    };
+    let signer = crate::tls::Signer::with_a_new_key();
+    let claims = models::go::SettingsClaims::of("uid-a", &host).unwrap();
+    let jws = signer.sign(&claims).unwrap().unwrap();
+    let kid = crate::tls::signed_by(&jws).unwrap();
+    let (ours, both, other) = ([kid.clone()], [kid.clone(), "another".to_owned()], ["another".to_owned()]);
+    let idle = || node("a");
+    let staging = || at("a", Step::Staging, 0, HostState::StagedUpdate);
+    let rebooting = || at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    let changed = |mut node: NodeView, change: &dyn Fn(&mut NodeView)| {
+        change(&mut node);
+        node
+    };
+    let told = |node: &mut NodeView| {
+        node.shadow.as_mut().unwrap().spec.go = Some(Go { nonce: "n".into(), jws: "j".into() });
+    };
+    let elsewhere = |node: &mut NodeView| node.facts.boot_id = "b2".into();
+    for (sentence, signature, keys, mut node, anew) in [
+        ("by the key that signs", Some(&jws), &ours[..], idle(), false),
+        ("by another one", Some(&jws), &both[..], idle(), true),
+        ("not at all", None, &ours[..], idle(), true),
+        ("by another one, while it is not known which one signs", Some(&jws), &[], idle(), false),
+        ("by the one before, in an attempt", Some(&jws), &both[..], staging(), false),
+        ("by one that was revoked, in an attempt", Some(&jws), &other[..], staging(), true),
+        ("by one that was revoked, before the go", Some(&jws), &other[..], rebooting(), true),
+        ("after it", Some(&jws), &other[..], changed(rebooting(), &told), false),
+        ("in another boot than the order's", Some(&jws), &other[..], changed(rebooting(), &elsewhere), false),
+        ("while nothing signs", Some(&jws), &[], staging(), false),
+    ] {
+        let spec = &mut node.shadow.as_mut().unwrap().spec;
+        spec.host = Some(models::shadow::HostPolicy { signature: signature.cloned(), ..host.clone() });
+        let (mut view, _) = cluster(vec![node], &[]);
+        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
+        // The last one signs.
+        view.tls.signing_key = keys.last().cloned();
+        view.tls.signing_keys = keys.iter().cloned().collect();
+        let order = view.nodes["a"].shadow.as_ref().unwrap().spec.clone();
+        let signed_anew = match plan(&view, &policy, t(1)).actions.get("a") {
+            Some(Action::Spec { spec }) if spec.state == order.state => {
+                assert_eq!(
+                    (&spec.attempt, &spec.boot_id, &spec.version),
+                    (&order.attempt, &order.boot_id, &order.version)
+                );
+                spec.host.as_ref().is_some_and(|host| host.signature.is_none())
+            }
+            _ => false,
+        };
+        assert_eq!(signed_anew, anew, "{sentence}");
+    }
+}
+
+/// a rotation that a person asked for is acknowledged when it was begun, and never carried out for a resource that is new.
+#[test]
+fn a_rotation_is_acknowledged_when_it_was_begun() {
+    let ack = |view: &crate::view::ClusterView| {
+        let policy = crate::policy::Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
+        let requests = plan(view, &policy, t(1)).status.unwrap().requests.unwrap_or_default();
+        (requests.rotate_certificates, requests.rotate_signing_key)
+    };
+    let value = Some("1".to_owned());
+    let (mut view, _) = cluster(vec![], &[]);
+    let operator = view.operator.as_mut().unwrap();
+    (operator.rotate_certificates, operator.rotate_signing_key) = (value.clone(), value.clone());
+    assert_eq!(super::pending_rotations(operator), (value.clone(), value.clone()));
+    assert_eq!(ack(&view), (None, None));
+    view.tls.rotated_signing_key = value.clone();
+    assert_eq!(ack(&view), (None, value.clone()));
+    view.tls.rotated_certificates = value.clone();
+    assert_eq!(ack(&view), (value.clone(), value.clone()));
+
+    let operator = view.operator.as_mut().unwrap();
+    operator.status.observed_generation = None;
+    view.tls = crate::view::TlsFacts::default();
+    assert_eq!(super::pending_rotations(view.operator.as_ref().unwrap()), (None, None));
+    assert_eq!(ack(&view), (value.clone(), value));
+}

@@ -1,0 +1,133 @@
+//! Single decisions about certificates and keys, each as a sentence about what holds.
+
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::plan::*;
+
+const WAIT: SignedDuration = SignedDuration::from_mins(10);
+
+fn at(minute: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + minute * 60).unwrap()
+}
+
+#[test]
+fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_anew() {
+    let days = |days: i64| at(days * 24 * 60);
+    let known: Id = "a".into();
+    let good = Leaf {
+        id: "leaf".into(),
+        issuer: Some(known.clone()),
+        usable: true,
+        from: days(-1),
+        until: days(89),
+        issued: days(-1),
+    };
+    let write = |leaf: Leaf, seen_for: SignedDuration| {
+        let newest = Some(Authority { id: known.clone(), from: days(-1), until: days(3650) });
+        let certificates = Certificates {
+            source: Source::Managed,
+            authorities: Authorities { newest, ..Authorities::default() },
+            leaf: Some(leaf.clone()),
+            strangers: vec![],
+            asked: None,
+        };
+        let published = Published {
+            authorities: [known.clone()].into(),
+            keys: BTreeSet::new(),
+            since: [(known.clone(), days(-1))].into(),
+        };
+        let stood = [&known, &leaf.id].map(|id| (id.clone(), seen_for)).into();
+        let facts = Facts { certificates: Some(certificates), signing: None, published, stood };
+        plan(&facts, WAIT, at(0)).writes.into_iter().next()
+    };
+    // By a leader that has just begun, too: whoever understands what is in service understands another one like it.
+    let seen_for = [SignedDuration::from_hours(24), SignedDuration::ZERO];
+    assert_eq!(seen_for.map(|seen_for| write(good.clone(), seen_for)), [None, None]);
+    for (sentence, leaf) in [
+        ("nobody knows who issued it", Leaf { issuer: None, ..good.clone() }),
+        ("other names, or another key beside it", Leaf { usable: false, ..good.clone() }),
+        ("made by a clock that was ahead", Leaf { from: days(1), until: days(91), ..good.clone() }),
+        ("two thirds of its life are over", Leaf { from: days(-61), until: days(29), ..good.clone() }),
+    ] {
+        for seen_for in seen_for {
+            assert_eq!(write(leaf.clone(), seen_for), Some(Write::Issue(known.clone())), "{sentence}");
+        }
+    }
+}
+
+/// A rotation of either half, of which the new one was published at the minute 0.
+fn rotating(stood: i64) -> Facts {
+    let authority = |id: &str| Some(Authority { id: id.into(), from: at(-1000), until: at(1_000_000) });
+    let authorities = Authorities { newest: authority("new"), before: authority("old"), ..Authorities::default() };
+    let leaf = Leaf {
+        id: "leaf".into(),
+        issuer: Some("old".into()),
+        usable: true,
+        from: at(-1000),
+        until: at(100_000),
+        issued: at(-1000),
+    };
+    let certificates =
+        Certificates { source: Source::Managed, authorities, leaf: Some(leaf), strangers: vec![], asked: None };
+    let signing = Signing { newest: Some("new key".into()), before: Some("old key".into()), ..Signing::default() };
+    let ids = |ids: [&str; 2]| ids.map(str::to_owned).into();
+    let since = [("old", -1000), ("new", 0), ("old key", -1000), ("new key", 0)];
+    let published = Published {
+        authorities: ids(["old", "new"]),
+        keys: ids(["old key", "new key"]),
+        since: since.map(|(id, minute)| (id.to_owned(), at(minute))).into(),
+    };
+    let stood = since.map(|(id, _)| (id.to_owned(), SignedDuration::from_mins(stood))).into();
+    Facts { certificates: Some(certificates), signing: Some(signing), published, stood }
+}
+
+#[test]
+fn a_new_one_is_taken_into_use_when_the_wait_is_over_by_the_clock_of_the_cluster_and_by_that_of_this_process() {
+    for (sentence, stood, now, over, wake) in [
+        ("in the middle", 4, 4, false, 10),
+        ("a clock that ran ahead when it was compared, or behind when it was written", 4, 1000, false, 1006),
+        ("a clock that was set back", 1000, 4, false, 10),
+        ("a leader that has just begun", 0, 60, false, 70),
+        ("by both", 10, 10, true, 20),
+    ] {
+        let plan = plan(&rotating(stood), WAIT, at(now));
+        assert_eq!(plan.writes.contains(&Write::Issue("new".into())), over, "{sentence}");
+        assert_eq!(plan.signer.as_deref(), Some(if over { "new key" } else { "old key" }), "{sentence}");
+        assert_eq!(plan.wake, Some(at(wake)), "{sentence}");
+    }
+}
+
+#[test]
+fn a_worn_certificate_is_followed_by_one_of_its_own_issuer_while_the_next_authority_is_not_known_everywhere() {
+    let mut facts = rotating(0);
+    facts.certificates.as_mut().unwrap().leaf.as_mut().unwrap().until = at(1);
+    assert!(plan(&facts, WAIT, at(0)).writes.contains(&Write::Issue("old".into())));
+}
+
+#[test]
+fn the_old_key_goes_when_kubelets_have_had_the_new_one_for_as_long_again_by_both_clocks() {
+    for (stood, now, goes) in [(10, 10, false), (20, 19, false), (19, 1000, false), (20, 20, true)] {
+        let plan = plan(&rotating(stood), WAIT, at(now));
+        assert_eq!(plan.writes.contains(&Write::DropKey), goes, "seen for {stood} min, {now} min later");
+    }
+}
+
+/// Somebody has deleted the Secret of the authorities and the ConfigMap together.
+#[test]
+fn what_nobody_understands_any_more_is_replaced_as_soon_as_its_successor_is_published() {
+    for (sentence, published, expected) in [
+        ("not published yet", vec![], None),
+        ("published a moment ago", vec!["new"], Some(Write::Issue("new".into()))),
+        ("beside another one", vec!["new", "other"], Some(Write::Issue("new".into()))),
+    ] {
+        let mut facts = rotating(0);
+        let certificates = facts.certificates.as_mut().unwrap();
+        certificates.authorities.before = None;
+        certificates.leaf.as_mut().unwrap().issuer = None;
+        facts.published.authorities = published.into_iter().map(str::to_owned).collect();
+        let issue = plan(&facts, WAIT, at(0)).writes.into_iter().find(|write| matches!(write, Write::Issue(_)));
+        assert_eq!(issue, expected, "{sentence}");
+    }
+}

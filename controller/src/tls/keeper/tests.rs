@@ -1,0 +1,163 @@
+//! The keeper against an API server that refuses some of its writes.
+
+use std::sync::Mutex;
+
+use clap::Parser as _;
+use http::{Request, Response};
+use kube::client::Body;
+use kube::runtime::watcher::Event;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// An API server that takes what it is sent, except for writes to the object of one name, which it answers with this code: with
+/// 200 as if somebody emptied the object at once.
+#[derive(Clone, Default)]
+struct Server {
+    refuses: Arc<Mutex<Option<(&'static str, u16)>>>,
+    /// The names of the objects that were written.
+    written: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Server {
+    fn answer(&self, method: &http::Method, name: &str, mut sent: Value) -> (u16, Value) {
+        let name = sent["metadata"]["name"].as_str().unwrap_or(name).to_owned();
+        if let Some((_, code)) = self.refuses.lock().unwrap().filter(|(refused, _)| *refused == name) {
+            if code == 200 {
+                sent["data"] = json!({});
+                sent["metadata"]["resourceVersion"] = json!("1");
+                return (200, sent);
+            }
+            let status = json!({
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": "Invalid",
+                "message": format!("{name} is immutable, says {method}"), "metadata": {},
+            });
+            return (code, status);
+        }
+        let mut written = self.written.lock().unwrap();
+        sent["metadata"]["resourceVersion"] = json!((10 + written.len()).to_string());
+        written.insert(name);
+        (200, sent)
+    }
+
+    fn keeper(&self) -> Keeper {
+        let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let server = self.clone();
+        tokio::spawn(async move {
+            while let Some((request, reply)) = handle.next_request().await {
+                let (parts, body) = request.into_parts();
+                let sent = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+                let name = parts.uri.path().rsplit('/').next().unwrap().to_owned();
+                let (code, answer) = server.answer(&parts.method, &name, sent);
+                let answer = Body::from(answer.to_string().into_bytes());
+                reply.send_response(Response::builder().status(code).body(answer).unwrap());
+            }
+        });
+        let plans = Arc::new(watch::channel(0).0);
+        let keeper = Keeper::new(
+            kube::Client::new(service, "default"),
+            Config::parse_from(["controller", "--identity=me"]),
+            Leadership::forever(),
+            Signer::default(),
+            Metrics::new().unwrap(),
+            empty(&plans),
+            empty(&plans),
+            plans,
+        );
+        for cache in [&keeper.authorities, &keeper.serving, &keeper.keys] {
+            list(cache);
+        }
+        list(&keeper.trust);
+        keeper
+    }
+}
+
+fn list<P: crate::view::Projection>(cache: &Cache<P>) {
+    cache.take(Event::Init);
+    cache.take(Event::InitDone);
+}
+
+fn empty<P: crate::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
+    let cache = Cache::new(changed.clone());
+    list(&cache);
+    cache
+}
+
+#[tokio::test]
+async fn what_is_refused_is_told_and_keeps_nothing_else_from_being_written() {
+    let (ca, serving, key, trust) =
+        (names::CA_SECRET, names::SERVING_SECRET, names::GO_KEY_SECRET, names::TRUST_CONFIG_MAP);
+    for (refused, written) in [
+        (ca, vec![key, trust]),
+        (serving, vec![ca, key, trust]),
+        (key, vec![ca, serving, trust]),
+        (trust, vec![ca, key]),
+    ] {
+        let server = Server::default();
+        *server.refuses.lock().unwrap() = Some((refused, 422));
+        let mut keeper = server.keeper();
+        for _ in 0..2 {
+            // Again and again, and nothing is told anew: the operator's status would be written each time.
+            let failed = keeper.keep(crate::clock::now()).await;
+            assert!(matches!(failed, Err(TlsError::Api { name, .. }) if name == refused), "{refused}");
+            let expected: BTreeSet<String> = written.iter().map(|name| (*name).to_owned()).collect();
+            assert_eq!(*server.written.lock().unwrap(), expected, "{refused}");
+            let problem = keeper.signer.facts().problem.unwrap_or_default();
+            assert!(problem.contains(refused) && problem.contains("is immutable"), "{problem}");
+        }
+        let told = *keeper.plans.borrow();
+        keeper.keep(crate::clock::now()).await.unwrap_err();
+        assert_eq!(*keeper.plans.borrow(), told, "{refused}");
+
+        *server.refuses.lock().unwrap() = None;
+        keeper.keep(crate::clock::now()).await.unwrap();
+        assert_eq!(server.written.lock().unwrap().len(), 4, "{refused}");
+        assert_eq!(keeper.signer.facts().problem, None, "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn that_somebody_else_wrote_in_between_is_told_to_nobody() {
+    let server = Server::default();
+    *server.refuses.lock().unwrap() = Some((names::CA_SECRET, 409));
+    let mut keeper = server.keeper();
+    keeper.keep(crate::clock::now()).await.unwrap_err();
+    assert_eq!(keeper.signer.facts().problem, None);
+}
+
+#[tokio::test]
+async fn who_undoes_one_half_again_and_again_is_told_of_and_keeps_the_other_from_nothing() {
+    let server = Server::default();
+    *server.refuses.lock().unwrap() = Some((names::CA_SECRET, 200));
+    let mut keeper = server.keeper();
+    assert!(matches!(keeper.keep(crate::clock::now()).await, Err(TlsError::Contended)));
+    let expected = [names::GO_KEY_SECRET, names::TRUST_CONFIG_MAP].map(str::to_owned);
+    assert_eq!(*server.written.lock().unwrap(), BTreeSet::from(expected));
+    let problem = keeper.signer.facts().problem.unwrap_or_default();
+    assert!(problem.contains("somebody else writes"), "{problem}");
+}
+
+/// What makes waits end by both clocks: the rules are told since when this process has seen a thing.
+#[tokio::test]
+async fn what_is_published_has_stood_since_it_was_seen_and_what_was_gone_stands_anew() {
+    let server = Server::default();
+    let mut keeper = server.keeper();
+    keeper.keep(crate::clock::now()).await.unwrap();
+    let now = crate::clock::now();
+    let start = Instant::now() + Duration::from_secs(10);
+    let stood = |keeper: &mut Keeper, second| {
+        let found = keeper.gather(now, start + Duration::from_secs(second)).facts;
+        let leaf = found.certificates.and_then(|certificates| certificates.leaf).map(|leaf| leaf.id);
+        let ids = found.published.authorities.iter().chain(&found.published.keys).chain(&leaf);
+        let stood = ids.map(|id| found.stood.get(id).map(|stood| stood.as_secs() >= 60));
+        stood.collect::<Option<Vec<_>>>().unwrap()
+    };
+    keeper.seen.clear();
+    assert_eq!(stood(&mut keeper, 0), [false; 3], "an authority, a key, and a certificate");
+    assert_eq!(stood(&mut keeper, 60), [true; 3]);
+    let map = keeper.trust.get(names::TRUST_CONFIG_MAP).unwrap();
+    list(&keeper.trust);
+    assert_eq!(stood(&mut keeper, 70), [true]);
+    keeper.trust.written(&map.0);
+    assert_eq!(stood(&mut keeper, 80), [false, false, true]);
+}
