@@ -44,6 +44,8 @@ fn policy() -> Value {
         "maxUnavailable": "100%",
         "health": {"after": {"soak": "1s"}},
         "failurePolicy": {"backOff": "1h"},
+        // Which a claim without an attempt is kept for, among others: the hosts here go down at once.
+        "deadlines": {"shutdown": "5s"},
         "loadBalancer": {"leaveBeforeDrain": "1s"},
         "nodeGroups": [
             group("evict-bare", json!({"barePods": "Evict"})),
