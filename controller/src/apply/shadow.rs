@@ -5,7 +5,7 @@ use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, P
 use models::go::SettingsClaims;
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, BottlerocketUpdateOperatorStatus};
-use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, ControllerStatus, HostPolicy};
+use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, ControllerStatus, HostPolicy, HostState};
 use serde_json::json;
 
 use super::{Applier, ApplyError};
@@ -62,7 +62,12 @@ impl Applier {
         let mut spec = spec.clone();
         if let Some(host) = &mut spec.host {
             let node_uid = shadow.owner_uid.as_deref().ok_or(ApplyError::Changed("the shadow's owner"))?;
-            self.sign_settings(node_uid, host)?;
+            match self.sign_settings(node_uid, host) {
+                // An order is taken back also while there is no key. The agent leaves settings alone that nobody signed, and
+                // they are signed when there is one.
+                Err(ApplyError::NoKey) if spec.state == HostState::Idle => {}
+                signed => signed?,
+            }
         }
         let body = json!({
             "apiVersion": SHADOW_API, "kind": "BottlerocketShadow",

@@ -6,7 +6,7 @@ use http::{Request, Response};
 use kube::client::Body;
 use models::go::SettingsClaims;
 use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
-use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy};
+use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy, HostState};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -141,9 +141,17 @@ async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
     let call = call_of(order(asks(None))).await;
     assert_eq!(call.body["spec"]["host"].get("signature"), None);
 
-    let (applier, _calls) = applier();
-    let refused = applier.carry_out(&node(), order(asks(Some("1.20.5")))).await;
+    let (applier, calls) = self::applier();
+    let mut stages = order(asks(Some("1.20.5")));
+    let Action::Spec { spec } = &mut stages else { unreachable!() };
+    spec.state = HostState::StagedUpdate;
+    let refused = applier.carry_out(&node(), stages).await;
     assert!(matches!(refused, Err(ApplyError::NoKey)), "{refused:?}");
+    assert!(calls.lock().unwrap().is_empty());
+    // To take an order back needs no key: the host's settings wait for one, its node does not.
+    applier.carry_out(&node(), order(asks(Some("1.20.5")))).await.unwrap();
+    let told: HostPolicy = serde_json::from_value(calls.lock().unwrap()[0].body["spec"]["host"].clone()).unwrap();
+    assert_eq!(told, asks(Some("1.20.5")));
 
     let (mut applier, calls) = self::applier();
     applier.signer = crate::tls::Signer::with_a_new_key();

@@ -23,6 +23,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
     let idle = || node("a");
     let staging = || at("a", Step::Staging, 0, HostState::StagedUpdate);
     let rebooting = || at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    let releasing = || at("a", Step::Releasing, 0, HostState::RebootedIntoUpdate);
     let changed = |mut node: NodeView, change: &dyn Fn(&mut NodeView)| {
         change(&mut node);
         node
@@ -42,6 +43,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
         ("after it", Some(&jws), &other[..], changed(rebooting(), &told), false),
         ("in another boot than the order's", Some(&jws), &other[..], changed(rebooting(), &elsewhere), false),
         ("while nothing signs", Some(&jws), &[], staging(), false),
+        ("by one that was revoked, when it is being taken back", Some(&jws), &other[..], releasing(), false),
     ] {
         let spec = &mut node.shadow.as_mut().unwrap().spec;
         spec.host = Some(models::shadow::HostPolicy { signature: signature.cloned(), ..host.clone() });
@@ -49,6 +51,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
         let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
         // The last one signs.
         view.tls.signing_key = keys.last().cloned();
+        view.tls.newest_key = keys.last().cloned();
         view.tls.signing_keys = keys.iter().cloned().collect();
         let order = view.nodes["a"].shadow.as_ref().unwrap().spec.clone();
         let signed_anew = match plan(&view, &policy, t(1)).actions.get("a") {
@@ -62,6 +65,30 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
             _ => false,
         };
         assert_eq!(signed_anew, anew, "{sentence}");
+    }
+}
+
+/// a leader takes over in the middle of a rotation, and signs with the key before for as long as it waits itself.
+#[test]
+fn what_the_newest_key_has_signed_is_not_signed_by_the_one_before_again() {
+    let host = models::shadow::HostPolicy {
+        ignore_waves: Some(true),
+        refresh_interval: Some(crate::policy::Policy::default().refresh_interval),
+        ..models::shadow::HostPolicy::default()
+    };
+    let signer = crate::tls::Signer::with_a_new_key();
+    let jws = signer.sign(&models::go::SettingsClaims::of("uid-a", &host).unwrap()).unwrap().unwrap();
+    let ours = crate::tls::signed_by(&jws).unwrap();
+    for (newest, anew) in [(ours.as_str(), false), ("another", true)] {
+        let mut node = node("a");
+        let signature = Some(jws.clone());
+        node.shadow.as_mut().unwrap().spec.host = Some(models::shadow::HostPolicy { signature, ..host.clone() });
+        let (mut view, _) = cluster(vec![node], &[]);
+        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
+        (view.tls.signing_key, view.tls.newest_key) = (Some("before".to_owned()), Some(newest.to_owned()));
+        view.tls.signing_keys = ["before", newest].map(str::to_owned).into();
+        let written = matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Spec { .. }));
+        assert_eq!(written, anew, "{newest}");
     }
 }
 

@@ -141,3 +141,15 @@ fn a_node_that_is_not_held_any_more_is_given_back_when_its_attempt_has_been_over
         assert!(released || wake == Some((span() - stood).cast_signed()), "{wake:?}");
     }
 }
+
+#[test]
+fn a_release_that_was_noted_in_a_time_that_has_not_come_waits_by_this_process_alone() {
+    let noted_ahead = |stood| {
+        let mut node = withdrawn();
+        node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().since = t(1_000_000);
+        node.stood = Duration::from_secs(stood);
+        node
+    };
+    assert_eq!(decide(noted_ahead(0), 5), (None, Some(span().cast_signed())));
+    assert_eq!(decide(noted_ahead(span()), 5).0, Some(Action::LookAtLease));
+}

@@ -100,6 +100,28 @@ fn a_new_one_is_taken_into_use_when_the_wait_is_over_by_the_clock_of_the_cluster
 }
 
 #[test]
+fn an_authority_that_was_taken_out_is_not_published_again_by_the_next_leader() {
+    let mut facts = rotating(0);
+    let certificates = facts.certificates.as_mut().unwrap();
+    let old = certificates.authorities.before.take().unwrap();
+    certificates.authorities.kept = vec![Kept { authority: old, until: Some(at(20)) }];
+    let leaf = certificates.leaf.as_mut().unwrap();
+    (leaf.issuer, leaf.issued) = (Some("new".into()), at(10));
+    let publishes_old = |facts: &Facts, now| {
+        plan(facts, WAIT, at(now))
+            .writes
+            .iter()
+            .any(|write| matches!(write, Write::Publish(published) if published.authorities.contains("old")))
+    };
+    facts.published.authorities = ["new".to_owned()].into();
+    assert!(publishes_old(&facts, 19), "a server may still have what it issued");
+    assert!(!publishes_old(&facts, 21));
+    facts.published.authorities.insert("old".into());
+    let out = plan(&facts, WAIT, at(21)).writes.iter().any(|write| matches!(write, Write::Publish(_)));
+    assert!(!out, "it is taken out only when this process has waited, too");
+}
+
+#[test]
 fn a_worn_certificate_is_followed_by_one_of_its_own_issuer_while_the_next_authority_is_not_known_everywhere() {
     let mut facts = rotating(0);
     facts.certificates.as_mut().unwrap().leaf.as_mut().unwrap().until = at(1);

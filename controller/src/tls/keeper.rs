@@ -345,6 +345,11 @@ impl Keeper {
         let asked = self.asked().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
         let news = self.signer.tell(TlsFacts {
             signing_key: if facts.signing.is_some() { plan.signer.clone() } else { before.signing_key },
+            newest_key: if facts.signing.is_some() {
+                ring.newest.as_ref().map(|key| key.id().clone())
+            } else {
+                before.newest_key
+            },
             signing_keys: if facts.signing.is_some() {
                 ring.keys().map(|key| key.id().clone()).collect()
             } else {

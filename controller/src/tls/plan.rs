@@ -316,8 +316,13 @@ impl Look<'_> {
     /// may be: servers keep what was taken out of the Secret), and as long as a server may not have taken what replaced that.
     fn stays(&self, kept: &Kept, leaf: Option<&Leaf>) -> bool {
         kept.until.is_some_and(|until| self.now < until)
-            || leaf
-                .is_none_or(|leaf| leaf.issuer.as_ref() == Some(&kept.authority.id) || self.now < self.taken_at(leaf))
+            || leaf.is_none_or(|leaf| {
+                let id = &kept.authority.id;
+                // A leader that has just begun does not publish again what one before it took out.
+                let published = self.published.authorities.contains(id);
+                let taken = if published { self.taken_at(leaf) } else { plus(leaf.issued, self.wait) };
+                leaf.issuer.as_ref() == Some(id) || self.now < taken
+            })
     }
 
     fn managed(&self, facts: &Certificates) -> Half {

@@ -374,6 +374,9 @@ pub struct ClusterView {
 pub struct TlsFacts {
     /// The id of the key that signs now.
     pub signing_key: Option<String>,
+    /// The id of the key that signs when a rotation is over. A leader that has just begun signs with the one before it for as
+    /// long as it waits, and what the newest one has signed already stays as it is.
+    pub newest_key: Option<String>,
     /// The ids of that key and of the one before it. What any other one signed is verified by nobody any more.
     pub signing_keys: BTreeSet<String>,
     /// The last request for new certificates that was begun.

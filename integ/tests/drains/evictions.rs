@@ -170,6 +170,9 @@ async fn a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod(ca
 
 async fn a_pod_that_tolerates_the_cordon_and_comes_back_ends_the_attempt(case: Case) -> anyhow::Result<()> {
     stateful(&case, &json!({"spec": {"tolerations": [{"operator": "Exists"}]}})).await?;
+    // Another one that may not go, so that the drain is not over before it is back.
+    case.deployment("web", 1, json!({})).await?;
+    case.guard("web", 1).await?;
     case.go().await?;
     let said = case.failed("PodsReturn").await?;
     assert!(said.contains("db-0"), "{said}");

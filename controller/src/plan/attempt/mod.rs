@@ -88,12 +88,15 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Whether the shadow says what policy asks of the host, and the key that signs now has signed it.
+    /// Whether the shadow says what policy asks of the host, and the key that signs now, or from now on, has signed it.
     pub(super) fn host_is_told(&self) -> bool {
         let Some(host) = &self.shadow.spec.host else { return false };
-        let key = self.view.tls.signing_key.as_ref().filter(|_| host.asks_settings());
-        let by_it = |key| host.signature.as_deref().and_then(crate::tls::signed_by).as_ref() == Some(key);
-        host.asks_as(&self.host_policy()) && key.is_none_or(by_it)
+        let tls = &self.view.tls;
+        let signed = || {
+            let by = host.signature.as_deref().and_then(crate::tls::signed_by);
+            by.is_some() && (by == tls.signing_key || by == tls.newest_key)
+        };
+        host.asks_as(&self.host_policy()) && (tls.signing_key.is_none() || !host.asks_settings() || signed())
     }
 
     /// The order of an attempt that has no go yet, to be signed anew, because the key that signed what it asks of the host's
@@ -102,7 +105,15 @@ impl<'a> Case<'a> {
         let (spec, tls) = (&self.shadow.spec, &self.view.tls);
         let host = spec.host.as_ref()?;
         let key = crate::tls::signed_by(host.signature.as_deref()?)?;
-        let stands = spec.state != HostState::Idle
+        // What is being taken back is no order any more: its withdrawal is signed by the key that there is.
+        let under_way = match progress.step {
+            Step::Staging | Step::Staged | Step::LeavingBalancer | Step::Draining => {
+                spec.state == HostState::StagedUpdate
+            }
+            Step::Rebooting => spec.state != HostState::Idle,
+            Step::Returning | Step::Monitoring | Step::Releasing | Step::Unknown => false,
+        };
+        let stands = under_way
             && spec.attempt == progress.attempt
             && spec.boot_id.as_ref() == Some(&self.facts().boot_id)
             && spec.go.is_none();
@@ -288,7 +299,9 @@ impl<'a> Case<'a> {
         }
         let Some(progress) = progress else { return self.idle() };
         if let Some(action) = self.order_signed_anew(progress) {
-            return Decision::act(action);
+            let decision = Decision::act(action);
+            let calm = matches!(progress.step, Step::Staging | Step::Staged);
+            return if calm { decision } else { decision.watching_pods() };
         }
         let decision = match progress.step {
             Step::Staging | Step::Staged => self.staging(progress),
