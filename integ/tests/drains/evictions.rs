@@ -169,7 +169,8 @@ async fn a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod(ca
 }
 
 async fn a_pod_that_tolerates_the_cordon_and_comes_back_ends_the_attempt(case: Case) -> anyhow::Result<()> {
-    stateful(&case, &json!({"spec": {"tolerations": [{"operator": "Exists"}]}})).await?;
+    let here = json!({"kubernetes.io/hostname": case.node});
+    stateful(&case, &json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": here}})).await?;
     // Another one that may not go, so that the drain is not over before it is back.
     case.deployment("web", 1, json!({})).await?;
     case.guard("web", 1).await?;
