@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
+use actix_http::ConnectionType;
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::middleware::Next;
@@ -29,7 +30,11 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     let route = request.match_pattern().unwrap_or_else(|| "other".to_owned());
     let version = format!("{:?}", request.version());
 
-    let response = next.call(request).await?;
+    let mut response = next.call(request).await?;
+    if app.as_ref().is_some_and(|app| app.ending()) {
+        // Or the client would come back by this connection, however long it waits, instead of to another replica.
+        response.response_mut().head_mut().set_connection_type(ConnectionType::Close);
+    }
 
     let status = response.status();
     let error = response.response().error().and_then(|error| error.as_error::<ApiError>());

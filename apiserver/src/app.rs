@@ -34,8 +34,10 @@ pub(crate) struct App {
     pub(crate) refused: Limiter<Source>,
     /// Reports, by node.
     pub(crate) reports: Limiter<String>,
-    /// Reads and streams that are opened, by node.
+    /// Streams that are opened and reads past this replica's copy, by node.
     pub(crate) reads: Limiter<String>,
+    /// Reads of that copy, by node.
+    pub(crate) looks: Limiter<String>,
     /// TokenReviews of signed tokens, by the node that they name.
     pub(crate) reviews: Limiter<String>,
     pub(crate) sources: Sources,
@@ -60,9 +62,18 @@ impl App {
         self.shutdown.borrow().is_some()
     }
 
-    /// Counts a read of a node's agent, or a stream that it opens.
+    /// Counts a read of a node's agent past this replica's copy, or a stream that it opens.
     pub(crate) fn read_by(&self, agent: &AgentIdentity) -> Result<(), ApiError> {
-        let taken = self.reads.take(agent.node_name.clone(), Instant::now());
+        Self::take_read(&self.reads, agent)
+    }
+
+    /// Counts a read of this replica's copy.
+    pub(crate) fn looked_by(&self, agent: &AgentIdentity) -> Result<(), ApiError> {
+        Self::take_read(&self.looks, agent)
+    }
+
+    fn take_read(limiter: &Limiter<String>, agent: &AgentIdentity) -> Result<(), ApiError> {
+        let taken = limiter.take(agent.node_name.clone(), Instant::now());
         taken.map_err(|wait| ApiError::refused(Refusal::TooManyReads).retry_after(Some(seconds(wait))))
     }
 

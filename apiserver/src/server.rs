@@ -61,8 +61,10 @@ const GOODBYE: Duration = Duration::from_secs(1);
 const REFUSED: Allowance = Allowance { burst: 200, every: Duration::from_millis(50) };
 /// How many lines of the log are about what a source was refused. What is left out is counted.
 const TOLD: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
-/// How many streams a node's agent may open, and shadows read. It opens one, waits longer each time that it ends early, and
-/// reads nothing else.
+/// How many reads of this replica's copy a node's agent may make. They cost the cluster nothing, and an agent makes none.
+const LOOKS: Allowance = Allowance { burst: 200, every: Duration::from_millis(20) };
+/// How many streams a node's agent may open, and shadows read past this replica's copy. It opens one, waits longer each time
+/// that it ends early, and reads nothing else.
 const READS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
 /// How many new tokens of a node's agent are reviewed. kubelet gives it one in some minutes, which is reviewed again for each
 /// burst of requests, as is another's after a restart.
@@ -149,6 +151,7 @@ impl Running {
             refused: Limiter::new(REFUSED),
             reports: Limiter::new(REPORTS),
             reads: Limiter::new(READS),
+            looks: Limiter::new(LOOKS),
             reviews: Limiter::new(REVIEWS),
             sources,
             told: Limiter::new(TOLD),

@@ -24,8 +24,8 @@ pub(super) async fn get(
     let Ok(query) = query else {
         return Err(ApiError::new(Kind::MalformedRequest).detail("fresh is true or false"));
     };
-    app.read_by(&agent)?;
     let copy = if query.fresh { None } else { cached(&app.store, &agent) };
+    if copy.is_some() { app.looked_by(&agent) } else { app.read_by(&agent) }?;
     let shadow = match copy {
         Some(shadow) => shadow,
         None => live(&app.cluster, &app.store, &agent).await.inspect_err(|error| {

@@ -143,12 +143,26 @@ async fn without_a_certificate_nothing_is_served_and_a_swap_drops_no_stream() {
 }
 
 #[tokio::test]
-async fn streams_end_cleanly_with_the_server() {
+async fn streams_end_cleanly_with_the_server_and_new_ones_are_sent_elsewhere() {
     let server = Server::start(&world()).await;
     let mut lines = Lines::open(&server, "agent-a").await;
     lines.shadow().await;
-    server.stop().await;
+    let (url, client) = (format!("https://localhost:{}/v1/nodes/a/shadow", server.api.port()), server.client.clone());
+    let stop = tokio::spawn(server.stop());
+    let ask = async |path: &str| client.get(format!("{url}{path}")).bearer_auth("agent-a").send().await.unwrap();
+    // The signal takes a moment.
+    let refused = loop {
+        let answer = ask("/watch").await;
+        if answer.status() != StatusCode::OK {
+            break answer;
+        }
+    };
+    assert_eq!(refused.headers()["connection"], "close", "or the client would come back by the same connection");
+    assert_eq!(problem(refused).await, (503, "unavailable".into()));
+    let served = ask("").await;
+    assert_eq!((served.status(), &served.headers()["connection"]), (StatusCode::OK, &"close".parse().unwrap()));
     assert_eq!(lines.next().await, None);
+    stop.await.unwrap();
 }
 
 #[tokio::test]
