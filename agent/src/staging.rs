@@ -169,6 +169,7 @@ mod tests {
         assert_eq!(until_next_look(Duration::from_secs(1), true, 3, 0.5), Duration::from_secs(1));
         assert_eq!(until_next_look(Duration::ZERO, true, 0, 0.5), Duration::from_secs(1), "never without a pause");
     }
+
     #[test]
     fn two_looks_are_never_closer_than_a_second() {
         let asked = Instant::now();

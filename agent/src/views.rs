@@ -166,6 +166,7 @@ mod tests {
         views.streamed(view("v", 1, "b"));
         assert_eq!(etag(&views), "b");
     }
+
     #[test]
     fn a_late_answer_about_a_shadow_that_is_gone_takes_nothing_from_its_successor() {
         let views = Views::new();

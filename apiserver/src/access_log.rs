@@ -2,13 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use tokio::time::Instant;
-
 use actix_http::ConnectionType;
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::middleware::Next;
 use actix_web::web;
+use tokio::time::Instant;
 
 use crate::app::App;
 use crate::problem::ApiError;

@@ -1,5 +1,6 @@
 //! What every request handler shares, and how a request becomes an agent.
 
+use std::hash::Hash;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -62,19 +63,11 @@ impl App {
         self.shutdown.borrow().is_some()
     }
 
-    /// Counts a read of a node's agent past this replica's copy, or a stream that it opens.
-    pub(crate) fn read_by(&self, agent: &AgentIdentity) -> Result<(), ApiError> {
-        Self::take_read(&self.reads, agent)
-    }
-
-    /// Counts a read of this replica's copy.
-    pub(crate) fn looked_by(&self, agent: &AgentIdentity) -> Result<(), ApiError> {
-        Self::take_read(&self.looks, agent)
-    }
-
-    fn take_read(limiter: &Limiter<String>, agent: &AgentIdentity) -> Result<(), ApiError> {
-        let taken = limiter.take(agent.node_name.clone(), Instant::now());
-        taken.map_err(|wait| ApiError::refused(Refusal::TooManyReads).retry_after(Some(seconds(wait))))
+    /// Counts a refusal against the source of a token.
+    fn charge(&self, source: Option<Source>) {
+        if let Some(source) = source {
+            self.refused.charge(source, Instant::now());
+        }
     }
 
     /// Whether agents are to be sent here, or why not.
@@ -109,9 +102,7 @@ impl FromRequest for Agent {
             match check(&bearer, &app.agent_username, &node) {
                 Ok(agent) => Ok(Self(agent)),
                 Err(refusal) => {
-                    if let Some(source) = source {
-                        app.refused.charge(source, Instant::now());
-                    }
+                    app.charge(source);
                     Err(ApiError::refused(refusal).cause(said_of(&bearer)))
                 }
             }
@@ -130,10 +121,8 @@ async fn authenticate(
         return Ok(bearer);
     }
     // Taken first and given back to what turns out to be good: many at once are no way past the limit.
-    if let Some(source) = source
-        && let Err(wait) = app.refused.take(source, Instant::now())
-    {
-        return Err(ApiError::refused(Refusal::TooManyRefusals).retry_after(Some(seconds(wait))));
+    if let Some(source) = source {
+        take(&app.refused, source, Refusal::TooManyRefusals)?;
     }
     let give_back = || {
         if let Some(source) = source {
@@ -153,18 +142,12 @@ async fn authenticate(
     // What a node's agent sends is not held against its neighbours any more, but a node may have any number of tokens made.
     if let Standing::Signed { node } = &standing {
         give_back();
-        if let Err(wait) = app.reviews.take(node.clone().unwrap_or_default(), Instant::now()) {
-            return Err(ApiError::refused(Refusal::TooManyTokens).retry_after(Some(seconds(wait))));
-        }
+        take(&app.reviews, node.clone().unwrap_or_default(), Refusal::TooManyTokens)?;
     }
     let judged = app.reviewer.review(&token, &standing).await;
     match (&judged, &standing) {
         (Ok(_), Standing::Unchecked) => give_back(),
-        (Err(ReviewError::Refused(_)), Standing::Signed { .. }) => {
-            if let Some(source) = source {
-                app.refused.charge(source, Instant::now());
-            }
-        }
+        (Err(ReviewError::Refused(_)), Standing::Signed { .. }) => app.charge(source),
         // Who keeps the server busy with what nobody signed pays for it.
         (Err(_), Standing::Unchecked) | (_, Standing::Signed { .. }) => {}
     }
@@ -193,8 +176,14 @@ fn said_of(bearer: &Bearer) -> String {
     )
 }
 
+/// Takes one of an allowance, or says when there is one again.
+pub(crate) fn take<K: Hash + Eq>(limiter: &Limiter<K>, key: K, refusal: Refusal) -> Result<(), ApiError> {
+    let taken = limiter.take(key, Instant::now());
+    taken.map_err(|wait| ApiError::refused(refusal).retry_after(Some(seconds(wait))))
+}
+
 /// A wait in whole seconds, as `Retry-After` has it.
-pub(crate) fn seconds(wait: Duration) -> u64 {
+fn seconds(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }
 

@@ -524,6 +524,22 @@ mod tests {
         cache.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(object).unwrap()))));
     }
 
+    /// Takes in node `a` and its shadow, which is in this step under this order.
+    fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str, order: &serde_json::Value) {
+        take(
+            nodes,
+            serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5", "labels": {
+                models::names::INTERFACE_LABEL: models::names::INTERFACE_VERSION}}}),
+        );
+        let shadow = serde_json::json!({
+            "metadata": {"name": "brs-a", "uid": "shadow-1", "resourceVersion": "6", "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "node-1"}]},
+            "spec": order,
+            "status": {"progress": {"step": step, "since": "2026-01-01T00:00:00Z",
+                "started": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5", "disruptive": true}}});
+        take(&driver.applier.shadows, shadow);
+    }
+
     #[tokio::test]
     async fn a_budget_that_lets_go_before_its_refusal_is_heard_of_is_not_missed() {
         let budget = |version: &str, allowed: i32| {
@@ -536,18 +552,12 @@ mod tests {
             ("it lets another go already", vec![budget("8", 0), budget("9", 1)], true),
         ] {
             let (mut driver, nodes) = driver();
-            take(
+            take_node_in(
+                &driver,
                 &nodes,
-                serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5", "labels": {
-                    models::names::INTERFACE_LABEL: models::names::INTERFACE_VERSION}}}),
+                "Draining",
+                &serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"}),
             );
-            let shadow = serde_json::json!({
-                "metadata": {"name": "brs-a", "resourceVersion": "6", "ownerReferences": [
-                    {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "node-1"}]},
-                "spec": {"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"},
-                "status": {"progress": {"step": "Draining", "since": "2026-01-01T00:00:00Z",
-                    "started": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5", "disruptive": true}}});
-            take(&driver.applier.shadows, shadow);
             take(&driver.budgets, budget("7", 1));
             let now = crate::clock::now();
             let view = driver.view(now);
@@ -581,18 +591,7 @@ mod tests {
     #[tokio::test]
     async fn a_node_is_seen_to_stand_in_its_release_for_as_long_as_this_leader_has_looked() {
         let (mut driver, nodes) = driver();
-        take(
-            &nodes,
-            serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5", "labels": {
-                models::names::INTERFACE_LABEL: models::names::INTERFACE_VERSION}}}),
-        );
-        let shadow = serde_json::json!({
-            "metadata": {"name": "brs-a", "uid": "shadow-1", "resourceVersion": "6", "ownerReferences": [
-                {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "node-1"}]},
-            "spec": {"state": "Idle", "attempt": 1},
-            "status": {"progress": {"step": "Releasing", "since": "2026-01-01T00:00:00Z",
-                "started": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5", "disruptive": true}}});
-        take(&driver.applier.shadows, shadow);
+        take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
         // However often it looks in between, and whatever the clock shows.
         let now = crate::clock::now();
         assert_eq!(driver.view(now).nodes["a"].stood, Duration::ZERO);
@@ -606,10 +605,7 @@ mod tests {
     #[tokio::test]
     async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
         let (mut driver, nodes) = driver();
-        nodes.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(
-            serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}),
-        )
-        .unwrap()))));
+        take(&nodes, serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}));
         // An action about it failed a while ago, and the pause after that is over.
         driver.memory.entry("a".into()).or_default().paused_until = Some(Instant::now());
         let mut in_the_past = 0;

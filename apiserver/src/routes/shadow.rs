@@ -4,7 +4,8 @@ use actix_web::{HttpResponse, web};
 use serde::Deserialize;
 
 use super::show;
-use crate::app::{Agent, App, log_refused_shadow};
+use crate::app::{Agent, App, log_refused_shadow, take};
+use crate::auth::Refusal;
 use crate::problem::{ApiError, Kind};
 use crate::write::{AccessError, cached, live};
 
@@ -25,7 +26,8 @@ pub(super) async fn get(
         return Err(ApiError::new(Kind::MalformedRequest).detail("fresh is true or false"));
     };
     let copy = if query.fresh { None } else { cached(&app.store, &agent) };
-    if copy.is_some() { app.looked_by(&agent) } else { app.read_by(&agent) }?;
+    let reads = if copy.is_some() { &app.looks } else { &app.reads };
+    take(reads, agent.node_name.clone(), Refusal::TooManyReads)?;
     let shadow = match copy {
         Some(shadow) => shadow,
         None => live(&app.cluster, &app.store, &agent).await.inspect_err(|error| {

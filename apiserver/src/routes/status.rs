@@ -5,10 +5,10 @@ use std::time::Duration;
 use actix_web::http::header::{CONTENT_TYPE, HeaderMap, IF_MATCH};
 use actix_web::web::{Bytes, Payload};
 use actix_web::{HttpRequest, HttpResponse, web};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::show;
-use crate::app::{Agent, App, log_refused_shadow, seconds, unavailable};
+use crate::app::{Agent, App, log_refused_shadow, take, unavailable};
 use crate::auth::Refusal;
 use crate::body::{self, BodyError};
 use crate::etag::parse_if_match;
@@ -26,9 +26,7 @@ pub(super) async fn put(
     request: HttpRequest,
     payload: Payload,
 ) -> Result<HttpResponse, ApiError> {
-    if let Err(wait) = app.reports.take(agent.node_name.clone(), Instant::now()) {
-        return Err(ApiError::refused(Refusal::TooManyReports).retry_after(Some(seconds(wait))));
-    }
+    take(&app.reports, agent.node_name.clone(), Refusal::TooManyReports)?;
     let header = if_match(request.headers())?;
     let etags = parse_if_match(header);
     if etags.contains(&"*") {

@@ -6,7 +6,8 @@ use futures::stream;
 use models::wire::NDJSON;
 use serde::Deserialize;
 
-use crate::app::{Agent, App, log_refused_shadow, unavailable};
+use crate::app::{Agent, App, log_refused_shadow, take, unavailable};
+use crate::auth::Refusal;
 use crate::follow::{AgentStream, Follower, Lifetime, age};
 use crate::problem::{ApiError, Kind};
 use crate::resume::{ResumeError, resume};
@@ -31,7 +32,7 @@ pub(super) async fn get(
     if app.ending() {
         return Err(ApiError::new(Kind::Unavailable).detail("this replica is ending"));
     }
-    app.read_by(&agent)?;
+    take(&app.reads, agent.node_name.clone(), Refusal::TooManyReads)?;
     // A stream that waits until it can go on takes a place as one does that is open.
     let mut place = app.streams.enter(&agent.node_name);
     let mut seen = app.store.subscribe(&agent.shadow_name());

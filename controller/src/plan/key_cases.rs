@@ -1,24 +1,29 @@
 //! What plans make of keys that change, each as a sentence about what holds.
 
-use models::shadow::{Go, HostState, Step};
+use models::shadow::{Go, HostPolicy, HostState, Step};
 
 use super::fixtures::*;
 use super::{Action, plan};
 use crate::view::NodeView;
 
+/// What node `a` is told of its host, a signature of it, and the key that made that.
+fn settings_of_a() -> (HostPolicy, String, String) {
+    let host = HostPolicy {
+        ignore_waves: Some(true),
+        refresh_interval: Some(crate::policy::Policy::default().refresh_interval),
+        ..HostPolicy::default()
+    };
+    let signer = crate::tls::Signer::with_a_new_key();
+    let jws = signer.sign(&models::go::SettingsClaims::of("uid-a", &host).unwrap()).unwrap().unwrap();
+    let key = crate::tls::signed_by(&jws).unwrap();
+    (host, jws, key)
+}
+
 /// a host whose settings were signed by a key that has been replaced is told once more, by the new one, and in the middle of an
 /// attempt only where the key was revoked.
 #[test]
 fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
-    let host = models::shadow::HostPolicy {
-        ignore_waves: Some(true),
-        refresh_interval: Some(crate::policy::Policy::default().refresh_interval),
-        ..models::shadow::HostPolicy::default()
-    };
-    let signer = crate::tls::Signer::with_a_new_key();
-    let claims = models::go::SettingsClaims::of("uid-a", &host).unwrap();
-    let jws = signer.sign(&claims).unwrap().unwrap();
-    let kid = crate::tls::signed_by(&jws).unwrap();
+    let (host, jws, kid) = settings_of_a();
     let (ours, both, other) = ([kid.clone()], [kid.clone(), "another".to_owned()], ["another".to_owned()]);
     let idle = || node("a");
     let staging = || at("a", Step::Staging, 0, HostState::StagedUpdate);
@@ -46,7 +51,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
         ("by one that was revoked, when it is being taken back", Some(&jws), &other[..], releasing(), false),
     ] {
         let spec = &mut node.shadow.as_mut().unwrap().spec;
-        spec.host = Some(models::shadow::HostPolicy { signature: signature.cloned(), ..host.clone() });
+        spec.host = Some(HostPolicy { signature: signature.cloned(), ..host.clone() });
         let (mut view, _) = cluster(vec![node], &[]);
         let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
         // The last one signs.
@@ -71,18 +76,11 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
 /// a leader takes over in the middle of a rotation, and signs with the key before for as long as it waits itself.
 #[test]
 fn what_the_newest_key_has_signed_is_not_signed_by_the_one_before_again() {
-    let host = models::shadow::HostPolicy {
-        ignore_waves: Some(true),
-        refresh_interval: Some(crate::policy::Policy::default().refresh_interval),
-        ..models::shadow::HostPolicy::default()
-    };
-    let signer = crate::tls::Signer::with_a_new_key();
-    let jws = signer.sign(&models::go::SettingsClaims::of("uid-a", &host).unwrap()).unwrap().unwrap();
-    let ours = crate::tls::signed_by(&jws).unwrap();
+    let (host, jws, ours) = settings_of_a();
     for (newest, anew) in [(ours.as_str(), false), ("another", true)] {
         let mut node = node("a");
         let signature = Some(jws.clone());
-        node.shadow.as_mut().unwrap().spec.host = Some(models::shadow::HostPolicy { signature, ..host.clone() });
+        node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature, ..host.clone() });
         let (mut view, _) = cluster(vec![node], &[]);
         let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
         (view.tls.signing_key, view.tls.newest_key) = (Some("before".to_owned()), Some(newest.to_owned()));

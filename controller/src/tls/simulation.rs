@@ -423,6 +423,18 @@ fn an_old_key_stays_for_as_long_as_something_by_it_stands() {
     world.assert_steady();
 }
 
+/// What people do, or nothing.
+const EDITS: [Event; 8] = [
+    Event::Nothing,
+    Event::AskCertificates,
+    Event::AskKey,
+    Event::DeleteAuthorities,
+    Event::DeleteLeaf,
+    Event::DeleteKeys,
+    Event::DeleteTrust,
+    Event::EditTrust,
+];
+
 /// All sequences of so many of these, far from each other and close, with a leader that dies after each write and one that
 /// lives.
 fn goes_well_whatever_happens(length: usize, events: &[Event]) {
@@ -448,41 +460,19 @@ fn goes_well_whatever_happens(length: usize, events: &[Event]) {
 
 #[test]
 fn whatever_people_delete_or_edit_in_a_rotation_no_agent_is_locked_out() {
-    goes_well_whatever_happens(
-        4,
-        &[
-            Event::Nothing,
-            Event::AskCertificates,
-            Event::AskKey,
-            Event::DeleteAuthorities,
-            Event::DeleteLeaf,
-            Event::DeleteKeys,
-            Event::DeleteTrust,
-            Event::EditTrust,
-        ],
-    );
+    goes_well_whatever_happens(4, &EDITS);
 }
 
 #[test]
 fn whatever_clocks_show_and_whatever_is_lost_at_once_in_a_rotation_no_agent_is_locked_out() {
-    goes_well_whatever_happens(
-        3,
-        &[
-            Event::Nothing,
-            Event::AskCertificates,
-            Event::AskKey,
-            Event::DeleteAuthorities,
-            Event::DeleteLeaf,
-            Event::DeleteKeys,
-            Event::DeleteTrust,
-            Event::EditTrust,
-            Event::DeleteAuthoritiesAndTrust,
-            Event::SetClock(100),
-            Event::SetClock(0),
-            Event::SetClock(-100),
-            Event::NewLeader,
-        ],
-    );
+    let more = [
+        Event::DeleteAuthoritiesAndTrust,
+        Event::SetClock(100),
+        Event::SetClock(0),
+        Event::SetClock(-100),
+        Event::NewLeader,
+    ];
+    goes_well_whatever_happens(3, &[&EDITS[..], &more].concat());
 }
 
 /// An immutable Secret, say, or one that an admission webhook refuses.
