@@ -25,15 +25,19 @@ use crate::leader::Leadership;
 use crate::metrics::{Metrics, TlsSnapshot};
 use crate::view::{Cache, OperatorFacts, Projection as _, ShadowFacts, TlsFacts};
 
-/// How long after a failure it is tried again.
+/// How long after a failure it is tried again, twice as long after each that follows, and at the most. A change of anything that
+/// is looked at ends the pause.
 const RETRY: Duration = Duration::from_secs(2);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 /// The longest time without a look at the clock, which may have been set.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// How many writes about one thing may follow each other at once. The longest way from nothing has five in all; more than this
-/// means that somebody else writes against us.
-const AT_ONCE: u32 = 10;
+/// How many writes about one thing there may be in a while: as long as rotations wait for kubelets, within these bounds. The
+/// longest way from nothing has five in all, and a rotation goes on only after its wait; more means that somebody else writes
+/// against us.
+const IN_A_WHILE: u32 = 10;
+const WHILE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
 
 /// Keeps keys and certificates, for a leader.
 pub struct Keeper {
@@ -53,6 +57,8 @@ pub struct Keeper {
     trust: Cache<TrustFacts>,
     /// Since when what is published, and the certificate in service, have been seen there without a break.
     seen: HashMap<Id, Instant>,
+    /// When what was written first in a while, and how often since.
+    written: BTreeMap<Subject, (Instant, u32)>,
     /// What was last complained about, so that a log says it once.
     complaint: Option<String>,
     /// What the API server last refused, or somebody else undid, until nothing is refused any more.
@@ -65,6 +71,16 @@ struct Seen {
     versions: [Option<String>; 4],
     asked: (Option<String>, Option<String>),
     statements: BTreeSet<String>,
+}
+
+/// How a look and the writes after it went.
+struct Kept {
+    /// What the last look was at.
+    seen: Option<Seen>,
+    /// When to look again, if nothing changes before.
+    wake: Option<Timestamp>,
+    /// The first of what failed.
+    failed: Option<TlsError>,
 }
 
 /// What was found, as facts for the rules and as what can be written.
@@ -107,6 +123,7 @@ impl Keeper {
             trust: Cache::new(own.clone()),
             own,
             seen: HashMap::new(),
+            written: BTreeMap::new(),
             complaint: None,
             refused: None,
         }
@@ -137,23 +154,23 @@ impl Keeper {
         let mut last: Option<Seen> = None;
         // By the clock that nobody sets: a look that nothing is found in costs nothing.
         let mut wake = Instant::now();
+        let mut retry = RETRY;
         loop {
             let due = wake <= Instant::now();
             if self.seen().is_some_and(|seen| due || last.as_ref() != Some(&seen)) {
                 let now = crate::clock::now();
-                match self.keep(now).await {
-                    Ok((seen, next)) => {
-                        last = seen;
-                        wake = Instant::now() + pause(now, next);
-                        self.complaint = None;
-                    }
-                    Err(error) => {
-                        self.complain(&error);
-                        last = None;
-                        tokio::time::sleep(RETRY).await;
-                        continue;
-                    }
+                let kept = self.keep(now).await;
+                last = kept.seen;
+                let mut pause = pause(now, kept.wake);
+                if let Some(error) = &kept.failed {
+                    self.complain(error);
+                    pause = pause.clamp(RETRY, retry);
+                    retry = (2 * retry).min(LONGEST_RETRY);
+                } else {
+                    self.complaint = None;
+                    retry = RETRY;
                 }
+                wake = Instant::now() + pause;
             }
             tokio::select! {
                 changed = own.changed() => if changed.is_err() { return },
@@ -206,12 +223,11 @@ impl Keeper {
         self.shadows.items().values().filter_map(signature).collect()
     }
 
-    /// Looks and writes until there is nothing more to write. Returns what the last look was at, and when to look again.
+    /// Looks and writes until there is nothing more to write.
     ///
     /// What is refused keeps nothing else from being written: a Secret that cannot be changed stands in the way of its own half
     /// only.
-    async fn keep(&mut self, now: Timestamp) -> Result<(Option<Seen>, Option<Timestamp>), TlsError> {
-        let mut written: BTreeMap<Subject, u32> = BTreeMap::new();
+    async fn keep(&mut self, now: Timestamp) -> Kept {
         let mut failed: BTreeMap<Subject, TlsError> = BTreeMap::new();
         loop {
             let seen = self.seen();
@@ -224,25 +240,31 @@ impl Keeper {
             // Also before a write, which may fail: what signs, and what is wrong, does not depend on it.
             self.tell(&found, &plan);
             let Some(write) = next else {
-                return failed.into_values().next().map_or(Ok((seen, plan.wake)), Err);
+                return Kept { seen, wake: plan.wake, failed: failed.into_values().next() };
             };
             let subject = write.subject();
-            let times = written.entry(subject).or_default();
-            *times += 1;
-            let result = if *times > AT_ONCE {
+            let result = if self.contended(subject, Instant::now()) {
                 Err(TlsError::Contended)
             } else {
                 tracing::info!(?write, "keys and certificates");
                 self.write(&found, write, now).await
             };
             match result {
-                Ok(()) => {}
-                Err(TlsError::Lost(lost)) => return Err(TlsError::Lost(lost)),
+                Ok(()) => self.written.entry(subject).or_insert((Instant::now(), 0)).1 += 1,
+                Err(TlsError::Lost(lost)) => return Kept { seen, wake: None, failed: Some(TlsError::Lost(lost)) },
                 Err(error) => {
                     failed.insert(subject, error);
                 }
             }
         }
+    }
+
+    /// Whether something has been written so often in this while that somebody else must be undoing it.
+    fn contended(&mut self, subject: Subject, clock: Instant) -> bool {
+        let wait = Duration::try_from(self.config.trust_wait.signed()).unwrap_or_default();
+        let span = wait.clamp(WHILE.0, WHILE.1);
+        self.written.retain(|_, (since, _)| clock.saturating_duration_since(*since) < span);
+        self.written.get(&subject).is_some_and(|(_, times)| *times >= IN_A_WHILE)
     }
 
     fn gather(&mut self, now: Timestamp, clock: Instant) -> Found {
@@ -343,22 +365,23 @@ impl Keeper {
             tracing::error!(problem, "keys and certificates are not in order");
         }
         let asked = self.asked().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
+        // Keys that cannot be read are those that were.
+        let keys = if facts.signing.is_some() {
+            TlsFacts {
+                signing_key: plan.signer.clone(),
+                newest_key: ring.newest.as_ref().map(|key| key.id().clone()),
+                signing_keys: ring.keys().map(|key| key.id().clone()).collect(),
+                ..TlsFacts::default()
+            }
+        } else {
+            before
+        };
         let news = self.signer.tell(TlsFacts {
-            signing_key: if facts.signing.is_some() { plan.signer.clone() } else { before.signing_key },
-            newest_key: if facts.signing.is_some() {
-                ring.newest.as_ref().map(|key| key.id().clone())
-            } else {
-                before.newest_key
-            },
-            signing_keys: if facts.signing.is_some() {
-                ring.keys().map(|key| key.id().clone()).collect()
-            } else {
-                before.signing_keys
-            },
             // There is nothing of ours to rotate where certificates are provided.
             rotated_certificates: asked.or_else(|| safe.carried.clone()),
             rotated_signing_key: ring.carried.clone(),
             problem: problem.clone(),
+            ..keys
         });
         if facts.signing.is_some() {
             self.signer.sign_with(ring.keys().find(|key| Some(key.id()) == plan.signer.as_ref()).cloned());
