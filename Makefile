@@ -77,7 +77,7 @@ build: tools ## Build all programs, unoptimised
 # A stand-in for the next version, in the same build folder, so that no dependency is built once more.
 .PHONY: next
 next: tools ## Build the programs of a stand-in for the next version, for the tests that mix two versions
-	@$(CARGO) build --workspace --locked --bins --features agent/next,apiserver/next,controller/next
+	@$(CARGO) build --workspace --locked --bins --features agent/next,apiserver/next,controller/next,integ/next
 	@mkdir -p "$(TARGET)/next"
 	@for program in agent apiserver controller; do cp -f "$(TARGET)/debug/brupop-$$program" "$(TARGET)/next/"; done
 	@$(CARGO) build --workspace --bins --locked

@@ -103,6 +103,8 @@ pub fn build(
                     report.armed = None;
                     report.failure = None;
                 }
+                #[cfg(feature = "next")]
+                HostState::PlannedUpdate => {}
                 HostState::StagedUpdate | HostState::Unknown => {}
             }
         }

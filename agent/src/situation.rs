@@ -43,6 +43,9 @@ fn order(key: &OrderKey) -> Order {
         HostState::Idle => Order::Idle,
         HostState::StagedUpdate if complete => Order::Stage,
         HostState::RebootedIntoUpdate if complete => Order::Reboot,
+        // Answered before anything is asked of the host.
+        #[cfg(feature = "next")]
+        HostState::PlannedUpdate => Order::Unknown,
         HostState::StagedUpdate | HostState::RebootedIntoUpdate | HostState::Unknown => Order::Unknown,
     }
 }

@@ -1,5 +1,5 @@
-//! A stand-in for what the next version adds: a field in each part of a shadow, and a line of the stream. Built only for the
-//! tests in which two versions work side by side.
+//! A stand-in for what the next version adds: a field in each part of a shadow, a line of the stream, and a step of an update
+//! with an order of its own. Built only for the tests in which two versions work side by side.
 
 use serde::{Deserialize, Serialize};
 

@@ -46,6 +46,9 @@ pub enum HostState {
     StagedUpdate,
     /// The host runs the image.
     RebootedIntoUpdate,
+    /// What the next version adds: the agent has taken note of an attempt, before it stages anything.
+    #[cfg(feature = "next")]
+    PlannedUpdate,
     /// A state that this version does not know. Nothing is done for it.
     #[serde(other)]
     #[cfg_attr(feature = "crd", schemars(skip))]
@@ -398,6 +401,9 @@ pub enum Step {
     Monitoring,
     /// The attempt has failed: the order is withdrawn and the node is being given back.
     Releasing,
+    /// What the next version adds: the agent is asked to take note of the attempt.
+    #[cfg(feature = "next")]
+    Planning,
     /// A step of another version of the controller. What it asks for is not known, so the attempt ends.
     #[serde(other)]
     #[cfg_attr(feature = "crd", schemars(skip))]
@@ -428,6 +434,8 @@ impl Step {
             Self::Returning => "Returning",
             Self::Monitoring => "Monitoring",
             Self::Releasing => "Releasing",
+            #[cfg(feature = "next")]
+            Self::Planning => "Planning",
             Self::Unknown => "Unknown",
         }
     }

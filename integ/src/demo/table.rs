@@ -78,6 +78,9 @@ fn describe(step: Step, shadow: &Shadow) -> &'static str {
         Step::Returning => "the node becomes Ready",
         Step::Monitoring => "watched for the soak time",
         Step::Releasing => "the node is given back",
+        // Some programs of the test bed are built together with those of the next version.
+        #[cfg(feature = "next")]
+        Step::Planning => "the agent takes note",
         Step::Unknown => "a step of another version",
     }
 }

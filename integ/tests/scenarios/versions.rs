@@ -1,18 +1,23 @@
 //! Two versions side by side: the parts of the operator replaced one after the other in mid-rollout, in every order.
 //!
-//! The next version is a stand-in (`make next`): it adds a field to each part of a shadow, and a line to the stream.
+//! The next version is a stand-in (`make next`): it adds a field to each part of a shadow, a line to the stream, and a step to
+//! each update, in which the agent gets an order that only it knows.
 
 use anyhow::Context as _;
 use deploy::Component;
 use integ::bed::BedOptions;
+use integ::oracle::{History, Object};
+use models::condition::find_condition;
 use models::names::{AGENT_NAMESPACE, APISERVER, SYSTEM_NAMESPACE};
+use models::shadow::{HOST_REACHABLE, HostState, Step, UPDATED};
+use nix::sys::signal::Signal;
 use rand::Rng as _;
 use semver::Version;
 use serde_json::{Value, json};
 
 use crate::crashes::{PATIENCE, after_changes};
-use crate::interfere::poll;
-use crate::support::{Scene, nodes, run};
+use crate::interfere::{agent_on, poll, signal};
+use crate::support::{Scene, last_reason, nodes, results, run, shadow_of};
 
 /// The tag of the next version's images.
 const NEXT: &str = "next";
@@ -44,6 +49,8 @@ async fn add_to_the_definitions(scene: &Scene) -> anyhow::Result<()> {
         add("spec/properties/novelty"),
         add("status/properties/agentNovelty"),
         add("status/properties/controllerNovelty"),
+        {"op": "add", "value": "PlannedUpdate",
+            "path": format!("/spec/versions/{index}/schema/openAPIV3Schema/properties/spec/properties/state/enum/-")},
     ]);
     scene.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch.to_string()]).await?;
 
@@ -97,6 +104,23 @@ async fn novelties(scene: &Scene) -> anyhow::Result<Vec<Value>> {
     Ok(items.iter().map(|shadow| shadow["status"]["agentNovelty"].clone()).collect())
 }
 
+/// Whether a node went through the step that only the next version has.
+fn was_planned(history: &History) -> bool {
+    ["node-1", "node-2"].iter().flat_map(|node| history.transitions(node)).any(|(_, step)| step == Some(Step::Unknown))
+}
+
+/// Whether an agent said that it does not know what it is asked for.
+fn was_not_understood(history: &History) -> bool {
+    let mut seen = false;
+    history.replay(|change, _, _| {
+        if let Object::Shadow(shadow) = &change.object {
+            let said = find_condition(&shadow.status.conditions, HOST_REACHABLE);
+            seen |= shadow.spec.state == HostState::Unknown && said.is_some_and(|c| c.reason == "UnsupportedState");
+        }
+    });
+    seen
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollout_goes_on_while_its_parts_are_replaced_by_the_next_version_and_back_in_every_order()
 -> anyhow::Result<()> {
@@ -120,8 +144,59 @@ async fn a_rollout_goes_on_while_its_parts_are_replaced_by_the_next_version_and_
         Ok(())
     })
     .await?;
+    assert!(was_planned(&ending.history), "the step that only the next version has was seen");
+    assert!(was_not_understood(&ending.history), "somebody was asked for what only the next version knows");
     // A part that is replaced may cost an attempt its time, never a node a second reboot.
     let updated = ending.history.attempts().iter().filter(|attempt| attempt.updated()).count();
     assert_eq!((updated, ending.verdict.stats.reboots), (updates, updates));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_order_of_the_next_version_is_nothing_to_older_parts_and_what_it_began_an_older_controller_takes_back()
+-> anyhow::Result<()> {
+    let newer = Version::new(1, 20, 6);
+    let ending = run(BedOptions { next: Some(NEXT.to_owned()), ..nodes(1) }, async |scene| {
+        scene.install().await?;
+        add_to_the_definitions(scene).await?;
+        let present = scene.bed.options.deploy.tag.clone();
+        // Agent and web API know nothing of what this controller asks for: the update goes on without.
+        replace(scene, Component::Controller, NEXT).await?;
+        scene.release();
+        let so_far = scene.updated().await?;
+        anyhow::ensure!(was_planned(&so_far) && was_not_understood(&so_far), "nothing was asked for that is not known");
+
+        // The next attempt stands in that step, since its agent says nothing, when the older controller comes back.
+        scene.policy(&json!({"enabled": false})).await?;
+        scene.bed.releases.publish(newer.clone());
+        scene
+            .until("the agent offers the newer release", |world| {
+                shadow_of(world, "node-1")
+                    .and_then(|shadow| shadow.status.agent.updates.as_ref()?.chosen_version.as_ref())
+                    == Some(&newer)
+            })
+            .await?;
+        let agent = agent_on(scene, "node-1").await?;
+        signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
+        scene.policy(&json!({"enabled": true})).await?;
+        scene.until_step("node-1", Step::Unknown).await?;
+        replace(scene, Component::Controller, &present).await?;
+        scene
+            .until("the older controller has ended what it does not know, before anything was disrupted", |world| {
+                let taken_back = shadow_of(world, "node-1").is_some_and(|s| s.spec.state == HostState::Idle);
+                let untouched = world.nodes.values().all(|node| !node.claimed() && node.ready);
+                last_reason(world, "node-1").as_deref() == Some("ProgressLost") && taken_back && untouched
+            })
+            .await?;
+        signal(&[agent], Signal::SIGCONT);
+        scene.bed.wait_updated(&newer, PATIENCE).await?;
+        Ok(())
+    })
+    .await?;
+    let results = results(&ending.history, "node-1");
+    let (old, new) = (Version::new(1, 20, 5), newer);
+    let expected = [(old, UPDATED), (new.clone(), "ProgressLost"), (new, UPDATED)];
+    assert_eq!(results, expected.map(|(version, result)| (version, result.to_owned())));
+    assert_eq!(ending.verdict.stats.reboots, 2);
     Ok(())
 }

@@ -131,6 +131,12 @@ impl Case<'_> {
         if let Some(wait) = no_longer.filter(|_| !self.slot) {
             return self.fail(progress, FailureReason::PolicyChanged, &wait.to_string());
         }
+        #[cfg(feature = "next")]
+        if spec.attempt < progress.attempt {
+            return Decision::act(self.step(progress, Step::Planning, |_| {}));
+        } else if spec.state == HostState::PlannedUpdate {
+            return Decision::act(self.order(HostState::StagedUpdate, progress));
+        }
         if spec.attempt < progress.attempt {
             return Decision::act(self.order(HostState::StagedUpdate, progress));
         }
@@ -166,6 +172,35 @@ impl Case<'_> {
             return self.start_drain(progress);
         }
         Decision { verdict: Verdict::WantsSlot, ..Decision::default() }
+    }
+
+    /// What the next version adds: the agent takes note of the attempt. One that does not know the order says so, and the
+    /// attempt goes on without.
+    #[cfg(feature = "next")]
+    pub(super) fn planning(&self, progress: &Progress) -> Decision {
+        if let Some(decision) = self.ended_from_outside(progress) {
+            return decision;
+        }
+        if self.shadow.spec.attempt < progress.attempt {
+            return Decision::act(self.order(HostState::PlannedUpdate, progress));
+        }
+        let conditions = &self.shadow.status.conditions;
+        let unable = models::condition::find_condition(conditions, models::shadow::HOST_REACHABLE)
+            .is_some_and(|condition| condition.reason == "UnsupportedState");
+        let answered = self.caught_up() && self.shadow.status.agent.state == Some(HostState::PlannedUpdate);
+        let rebooted = self.facts().boot_id != progress.boot_id;
+        if answered || unable || rebooted {
+            return Decision::act(self.step(progress, Step::Staging, |_| {}));
+        }
+        let deadline = self.deadline(progress.since, self.policy.stage);
+        if self.now >= deadline {
+            return self.fail(
+                progress,
+                FailureReason::StageTimedOut,
+                "the agent did not take note of the attempt in time",
+            );
+        }
+        Decision::wait(Wait::Staging).waking_at(deadline)
     }
 
     /// A staged node that has to wait says so, once. What the last look at it found stands until the next one: `looked` says

@@ -111,6 +111,8 @@ impl<'a> Case<'a> {
                 spec.state == HostState::StagedUpdate
             }
             Step::Rebooting => spec.state != HostState::Idle,
+            #[cfg(feature = "next")]
+            Step::Planning => false,
             Step::Returning | Step::Monitoring | Step::Releasing | Step::Unknown => false,
         };
         let stands = under_way
@@ -312,6 +314,8 @@ impl<'a> Case<'a> {
             Step::Returning => self.returning(progress).watching_pods(),
             Step::Monitoring => self.monitoring(progress).watching_pods(),
             Step::Releasing => self.releasing(progress),
+            #[cfg(feature = "next")]
+            Step::Planning => self.planning(progress),
             // Whatever it was, giving the node back is safe: it waits for a go that was given.
             Step::Unknown => {
                 self.fail(progress, FailureReason::ProgressLost, "its step is one of another version of the controller")
