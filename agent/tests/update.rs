@@ -8,7 +8,7 @@ mod storm;
 
 use std::time::Duration;
 
-use bench::web::WriteFault;
+use bench::web::{Weather, WriteFault};
 use bench::{Bench, LIMIT, NEW, OLD};
 use integ::host::{BootFault, Command, EventKind, Fault, RebootFault, UpdateState, Worker};
 use jsonwebtoken::jwk::Jwk;
@@ -429,6 +429,29 @@ async fn an_agent_waits_for_its_trust_its_token_and_its_shadow() {
     }
     bench.web.create();
     bench.web.until("it has reported", acknowledged).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_renewed_under_a_running_agent_goes_with_its_next_report_and_its_next_stream() {
+    let bench = Bench::new().await;
+    for (signature, weather) in [("second", Weather::Novel), ("third", Weather::Fair)] {
+        let (reports, streams) = (bench.web.tokens_of("PUT").len(), bench.web.tokens_of("GET").len());
+        let renewed = bench.renew_token(signature);
+        bench.web.order(|spec| spec.attempt += 1);
+        bench.web.until("it has reported", acknowledged).await;
+        let since = bench.web.tokens_of("PUT").split_off(reports);
+        assert!(!since.is_empty() && since.iter().all(|token| *token == renewed), "{signature}: {since:?}");
+        // The stream that is open was opened with the token before; it ends with this.
+        assert_eq!(bench.web.tokens_of("GET").len(), streams);
+        bench.web.weather(weather);
+        let next = async {
+            while bench.web.tokens_of("GET").len() == streams {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        assert!(tokio::time::timeout(LIMIT, next).await.is_ok(), "no further stream: {}", bench.log());
+        assert_eq!(bench.web.tokens_of("GET")[streams], renewed, "{signature}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

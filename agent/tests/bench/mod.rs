@@ -27,6 +27,12 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const OLD: Version = Version::new(1, 20, 0);
 pub(crate) const NEW: Version = Version::new(1, 20, 5);
 
+/// A token of this node's agent, as far as the agent looks into it.
+fn token(signature: &str) -> String {
+    let claims = json!({"kubernetes.io": {"node": {"name": "a", "uid": "node-uid"}}}).to_string();
+    format!("h.{}.{signature}\n", URL_SAFE_NO_PAD.encode(claims))
+}
+
 pub(crate) struct Bench {
     pub(crate) host: Host,
     pub(crate) web: Web,
@@ -66,8 +72,7 @@ impl Bench {
         let key = EncodingKey::from_ec_der(&pair.serialize_der());
         let bench = Self { host, web, releases, key, agent: None, folder };
         std::fs::create_dir(bench.path("trust")).unwrap();
-        let claims = json!({"kubernetes.io": {"node": {"name": "a", "uid": "node-uid"}}}).to_string();
-        std::fs::write(bench.path("token"), format!("h.{}.s\n", URL_SAFE_NO_PAD.encode(claims))).unwrap();
+        std::fs::write(bench.path("token"), token("s")).unwrap();
         std::fs::write(bench.path("trust/ca.crt"), &bench.web.ca).unwrap();
         let mut jwk = Jwk::from_encoding_key(&bench.key, Algorithm::ES256).unwrap();
         jwk.common.key_id = Some("k1".into());
@@ -77,6 +82,19 @@ impl Bench {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// Gives the agent another token, as kubelet does: into a new directory, to which a link is then swapped. Says what the
+    /// agent's requests are to carry from then on.
+    pub(crate) fn renew_token(&self, signature: &str) -> String {
+        let (directory, link) = (format!("..{signature}"), self.path("link"));
+        std::fs::create_dir(self.path(&directory)).unwrap();
+        std::fs::write(self.path(&directory).join("token"), token(signature)).unwrap();
+        for (to, name) in [(directory.as_str(), "..data"), ("..data/token", "token")] {
+            std::os::unix::fs::symlink(to, &link).unwrap();
+            std::fs::rename(&link, self.path(name)).unwrap();
+        }
+        format!("Bearer {}", token(signature).trim())
     }
 
     pub(crate) fn start_agent(&mut self) {

@@ -54,7 +54,8 @@ struct State {
     faults: Vec<WriteFault>,
     refuses: Option<fn(&AgentStatus) -> bool>,
     refused: u32,
-    tokens: Vec<String>,
+    /// What each request was, and the `Authorization` that it carried.
+    tokens: Vec<(String, String)>,
     weather: Weather,
     traffic: u64,
 }
@@ -194,8 +195,15 @@ impl Web {
         self.with(|state| state.refused)
     }
 
+    /// What each request carried as its `Authorization`.
     pub(crate) fn tokens(&self) -> Vec<String> {
-        self.with(|state| state.tokens.clone())
+        self.with(|state| state.tokens.iter().map(|(_, token)| token.clone()).collect())
+    }
+
+    /// The same for the reports alone, or for the streams.
+    pub(crate) fn tokens_of(&self, method: &str) -> Vec<String> {
+        let of = |(line, token): &(String, String)| line.starts_with(method).then(|| token.clone());
+        self.with(|state| state.tokens.iter().filter_map(of).collect())
     }
 
     /// Waits until the agent's half is like this.
@@ -236,7 +244,7 @@ impl Web {
             };
             self.with(|state| {
                 state.traffic += 1;
-                state.tokens.push(header("authorization").unwrap_or_default());
+                state.tokens.push((line.clone(), header("authorization").unwrap_or_default()));
             });
             let weather = self.now();
             match weather {
