@@ -20,6 +20,12 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::f
 /// and told of the shadow: a server that dies of each stream, or takes none for long, must not be asked without pause.
 const HELD: Duration = Duration::from_secs(5);
 
+/// How long to wait before the next stream is opened, after so many that did not hold: anything from nothing up to a limit that
+/// doubles with each.
+pub fn pause(failures: u32) -> Duration {
+    full_jitter(RECONNECT.0, RECONNECT.1, failures, random())
+}
+
 /// Follows the shadow and tells `views` of each change; connects again whenever the stream ends, after a pause at random
 /// that grows with each stream that did not hold: a fleet that loses its streams at once does not come back at once.
 pub async fn follow(server: &Server, views: &Views) -> Infallible {
@@ -36,7 +42,7 @@ pub async fn follow(server: &Server, views: &Views) -> Infallible {
             Err(error) if failures < 3 => tracing::info!(error = chain(&error), "the stream ended"),
             Err(error) => tracing::warn!(error = chain(&error), failures, "the stream ended"),
         }
-        sleep(full_jitter(RECONNECT.0, RECONNECT.1, failures, random())).await;
+        sleep(pause(failures)).await;
         failures = failures.saturating_add(1);
     }
 }
@@ -77,4 +83,25 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         source = inner.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pauses_of_many_agents_are_spread_over_the_whole_span_from_nothing() {
+        for (failures, limit) in [(0, 100), (3, 800), (40, 10_000)] {
+            let limit = Duration::from_millis(limit);
+            let mut tenths = [0; 10];
+            for _ in 0..10_000 {
+                let pause = pause(failures);
+                assert!(pause <= limit, "{pause:?} after {failures} failures");
+                let tenth = (pause.as_secs_f64() / limit.as_secs_f64() * 10.0) as usize;
+                tenths[tenth.min(9)] += 1;
+            }
+            // Each tenth of the span has about a thousand of them.
+            assert!(tenths.iter().all(|pauses| (700..1_300).contains(pauses)), "after {failures} failures: {tenths:?}");
+        }
+    }
 }
