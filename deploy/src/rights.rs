@@ -24,6 +24,22 @@ const SHADOWS_STATUS: &str = "bottlerocketshadows/status";
 const OPERATORS: &str = "bottlerocketupdateoperators";
 const OPERATORS_STATUS: &str = "bottlerocketupdateoperators/status";
 
+/// A rule, and what it is for. That stands above it in the manifests, too.
+struct Rule {
+    why: &'static str,
+    rule: PolicyRule,
+}
+
+/// What one account may do, everywhere or in one namespace.
+struct Granted {
+    /// Of the role and its binding.
+    name: &'static str,
+    account: &'static str,
+    /// Absent: everywhere.
+    namespace: Option<&'static str>,
+    rules: Vec<Rule>,
+}
+
 pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
     let mut objects = vec![
         service_account(SYSTEM_NAMESPACE, CONTROLLER)?,
@@ -31,120 +47,218 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
         // No rule and no binding stands behind this account: it is a name for the web API to know the agents by.
         service_account(AGENT_NAMESPACE, AGENT)?,
     ];
-    objects.extend(in_cluster(CONTROLLER, controller_in_cluster())?);
-    objects.extend(in_namespace(SYSTEM_NAMESPACE, CONTROLLER, controller_in_system())?);
-    objects.extend(in_namespace(AGENT_NAMESPACE, CONTROLLER, controller_beside_agents())?);
-    objects.extend(in_namespace(NODE_LEASES, CONTROLLER, controller_at_node_leases())?);
-    objects.extend(in_namespace(NODE_EVENTS, CONTROLLER, controller_at_node_events())?);
-    objects.extend(in_cluster(APISERVER, apiserver_in_cluster())?);
-    objects.extend(in_namespace(SYSTEM_NAMESPACE, APISERVER, apiserver_in_system())?);
+    for granted in installed() {
+        objects.extend(granted.objects()?);
+    }
     Ok(objects)
 }
 
 /// What the controller may do besides where policy says `drain.atDeadline: Force`. Not part of the install.
 pub(crate) fn force() -> anyhow::Result<Vec<Value>> {
-    // What is left on a node at its drain's deadline is deleted, each pod under its uid, past its budget.
-    in_cluster_as("brupop-controller-force", CONTROLLER, vec![rule(CORE, &["pods"], &["delete"])])
+    Ok(forced().objects()?.into())
+}
+
+/// What each rule of a role is for, in the role's own order. Nothing for other objects.
+pub(crate) fn reasons(object: &Value) -> Vec<&'static str> {
+    let is = |granted: &Granted| {
+        let (kind, metadata) = (&object["kind"], &object["metadata"]);
+        *kind == granted.kind()
+            && metadata["name"] == granted.name
+            && metadata["namespace"].as_str() == granted.namespace
+    };
+    let granted = installed().into_iter().chain([forced()]).find(is);
+    granted.into_iter().flat_map(|granted| granted.rules).map(|rule| rule.why).collect()
+}
+
+fn installed() -> Vec<Granted> {
+    let of = |account, namespace, rules| Granted { name: account, account, namespace, rules };
+    vec![
+        of(CONTROLLER, None, controller_in_cluster()),
+        of(CONTROLLER, Some(SYSTEM_NAMESPACE), controller_in_system()),
+        of(CONTROLLER, Some(AGENT_NAMESPACE), controller_beside_agents()),
+        of(CONTROLLER, Some(NODE_LEASES), controller_at_node_leases()),
+        of(CONTROLLER, Some(NODE_EVENTS), controller_at_node_events()),
+        of(APISERVER, None, apiserver_in_cluster()),
+        of(APISERVER, Some(SYSTEM_NAMESPACE), apiserver_in_system()),
+    ]
+}
+
+fn forced() -> Granted {
+    let rules = vec![rule(
+        "What is left on a node at its drain's deadline is deleted, each pod under its uid, past its budget.",
+        CORE,
+        &["pods"],
+        &["delete"],
+    )];
+    Granted { name: "brupop-controller-force", account: CONTROLLER, namespace: None, rules }
 }
 
 /// What the controller may do everywhere.
-fn controller_in_cluster() -> Vec<PolicyRule> {
+fn controller_in_cluster() -> Vec<Rule> {
     vec![
-        // Which nodes there are, how they are, and which boot they are in; patch: the claims (cordon, labels, annotations)
-        // and, where policy wants it, the label that puts a node under the operator.
-        rule(CORE, &["nodes"], &["get", "list", "watch", "patch"]),
-        // What runs on a node that is to be drained, and whether it is gone; which replicas of the controller stand by.
-        rule(CORE, &["pods"], &["list", "watch"]),
-        // Whether the DaemonSet that a pod names is still there: nothing would bring an orphan of one back.
-        rule("apps", &["daemonsets"], &["get"]),
-        // The drain. Pods are only ever evicted, so that budgets hold; nothing here may delete one (`force` may).
-        rule(CORE, &["pods/eviction"], &["create"]),
-        // Which budget blocks a drain, and when it lets go.
-        rule("policy", &["poddisruptionbudgets"], &["list", "watch"]),
+        rule(
+            "Which nodes there are, how they are, and which boot they are in; patch: the claims (cordon, labels, annotations) \
+             and, where policy wants it, the label that puts a node under the operator.",
+            CORE,
+            &["nodes"],
+            &["get", "list", "watch", "patch"],
+        ),
+        rule(
+            "What runs on a node that is to be drained, and whether it is gone; which replicas of the controller stand by.",
+            CORE,
+            &["pods"],
+            &["list", "watch"],
+        ),
+        rule(
+            "Whether the DaemonSet that a pod names is still there: nothing would bring an orphan of one back.",
+            "apps",
+            &["daemonsets"],
+            &["get"],
+        ),
+        rule(
+            "The drain. Pods are only ever evicted, so that budgets hold; nothing here may delete one \
+             (brupop-controller-force may, where it is installed).",
+            CORE,
+            &["pods/eviction"],
+            &["create"],
+        ),
+        rule(
+            "Which budget blocks a drain, and when it lets go.",
+            "policy",
+            &["poddisruptionbudgets"],
+            &["list", "watch"],
+        ),
     ]
 }
 
 /// What the controller may do in its own namespace.
-fn controller_in_system() -> Vec<PolicyRule> {
+fn controller_in_system() -> Vec<Rule> {
     vec![
-        // The orders: a shadow for each node, and its spec.
-        rule(GROUP, &[SHADOWS], &["list", "watch", "create", "patch", "delete"]),
-        // The controller's half of a shadow's status.
-        rule(GROUP, &[SHADOWS_STATUS], &["patch"]),
-        // The policy, which is people's: it is read, never written.
-        named(GROUP, &[OPERATORS], &[OPERATOR_NAME], &["list", "watch"]),
-        // Slots, counts and conditions.
-        named(GROUP, &[OPERATORS_STATUS], &[OPERATOR_NAME], &["patch"]),
-        // What happened to the policy, where people look for it; again and again becomes a count on the first Event.
-        rule("events.k8s.io", &["events"], &["create", "patch"]),
-        // Who leads; watched by the standby, which hears of a release at once. A rule cannot name an object that is to be
-        // created.
-        rule("coordination.k8s.io", &["leases"], &["create"]),
-        named("coordination.k8s.io", &["leases"], &[CONTROLLER], &["get", "list", "watch", "update"]),
-        // The CA, the web API's certificate and the key of the gos: made, watched and renewed by the leader.
-        rule(CORE, &["secrets"], &["create"]),
-        named(CORE, &["secrets"], &[CA_SECRET, SERVING_SECRET, GO_KEY_SECRET], &["list", "watch", "update"]),
+        rule(
+            "The orders: a shadow for each node, and its spec.",
+            GROUP,
+            &[SHADOWS],
+            &["list", "watch", "create", "patch", "delete"],
+        ),
+        rule("The controller's half of a shadow's status.", GROUP, &[SHADOWS_STATUS], &["patch"]),
+        rule("The policy, which is people's: it is read, never written.", GROUP, &[OPERATORS], &["list", "watch"])
+            .named(&[OPERATOR_NAME]),
+        rule("Slots, counts and conditions.", GROUP, &[OPERATORS_STATUS], &["patch"]).named(&[OPERATOR_NAME]),
+        rule(
+            "What happened to the policy, where people look for it; again and again becomes a count on the first Event.",
+            "events.k8s.io",
+            &["events"],
+            &["create", "patch"],
+        ),
+        rule(
+            "Who leads: its Lease is made once. A rule cannot name an object that is to be created.",
+            "coordination.k8s.io",
+            &["leases"],
+            &["create"],
+        ),
+        rule(
+            "Who leads; watched by the standby, which hears of a release at once.",
+            "coordination.k8s.io",
+            &["leases"],
+            &["get", "list", "watch", "update"],
+        )
+        .named(&[CONTROLLER]),
+        rule(
+            "The CA, the web API's certificate and the key of the gos: made by the leader. A rule cannot name an object that \
+             is to be created.",
+            CORE,
+            &["secrets"],
+            &["create"],
+        ),
+        rule(
+            "The CA, the web API's certificate and the key of the gos: watched and renewed by the leader.",
+            CORE,
+            &["secrets"],
+            &["list", "watch", "update"],
+        )
+        .named(&[CA_SECRET, SERVING_SECRET, GO_KEY_SECRET]),
     ]
 }
 
 /// What the controller may do in the agents' namespace.
-fn controller_beside_agents() -> Vec<PolicyRule> {
+fn controller_beside_agents() -> Vec<Rule> {
     vec![
-        // What the agents trust: the CA bundle and the public keys of the gos. Made by an apply, which names it beforehand.
-        named(CORE, &["configmaps"], &[TRUST_CONFIG_MAP], &["create", "list", "watch", "patch"]),
+        rule(
+            "What the agents trust: the CA bundle and the public keys of the gos. Made by an apply, which names it beforehand.",
+            CORE,
+            &["configmaps"],
+            &["create", "list", "watch", "patch"],
+        )
+        .named(&[TRUST_CONFIG_MAP]),
     ]
 }
 
 /// What the controller may do where kubelets keep their Leases.
-fn controller_at_node_leases() -> Vec<PolicyRule> {
-    // Whether a node is alive after its order to reboot was withdrawn: its own Lease tells sooner than its condition.
-    vec![rule("coordination.k8s.io", &["leases"], &["get"])]
+fn controller_at_node_leases() -> Vec<Rule> {
+    vec![rule(
+        "Whether a node is alive after its order to reboot was withdrawn: its own Lease tells sooner than its condition.",
+        "coordination.k8s.io",
+        &["leases"],
+        &["get"],
+    )]
 }
 
 /// What the controller may do where Events about Nodes are.
-fn controller_at_node_events() -> Vec<PolicyRule> {
-    // What happened to a Node, where people look for it; again and again becomes a count on the first Event.
-    vec![rule("events.k8s.io", &["events"], &["create", "patch"])]
+fn controller_at_node_events() -> Vec<Rule> {
+    vec![rule(
+        "What happened to a Node, where people look for it; again and again becomes a count on the first Event.",
+        "events.k8s.io",
+        &["events"],
+        &["create", "patch"],
+    )]
 }
 
 /// What the web API may do everywhere.
-fn apiserver_in_cluster() -> Vec<PolicyRule> {
-    // Whose token that is. It is all that makes the web API worth attacking, and all that it has outside its namespace.
+fn apiserver_in_cluster() -> Vec<Rule> {
     vec![
-        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
-        // The cluster's public keys, so that what it did not sign need not be asked about. Clusters give this to every service
-        // account; those that have taken it away give it back here.
-        PolicyRule {
-            non_resource_urls: Some(
-                ["/.well-known/openid-configuration", "/openid/v1/jwks"].map(str::to_owned).to_vec(),
-            ),
-            verbs: vec!["get".to_owned()],
-            ..PolicyRule::default()
+        rule(
+            "Whose token that is. It is all that makes the web API worth attacking, and all that it has outside its namespace.",
+            "authentication.k8s.io",
+            &["tokenreviews"],
+            &["create"],
+        ),
+        Rule {
+            why: "The cluster's public keys, so that what it did not sign need not be asked about. Clusters give this to every \
+                  service account; those that have taken it away give it back here.",
+            rule: PolicyRule {
+                non_resource_urls: Some(
+                    ["/.well-known/openid-configuration", "/openid/v1/jwks"].map(str::to_owned).to_vec(),
+                ),
+                verbs: vec!["get".to_owned()],
+                ..PolicyRule::default()
+            },
         },
     ]
 }
 
 /// What the web API may do in its own namespace.
-fn apiserver_in_system() -> Vec<PolicyRule> {
+fn apiserver_in_system() -> Vec<Rule> {
     vec![
-        // The orders, to stream to each agent its own.
-        rule(GROUP, &[SHADOWS], &["get", "list", "watch"]),
-        // The agents' half of the status.
-        rule(GROUP, &[SHADOWS_STATUS], &["patch"]),
+        rule("The orders, to stream to each agent its own.", GROUP, &[SHADOWS], &["get", "list", "watch"]),
+        rule("The agents' half of the status.", GROUP, &[SHADOWS_STATUS], &["patch"]),
     ]
 }
 
-fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
-    PolicyRule {
+fn rule(why: &'static str, group: &str, resources: &[&str], verbs: &[&str]) -> Rule {
+    let rule = PolicyRule {
         api_groups: Some(vec![group.to_owned()]),
         resources: Some(owned(resources)),
         verbs: owned(verbs),
         ..PolicyRule::default()
-    }
+    };
+    Rule { why, rule }
 }
 
-fn named(group: &str, resources: &[&str], names: &[&str], verbs: &[&str]) -> PolicyRule {
-    PolicyRule { resource_names: Some(owned(names)), ..rule(group, resources, verbs) }
+impl Rule {
+    /// The same for these objects alone.
+    fn named(self, names: &[&str]) -> Self {
+        Self { rule: PolicyRule { resource_names: Some(owned(names)), ..self.rule }, ..self }
+    }
 }
 
 fn owned(words: &[&str]) -> Vec<String> {
@@ -160,32 +274,27 @@ fn service_account(namespace: &str, name: &str) -> anyhow::Result<Value> {
     })
 }
 
-fn in_cluster(account: &str, rules: Vec<PolicyRule>) -> anyhow::Result<Vec<Value>> {
-    in_cluster_as(account, account, rules)
-}
+impl Granted {
+    /// The kind of the role.
+    fn kind(&self) -> &'static str {
+        if self.namespace.is_some() { "Role" } else { "ClusterRole" }
+    }
 
-fn in_cluster_as(name: &str, account: &str, rules: Vec<PolicyRule>) -> anyhow::Result<Vec<Value>> {
-    let role = ClusterRole { metadata: cluster(name), rules: Some(rules), ..ClusterRole::default() };
-    let binding = ClusterRoleBinding {
-        metadata: cluster(name),
-        role_ref: role_ref("ClusterRole", name),
-        subjects: Some(vec![subject(account)]),
-    };
-    Ok(vec![value(role)?, value(binding)?])
-}
-
-fn in_namespace(namespace: &str, account: &str, rules: Vec<PolicyRule>) -> anyhow::Result<Vec<Value>> {
-    let role = Role { metadata: namespaced(namespace, account), rules: Some(rules) };
-    let binding = RoleBinding {
-        metadata: namespaced(namespace, account),
-        role_ref: role_ref("Role", account),
-        subjects: Some(vec![subject(account)]),
-    };
-    Ok(vec![value(role)?, value(binding)?])
-}
-
-fn role_ref(kind: &str, name: &str) -> RoleRef {
-    RoleRef { api_group: Some(RBAC.to_owned()), kind: kind.to_owned(), name: name.to_owned() }
+    /// The role and its binding.
+    fn objects(self) -> anyhow::Result<[Value; 2]> {
+        let role_ref =
+            RoleRef { api_group: Some(RBAC.to_owned()), kind: self.kind().to_owned(), name: self.name.to_owned() };
+        let subjects = Some(vec![subject(self.account)]);
+        let rules = Some(self.rules.into_iter().map(|rule| rule.rule).collect());
+        let Some(namespace) = self.namespace else {
+            let metadata = cluster(self.name);
+            let role = ClusterRole { metadata: metadata.clone(), rules, ..ClusterRole::default() };
+            return Ok([value(role)?, value(ClusterRoleBinding { metadata, role_ref, subjects })?]);
+        };
+        let metadata = namespaced(namespace, self.name);
+        let role = Role { metadata: metadata.clone(), rules };
+        Ok([value(role)?, value(RoleBinding { metadata, role_ref, subjects })?])
+    }
 }
 
 /// The controller or the web API: both live in the operator's own namespace.
@@ -217,6 +326,15 @@ mod tests {
             for verb in ["deletecollection", "escalate", "bind", "impersonate"] {
                 assert!(!rule.verbs.iter().any(|v| v == verb), "{text}");
             }
+        }
+    }
+
+    #[test]
+    fn each_rule_says_what_it_is_for() {
+        for object in [all().unwrap(), force().unwrap()].concat() {
+            let (rules, reasons) = (object["rules"].as_array().map_or(0, Vec::len), reasons(&object));
+            assert_eq!(rules, reasons.len(), "{object}");
+            assert!(reasons.iter().all(|reason| reason.len() > 20 && reason.ends_with('.')), "{reasons:?}");
         }
     }
 

@@ -3,6 +3,8 @@
 use anyhow::Context;
 use serde_json::Value;
 
+use crate::rights;
+
 /// Kind, namespace and name of an object, for messages and comments.
 pub fn id(object: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
@@ -14,7 +16,10 @@ pub fn id(object: &Value) -> String {
     }
 }
 
-/// The objects as YAML documents, each after a line of its own.
+/// The longest line of a comment.
+const WIDTH: usize = 120;
+
+/// The objects as YAML documents, each after a line of its own. Above each rule of a role stands what it is for.
 ///
 /// # Errors
 /// If an object cannot be written as YAML.
@@ -25,10 +30,42 @@ pub fn documents(objects: &[Value]) -> anyhow::Result<String> {
         let document = serde_saphyr::to_string_with_options(&sorted(object), options.clone())
             .with_context(|| format!("cannot write {} as YAML", id(object)))?;
         text.push_str("---\n");
-        text.push_str(document.trim_end());
-        text.push('\n');
+        text.push_str(&explained(document.trim_end(), &rights::reasons(object)));
     }
     Ok(text)
+}
+
+/// A document with a reason above each item of `rules`. The items begin at the margin, as nothing within one does.
+fn explained(document: &str, reasons: &[&str]) -> String {
+    let (mut text, mut reasons, mut among_rules) = (String::new(), reasons.iter(), false);
+    for line in document.lines() {
+        if among_rules
+            && line.starts_with("- ")
+            && let Some(reason) = reasons.next()
+        {
+            text.push_str(&comment(reason));
+        }
+        among_rules |= line == "rules:";
+        text.push_str(line);
+        text.push('\n');
+    }
+    text
+}
+
+/// Words as lines of a comment.
+fn comment(words: &str) -> String {
+    let (mut text, mut length) = (String::new(), WIDTH);
+    for word in words.split(' ') {
+        length += 1 + word.len();
+        if length > WIDTH {
+            text.push_str(if text.is_empty() { "#" } else { "\n#" });
+            length = 2 + word.len();
+        }
+        text.push(' ');
+        text.push_str(word);
+    }
+    text.push('\n');
+    text
 }
 
 /// The same value with the keys of its maps in order, whatever order the JSON library keeps.
@@ -54,6 +91,22 @@ mod tests {
         let text = documents(&objects).unwrap();
         let read: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
         assert_eq!(read, objects);
+    }
+
+    #[test]
+    fn above_each_rule_stands_what_it_is_for() {
+        let objects = crate::everything().unwrap();
+        let text = documents(&objects).unwrap();
+        let mut rules = 0;
+        for document in text.split("---\n") {
+            let lines: Vec<&str> = document.lines().skip_while(|line| *line != "rules:").collect();
+            for pair in lines.windows(2).filter(|pair| pair[1].starts_with("- ")) {
+                assert!(pair[0].starts_with("# ") && pair[0].len() <= WIDTH, "{pair:?}");
+                rules += 1;
+            }
+        }
+        let expected: usize = objects.iter().filter_map(|object| object["rules"].as_array()).map(Vec::len).sum();
+        assert!(rules == expected && rules > 20, "{rules} of {expected}");
     }
 
     #[test]
