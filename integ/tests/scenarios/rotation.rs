@@ -20,12 +20,15 @@ use models::names::{
     AGENT_NAMESPACE, APISERVER, CA_SECRET, GO_KEY_SECRET, OPERATOR_NAME, ROTATE_CERTIFICATES_ANNOTATION,
     ROTATE_SIGNING_KEY_ANNOTATION, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP, TRUST_GO_KEYS,
 };
+use models::wire::ShadowView;
 use nix::sys::signal::Signal;
 use rand::Rng as _;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
-use reqwest::{Certificate, Client, Proxy};
+use reqwest::header::IF_MATCH;
+use reqwest::{Certificate, Client, Proxy, StatusCode};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::interfere::{agent_on, finish_command, is_call, poll, signal, until_host};
 use crate::leaders::leader;
@@ -65,63 +68,185 @@ impl Volumes {
         Ok(Self { trust: path("--trust-dir=")?, token: path("--token-file=")? })
     }
 
-    /// Asks for the node's shadow as the agent does, with a connection of its own.
-    async fn ask(&self, proxy: &str, node: &str, host: &str) -> anyhow::Result<()> {
-        let bundle = std::fs::read(self.trust.join(TRUST_CA_KEY))?;
+    /// A client that trusts what is trusted now, and what that is.
+    fn client(&self, proxy: &str) -> anyhow::Result<(Vec<u8>, Client)> {
+        let bundle = self.bundle()?;
         let client = Client::builder()
             .tls_certs_only(Certificate::from_pem_bundle(&bundle)?)
             .proxy(Proxy::https(proxy)?)
-            .timeout(Duration::from_secs(20))
+            .connect_timeout(PATIENCE)
             .build()?;
-        let token = std::fs::read_to_string(&self.token)?;
-        let request = client.get(format!("https://{host}/v1/nodes/{node}/shadow")).bearer_auth(token);
-        request.send().await?.error_for_status()?;
+        Ok((bundle, client))
+    }
+
+    fn bundle(&self) -> anyhow::Result<Vec<u8>> {
+        Ok(std::fs::read(self.trust.join(TRUST_CA_KEY))?)
+    }
+
+    fn token(&self) -> anyhow::Result<String> {
+        Ok(std::fs::read_to_string(&self.token)?)
+    }
+
+    /// Asks for the node's shadow as the agent does, with a connection of its own.
+    async fn ask(&self, proxy: &str, node: &str, host: &str) -> anyhow::Result<ShadowView> {
+        let (_, client) = self.client(proxy)?;
+        let request = client.get(url(host, node, "")).timeout(PATIENCE).bearer_auth(self.token()?);
+        Ok(request.send().await?.error_for_status()?.json().await?)
+    }
+}
+
+/// How long an answer may take. An agent has less, but this machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Three heartbeats that did not come: an agent takes a stream for dead then.
+const SILENCE: Duration = Duration::from_secs(45);
+
+/// Between two reports of one node, of which the web API allows one a second for long; its agent has some to make, too.
+const BETWEEN_REPORTS: Duration = Duration::from_millis(1_500);
+
+fn url(host: &str, node: &str, rest: &str) -> String {
+    format!("https://{host}/v1/nodes/{node}/shadow{rest}")
+}
+
+/// One of those who ask the web API as a node's agent does.
+struct Asker {
+    volumes: Volumes,
+    proxy: String,
+    node: String,
+    /// Made anew when what is trusted has changed, as an agent does, and kept with its connection until then.
+    kept: Option<(Vec<u8>, Client)>,
+}
+
+impl Asker {
+    fn client(&mut self) -> anyhow::Result<Client> {
+        let now = self.volumes.bundle()?;
+        match &self.kept {
+            Some((bundle, client)) if *bundle == now => Ok(client.clone()),
+            _ => Ok(self.kept.insert(self.volumes.client(&self.proxy)?).1.clone()),
+        }
+    }
+
+    async fn ask(&self) -> anyhow::Result<ShadowView> {
+        self.volumes.ask(&self.proxy, &self.node, &host()).await
+    }
+
+    /// Reports what stands there already, which changes nothing. Gives the shadow as it is then.
+    async fn report(&mut self, view: &ShadowView) -> anyhow::Result<ShadowView> {
+        let request = self.client()?.put(url(&host(), &self.node, "/status")).timeout(PATIENCE);
+        let request = request.bearer_auth(self.volumes.token()?).header(IF_MATCH, format!("\"{}\"", view.etag));
+        let answer = request.json(&view.status).send().await?;
+        // The node's own agent has reported meanwhile, or something is asked of it.
+        if answer.status() == StatusCode::PRECONDITION_FAILED {
+            return Ok(answer.json().await?);
+        }
+        Ok(answer.error_for_status()?.json().await?)
+    }
+
+    /// Holds a stream until the server ends it. Whatever else it ends by is an error.
+    async fn hold(&mut self, opened: impl FnOnce()) -> anyhow::Result<()> {
+        let request = self.client()?.get(url(&host(), &self.node, "/watch")).bearer_auth(self.volumes.token()?);
+        let answer = timeout(PATIENCE, request.send()).await.context("no stream in time")?;
+        let mut stream = answer?.error_for_status()?;
+        opened();
+        while timeout(SILENCE, stream.chunk()).await.context("a silent stream")?.context("a stream broke")?.is_some() {}
         Ok(())
     }
 }
 
-/// Asks the web API again and again as the agents of some nodes, until it is dropped.
+/// What has come of a load.
+#[derive(Debug, Default)]
+struct Tally {
+    asked: AtomicUsize,
+    reported: AtomicUsize,
+    streams: AtomicUsize,
+    refused: Mutex<Vec<String>>,
+}
+
+impl Tally {
+    fn refused(&self, node: &str, error: &anyhow::Error) {
+        let text = format!("{} {node}: {error:?}", Timestamp::now());
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+    }
+}
+
+/// Asks the web API again and again as the agents of some nodes, reports, and holds their streams, until it is dropped.
 struct Load {
-    asked: Arc<AtomicUsize>,
-    refused: Arc<Mutex<Vec<String>>>,
+    nodes: usize,
+    tally: Arc<Tally>,
     _tasks: JoinSet<()>,
 }
 
 impl Load {
     async fn of(scene: &Scene, nodes: &[&str]) -> anyhow::Result<Self> {
-        let (asked, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let tally = Arc::new(Tally::default());
         let mut tasks = JoinSet::new();
         for node in nodes {
-            let (volumes, proxy, node) = (Volumes::of(scene, node).await?, scene.bed.proxy_url(), (*node).to_owned());
-            let (asked, refused) = (asked.clone(), refused.clone());
-            tasks.spawn(async move {
-                loop {
-                    if let Err(error) = volumes.ask(&proxy, &node, &host()).await {
-                        let text = format!("{} {node}: {error:?}", Timestamp::now());
-                        refused.lock().unwrap_or_else(PoisonError::into_inner).push(text);
-                    }
-                    asked.fetch_add(1, Ordering::Relaxed);
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            });
+            let (volumes, proxy) = (Volumes::of(scene, node).await?, scene.bed.proxy_url());
+            let asker =
+                || Asker { volumes: volumes.clone(), proxy: proxy.clone(), node: (*node).to_owned(), kept: None };
+            tasks.spawn(ask_on(asker(), tally.clone()));
+            tasks.spawn(report_on(asker(), tally.clone()));
+            tasks.spawn(hold_on(asker(), tally.clone()));
         }
-        Ok(Self { asked, refused, _tasks: tasks })
+        Ok(Self { nodes: nodes.len(), tally, _tasks: tasks })
     }
 
-    /// Ends it, and fails if a single request has failed, or if there were hardly any.
+    /// Ends it, and fails if a single request or stream has failed, or if there were hardly any.
     async fn end(self) -> anyhow::Result<()> {
         // The last volumes that change do so within the lag.
         tokio::time::sleep(LAG).await;
-        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let refused = self.tally.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
         anyhow::ensure!(
             refused.is_empty(),
             "{} requests failed: {:#?}",
             refused.len(),
             &refused[..refused.len().min(5)]
         );
-        let asked = self.asked.load(Ordering::Relaxed);
-        anyhow::ensure!(asked > 40, "only {asked} requests");
+        let [asked, reported, streams] =
+            [&self.tally.asked, &self.tally.reported, &self.tally.streams].map(|count| count.load(Ordering::Relaxed));
+        let enough = asked > 40 && reported >= self.nodes && streams >= self.nodes;
+        anyhow::ensure!(enough, "only {asked} requests, {reported} reports and {streams} streams");
         Ok(())
+    }
+}
+
+/// Reads, with a new connection each time.
+async fn ask_on(asker: Asker, tally: Arc<Tally>) {
+    loop {
+        if let Err(error) = asker.ask().await {
+            tally.refused(&asker.node, &error);
+        }
+        tally.asked.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Reports, with a connection that is kept.
+async fn report_on(mut asker: Asker, tally: Arc<Tally>) {
+    let mut view = None;
+    loop {
+        let answer = match &view {
+            None => asker.ask().await,
+            Some(view) => {
+                tally.reported.fetch_add(1, Ordering::Relaxed);
+                asker.report(view).await.context("a report")
+            }
+        };
+        view = answer.inspect_err(|error| tally.refused(&asker.node, error)).ok();
+        tokio::time::sleep(BETWEEN_REPORTS).await;
+    }
+}
+
+/// Holds a stream, and opens the next one at once where the server has ended it.
+async fn hold_on(mut asker: Asker, tally: Arc<Tally>) {
+    loop {
+        let opened = || {
+            tally.streams.fetch_add(1, Ordering::Relaxed);
+        };
+        if let Err(error) = asker.hold(opened).await {
+            tally.refused(&asker.node, &error.context("a stream"));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
     }
 }
 
@@ -213,8 +338,12 @@ async fn acknowledged(scene: &Scene, value: &str) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leaf_authority_and_key_are_rotated_under_load_and_not_one_request_fails() -> anyhow::Result<()> {
-    let ending = run(options(2), async |scene| {
+    let mut options = options(2);
+    // Each has volumes of its own, which change when its own kubelet comes to it.
+    options.deploy.apiserver_replicas = 2;
+    let ending = run(options, async |scene| {
         scene.install().await?;
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
         let load = Load::of(scene, &["node-1", "node-2"]).await?;
         let first = material(scene).await?;
         // A certificate alone is replaced at once: its authority is known everywhere.
