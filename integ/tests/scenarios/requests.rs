@@ -1,10 +1,10 @@
 //! What the operator costs: requests to the API server, and calls of the host API. Counted, not measured.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use deploy::Component;
-use integ::control_plane::audit::{Record, requests};
+use integ::control_plane::audit::{Record, Stage, requests};
 use integ::host::{Event, EventKind};
 use integ::oracle::{service_account, settled_audit};
 use jiff::Timestamp;
@@ -28,11 +28,24 @@ fn part(record: &Record) -> Option<&'static str> {
     .find_map(|(part, user)| (record.user == user).then_some(part))
 }
 
+/// All of the API server's audit log so far.
+async fn recorded(scene: &Scene) -> anyhow::Result<Vec<Record>> {
+    settled_audit(&mut scene.bed.control_plane.audit(), &scene.bed.client).await
+}
+
 /// What the operator asked of the API server since `from`.
 async fn asked_since(scene: &Scene, from: Timestamp) -> anyhow::Result<Vec<Record>> {
-    let mut log = scene.bed.control_plane.audit();
-    let all = settled_audit(&mut log, &scene.bed.client).await?;
+    let all = recorded(scene).await?;
     Ok(requests(&all).filter(|r| r.received > from && part(r).is_some()).cloned().collect())
+}
+
+/// How many watches of something a part of the operator has open at the end of a log.
+fn open_watches(records: &[Record], by: &str, what: &str) -> usize {
+    let ended: BTreeSet<&str> =
+        records.iter().filter(|r| r.stage == Stage::ResponseComplete).map(|r| r.audit_id.as_str()).collect();
+    let open = |r: &&Record| r.stage == Stage::ResponseStarted && !ended.contains(r.audit_id.as_str());
+    let watches = records.iter().filter(|r| part(r) == Some(by) && r.verb == "watch" && r.what() == what);
+    watches.filter(open).count()
 }
 
 fn table(records: &[Record]) -> Table {
@@ -69,11 +82,23 @@ fn print(title: &str, table: &Table) {
     println!("{text}");
 }
 
+/// How long a watch lasts before its client opens it anew, in seconds.
+const WATCH_LASTS: u64 = 290;
+
+/// How often a standby looks at the lease, in seconds.
+const STANDBY_LOOKS: u64 = 2;
+
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_cluster_costs_no_write_but_the_lease() -> anyhow::Result<()> {
-    run(nodes(2), async |scene| {
+async fn an_idle_cluster_costs_no_write_but_the_lease_no_read_but_the_standbys_and_one_watch_for_all_agents()
+-> anyhow::Result<()> {
+    let mut options = nodes(2);
+    options.deploy.controller_replicas = 2;
+    run(options, async |scene| {
+        let began = Timestamp::now();
         scene.shop(2).await?;
         scene.install().await?;
+        // A standby that comes up lists what there is.
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
         scene
             .until("the operator has counted both nodes", |world| {
                 world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
@@ -86,14 +111,30 @@ async fn an_idle_cluster_costs_no_write_but_the_lease() -> anyhow::Result<()> {
         let looks = looks(scene);
         scene.renewals(3).await?;
         assert!(self::looks(scene) > looks, "the hosts were looking for updates meanwhile");
-        let records = asked_since(scene, from).await?;
-        let writes = table(&records.into_iter().filter(Record::is_write).collect::<Vec<_>>());
+        let (until, all) = (Timestamp::now(), recorded(scene).await?);
+        let idle = requests(&all).filter(|record| record.received > from && part(record).is_some()).cloned();
+        let (writes, reads): (Vec<_>, Vec<_>) = idle.partition(Record::is_write);
+        let (writes, reads) = (table(&writes), table(&reads));
         print("Writes of an idle cluster", &writes);
+        print("Reads of an idle cluster", &reads);
         // A TokenReview is a question in the shape of a write: nothing is stored.
         let stored: Table = writes.into_iter().filter(|((_, _, what), _)| what != "tokenreviews").collect();
         let lease = ("controller", "update".to_owned(), "leases".to_owned());
         assert_eq!(stored.keys().collect::<Vec<_>>(), [&lease]);
         assert!(stored[&lease] >= 3);
+
+        // Everything else is known through watches that are open. One that has lasted its time is opened anew.
+        let seconds = |from: Timestamp| u64::try_from(until.duration_since(from).as_secs());
+        let (looks, renewals) = (seconds(from)? / STANDBY_LOOKS + 2, if seconds(began)? < WATCH_LASTS { 0 } else { 4 });
+        for ((part, verb, what), made) in &reads {
+            let allowed = match (*part, verb.as_str(), what.as_str()) {
+                ("controller", "get", "leases") => looks,
+                (_, "watch", _) => renewals,
+                _ => 0,
+            };
+            assert!(*made as u64 <= allowed, "{part}: {verb} {what}: {made} where {allowed} are allowed");
+        }
+        assert_eq!(open_watches(&all, "web API", "bottlerocketshadows"), 1, "by one replica, for two agents");
         Ok(())
     })
     .await?;
