@@ -6,8 +6,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+use agent::stream::pause;
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
@@ -38,7 +40,7 @@ struct Options {
     /// How many are under way at a time.
     #[arg(long, default_value_t = 8)]
     at_once: usize,
-    /// For how long the idle requests and those after a restart are counted, in seconds.
+    /// For how long the idle requests and those after the roll-out are counted, in seconds.
     #[arg(long, default_value_t = 60)]
     window: u64,
 }
@@ -59,7 +61,7 @@ async fn main() -> anyhow::Result<()> {
     let bed = Bed::start(BedOptions { nodes: 0, deploy, ..BedOptions::default() }).await?;
     bed.install().await?;
     let began = Instant::now();
-    let server = Server::new(&bed).await?;
+    let server = Arc::new(Server::new(&bed).await?);
     let agents: Vec<Arc<Agent>> = stream::iter(0..options.agents)
         .map(|number| agent(&bed, &server, number))
         .buffer_unordered(PREPARED_AT_ONCE)
@@ -69,6 +71,7 @@ async fn main() -> anyhow::Result<()> {
     println!("{} agents made in {:.0} s", agents.len(), began.elapsed().as_secs_f64());
 
     let mut process = server.start().await?;
+    server.lead_to(&process);
     println!("memory without agents        {:>8.1} MiB resident", resident(&process)?);
     let began = Instant::now();
     let streams = connect(&server, &agents).await?;
@@ -93,22 +96,30 @@ async fn main() -> anyhow::Result<()> {
     let idle = asked(&bed, from)?;
     println!("idle for {} s                {:>8} requests to the API server", options.window, idle.len());
 
-    let from = Timestamp::now();
-    let ended: Vec<_> = streams.into_iter().map(|stream| tokio::spawn(until_end(stream))).collect();
+    // As in a roll-out, somebody else is ready and takes what is new before this one is told to end.
+    let next = server.start().await?;
+    server.lead_to(&next);
+    let (from, began) = (Timestamp::now(), Instant::now());
+    let moving: Vec<_> = streams
+        .into_iter()
+        .zip(&agents)
+        .map(|(stream, agent)| tokio::spawn(moved(server.clone(), agent.clone(), stream)))
+        .collect();
     process.end().await?;
-    let mut clean = 0;
-    for stream in ended {
-        clean += usize::from(stream.await?);
+    let mut moves = Vec::new();
+    for agent in moving {
+        moves.push(agent.await??);
     }
+    let all = moves.iter().map(|moved| moved.connected.duration_since(began)).max().unwrap_or_default();
+    let clean = moves.iter().filter(|moved| moved.clean).count();
+    println!("all connected again after    {:>8.2} s", all.as_secs_f64());
     println!("streams that ended cleanly   {clean:>8} of {}", agents.len());
-    let process = server.start().await?;
-    let began = Instant::now();
-    let streams = connect(&server, &agents).await?;
-    println!("all connected again after    {:>8.2} s", began.elapsed().as_secs_f64());
+    let without = moves.iter().map(|moved| moved.connected.duration_since(moved.ended)).collect();
+    println!("an agent without a stream    {}", Times::of(without));
     sleep(window.saturating_sub(began.elapsed())).await;
     let reviews = asked(&bed, from)?.into_iter().filter(|resource| resource == "tokenreviews").count();
-    println!("TokenReviews in {} s after a restart {reviews:>8}, for {} agents", options.window, agents.len());
-    drop((streams, process));
+    println!("TokenReviews in {} s after it  {reviews:>8}, for {} agents", options.window, agents.len());
+    drop((moves, next));
     Ok(())
 }
 
@@ -116,13 +127,16 @@ async fn main() -> anyhow::Result<()> {
 struct Server {
     program: PathBuf,
     directory: PathBuf,
-    api: std::net::SocketAddr,
-    plain: std::net::SocketAddr,
     ca: String,
+    /// The port of the process that takes new connections, as a Service knows it.
+    port: AtomicU16,
 }
 
 /// The running program. It ends with this.
-struct Process(Child);
+struct Process {
+    child: Child,
+    port: u16,
+}
 
 impl Server {
     async fn new(bed: &Bed) -> anyhow::Result<Self> {
@@ -142,62 +156,70 @@ impl Server {
         });
         std::fs::write(directory.join("kubeconfig"), kubeconfig.to_string())?;
         let program = std::env::var_os("BRUPOP_APISERVER_BIN").map_or(Programs::find()?.apiserver, PathBuf::from);
-        let free = || -> anyhow::Result<_> { Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?) };
-        Ok(Self { program, directory, api: free()?, plain: free()?, ca: own.cert.pem() })
+        Ok(Self { program, directory, ca: own.cert.pem(), port: AtomicU16::new(0) })
     }
 
+    /// Starts a process, and waits until it is ready.
     async fn start(&self) -> anyhow::Result<Process> {
-        let log = std::fs::File::create(self.directory.join("log"))?;
+        let free = || -> anyhow::Result<_> { Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?) };
+        let (api, plain) = (free()?, free()?);
+        let log = self.directory.join(format!("log-{}", api.port()));
         let child = Command::new(&self.program)
-            .args(["--listen", &self.api.to_string(), "--plain-listen", &self.plain.to_string()])
+            .args(["--listen", &api.to_string(), "--plain-listen", &plain.to_string()])
             // All agents of this machine come from one address.
             .args(["--connections-per-source", "0"])
             .arg("--tls-dir")
             .arg(&self.directory)
             .env("KUBECONFIG", self.directory.join("kubeconfig"))
-            .stderr(Stdio::from(log))
+            .stderr(Stdio::from(std::fs::File::create(&log)?))
             .kill_on_drop(true)
             .spawn()
             .with_context(|| self.program.display().to_string())?;
         let client = Client::builder().no_proxy().build()?;
         for _ in 0..200 {
-            let answer = client.get(format!("http://{}/readyz", self.plain)).send().await;
+            let answer = client.get(format!("http://{plain}/readyz")).send().await;
             if answer.is_ok_and(|answer| answer.status().is_success()) {
-                return Ok(Process(child));
+                return Ok(Process { child, port: api.port() });
             }
             sleep(Duration::from_millis(50)).await;
         }
-        anyhow::bail!("the web API is not ready: {}", log_end(&self.directory))
+        anyhow::bail!("the web API is not ready: {}", log_end(&log))
+    }
+
+    /// Has new connections go to this process.
+    fn lead_to(&self, process: &Process) {
+        self.port.store(process.port, Ordering::Relaxed);
     }
 
     fn client(&self) -> anyhow::Result<Client> {
         let ca = reqwest::Certificate::from_pem(self.ca.as_bytes())?;
-        Ok(Client::builder().no_proxy().http1_only().tls_certs_only([ca]).resolve("localhost", self.api).build()?)
+        let here = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+        Ok(Client::builder().no_proxy().http1_only().tls_certs_only([ca]).resolve("localhost", here).build()?)
     }
 
     fn url(&self, node: &str, rest: &str) -> String {
-        format!("https://localhost:{}/v1/nodes/{node}/shadow{rest}", self.api.port())
+        format!("https://localhost:{}/v1/nodes/{node}/shadow{rest}", self.port.load(Ordering::Relaxed))
     }
 }
 
 impl Process {
     /// Asks it to end, and waits until it has.
     async fn end(&mut self) -> anyhow::Result<()> {
-        let id = i32::try_from(self.0.id().context("it has ended")?)?;
+        let id = i32::try_from(self.child.id().context("it has ended")?)?;
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGTERM)?;
-        self.0.wait().await?;
+        self.child.wait().await?;
         Ok(())
     }
 }
 
-fn log_end(directory: &Path) -> String {
-    let text = std::fs::read_to_string(directory.join("log")).unwrap_or_default();
+fn log_end(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
     text.lines().rev().take(5).collect::<Vec<_>>().join("\n")
 }
 
 /// The resident memory of a process, in MiB.
 fn resident(process: &Process) -> anyhow::Result<f64> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.0.id().context("it has ended")?))?;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.child.id().context("it has ended")?))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
 }
@@ -259,24 +281,49 @@ async fn agent(bed: &Bed, server: &Server, number: usize) -> anyhow::Result<Agen
     Ok(Agent { node: name, token, client: server.client()? })
 }
 
-/// Opens the streams of all agents at once, each within a second at random as agents do, and reads the first line of each.
+/// Opens the streams of all agents, within a second at random as their pods start, and reads the first line of each.
 async fn connect(server: &Server, agents: &[Arc<Agent>]) -> anyhow::Result<Vec<Response>> {
     let all = agents.iter().map(|agent| async move {
         sleep(Duration::from_secs(1).mul_f64(rand::random())).await;
-        loop {
-            let request = agent.client.get(server.url(&agent.node, "/watch")).bearer_auth(&agent.token);
-            match request.send().await {
-                Ok(mut answer) if answer.status().is_success() => {
-                    answer.chunk().await?.context("a stream without a line")?;
-                    return Ok(answer);
-                }
-                Ok(answer) => ensure!(answer.status().as_u16() == 503, "{}", answer.status()),
-                Err(error) => eprintln!("{error}"),
-            }
-            sleep(Duration::from_secs(1).mul_f64(rand::random())).await;
-        }
+        open(server, agent, 0).await
     });
     futures::future::try_join_all(all).await
+}
+
+/// Opens the stream of an agent, again after the agents' own pauses where that fails, and reads its first line.
+async fn open(server: &Server, agent: &Agent, mut failures: u32) -> anyhow::Result<Response> {
+    loop {
+        let request = agent.client.get(server.url(&agent.node, "/watch")).bearer_auth(&agent.token);
+        match request.send().await {
+            Ok(mut answer) if answer.status().is_success() => {
+                answer.chunk().await?.context("a stream without a line")?;
+                return Ok(answer);
+            }
+            Ok(answer) => ensure!(answer.status().as_u16() == 503, "{}", answer.status()),
+            Err(error) => eprintln!("{error}"),
+        }
+        sleep(pause(failures)).await;
+        failures += 1;
+    }
+}
+
+/// An agent that has lost its stream and has another one.
+struct Moved {
+    /// Whether the lost one was ended by the server.
+    clean: bool,
+    ended: Instant,
+    connected: Instant,
+    /// Stays open for as long as this is kept.
+    _stream: Response,
+}
+
+/// Follows a stream to its end, and opens the next one as an agent does whose stream has held.
+async fn moved(server: Arc<Server>, agent: Arc<Agent>, stream: Response) -> anyhow::Result<Moved> {
+    let clean = until_end(stream).await;
+    let ended = Instant::now();
+    sleep(pause(0)).await;
+    let stream = open(&server, &agent, 1).await?;
+    Ok(Moved { clean, ended, connected: Instant::now(), _stream: stream })
 }
 
 /// Reads a stream to its end, and says whether it was one.
@@ -295,6 +342,15 @@ struct Times {
     median: f64,
     p99: f64,
     worst: f64,
+}
+
+impl Times {
+    fn of(times: Vec<Duration>) -> Self {
+        let mut times: Vec<f64> = times.into_iter().map(|time| time.as_secs_f64() * 1_000.0).collect();
+        times.sort_by(f64::total_cmp);
+        let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+        Self { median: at(0.5), p99: at(0.99), worst: at(1.0) }
+    }
 }
 
 impl std::fmt::Display for Times {
@@ -319,10 +375,7 @@ where
             .try_collect::<Vec<Duration>>()
             .await?;
         if measured {
-            let mut times: Vec<f64> = times.into_iter().map(|time| time.as_secs_f64() * 1_000.0).collect();
-            times.sort_by(f64::total_cmp);
-            let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
-            return Ok(Times { median: at(0.5), p99: at(0.99), worst: at(1.0) });
+            return Ok(Times::of(times));
         }
     }
     unreachable!("two rounds")
