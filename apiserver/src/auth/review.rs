@@ -231,7 +231,9 @@ fn good_for(expires: Option<Timestamp>, now: Timestamp) -> Duration {
 mod tests {
     use std::sync::atomic::{AtomicI64, Ordering};
 
+    use kube::client::Body;
     use serde_json::{Value, json};
+    use tower_test::mock;
 
     use super::*;
     use crate::auth::keys::tests::{Issuer, claims, discovery, wanted};
@@ -445,6 +447,66 @@ mod tests {
         world.judge(&world.token("c", NOW + 600)).await.unwrap();
         drop(turns);
         world.judge(&foreign("b")).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_tokens_are_remembered_and_those_above_are_judged_anew_until_others_are_forgotten() {
+        let world = World::new(good);
+        let (early, late) = (world.token("early", NOW + 600), world.token("late", NOW + 600));
+        world.judge(&early).await.unwrap();
+        let lane = &world.reviewer.signed;
+        let asked_for = lane.slot(of("asked for".into()).digest());
+        let asking = asked_for.lock().await;
+        for number in 2..10_000 {
+            let slot = lane.slot(of(number.to_string()).digest());
+            let (verdict, until) = (Err(Refusal::NotAuthenticated), Instant::now() + BAD_FOR);
+            *slot.try_lock().unwrap() = Some(Remembered { verdict, until });
+        }
+        assert_eq!(lane.slots().len(), 10_000);
+        for reviews in [2, 3] {
+            world.judge(&late).await.unwrap();
+            assert_eq!((world.reviews(), lane.slots().len()), (reviews, 10_000));
+        }
+        assert!(world.reviewer.remembered(&early).is_some(), "nothing that counts makes room");
+
+        tokio::time::advance(BAD_FOR + Duration::from_millis(1)).await;
+        world.judge(&late).await.unwrap();
+        assert!(world.reviewer.remembered(&late).is_some() && world.reviewer.remembered(&early).is_some());
+        assert_eq!(lane.slots().len(), 3, "what is asked for right now stays too");
+        assert!(Arc::ptr_eq(&lane.slot(of("asked for".into()).digest()), &asked_for));
+        drop(asking);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_many_tokens_so_many_are_asked_about_at_a_time_and_the_others_are_told_to_come_again() {
+        let (service, mut slow) = mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let cluster = Cluster::new(kube::Client::new(service, "default"), "brupop-system".into());
+        let reviewer = Arc::new(Reviewer::new(cluster, wanted(), Metrics::new().unwrap(), now));
+        let review = |number: usize| {
+            let reviewer = Arc::clone(&reviewer);
+            let standing = Standing::Signed { node: None };
+            tokio::spawn(async move { reviewer.review(&of(number.to_string()), &standing).await })
+        };
+        let judged: Vec<_> = (0..40).map(review).collect();
+        let mut asked = Vec::new();
+        // Nobody gets an answer, for longer than anybody waits for a turn.
+        while let Ok(Some((_, reply))) = timeout(TURN + Duration::from_secs(1), slow.next_request()).await {
+            asked.push(reply);
+        }
+        assert_eq!(asked.len(), 32);
+        for reply in asked {
+            let body = Body::from(good().1.to_string().into_bytes());
+            reply.send_response(http::Response::builder().status(201).body(body).unwrap());
+        }
+        let (mut known, mut busy) = (0, 0);
+        for judged in judged {
+            match judged.await.unwrap() {
+                Ok(_) => known += 1,
+                Err(ReviewError::Busy) => busy += 1,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        assert_eq!((known, busy), (32, 8));
     }
 
     #[tokio::test(start_paused = true)]
