@@ -208,3 +208,85 @@ impl Metrics {
         Ok(out)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use prometheus::core::Collector;
+
+    use super::*;
+
+    /// The words of a cell that are code.
+    fn words(cell: &str) -> BTreeSet<String> {
+        cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_documented_table_is_what_is_registered() {
+        let page = include_str!("../../docs/web-api.md");
+        let mut documented = BTreeSet::new();
+        for row in page.lines().filter(|line| line.starts_with("| `brupop_apiserver_")) {
+            let [_, names, labels, _] = row.split('|').collect::<Vec<_>>()[..] else { panic!("two cells: {row}") };
+            let (labels, values) = labels.split_once(':').unwrap_or((labels, ""));
+            documented.extend(words(names).into_iter().map(|name| (name, words(labels), words(values))));
+        }
+
+        // Destructured, so that a new metric does not compile until it stands here.
+        let Metrics {
+            registry: _,
+            requests,
+            refusals,
+            token_reviews,
+            status_writes,
+            key_fetches,
+            unchecked_tokens,
+            streams,
+            dropped_fields,
+            resumes_refused,
+            connections_refused,
+            watch_errors,
+            unreadable_shadows,
+            certificate,
+            certificate_expiry,
+            certificate_swaps,
+        } = Metrics::new().unwrap();
+        let reviews = [
+            ReviewResult::Authenticated,
+            ReviewResult::Refused,
+            ReviewResult::Error,
+            ReviewResult::Cached,
+            ReviewResult::RefusedByKeys,
+        ];
+        let writes = [
+            WriteResult::Applied,
+            WriteResult::Unchanged,
+            WriteResult::Stale,
+            WriteResult::Invalid,
+            WriteResult::Error,
+        ];
+        let all: [(&dyn Collector, Vec<&str>); 15] = [
+            (&requests, vec![]),
+            (&refusals, vec![]),
+            (&token_reviews, reviews.map(ReviewResult::as_str).to_vec()),
+            (&status_writes, writes.map(WriteResult::as_str).to_vec()),
+            (&key_fetches, [FetchResult::Read, FetchResult::Error].map(FetchResult::as_str).to_vec()),
+            (&unchecked_tokens, vec![]),
+            (&streams, vec![]),
+            (&dropped_fields, vec![]),
+            (&resumes_refused, vec![]),
+            (&connections_refused, vec![]),
+            (&watch_errors, vec![]),
+            (&unreadable_shadows, vec![]),
+            (&certificate, vec![]),
+            (&certificate_expiry, vec![]),
+            (&certificate_swaps, vec![]),
+        ];
+        let registered = all.into_iter().map(|(metric, values)| {
+            let desc = metric.desc()[0].clone();
+            let labels = desc.variable_labels.into_iter().collect();
+            (desc.fq_name, labels, values.into_iter().map(str::to_owned).collect())
+        });
+        assert_eq!(documented, registered.collect(), "what docs/web-api.md says, and what there is");
+    }
+}
