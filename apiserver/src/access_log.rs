@@ -6,10 +6,10 @@ use actix_http::ConnectionType;
 use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::middleware::Next;
-use actix_web::web;
+use actix_web::{HttpMessage as _, web};
 use tokio::time::Instant;
 
-use crate::app::App;
+use crate::app::{App, LetIn};
 use crate::problem::ApiError;
 
 /// Longest path that is written to the log, in characters: the rest was chosen by a stranger.
@@ -30,8 +30,10 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     let version = format!("{:?}", request.version());
 
     let mut response = next.call(request).await?;
-    if app.as_ref().is_some_and(|app| app.ending()) {
-        // Or the client would come back by this connection, however long it waits, instead of to another replica.
+    // On a connection that stays, a stranger could begin another head and never end it.
+    let stranger = !response.request().extensions().contains::<LetIn>();
+    // And a client would come back by it, however long it waits, instead of to another replica.
+    if stranger || app.as_ref().is_some_and(|app| app.ending()) {
         response.response_mut().head_mut().set_connection_type(ConnectionType::Close);
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use actix_web::dev::Payload;
-use actix_web::{FromRequest, HttpRequest, web};
+use actix_web::{FromRequest, HttpMessage as _, HttpRequest, web};
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -17,6 +17,7 @@ use crate::auth::identity::{AgentIdentity, Bearer, check};
 use crate::auth::review::{ReviewError, Reviewer, Standing};
 use crate::auth::token::Token;
 use crate::cluster::{CallError, Cluster};
+use crate::connections;
 use crate::limit::{Limiter, Source, Sources};
 use crate::metrics::Metrics;
 use crate::problem::{ApiError, Kind};
@@ -51,6 +52,8 @@ pub(crate) struct App {
     /// User name of the agents' service account.
     pub(crate) agent_username: String,
     pub(crate) stream_max_age: models::duration::Duration,
+    /// How long the body of a report may take to arrive.
+    pub(crate) body_deadline: Duration,
     pub(crate) streams: Arc<Streams>,
     /// Set once the server is to end, to the time at which its last stream does.
     pub(crate) shutdown: watch::Receiver<Option<Instant>>,
@@ -86,6 +89,9 @@ impl App {
 /// The agent of the node in the path. A handler that takes it is reached by that agent alone.
 pub(crate) struct Agent(pub(crate) AgentIdentity);
 
+/// Stands among the extensions of a request that was let in as an agent's, however it was answered then.
+pub(crate) struct LetIn;
+
 impl FromRequest for Agent {
     type Error = ApiError;
     type Future = Pin<Box<dyn Future<Output = Result<Self, ApiError>>>>;
@@ -95,12 +101,17 @@ impl FromRequest for Agent {
         let token = Token::from_headers(request.headers());
         let peer = request.peer_addr();
         let node = request.match_info().get("node").unwrap_or_default().to_owned();
+        let request = request.clone();
         Box::pin(async move {
             let app = app.ok_or_else(|| ApiError::new(Kind::Internal))?;
             let source = peer.map(|peer| app.sources.of(peer.ip()));
             let bearer = authenticate(&app, source, token).await?;
             match check(&bearer, &app.agent_username, &node) {
-                Ok(agent) => Ok(Self(agent)),
+                Ok(agent) => {
+                    connections::let_in();
+                    request.extensions_mut().insert(LetIn);
+                    Ok(Self(agent))
+                }
                 Err(refusal) => {
                     app.charge(source);
                     Err(ApiError::refused(refusal).cause(said_of(&bearer)))

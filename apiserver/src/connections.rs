@@ -1,20 +1,39 @@
-//! How many connections a source may have, from the moment that they are accepted. Each costs memory before it has said who it
-//! is: a handshake that may never come, and up to 128 KiB of a head that never ends.
+//! How many connections a source may have, from the moment that they are accepted, and for how long one that is no agent's.
+//! Each costs memory before it has said who it is: a handshake that may never come, and up to 128 KiB of a head that never ends.
 
+use std::cell::Cell;
 use std::collections::HashMap;
+use std::future::pending;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use actix_service::{ServiceFactory, apply_fn_factory};
 use actix_web::rt::net::TcpStream;
 use prometheus::IntCounter;
+use tokio::time::sleep;
 
 use crate::limit::{Source, Sources};
+
+tokio::task_local! {
+    /// Whether an agent was let in on a connection. The task that serves it serves all of its requests.
+    static LET_IN: Rc<Cell<bool>>;
+}
+
+/// Says of the connection that is being served that it is an agent's.
+pub(crate) fn let_in() {
+    // Elsewhere there is no connection that could end.
+    let _ = LET_IN.try_with(|let_in| let_in.set(true));
+}
 
 /// Counts the connections of each source.
 pub(crate) struct Connections {
     sources: Sources,
     /// The most that one may have; none for no limit.
     most: Option<usize>,
+    /// How long one lasts on which no agent is let in, whatever is sent on it: the HTTP library watches over the first head of
+    /// a connection alone, and over no body.
+    strangers: Duration,
     refused: IntCounter,
     open: Mutex<HashMap<Source, usize>>,
 }
@@ -27,8 +46,8 @@ struct Counted {
 
 impl Connections {
     /// With 0 for no limit.
-    pub(crate) fn new(sources: Sources, most: usize, refused: IntCounter) -> Arc<Self> {
-        Arc::new(Self { sources, most: (most > 0).then_some(most), refused, open: Mutex::default() })
+    pub(crate) fn new(sources: Sources, most: usize, strangers: Duration, refused: IntCounter) -> Arc<Self> {
+        Arc::new(Self { sources, most: (most > 0).then_some(most), strangers, refused, open: Mutex::default() })
     }
 
     /// A service that closes connections of a source which has many already, before any TLS is spoken, and serves the others.
@@ -43,9 +62,10 @@ impl Connections {
             let peer = connection.peer_addr().ok();
             let counted = peer.and_then(|peer| self.enter(self.sources.of(peer.ip())));
             let ends = counted.is_some().then(|| actix_service::Service::call(served, connection));
+            let strangers = self.strangers;
             async move {
                 let result = match ends {
-                    Some(ends) => ends.await,
+                    Some(ends) => bounded(ends, strangers).await,
                     None => Ok(()),
                 };
                 drop(counted);
@@ -63,6 +83,21 @@ impl Connections {
         }
         *count += 1;
         Some(Counted { connections: Arc::clone(self), source })
+    }
+}
+
+/// Serves a connection to its end, or for so long if no agent is let in on it.
+async fn bounded<E>(ends: impl Future<Output = Result<(), E>>, strangers: Duration) -> Result<(), E> {
+    let let_in = Rc::new(Cell::new(false));
+    let too_long = async {
+        sleep(strangers).await;
+        if let_in.get() {
+            pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        result = LET_IN.scope(Rc::clone(&let_in), ends) => result,
+        () = too_long => Ok(()),
     }
 }
 
@@ -89,7 +124,7 @@ mod tests {
         let sources = Sources { ipv6_prefix: 128 };
         let source = |text: &str| sources.of(text.parse::<IpAddr>().unwrap());
         let counter = || IntCounter::new("c", "c").unwrap();
-        let connections = Connections::new(sources, 2, counter());
+        let connections = Connections::new(sources, 2, Duration::MAX, counter());
         let (first, second) = (connections.enter(source("10.0.0.1")), connections.enter(source("10.0.0.1")));
         assert!(first.is_some() && second.is_some());
         assert!(connections.enter(source("10.0.0.1")).is_none());
@@ -100,8 +135,23 @@ mod tests {
         drop(second);
         assert!(connections.open.lock().unwrap().is_empty());
 
-        let unlimited = Connections::new(sources, 0, counter());
+        let unlimited = Connections::new(sources, 0, Duration::MAX, counter());
         let many: Vec<_> = (0..100).map(|_| unlimited.enter(source("10.0.0.1"))).collect();
         assert!(many.iter().all(Option::is_some));
+    }
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_after_a_while_unless_an_agent_is_let_in_on_it() {
+        let strangers = Duration::from_secs(60);
+        let lives = async |ends: &mut dyn FnMut()| {
+            let served = async {
+                ends();
+                pending::<Result<(), ()>>().await
+            };
+            tokio::time::timeout(Duration::from_secs(86_400), bounded(served, strangers)).await.is_err()
+        };
+        assert!(!lives(&mut || ()).await, "a stranger's");
+        assert!(lives(&mut let_in).await, "an agent's");
+        assert!(!lives(&mut || ()).await, "each is judged by itself");
+        assert_eq!(bounded(async { Err("broken") }, strangers).await, Err("broken"));
     }
 }

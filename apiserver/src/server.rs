@@ -51,7 +51,7 @@ const SHORTEST_LEAVE: Duration = Duration::from_secs(3);
 /// How long an agent's idle connection is kept. An update is a few reports within minutes, and each new connection may
 /// reach another replica, which is one TokenReview more.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
-/// How long a client may take for its part of a handshake, or for the head of a request.
+/// How long a client may take for its part of a handshake, or for the head of a connection's first request.
 const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a client may take to close its side of a connection.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -72,6 +72,20 @@ const REVIEWS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) 
 /// How many reports a node's agent may send. An update is about five, within seconds on an instant host; each that meets
 /// a change of the shadow is sent again.
 const REPORTS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
+
+/// How long the server waits for clients, beside [`CLIENT_DEADLINE`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// For the body of a report. It is smaller than one round trip's worth of packets.
+    pub(crate) body: Duration,
+    /// With a connection on which no agent has been let in. A good token waits less even where the cluster's keys, a turn and
+    /// the TokenReview all come at the last moment.
+    pub(crate) strangers: Duration,
+}
+
+impl Patience {
+    pub(crate) const USUAL: Self = Self { body: Duration::from_secs(10), strangers: Duration::from_secs(60) };
+}
 
 /// Why the server ended without being asked to.
 #[derive(Debug, thiserror::Error)]
@@ -117,7 +131,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     // The client would repeat writes and TokenReviews behind our back.
     kubernetes.default_retry = false;
     let client = Client::try_from(kubernetes).map_err(RunError::Client)?;
-    let running = Running::start(&config, client).await?;
+    let running = Running::start(&config, Patience::USUAL, client).await?;
     tracing::info!(api = %running.api, plain = %running.plain, "listening");
     running.until(shutdown).await
 }
@@ -135,7 +149,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) async fn start(config: &Config, client: Client) -> Result<Self, RunError> {
+    pub(crate) async fn start(config: &Config, patience: Patience, client: Client) -> Result<Self, RunError> {
         let metrics = Metrics::new().map_err(RunError::Metrics)?;
         let cluster = Cluster::new(client, config.namespace.clone());
         let store = Arc::new(Store::new(metrics.clone()));
@@ -161,6 +175,7 @@ impl Running {
             certificate: Arc::clone(&certificate),
             agent_username: username,
             stream_max_age: config.stream_max_age,
+            body_deadline: patience.body,
             streams: Arc::clone(&streams),
             shutdown: ending.subscribe(),
             now: clock::now,
@@ -173,7 +188,8 @@ impl Running {
 
         let (api_listener, api) = listen(config.listen)?;
         let (plain_listener, plain) = listen(config.plain_listen)?;
-        let connections = Connections::new(sources, config.connections_per_source, connections_refused);
+        let connections =
+            Connections::new(sources, config.connections_per_source, patience.strangers, connections_refused);
         let (api_app, warmed) = (app.clone(), app.clone());
         max_concurrent_tls_connect(HANDSHAKES);
         let builder = Server::build().workers(WORKERS).max_concurrent_connections(CONNECTIONS);

@@ -244,6 +244,14 @@ pub(crate) mod tests {
         (made.cert.pem(), made.signing_key.serialize_pem())
     }
 
+    /// The same, good from the beginning of one year to that of another.
+    pub(crate) fn pair_for(from: i32, until: i32) -> (String, String) {
+        let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (rcgen::date_time_ymd(from, 1, 1), rcgen::date_time_ymd(until, 1, 1));
+        let key = rcgen::KeyPair::generate().unwrap();
+        (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+    }
+
     fn watch(directory: &Directory) -> CertificateWatch {
         CertificateWatch::new(directory.0.clone(), Arc::default(), Metrics::new().unwrap())
     }
@@ -302,19 +310,12 @@ pub(crate) mod tests {
 
     #[tokio::test]
     async fn a_certificate_out_of_its_time_serves_nobody_and_a_new_one_does_at_once() {
-        let made = |from: i32, until: i32| {
-            let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-            (params.not_before, params.not_after) =
-                (rcgen::date_time_ymd(from, 1, 1), rcgen::date_time_ymd(until, 1, 1));
-            let key = rcgen::KeyPair::generate().unwrap();
-            (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
-        };
         let now: Timestamp = "2026-06-01T00:00:00Z".parse().unwrap();
         let (directory, mut seen) = (Directory::new(), Vec::new());
         let mut watch = watch(&directory);
         seen.push(watch.slot.serves(now));
         for (from, until) in [(2025, 2026), (2027, 2028), (2026, 2027)] {
-            let (certificate, key) = made(from, until);
+            let (certificate, key) = pair_for(from, until);
             directory.write("tls.crt", &certificate);
             directory.write("tls.key", &key);
             watch.look(now).await;
@@ -332,7 +333,7 @@ pub(crate) mod tests {
         assert!(watch.slot.serves(ends).is_err());
 
         // One that is out of its time takes nothing from one that is good, until that one is not.
-        let (certificate, key) = made(2027, 2028);
+        let (certificate, key) = pair_for(2027, 2028);
         directory.write("tls.crt", &certificate);
         directory.write("tls.key", &key);
         watch.look(now).await;

@@ -16,9 +16,6 @@ use crate::metrics::WriteResult;
 use crate::problem::{ApiError, Kind};
 use crate::write::{AccessError, WriteError, Written, write_status};
 
-/// How long a body may take to arrive. It is smaller than one round trip's worth of packets.
-const BODY_DEADLINE: Duration = Duration::from_secs(10);
-
 /// The agent's half of its shadow's status, whole, built on the state that `If-Match` names.
 pub(super) async fn put(
     Agent(agent): Agent,
@@ -33,7 +30,7 @@ pub(super) async fn put(
         return Err(ApiError::new(Kind::PreconditionRequired).detail("If-Match names an etag, and not any"));
     }
     is_json(request.headers())?;
-    let bytes = read(payload).await?;
+    let bytes = read(payload, app.body_deadline).await?;
     let report = body::parse(&bytes).map_err(|error| {
         app.metrics.status_write(WriteResult::Invalid);
         refuse_body(error)
@@ -93,8 +90,8 @@ fn is_json(headers: &HeaderMap) -> Result<(), ApiError> {
     if essence.eq_ignore_ascii_case("application/json") { Ok(()) } else { Err(ApiError::new(Kind::NotJson)) }
 }
 
-async fn read(payload: Payload) -> Result<Bytes, ApiError> {
-    match timeout(BODY_DEADLINE, payload.to_bytes_limited(body::LIMIT)).await {
+async fn read(payload: Payload, deadline: Duration) -> Result<Bytes, ApiError> {
+    match timeout(deadline, payload.to_bytes_limited(body::LIMIT)).await {
         Ok(Ok(Ok(bytes))) => Ok(bytes),
         Ok(Ok(Err(_))) => Err(ApiError::new(Kind::MalformedRequest)),
         Ok(Err(_)) => Err(ApiError::new(Kind::BodyTooLarge)),

@@ -143,11 +143,23 @@ async fn without_a_certificate_nothing_is_served_and_a_swap_drops_no_stream() {
 }
 
 #[tokio::test]
+async fn agents_are_sent_elsewhere_while_the_certificate_is_out_of_its_time() {
+    let mut server = Server::bare(&world()).await;
+    server.certify_with(pair_for(2020, 2021));
+    server.until_readyz_says(StatusCode::SERVICE_UNAVAILABLE, "the certificate has expired\n").await;
+    assert_eq!(server.plain("/healthz").await.0, StatusCode::OK, "a restart would not help");
+    server.certify();
+    server.until_ready().await;
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn streams_end_cleanly_with_the_server_and_new_ones_are_sent_elsewhere() {
     let server = Server::start(&world()).await;
     let mut lines = Lines::open(&server, "agent-a").await;
     lines.shadow().await;
     let (url, client) = (format!("https://localhost:{}/v1/nodes/a/shadow", server.api.port()), server.client.clone());
+    let ready = format!("http://{}/readyz", server.plain);
     let stop = tokio::spawn(server.stop());
     let ask = async |path: &str| client.get(format!("{url}{path}")).bearer_auth("agent-a").send().await.unwrap();
     // The signal takes a moment.
@@ -161,6 +173,9 @@ async fn streams_end_cleanly_with_the_server_and_new_ones_are_sent_elsewhere() {
     assert_eq!(problem(refused).await, (503, "unavailable".into()));
     let served = ask("").await;
     assert_eq!((served.status(), &served.headers()["connection"]), (StatusCode::OK, &"close".parse().unwrap()));
+    let ready = client.get(ready).send().await.unwrap();
+    assert_eq!(ready.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(ready.text().await.unwrap(), "the server is ending\n");
     assert_eq!(lines.next().await, None);
     stop.await.unwrap();
 }
@@ -170,10 +185,14 @@ async fn what_is_not_signed_is_refused_here_and_a_source_of_it_has_to_wait_while
     let world = world().publishing();
     let server = Server::start(&world).await;
     let (shadow, agent) = ("/v1/nodes/a/shadow", world.token("agent-a"));
-    assert_eq!(server.get(shadow, &agent).await.status(), StatusCode::OK);
     let forged = Issuer::new("k").sign(&claims("agent-a", i64::from(i32::MAX)));
     let first = problem(server.get(shadow, &forged).await).await;
     assert_eq!(first, (401, "unauthorized".into()));
+    for _ in 0..150 {
+        assert_eq!(problem(server.get(shadow, "garbage").await).await, first);
+    }
+    // Late, so that it is still remembered at the end.
+    assert_eq!(server.get(shadow, &agent).await.status(), StatusCode::OK);
     let mut waits = None;
     for _ in 0..1_000 {
         let answer = server.get(shadow, "garbage").await;
@@ -284,9 +303,9 @@ async fn many_tokens_at_once_that_nobody_signed_are_no_way_past_the_limit() {
         Issuer::new("x").sign(&claims)
     };
     let calls = (0..400).map(|number| server.request(Method::GET, "/v1/nodes/a/shadow", &foreign(number)).send());
-    // Few connections, and all of these requests at hand at once on each.
+    // Each needs a connection of its own, and one source has no more than eight here, counting those that are just ending.
     let answers: Vec<_> =
-        futures::StreamExt::collect(futures::StreamExt::buffer_unordered(futures::stream::iter(calls), 8)).await;
+        futures::StreamExt::collect(futures::StreamExt::buffer_unordered(futures::stream::iter(calls), 4)).await;
     let refused =
         |status: u16| answers.iter().filter(|answer| answer.as_ref().is_ok_and(|a| a.status() == status)).count();
     assert!(refused(429) > 0 && refused(401) > 0, "{} {}", refused(429), refused(401));
@@ -335,13 +354,16 @@ async fn an_agent_that_opens_streams_without_end_is_told_to_wait_and_reports_all
 #[tokio::test]
 async fn good_tokens_of_others_count_against_their_source_too() {
     let server = Server::start(&world()).await;
-    for _ in 0..300 {
-        let answer = server.get("/v1/nodes/a/shadow", "agent-b").await;
-        assert_eq!(problem(answer).await, (403, "forbidden".into()));
+    for _ in 0..600 {
+        let answer = problem(server.get("/v1/nodes/a/shadow", "agent-b").await).await;
+        // It is known, and so passes until it is forgotten and counts as any other does.
+        if answer.0 == 429 {
+            break;
+        }
+        assert_eq!(answer, (403, "forbidden".into()));
     }
     let answer = server.get("/v1/nodes/a/shadow", "never-seen").await;
     assert_eq!(problem(answer).await, (429, "too-many-requests".into()));
-    assert_eq!(server.get("/v1/nodes/a/shadow", "agent-b").await.status(), StatusCode::FORBIDDEN, "it is known");
     server.stop().await;
 }
 

@@ -2,6 +2,7 @@
 
 mod calls;
 mod description;
+mod strangers;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -17,9 +18,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_test::mock;
 
 use crate::auth::keys::tests::{Issuer, claims, discovery};
-use crate::server::Running;
+use crate::server::{Patience, Running};
 use crate::shadow::tests::stored;
-use crate::tls::tests::{Directory, pair};
+use crate::tls::tests::{Directory, pair, pair_for};
 use crate::{Config, RunError};
 
 /// How long anything may take before a test gives up. Nothing is expected to take long.
@@ -193,6 +194,11 @@ struct Server {
 impl Server {
     /// A server with no certificate yet.
     async fn bare(world: &World) -> Self {
+        Self::patient(world, Patience::USUAL).await
+    }
+
+    /// The same that waits so long for its clients.
+    async fn patient(world: &World, patience: Patience) -> Self {
         let _ = crate::tls::provider().install_default();
         let directory = Directory::new();
         let config = Config {
@@ -208,7 +214,7 @@ impl Server {
             ipv6_source_prefix: 128,
             log_filter: String::new(),
         };
-        let running = Running::start(&config, world.client()).await.unwrap();
+        let running = Running::start(&config, patience, world.client()).await.unwrap();
         let (api, plain) = (running.api, running.plain);
         let (stop, stopped) = oneshot::channel();
         let running = tokio::spawn(running.until(async {
@@ -219,15 +225,21 @@ impl Server {
     }
 
     async fn start(world: &World) -> Self {
-        let mut server = Self::bare(world).await;
-        server.certify();
-        server.until_ready().await;
-        server
+        Self::bare(world).await.started().await
+    }
+
+    async fn started(mut self) -> Self {
+        self.certify();
+        self.until_ready().await;
+        self
     }
 
     /// Gives the server a new certificate and the client its trust.
     fn certify(&mut self) {
-        let (certificate, key) = pair();
+        self.certify_with(pair());
+    }
+
+    fn certify_with(&mut self, (certificate, key): (String, String)) {
         self.directory.write("tls.crt", &certificate);
         self.directory.write("tls.key", &key);
         self.client = self.trusting(&certificate);
@@ -248,9 +260,17 @@ impl Server {
     }
 
     async fn until_ready(&self) {
+        self.until_readyz_says(StatusCode::OK, "ok\n").await;
+    }
+
+    async fn until_readyz_says(&self, status: StatusCode, text: &str) {
         let deadline = Instant::now() + DEADLINE;
-        while self.plain("/readyz").await.0 != StatusCode::OK {
-            assert!(Instant::now() < deadline, "{:?}", self.plain("/readyz").await);
+        loop {
+            let said = self.plain("/readyz").await;
+            if (said.0, said.1.as_str()) == (status, text) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{said:?}");
             sleep(Duration::from_millis(20)).await;
         }
     }

@@ -1,0 +1,133 @@
+//! What a connection may do on which nobody, or an agent, was let in: byte by byte, as no client of ours would.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use super::*;
+
+/// A connection. Its calls block, so the tests here leave the rest of the world threads of its own.
+struct Wire(StreamOwned<ClientConnection, TcpStream>);
+
+impl Wire {
+    fn open(server: &Server) -> Self {
+        let certificate = std::fs::read(server.directory.0.join("tls.crt")).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(&certificate).unwrap()).unwrap();
+        let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        let tls = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+        let tcp = TcpStream::connect(server.api).unwrap();
+        tcp.set_read_timeout(Some(DEADLINE)).unwrap();
+        Self(StreamOwned::new(tls, tcp))
+    }
+
+    fn say(&mut self, text: &str) {
+        self.0.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// A whole request without a body.
+    fn ask(&mut self, line: &str, token: &str) {
+        self.say(&format!("{line} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"));
+    }
+
+    /// The same, and the status of its answer.
+    fn answered(&mut self, line: &str, token: &str) -> u16 {
+        self.ask(line, token);
+        self.answer().0
+    }
+
+    /// The status and the body of the next answer that says how long it is.
+    fn answer(&mut self) -> (u16, String) {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            self.0.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+        let mut body = vec![0; length.parse().unwrap()];
+        self.0.read_exact(&mut body).unwrap();
+        (head[9..12].parse().unwrap(), String::from_utf8(body).unwrap())
+    }
+
+    /// Waits for the end of the connection, in either way: with the goodbye of TLS or without.
+    fn until_closed(mut self) {
+        let mut rest = Vec::new();
+        if let Err(error) = self.0.read_to_end(&mut rest) {
+            use std::io::ErrorKind::{ConnectionReset, UnexpectedEof};
+            assert!([ConnectionReset, UnexpectedEof].contains(&error.kind()), "it stays: {error}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_not_let_in_is_answered_once_on_a_connection_and_an_agent_as_often_as_it_asks() {
+    let server = Server::start(&world()).await;
+    for (line, token, status) in [
+        ("GET /v1/nodes/a/shadow", "garbage", 401),
+        ("GET /v1/nodes/a/shadow", "agent-b", 403),
+        ("GET /v1/nodes/a/shadow/watch", "controller", 403),
+        ("PUT /v1/nodes/a/shadow/status", "garbage", 401),
+        ("GET /", "agent-a", 404),
+        ("DELETE /v1/nodes/a/shadow", "agent-a", 405),
+    ] {
+        let mut wire = Wire::open(&server);
+        assert_eq!(wire.answered(line, token), status, "{line}");
+        // It may not be there any more.
+        let _ = wire.0.write_all(b"GET /v1/nodes/a/sha");
+        wire.until_closed();
+    }
+
+    let mut wire = Wire::open(&server);
+    assert_eq!(wire.answered("PUT /v1/nodes/a/shadow/status", "agent-a"), 428);
+    assert_eq!(wire.answered("GET /v1/nodes/a/shadow?fresh=maybe", "agent-a"), 400);
+    while wire.answered("GET /v1/nodes/a/shadow?fresh=true", "agent-a") != 429 {}
+    assert_eq!(wire.answered("GET /v1/nodes/a/shadow", "agent-a"), 200, "all on one connection");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_on_which_nobody_is_let_in_ends_whatever_is_sent_and_an_agents_stays() {
+    let world = world();
+    let patience = Patience { strangers: Duration::from_secs(2), ..Patience::USUAL };
+    let server = Server::patient(&world, patience).await.started().await;
+    let mut lines = Lines::open(&server, "agent-a").await;
+    lines.shadow().await;
+    let mut agent = Wire::open(&server);
+    assert_eq!(agent.answered("GET /v1/nodes/a/shadow", "agent-a"), 200);
+
+    // The answer closes the connection, but not before all of the body has come.
+    let mut stranger = Wire::open(&server);
+    stranger.say(
+        "PUT /v1/nodes/a/shadow/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer garbage\r\n\
+         Transfer-Encoding: chunked\r\n\r\n5\r\n{\"sta",
+    );
+    assert_eq!(stranger.answer().0, 401);
+    stranger.until_closed();
+
+    assert_eq!(agent.answered("GET /v1/nodes/a/shadow", "agent-a"), 200);
+    world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
+    assert_eq!(lines.shadow().await.metadata.generation, 2);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_report_whose_body_does_not_come_is_given_up() {
+    let patience = Patience { body: Duration::from_millis(100), ..Patience::USUAL };
+    let server = Server::patient(&world(), patience).await.started().await;
+    let mut wire = Wire::open(&server);
+    wire.say(
+        "PUT /v1/nodes/a/shadow/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer agent-a\r\n\
+         If-Match: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{\"state\":",
+    );
+    let (status, body) = wire.answer();
+    assert_eq!(status, 408);
+    assert!(body.contains("urn:brupop:problem:slow-request"), "{body}");
+    wire.until_closed();
+    server.stop().await;
+}
