@@ -2,8 +2,10 @@
 
 mod calls;
 mod description;
+mod outages;
 mod strangers;
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -32,9 +34,38 @@ struct World {
     state: Arc<Mutex<Option<Value>>>,
     changes: watch::Sender<u64>,
     calls: Arc<Mutex<Vec<String>>>,
+    /// What it answers to calls about the shadow itself, instead of an answer.
+    outage: Arc<Mutex<Option<u16>>>,
+    /// How the watch that is open breaks, and those after it, one each.
+    faults: watch::Sender<VecDeque<Fault>>,
     /// Who issues the cluster's tokens, if it publishes its keys: then a token's subject says whose it is, and otherwise the
     /// token itself.
     issuer: Arc<Option<Issuer>>,
+}
+
+/// How a watch can break.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// It is answered with an error.
+    Refused,
+    /// What happened since its revision is no longer known.
+    Gone,
+    /// Its connection breaks before there is anything to read.
+    Reset,
+    /// Its connection ends in the middle of a line.
+    CutOff,
+}
+
+impl Fault {
+    /// The answer; none if there is nothing but the end of the connection.
+    fn answer(self) -> Option<(u16, String)> {
+        match self {
+            Self::Refused => Some((500, failure(500, "InternalError"))),
+            Self::Gone => Some((200, format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", failure(410, "Expired")))),
+            Self::Reset => None,
+            Self::CutOff => Some((200, r#"{"type":"MODIFIED","object":{"apiVersion":"brup"#.to_owned())),
+        }
+    }
 }
 
 impl World {
@@ -43,6 +74,8 @@ impl World {
             state: Arc::new(Mutex::new(shadow)),
             changes: watch::Sender::new(100),
             calls: Arc::default(),
+            outage: Arc::default(),
+            faults: watch::Sender::default(),
             issuer: Arc::default(),
         }
     }
@@ -59,7 +92,12 @@ impl World {
     }
 
     fn reviews(&self) -> usize {
-        self.calls.lock().unwrap().iter().filter(|call| call.contains("tokenreviews")).count()
+        self.count("POST tokenreviews")
+    }
+
+    /// How often it was called so.
+    fn count(&self, call: &str) -> usize {
+        self.calls.lock().unwrap().iter().filter(|made| *made == call).count()
     }
 
     /// Changes the shadow and tells the watch.
@@ -85,7 +123,10 @@ impl World {
                     let bytes = body.collect_bytes().await.unwrap();
                     let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
                     let query = parts.uri.query().unwrap_or_default();
-                    let (code, text) = world.answer(&parts.method, parts.uri.path(), query, &body).await;
+                    let (code, text) = match world.answer(&parts.method, parts.uri.path(), query, &body).await {
+                        Some(answer) => answer,
+                        None => return reply.send_error(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
+                    };
                     let response = Response::builder().status(code).body(Body::from(text.into_bytes())).unwrap();
                     reply.send_response(response);
                 });
@@ -94,10 +135,42 @@ impl World {
         kube::Client::new(service, "default")
     }
 
-    async fn answer(&self, method: &Method, path: &str, query: &str, body: &Value) -> (u16, String) {
+    /// What it answers; none if it breaks the connection instead.
+    async fn answer(&self, method: &Method, path: &str, query: &str, body: &Value) -> Option<(u16, String)> {
         let last = path.rsplit('/').next().unwrap_or_default();
         let watching = query.contains("watch=true");
         self.calls.lock().unwrap().push(format!("{method} {last}{}", if watching { " watch" } else { "" }));
+        if watching { self.watched(query).await } else { Some(self.asked(method, path, last, body)) }
+    }
+
+    /// The next event, or the next fault.
+    async fn watched(&self, query: &str) -> Option<(u16, String)> {
+        let from: u64 = query.split('&').find_map(|q| q.strip_prefix("resourceVersion=")).unwrap().parse().unwrap();
+        let before = self.state.lock().unwrap().clone();
+        let (mut changes, mut faults) = (self.changes.subscribe(), self.faults.subscribe());
+        let revision = tokio::select! {
+            // First, so that a change that comes after a fault is no event of the broken watch.
+            biased;
+            true = async { faults.wait_for(|faults| !faults.is_empty()).await.is_ok() } => {
+                let mut fault = None;
+                self.faults.send_modify(|faults| fault = faults.pop_front());
+                return fault.unwrap().answer();
+            }
+            revision = changes.wait_for(|revision| *revision > from) => *revision.unwrap(),
+        };
+        let state = self.state.lock().unwrap().clone();
+        let event = match (state, before) {
+            (Some(object), _) => json!({"type": "MODIFIED", "object": object}),
+            (None, Some(mut object)) => {
+                object["metadata"]["resourceVersion"] = json!(revision.to_string());
+                json!({"type": "DELETED", "object": object})
+            }
+            (None, None) => Value::Null,
+        };
+        Some((200, format!("{event}\n")))
+    }
+
+    fn asked(&self, method: &Method, path: &str, last: &str, body: &Value) -> (u16, String) {
         if path.contains("openid") {
             return match (&*self.issuer, last) {
                 (None, _) => (403, failure(403, "Forbidden")),
@@ -108,22 +181,6 @@ impl World {
         if last == "tokenreviews" {
             return (201, review(body["spec"]["token"].as_str().unwrap()).to_string());
         }
-        if watching {
-            let from: u64 = query.split('&').find_map(|q| q.strip_prefix("resourceVersion=")).unwrap().parse().unwrap();
-            let before = self.state.lock().unwrap().clone();
-            let mut changes = self.changes.subscribe();
-            let revision = *changes.wait_for(|revision| *revision > from).await.unwrap();
-            let state = self.state.lock().unwrap().clone();
-            let event = match (state, before) {
-                (Some(object), _) => json!({"type": "MODIFIED", "object": object}),
-                (None, Some(mut object)) => {
-                    object["metadata"]["resourceVersion"] = json!(revision.to_string());
-                    json!({"type": "DELETED", "object": object})
-                }
-                (None, None) => Value::Null,
-            };
-            return (200, format!("{event}\n"));
-        }
         if last == "bottlerocketshadows" {
             let items: Vec<_> = self.state.lock().unwrap().clone().into_iter().collect();
             let revision = self.changes.borrow().to_string();
@@ -132,6 +189,9 @@ impl World {
                 "metadata": {"resourceVersion": revision}, "items": items,
             });
             return (200, list.to_string());
+        }
+        if let Some(code) = *self.outage.lock().unwrap() {
+            return (code, failure(code, "Trouble"));
         }
         let Some(object) = self.state.lock().unwrap().clone() else {
             return (404, failure(404, "NotFound"));
