@@ -1,8 +1,13 @@
 //! `kubectl-brupop`: says what the operator does with each node and why. Installed on the PATH, kubectl runs it as
 //! `kubectl brupop`.
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+mod page;
 mod status;
 mod uninstall;
+
+use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -31,15 +36,24 @@ enum Command {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+async fn main() -> ExitCode {
+    match run(Arguments::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            page::complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let options = kube::config::KubeConfigOptions { context: arguments.context, ..Default::default() };
     let config = kube::Config::from_kubeconfig(&options)
         .await
         .context("no usable kubeconfig: set KUBECONFIG, or check `kubectl config view`")?;
     let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
     match arguments.command {
-        Command::Status => print!("{}", status::status(client, &arguments.namespace).await?),
+        Command::Status => status::status(client, &arguments.namespace).await?.print(),
         Command::Uninstall(options) => uninstall::uninstall(client, &arguments.namespace, &options).await?,
     }
     Ok(())

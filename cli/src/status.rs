@@ -1,9 +1,6 @@
 //! `kubectl brupop status`.
 
-use std::fmt::Write as _;
-
 use anyhow::Context as _;
-use comfy_table::{Table, presets};
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
 use models::condition::true_condition;
@@ -11,8 +8,10 @@ use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::{BLOCKED, BottlerocketShadow, Step};
 
+use crate::page::Page;
+
 /// Reads the cluster and says where everything stands.
-pub(crate) async fn status(client: Client, namespace: &str) -> anyhow::Result<String> {
+pub(crate) async fn status(client: Client, namespace: &str) -> anyhow::Result<Page> {
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
     let shadows: Api<BottlerocketShadow> = Api::namespaced(client, namespace);
     let operator = operators
@@ -23,50 +22,42 @@ pub(crate) async fn status(client: Client, namespace: &str) -> anyhow::Result<St
     Ok(render(operator.as_ref(), &shadows.items))
 }
 
-fn render(operator: Option<&BottlerocketUpdateOperator>, shadows: &[BottlerocketShadow]) -> String {
-    let mut out = String::new();
-    let mut line = |text: String| {
-        let _ = writeln!(out, "{text}");
-    };
+fn render(operator: Option<&BottlerocketUpdateOperator>, shadows: &[BottlerocketShadow]) -> Page {
+    let mut page = Page::default();
     match operator {
-        None => line(format!(
+        None => page.line(format_args!(
             "There is no BottlerocketUpdateOperator named {}: nothing new starts. Create it to start updates.",
             names::OPERATOR_NAME
         )),
         Some(operator) => {
             let status = operator.status.clone().unwrap_or_default();
             if let Some(counts) = status.counts {
-                line(format!(
+                page.line(format_args!(
                     "{} nodes: {} current, {} updating, {} staged, {} blocked, {} failed",
                     counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed
                 ));
             }
             if operator.spec.enabled == Some(false) {
-                line("Updates are switched off (spec.enabled is false).".to_owned());
+                page.line("Updates are switched off (spec.enabled is false).");
             }
             if let Some(condition) = true_condition(&status.conditions, "Frozen") {
-                line(format!("Frozen: {}", condition.message));
+                page.line(format_args!("Frozen: {}", condition.message));
             }
             for waiting in status.waiting {
-                line(format!("  {} wait: {}", waiting.nodes, waiting.reason));
+                page.line(format_args!("  {} wait: {}", waiting.nodes, waiting.reason));
             }
         }
     }
     if shadows.is_empty() {
-        line(format!(
+        page.line(format_args!(
             "No node is under the operator. Label Bottlerocket nodes with {}={}.",
             names::INTERFACE_LABEL,
             names::INTERFACE_VERSION
         ));
-        return out;
+        return page;
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(["NODE", "VERSION", "TARGET", "STEP", "WAITS FOR", "LAST"]);
-    for shadow in shadows {
-        table.add_row(row(shadow));
-    }
-    line(table.to_string());
-    out
+    page.table(["NODE", "VERSION", "TARGET", "STEP", "WAITS FOR", "LAST"], shadows.iter().map(row));
+    page
 }
 
 fn row(shadow: &BottlerocketShadow) -> [String; 6] {
@@ -91,7 +82,7 @@ mod tests {
 
     #[test]
     fn an_empty_cluster_says_what_to_do_next() {
-        let text = render(None, &[]);
+        let text = render(None, &[]).to_string();
         assert!(text.contains("Create it to start updates"), "{text}");
         assert!(text.contains("bottlerocket.aws/updater-interface-version=2.0.0"), "{text}");
     }
@@ -112,10 +103,40 @@ mod tests {
             },
         }))
         .unwrap();
-        let text = render(None, &[shadow]);
+        let text = render(None, &[shadow]).to_string();
         for part in ["a ", "1.20.0", "1.20.5", "Idle", "shop/web does not let shop/web-1 go", "PrepareFailed: no space"]
         {
             assert!(text.contains(part), "{part} is missing in:\n{text}");
         }
+    }
+
+    #[test]
+    fn nothing_that_a_host_or_an_agent_said_reaches_the_terminal_but_as_text() {
+        const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
+        let shadow = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": format!("brs-a{HOSTILE}")},
+            "spec": {"state": "StagedUpdate", "version": "1.20.5", "bootId": HOSTILE, "attempt": 2},
+            "status": {
+                "currentVersion": "1.20.0", "variant": HOSTILE, "arch": HOSTILE,
+                "failure": {"attempt": 1, "step": "StagedUpdate", "reason": "PrepareFailed", "message": HOSTILE,
+                    "time": "2026-01-01T00:00:00Z"},
+                "conditions": [{"type": "Blocked", "status": "True", "reason": HOSTILE, "message": HOSTILE,
+                    "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+                "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": HOSTILE,
+                    "message": HOSTILE, "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
+            },
+        }));
+        let operator = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "brupop"}, "spec": {},
+            "status": {
+                "waiting": [{"reason": HOSTILE, "nodes": 1}],
+                "conditions": [{"type": "Frozen", "status": "True", "reason": "R", "message": HOSTILE,
+                    "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            },
+        }));
+        let text = render(Some(&operator.unwrap()), &[shadow.unwrap()]).to_string();
+        assert_eq!(text.lines().count(), 4, "frozen, what waits, a header and a row: {text:?}");
+        assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
+        assert_eq!(text.matches("[2J  ok").count(), 6, "and all of it is there: {text:?}");
     }
 }

@@ -4,7 +4,7 @@
 //! that was told to reboot has to be seen through to its end.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -21,6 +21,8 @@ use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use serde_json::{Value, json};
 use tokio::time::Instant;
+
+use crate::page::{ask, say};
 
 /// How often the cluster is looked at.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -63,7 +65,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     let objects = deploy::everything()?;
     if options.dry_run {
         for object in objects.iter().rev() {
-            println!("would delete {}", deploy::yaml::id(object));
+            say(format_args!("would delete {}", deploy::yaml::id(object)));
         }
         return Ok(());
     }
@@ -72,7 +74,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     }
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     match operators.delete(names::OPERATOR_NAME, &DeleteParams::default()).await {
-        Ok(_) => println!("deleted the operator's resource: nothing new starts"),
+        Ok(_) => say("deleted the operator's resource: nothing new starts"),
         Err(error) if is_gone(&error) => {}
         Err(error) => return Err(error).context("the operator's resource cannot be deleted; may you delete it?"),
     }
@@ -89,7 +91,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
     // Of a controller that was cut off from its kubelet, not from the API server, nothing is left now but its last claim.
     sweep(&client).await?;
     kinds.remove(&containers, true).await?;
-    println!("the operator is uninstalled");
+    say("the operator is uninstalled");
     Ok(())
 }
 
@@ -97,8 +99,7 @@ fn confirm() -> anyhow::Result<()> {
     if !std::io::stdin().is_terminal() {
         bail!("this removes the operator from the cluster: say --yes, or --dry-run to see what would go");
     }
-    print!("This ends all updates, gives every node back and removes the operator with its records. Go on? [y/N] ");
-    std::io::stdout().flush()?;
+    ask("This ends all updates, gives every node back and removes the operator with its records. Go on? [y/N]")?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     if !matches!(answer.trim(), "y" | "Y" | "yes") {
@@ -137,13 +138,13 @@ async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
         }
         if told != left {
             for sentence in &left {
-                println!("waiting: {sentence}");
+                say(format_args!("waiting: {sentence}"));
             }
             told = left;
         }
         if Instant::now() >= deadline {
             if options.abandon {
-                println!("going on all the same");
+                say("going on all the same");
                 return Ok(());
             }
             bail!(
@@ -208,13 +209,15 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
             });
             if manager == names::CONTROLLER_MANAGER && held && unschedulable {
                 kept["spec"] = json!({"unschedulable": true});
-                println!("{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}");
+                say(format_args!(
+                    "{name} is held and stays cordoned; once it may be used again: kubectl uncordon {name}"
+                ));
             }
             nodes
                 .patch(&name, &PatchParams::apply(manager), &Patch::Apply(kept))
                 .await
                 .with_context(|| format!("what the operator has set on {name} cannot be taken back"))?;
-            println!("took back what {manager} had set on node {name}");
+            say(format_args!("took back what {manager} had set on node {name}"));
         }
     }
     Ok(())
@@ -241,7 +244,7 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
         let (silent, live): (Vec<_>, Vec<_>) = left.iter().partition(|pod| silent.contains(&node_of(pod)));
         if live.is_empty() || Instant::now() >= deadline {
             for pod in silent.into_iter().chain(live) {
-                println!("left behind: pod {} on {}, which has not ended", pod.name_any(), node_of(pod));
+                say(format_args!("left behind: pod {} on {}, which has not ended", pod.name_any(), node_of(pod)));
             }
             return Ok(());
         }
@@ -290,7 +293,7 @@ impl Kinds {
             let Some((api, name)) = self.api(object).await? else { continue };
             match api.delete(&name, &DeleteParams::background()).await {
                 Ok(_) => {
-                    println!("deleted {id}");
+                    say(format_args!("deleted {id}"));
                     going.push((api, name, id));
                 }
                 Err(error) if is_gone(&error) => {}

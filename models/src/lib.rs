@@ -19,6 +19,7 @@ pub mod names;
 pub mod next;
 #[cfg(feature = "crd")]
 pub mod operator;
+pub mod plain;
 pub mod reason;
 #[cfg(feature = "crd")]
 pub mod schema;

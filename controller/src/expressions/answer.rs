@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
+use models::plain::shown;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -97,11 +98,10 @@ fn told(series: &Series) -> String {
 
 /// At most `length` characters, on one line.
 pub(super) fn cut(text: &str, length: usize) -> String {
-    let line = |c: char| if c.is_control() { ' ' } else { c };
     if text.chars().count() <= length {
-        return text.chars().map(line).collect();
+        return text.chars().map(shown).collect();
     }
-    text.chars().take(length.saturating_sub(1)).map(line).chain(['…']).collect()
+    text.chars().take(length.saturating_sub(1)).map(shown).chain(['…']).collect()
 }
 
 #[cfg(test)]

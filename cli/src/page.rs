@@ -1,0 +1,96 @@
+//! What is printed: the only place that does. All of it is made plain first, since much of it was written by others, who may
+//! mean it for the terminal and not for the person before it.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "nothing else in this program prints")]
+
+use std::fmt;
+use std::io::{self, Write as _};
+
+use comfy_table::{Table, presets};
+use models::plain::plain;
+
+/// Lines and tables that are printed together. Whatever is put in, a line is one line and a cell a part of one.
+#[derive(Debug, Default)]
+pub(crate) struct Page(String);
+
+impl Page {
+    /// Adds a line.
+    pub(crate) fn line(&mut self, text: impl fmt::Display) {
+        self.0.push_str(&plain(&text.to_string()));
+        self.0.push('\n');
+    }
+
+    /// Adds a table.
+    pub(crate) fn table<const N: usize>(&mut self, header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING).set_header(header);
+        for row in rows {
+            table.add_row(row.map(|cell| plain(&cell)));
+        }
+        for line in table.lines() {
+            self.line(line);
+        }
+    }
+
+    /// Prints it.
+    pub(crate) fn print(&self) {
+        print!("{self}");
+    }
+}
+
+impl fmt::Display for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Prints a line.
+pub(crate) fn say(text: impl fmt::Display) {
+    let mut page = Page::default();
+    page.line(text);
+    page.print();
+}
+
+/// Prints a question, and stays on its line.
+pub(crate) fn ask(question: &str) -> io::Result<()> {
+    print!("{} ", plain(question));
+    io::stdout().flush()
+}
+
+/// Prints why nothing came of it, with all causes. That is several lines of ours, and a server may have written some of it.
+pub(crate) fn complain(error: &anyhow::Error) {
+    eprint!("{}", complaint(error));
+}
+
+fn complaint(error: &anyhow::Error) -> Page {
+    let mut page = Page::default();
+    for line in format!("Error: {error:?}").lines() {
+        page.line(line);
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
+
+    #[test]
+    fn whatever_is_printed_a_line_is_one_line_and_nothing_in_it_is_for_the_terminal() {
+        let mut page = Page::default();
+        page.line(HOSTILE);
+        page.table(["A", "B"], [[HOSTILE.to_owned(), "b".to_owned()]]);
+        let text = page.to_string();
+        assert_eq!(text.lines().count(), 3, "{text:?}");
+        assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
+    }
+
+    #[test]
+    fn an_error_keeps_its_lines_and_loses_what_is_for_the_terminal() {
+        let error = anyhow::anyhow!("the server said {HOSTILE}").context("nodes cannot be read:\n  a\n  b");
+        let text = complaint(&error).to_string();
+        assert!(text.starts_with("Error: nodes cannot be read:\n  a\n  b\n\nCaused by:\n"), "{text:?}");
+        assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
+    }
+}

@@ -1,0 +1,68 @@
+//! Texts of others, fit to be shown: what a host, an agent or a server says ends up in objects, in logs and on the terminals of
+//! people, and there it must be read and not obeyed.
+
+/// The character, or what is shown in its place: a space for the end of a line and a tabulator, a replacement character for
+/// whatever else would move a cursor, change the order in which text is read, or not be seen. One for one, so that a text
+/// keeps its length, and one that was made plain is left as it is.
+pub const fn shown(c: char) -> char {
+    match c {
+        '\t'..='\r' | '\u{85}' | '\u{2028}' | '\u{2029}' => ' ',
+        // Controls of the terminal, in their short and their long form.
+        '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' => char::REPLACEMENT_CHARACTER,
+        // Marks and overrides of the direction, invisible characters, and tags.
+        '\u{ad}'
+        | '\u{61c}'
+        | '\u{180e}'
+        | '\u{200b}'..='\u{200f}'
+        | '\u{202a}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}'
+        | '\u{feff}'
+        | '\u{fff9}'..='\u{fffb}'
+        | '\u{e0000}'..='\u{e007f}' => char::REPLACEMENT_CHARACTER,
+        _ => c,
+    }
+}
+
+/// The whole text, on one line.
+pub fn plain(text: &str) -> String {
+    text.chars().map(shown).collect()
+}
+
+/// At most so many characters of it, on one line.
+pub fn cut(text: &str, longest: usize) -> String {
+    text.chars().take(longest).map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_of_others_is_one_line_that_moves_no_cursor_and_reads_from_left_to_right() {
+        for (said, shown) in [
+            ("no space left on /dev/sda: größer ✓", "no space left on /dev/sda: größer ✓"),
+            ("one\ntwo\r\nthree\tfour", "one two  three four"),
+            ("\u{1b}[2J\u{1b}]0;title\u{7}", "\u{fffd}[2J\u{fffd}]0;title\u{fffd}"),
+            ("\u{9b}2J\u{7f}\u{8}\0", "\u{fffd}2J\u{fffd}\u{fffd}\u{fffd}"),
+            ("a\u{85}b\u{2028}c\u{2029}d\u{b}e\u{c}f", "a b c d e f"),
+            ("\u{202e}txt.exe\u{2066}\u{200f}\u{61c}", "\u{fffd}txt.exe\u{fffd}\u{fffd}\u{fffd}"),
+            ("a\u{200b}b\u{feff}c\u{ad}d\u{e0041}", "a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}"),
+        ] {
+            assert_eq!(plain(said), shown);
+            assert_eq!(plain(shown), shown, "what is plain stays as it is");
+        }
+    }
+
+    #[test]
+    fn no_control_character_at_all_is_left() {
+        let all: String = (char::MIN..=char::MAX).collect();
+        assert!(!plain(&all).contains(char::is_control));
+        assert_eq!(plain(&all).chars().count(), all.chars().count(), "a limit that held holds");
+    }
+
+    #[test]
+    fn what_is_cut_is_plain_too() {
+        assert_eq!(cut("ä\nö\u{1b}ü", 4), "ä ö\u{fffd}");
+        assert_eq!(cut("", 4), "");
+    }
+}
