@@ -3,6 +3,7 @@
 
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
+use models::plain::cut;
 use models::shadow::{Armed, Failure, FoundSettings, HOST_REACHABLE, HostState, OfferedUpdates};
 use models::wire::AgentStatus;
 
@@ -234,10 +235,6 @@ fn condition(reach: &Reach, now: Timestamp) -> Condition {
     }
 }
 
-fn cut(text: &str, longest: usize) -> String {
-    text.chars().take(longest).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use models::condition::{ConditionStatus, find_condition};
@@ -341,6 +338,33 @@ mod tests {
             let message = new.report.failure.map(|f| f.message.len());
             assert!(message.is_none_or(|length| length == LONGEST_MESSAGE));
         }
+    }
+
+    #[test]
+    fn what_a_host_says_is_reported_as_one_line_without_a_control_character() {
+        const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
+        let mut found = facts("b1", OLD, Some("Idle"), ("refresh", "Failed"));
+        (found.os.variant, found.os.arch) = (HOSTILE.into(), HOSTILE.into());
+        found.status.as_mut().and_then(|status| status.last.as_mut()).unwrap().stderr = format!("x{HOSTILE}");
+        let word = Word::Failed {
+            failure: Failure { message: HOSTILE.into(), ..failure() },
+            state: HostState::Idle,
+            judges_a_boot: false,
+        };
+        let reach = Reach::DisarmFails(HOSTILE.into());
+        let new = build(&stored(), 7, &found, &Memory::default(), &word, &reach, NOW);
+        let unreachable = build_unreachable(&stored(), &reach, NOW);
+        let message =
+            |status: &AgentStatus| find_condition(&status.conditions, HOST_REACHABLE).unwrap().message.clone();
+        let refused = new.report.updates.as_ref().and_then(|updates| updates.refresh_failure.clone());
+        assert_eq!(new.report.failure.as_ref().unwrap().message, "\u{fffd}[2J  ok\u{fffd}");
+        for text in [&new.report.variant, &new.report.arch, &refused] {
+            assert!(text.as_ref().unwrap().ends_with("[2J  ok\u{fffd}"), "{text:?}");
+        }
+        assert_eq!(
+            (message(&new), message(&unreachable)),
+            (models::plain::plain(HOSTILE), models::plain::plain(HOSTILE))
+        );
     }
 
     #[test]

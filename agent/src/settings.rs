@@ -7,6 +7,7 @@
 //! every other value that we write stands in a signed statement.
 
 use models::go::SettingsClaims;
+use models::plain;
 use models::shadow::{FoundSettings, HostPolicy, SetSettings};
 use semver::Version;
 use serde_json::{Value, json};
@@ -247,7 +248,7 @@ pub fn exact(lock: &str) -> Option<Version> {
 }
 
 fn cut(text: &str) -> String {
-    text.chars().take(LONGEST).collect()
+    plain::cut(text, LONGEST)
 }
 
 #[cfg(test)]

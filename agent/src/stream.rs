@@ -68,7 +68,7 @@ async fn follow_once(server: &Server, views: &Views, opened: &mut Option<Instant
             Ok(WatchLine::Heartbeat | WatchLine::Unknown) => {}
             #[cfg(feature = "next")]
             Ok(WatchLine::Novelty { text }) => tracing::info!(text, "a novelty"),
-            Err(error) => tracing::warn!(%error, "a line of the stream is not understood"),
+            Err(error) => tracing::warn!(error = chain(&error), "a line of the stream is not understood"),
         }
     }
 }

@@ -207,7 +207,7 @@ impl Driver<'_> {
             Ok(Posted::Accepted) => return Ok(self.await_reboot()),
             // An answer that does not come may well be one that the shutdown cut off.
             Err(error @ (HostError::Cut(_) | HostError::Timeout(_))) => {
-                tracing::info!(%error, "the host was told to reboot");
+                tracing::info!(error = chain(&error), "the host was told to reboot");
                 return Ok(self.await_reboot());
             }
             Ok(Posted::Refused(message) | Posted::Failed(message)) => message,
@@ -215,7 +215,7 @@ impl Driver<'_> {
             Err(error @ HostError::BadAnswer { .. }) => error.to_string(),
             Err(error) => return self.host_failed(key, error).await,
         };
-        tracing::warn!(message, "the host refuses to reboot");
+        tracing::warn!(?message, "the host refuses to reboot");
         self.tries.message = message;
         self.tries.reboot += 1;
         Ok(Turn::after(exponential(REBOOT_RETRY.0, REBOOT_RETRY.1, self.tries.reboot - 1)))

@@ -139,7 +139,7 @@ impl Driver<'_> {
             Outcome::Done(_) => tracing::info!(command = command.name(), "host command succeeded"),
             Outcome::Host(error) => tracing::warn!(command = command.name(), error = chain(error), "host command"),
             Outcome::Failed(_, message) | Outcome::NotStarted(message) | Outcome::Refused(message) => {
-                tracing::warn!(command = command.name(), message, "host command failed");
+                tracing::warn!(command = command.name(), ?message, "host command failed");
             }
             Outcome::Vanished(_) => tracing::warn!(command = command.name(), "host command left no trace"),
             Outcome::Interrupted | Outcome::Busy => {}

@@ -106,7 +106,7 @@ impl Driver<'_> {
         reason: FailureReason,
         message: String,
     ) -> Turn {
-        tracing::warn!(%reason, message, "the attempt failed");
+        tracing::warn!(%reason, ?message, "the attempt failed");
         let failure =
             Failure { attempt: key.attempt.attempt, step: key.state, reason, message, time: Timestamp::now() };
         let judges_a_boot = found.order == Order::Reboot && found.boot == Boot::Other;

@@ -241,7 +241,7 @@ impl Driver<'_> {
                 if told {
                     return Ok(Settled::Waits(until));
                 }
-                tracing::warn!(reason = hindrance.reason, message = hindrance.message, "no setting is touched");
+                tracing::warn!(reason = hindrance.reason, message = ?hindrance.message, "no setting is touched");
                 self.settling.hindrance = Some(hindrance);
                 return Ok(Settled::Goes(Turn::Again));
             }
@@ -383,7 +383,7 @@ impl Driver<'_> {
     }
 
     fn settings_failed(&mut self, message: String) -> Turn {
-        tracing::warn!(message, "the host does not change its settings");
+        tracing::warn!(?message, "the host does not change its settings");
         let settling = &mut self.settling;
         settling.failures = settling.failures.saturating_add(1);
         settling.state = State::Waiting(Some(Instant::now() + exponential(RETRY.0, RETRY.1, settling.failures - 1)));

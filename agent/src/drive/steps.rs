@@ -227,7 +227,7 @@ impl Driver<'_> {
         let recorded = status.staged_version().map_or("nothing".to_owned(), ToString::to_string);
         let said = status.last.as_ref().map(|last| last.stderr.trim().to_owned()).unwrap_or_default();
         self.tries.message = format!("the host recorded {recorded} and said: {said}");
-        tracing::warn!(message = self.tries.message, "the host wrote another image");
+        tracing::warn!(message = ?self.tries.message, "the host wrote another image");
         if self.tries.looked {
             self.tries.wrong += 1;
         }

@@ -10,6 +10,7 @@ use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use models::names;
+use models::plain::plain;
 use serde_json::json;
 
 use crate::plan::Note;
@@ -21,7 +22,7 @@ const NAMESPACE: &str = "default";
 /// For how long the repetition of an Event is counted on the first one, as client-go does it.
 const SERIES: SignedDuration = SignedDuration::from_mins(6);
 
-/// The longest text that an Event may have is 1 kB.
+/// The longest text that an Event may have is 1 kB, in bytes.
 const NOTE_LENGTH: usize = 1000;
 
 /// How much of an object's name is in the names of its Events, which have room for 253 characters.
@@ -59,6 +60,13 @@ pub(super) fn operator(facts: &OperatorFacts, namespace: &str) -> ObjectReferenc
         uid: Some(facts.uid.clone()),
         ..ObjectReference::default()
     }
+}
+
+/// A text as an Event may have it.
+fn told(text: &str) -> String {
+    let mut text = plain(text);
+    text.truncate(text.floor_char_boundary(NOTE_LENGTH));
+    text
 }
 
 /// Publishes Events. Cloning shares what it remembers.
@@ -116,7 +124,7 @@ impl Recorder {
             },
             type_: Some(if note.warning { "Warning" } else { "Normal" }.to_owned()),
             reason: Some(note.reason.to_owned()),
-            note: Some(note.message.chars().take(NOTE_LENGTH).collect()),
+            note: Some(told(&note.message)),
             action: Some("Update".to_owned()),
             event_time: Some(MicroTime(now)),
             regarding: Some(about.clone()),
@@ -135,5 +143,17 @@ impl Recorder {
 
     fn remember(&self, key: Key, event: Published) {
         self.published.lock().unwrap_or_else(PoisonError::into_inner).insert(key, event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_says_one_line_that_the_api_server_takes_whatever_is_in_it() {
+        assert_eq!(told("attempt 1: \u{1b}[2J\r\nok"), "attempt 1: \u{fffd}[2J  ok");
+        let long = told(&"ä\u{1b}".repeat(1000));
+        assert!((990..=NOTE_LENGTH).contains(&long.len()), "{}", long.len());
     }
 }

@@ -8,7 +8,7 @@ use semver::Version;
 use super::fixtures::*;
 use super::{Action, Plan, Wait, plan};
 use crate::claims::Parts;
-use crate::view::{LeaseLooks, PodFacts};
+use crate::view::{LeaseLooks, PodFacts, Projection as _, ShadowFacts};
 
 /// a node that took the go and never came back: the Lease is looked at every 10 s, not in a loop.
 #[test]
@@ -428,4 +428,51 @@ fn an_attempt_in_a_step_that_nobody_knows_is_withdrawn_and_its_node_kept_until_a
     let second = plan(&view, &policy, t(11));
     let Some(Action::Spec { spec }) = second.actions.get("a") else { panic!("{:?}", second.waits) };
     assert_eq!(spec.state, HostState::Idle, "the order is taken back first");
+}
+
+/// an agent that was taken over reports what a terminal would obey.
+#[test]
+fn nothing_that_an_agent_says_brings_a_control_character_into_what_the_controller_writes() {
+    const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
+    let mut failed = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
+    failed.facts.boot_id = "b2".into();
+    let shadow = failed.shadow.as_mut().unwrap();
+    let agent = &mut shadow.status.agent;
+    (agent.variant, agent.arch) = (Some(HOSTILE.into()), Some(HOSTILE.into()));
+    agent.failure = Some(models::shadow::Failure {
+        attempt: 1,
+        step: HostState::RebootedIntoUpdate,
+        reason: FailureReason::BootFellBack,
+        message: HOSTILE.into(),
+        time: t(1),
+    });
+    let mut offers_nothing = node("b");
+    let agent = &mut offers_nothing.shadow.as_mut().unwrap().status.agent;
+    agent.updates = Some(OfferedUpdates { refresh_failure: Some(HOSTILE.into()), ..OfferedUpdates::default() });
+    let (mut view, policy) = cluster(vec![failed, offers_nothing], &["a"]);
+    for node in view.nodes.values_mut() {
+        // As it comes from the cluster.
+        let told = node.shadow.take().unwrap();
+        let mut object =
+            models::shadow::BottlerocketShadow::new(&models::names::shadow_name(&node.facts.name), told.spec);
+        object.status = Some(told.status);
+        object.metadata.generation = Some(told.generation);
+        node.shadow = ShadowFacts::project(&object);
+    }
+    let written = plan(&view, &policy, t(2));
+    let mut texts = Vec::new();
+    for name in ["a", "b"] {
+        let Some(Action::Status { status, note }) = written.actions.get(name) else { panic!("{:?}", written.actions) };
+        texts.extend(status.conditions.iter().map(|condition| condition.message.clone()));
+        texts.extend(note.iter().map(|note| note.message.clone()));
+        let record = status.report.record.iter();
+        texts.extend(record.clone().filter_map(|record| Some(record.last.as_ref()?.message.clone())));
+        texts.extend(record.flat_map(|r| &r.version_failures).flat_map(|f| [f.variant.clone(), f.arch.clone()]));
+    }
+    let status = written.status.as_ref().unwrap();
+    texts.extend(status.versions.iter().flat_map(|known| [known.variant.clone(), known.arch.clone()]));
+    texts.extend(status.waiting.iter().map(|waiting| waiting.reason.clone()));
+    texts.extend(status.conditions.iter().map(|condition| condition.message.clone()));
+    assert!(texts.iter().filter(|text| text.contains("[2J  ok")).count() >= 5, "all of it is told: {texts:?}");
+    assert!(!texts.iter().any(|text| text.contains(['\u{1b}', '\r', '\n', '\u{202e}'])), "{texts:?}");
 }

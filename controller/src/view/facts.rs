@@ -8,7 +8,8 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
-use models::shadow::BottlerocketShadow;
+use models::plain::plain;
+use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus};
 
 use crate::claims;
 
@@ -112,6 +113,24 @@ impl Projection for NodeFacts {
     }
 }
 
+/// The status, with what its agent says for people on one line each: from here it goes into records, conditions and Events of
+/// ours. What only has to be equal to something (boots, nonces) is none of that.
+fn plain_status(shadow: &BottlerocketShadow) -> BottlerocketShadowStatus {
+    let mut status = shadow.status.clone().unwrap_or_default();
+    let agent = &mut status.agent;
+    let texts = [
+        agent.variant.as_mut(),
+        agent.arch.as_mut(),
+        agent.updates.as_mut().and_then(|updates| updates.refresh_failure.as_mut()),
+        agent.failure.as_mut().map(|failure| &mut failure.message),
+        agent.host.as_mut().and_then(|host| host.foreign_lock.as_mut()),
+    ];
+    for text in texts.into_iter().flatten() {
+        *text = plain(text);
+    }
+    status
+}
+
 impl Projection for ShadowFacts {
     type Object = BottlerocketShadow;
 
@@ -132,7 +151,7 @@ impl Projection for ShadowFacts {
             generation: meta.generation.unwrap_or_default(),
             owner_uid: meta.owner_references.iter().flatten().find(|o| o.kind == "Node").map(|o| o.uid.clone()),
             spec: shadow.spec.clone(),
-            status: shadow.status.clone().unwrap_or_default(),
+            status: plain_status(shadow),
             deleting: meta.deletion_timestamp.is_some(),
             retry: request(meta, names::RETRY_ANNOTATION),
             release: request(meta, names::RELEASE_ANNOTATION),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::condition::{find_condition, set_condition};
 use models::operator::AtDeadline;
+use models::plain::cut;
 use models::reason::FailureReason;
 use models::shadow::{BLOCKED, CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Progress, Step};
 
@@ -362,7 +363,7 @@ impl Case<'_> {
             .map(|(pod, blocked)| models::shadow::Blocker {
                 pod: pod.title(),
                 budget: blocked.budget.clone(),
-                message: blocked.message.chars().take(512).collect(),
+                message: cut(&blocked.message, 512),
                 since: blocked.since,
             })
             .collect();

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use models::condition::set_condition;
 use models::go::{CALL_LIMIT, GO_LIFETIME};
+use models::plain::cut;
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{
     ArmedPhase, AttemptResult, CORDONED, ControllerStatus, DRAINED, HEALTHY, HostState, Progress, Record, Step,
@@ -87,7 +88,7 @@ impl Case<'_> {
             from: progress.from.clone(),
             version: progress.version.clone(),
             reason: reason.to_owned(),
-            message: message.chars().take(1024).collect(),
+            message: cut(message, 1024),
             started: progress.started,
             ended: self.now,
         }
