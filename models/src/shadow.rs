@@ -509,9 +509,9 @@ pub struct Blocker {
     /// Namespace and name of the pod.
     #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
     pub pod: String,
-    /// The PodDisruptionBudget that refuses, if one does.
+    /// Namespace and name of the PodDisruptionBudget that refuses, if one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "crd", schemars(length(max = 253)))]
+    #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
     pub budget: Option<String>,
     /// What the API server said.
     #[cfg_attr(feature = "crd", schemars(length(max = 512)))]

@@ -26,12 +26,16 @@ pub enum Meaning {
     Fatal,
 }
 
+/// The longest name that an object can have. An admission webhook may say anything in the server's place.
+const LONGEST_NAME: usize = 253;
+
 /// Reads the budget's name from `Cannot evict pod as it would violate the pod's disruption budget. The disruption budget
 /// NAME needs …`, the only place where the server says it.
 fn budget_name(text: &str) -> Option<String> {
     let (_, rest) = text.split_once("disruption budget ")?;
     let name = rest.split_whitespace().next()?;
-    name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '.').then(|| name.to_owned())
+    let fits = name.len() <= LONGEST_NAME && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '.');
+    fits.then(|| name.to_owned())
 }
 
 /// What an answer of the eviction endpoint means. `retry_after` is the header of that name, `causes` are the pairs of
