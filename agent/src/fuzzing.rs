@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::host::types::{OsInfo, UpdateState, UpdateStatus};
 use crate::memory::{AttemptKey, Memory, OrderKey};
 use crate::report::{Reach, Word, build, differs};
-use crate::server::{Buffer, problem_text};
+use crate::server::{Buffer, problem_text, usable};
 use crate::settings::{Asked, HostSettings, decide};
 use crate::situation::Facts;
 use crate::statement::{node_uid, open};
@@ -24,6 +24,11 @@ pub const TARGETS: &[models::FuzzTarget] = &[
     ("statements", statements),
     ("host_settings", host_settings),
 ];
+
+/// The authorities of a bundle that this agent trusts, as DER. What has to hold stands beside the controller's, in `fuzz/src/both.rs`.
+pub fn trusted(bundle: &[u8]) -> Vec<Vec<u8>> {
+    usable(bundle).iter().map(|certificate| certificate.to_vec()).collect()
+}
 
 /// Longest texts that the schema of the shadow takes; a longer one would have every report refused.
 const LONGEST_VERSION: usize = 64;
@@ -66,9 +71,11 @@ fn host_replies(data: &[u8]) {
         assert!(largest < 1_000_000_000_000_000_000, "a version that no schema takes: {version}");
     }
     assert!(updates.available_versions.len() <= 64);
-    assert!(updates.refresh_failure.is_none_or(|text| text.chars().count() <= 1024));
-    assert!(first.report.variant.is_none_or(|text| text.chars().count() <= 64));
-    assert!(first.report.arch.is_none_or(|text| text.chars().count() <= 32));
+    assert!(updates.refresh_failure.as_ref().is_none_or(|text| text.chars().count() <= 1024));
+    assert!(first.report.variant.as_ref().is_none_or(|text| text.chars().count() <= 64));
+    assert!(first.report.arch.as_ref().is_none_or(|text| text.chars().count() <= 32));
+    let texts = [updates.refresh_failure, first.report.variant, first.report.arch];
+    assert!(!texts.iter().flatten().any(|text| text.contains(char::is_control)), "a control character: {texts:?}");
 }
 
 /// The lines of the stream: the same whatever pieces they arrive in, and each is a line that is known, one that is not, or

@@ -185,7 +185,8 @@ impl Server {
         {
             return Ok((bundle, client.clone()));
         }
-        let authorities = usable(&bundle);
+        let authorities: Vec<_> =
+            usable(&bundle).iter().filter_map(|found| Certificate::from_der(found).ok()).collect();
         if authorities.is_empty() {
             return Err(ServerError::BadTrust);
         }
@@ -204,7 +205,7 @@ impl Server {
 }
 
 /// The authorities of a bundle. What cannot be read, or be trusted as an authority, is left out and spoils no other one.
-fn usable(bundle: &[u8]) -> Vec<Certificate> {
+pub(crate) fn usable(bundle: &[u8]) -> Vec<CertificateDer<'static>> {
     let text = String::from_utf8_lossy(bundle);
     let blocks = text.match_indices(BEGIN).map(|(at, _)| {
         let block = &text[at..];
@@ -213,7 +214,7 @@ fn usable(bundle: &[u8]) -> Vec<Certificate> {
     let usable = |block: &str| {
         let certificate = CertificateDer::from_pem_slice(block.as_bytes()).ok()?;
         RootCertStore::empty().add(certificate.clone()).ok()?;
-        Certificate::from_der(&certificate).ok()
+        Some(certificate)
     };
     blocks.filter_map(usable).collect()
 }

@@ -10,6 +10,7 @@ use crate::auth::token::Token;
 use crate::body;
 use crate::etag::{etag, parse_if_match};
 use crate::shadow::ResourceVersion;
+use crate::tls::{CertificateSlot, read_pair};
 
 /// The targets by name.
 pub const TARGETS: &[models::FuzzTarget] = &[
@@ -17,6 +18,7 @@ pub const TARGETS: &[models::FuzzTarget] = &[
     ("bearer_tokens", bearer_tokens),
     ("cluster_keys", cluster_keys),
     ("if_match", if_match),
+    ("serving_pairs", serving_pairs),
 ];
 
 /// Fields of `raw` that are not in `kept`, the largest ones only; what is kept of it has to be as it was.
@@ -120,5 +122,20 @@ fn if_match(data: &[u8]) {
     assert!(parse_if_match(&list).contains(&ours), "our etag is lost in a list");
     if let Some(version) = ResourceVersion::parse(text.clone().into_owned()) {
         assert!(version.0.bytes().all(|byte| byte.is_ascii_digit()), "no resource version: {}", version.0);
+    }
+}
+
+/// The files of the serving certificate, here in one: whatever is put into service is a pair, and serves in its time alone.
+fn serving_pairs(data: &[u8]) {
+    let Ok((pair, validity)) = read_pair(data, data) else { return };
+    assert!(pair.keys_match().is_ok() && !pair.cert.is_empty(), "half a pair");
+    let slot = CertificateSlot::default();
+    slot.set(pair, validity);
+    let second = jiff::SignedDuration::from_secs(1);
+    let (from, until) = (validity.from, validity.until);
+    let moments = [Timestamp::MIN, from, until, Timestamp::MAX];
+    let beside = moments.into_iter().flat_map(|at| [at.checked_sub(second), at.checked_add(second)]).flatten();
+    for at in moments.into_iter().chain(beside) {
+        assert_eq!(slot.serves(at).is_ok(), from <= at && at < until, "good from {from} until {until}, at {at}");
     }
 }

@@ -65,7 +65,7 @@ impl CertificateSlot {
         }
     }
 
-    fn set(&self, pair: CertifiedKey, validity: Validity) {
+    pub(crate) fn set(&self, pair: CertifiedKey, validity: Validity) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some((Arc::new(pair), validity));
     }
 }
@@ -131,17 +131,21 @@ impl Bytes {
     }
 
     fn pair(&self) -> Result<(CertifiedKey, Validity), PairError> {
-        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&self.certificate)
-            .collect::<Result<_, _>>()
-            .map_err(PairError::Certificate)?;
-        let leaf = chain.first().ok_or(PairError::NoCertificate)?;
-        let validity = Validity::of(leaf).ok_or(PairError::Validity)?;
-        let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(PairError::Key)?;
-        let pair = CertifiedKey::from_der(chain, key, &provider()).map_err(PairError::Pair)?;
-        // `from_der` lets a key pass whose public half it cannot tell; with our provider there is none.
-        pair.keys_match().map_err(PairError::Pair)?;
-        Ok((pair, validity))
+        read_pair(&self.certificate, &self.key)
     }
+}
+
+/// Reads a certificate with its chain, and its key, both PEM.
+pub(crate) fn read_pair(certificate: &[u8], key: &[u8]) -> Result<(CertifiedKey, Validity), PairError> {
+    let chain: Vec<CertificateDer<'static>> =
+        CertificateDer::pem_slice_iter(certificate).collect::<Result<_, _>>().map_err(PairError::Certificate)?;
+    let leaf = chain.first().ok_or(PairError::NoCertificate)?;
+    let validity = Validity::of(leaf).ok_or(PairError::Validity)?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(PairError::Key)?;
+    let pair = CertifiedKey::from_der(chain, key, &provider()).map_err(PairError::Pair)?;
+    // `from_der` lets a key pass whose public half it cannot tell; with our provider there is none.
+    pair.keys_match().map_err(PairError::Pair)?;
+    Ok((pair, validity))
 }
 
 /// Keeps a slot as its directory is.

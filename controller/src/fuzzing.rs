@@ -10,7 +10,10 @@ use models::operator::{
 use models::shadow::BottlerocketShadow;
 use serde_json::{Value, json};
 
+use crate::clock::Clock;
+use crate::drain::answer::{Meaning, meaning};
 use crate::expressions::{for_node, read_answer};
+use crate::leader;
 use crate::policy::{Policy, Schedule, WindowState};
 use crate::view::{Answer, NodeFacts, Projection as _, ShadowFacts};
 
@@ -24,7 +27,15 @@ pub const TARGETS: &[models::FuzzTarget] = &[
     ("prometheus_answers", prometheus_answers),
     ("nodes", nodes),
     ("shadows", shadows),
+    ("secrets", crate::tls::fuzzing::secrets),
+    ("api_answers", api_answers),
 ];
+
+/// The authorities of a bundle as DER, and the bundle that is made of them. What has to hold stands beside the agent's, in
+/// `fuzz/src/both.rs`.
+pub fn authorities(bundle: &str) -> (Vec<Vec<u8>>, String) {
+    crate::tls::fuzzing::authorities(bundle)
+}
 
 /// Moments that are looked at: before, within and after changes of the clocks, and the ends of time.
 fn moments() -> impl Iterator<Item = Timestamp> {
@@ -169,4 +180,29 @@ fn shadows(data: &[u8]) {
     let written = serde_json::to_value(&status).unwrap_or_default();
     let read = serde_json::from_value(written).ok();
     assert_eq!(read, Some(status), "what was read cannot be written and read");
+}
+
+/// What the API server says besides objects: the date of an answer, which is the time from then on, and a line later why a pod
+/// may not be evicted, which may be a webhook's word.
+fn api_answers(data: &[u8]) {
+    let (date, text) = data.split_at(data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len()));
+    let text = String::from_utf8_lossy(text);
+    let response = http::Response::builder().header(http::header::DATE, date).body(());
+    if let Some(date) = response.ok().as_ref().and_then(leader::date) {
+        let clock = Clock::new();
+        clock.hear(clock.read().at, clock.read(), date);
+        let (now, minute) = (clock.now(), jiff::SignedDuration::from_mins(1));
+        assert!(now.duration_since(date).abs() < minute, "it is {date} and not {now}");
+    }
+    let causes = [("DisruptionBudget".to_owned(), text.trim().to_owned())];
+    for code in [200, 403, 404, 409, 429, 500, 503] {
+        match meaning(code, None, text.trim(), &causes) {
+            Meaning::Leaves => assert!(matches!(code, 200 | 404), "{code} lets a pod go"),
+            Meaning::Blocked { budget: Some(name), .. } => {
+                assert!(text.contains(&name) && (1..=253).contains(&name.len()), "no name of a budget: {name}");
+                assert!(!name.contains(|c: char| c.is_control() || c.is_whitespace()), "no name of a budget: {name}");
+            }
+            _ => {}
+        }
+    }
 }

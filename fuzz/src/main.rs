@@ -1,6 +1,9 @@
-//! Feeds one target with bytes: the one that `BRUPOP_FUZZ` names. What has to hold is in the crates, in `fuzzing`.
+//! Feeds one target with bytes: the one that `BRUPOP_FUZZ` names. What has to hold is in the crates, in `fuzzing`,
+//! and beside this, in `both`.
 
 #![no_main]
+
+mod both;
 
 use std::sync::OnceLock;
 
@@ -8,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 
 fn target() -> fn(&[u8]) {
     let wanted = std::env::var("BRUPOP_FUZZ").unwrap_or_default();
-    let all = [agent::fuzzing::TARGETS, apiserver::fuzzing::TARGETS, controller::fuzzing::TARGETS];
+    let all = [agent::fuzzing::TARGETS, apiserver::fuzzing::TARGETS, controller::fuzzing::TARGETS, both::TARGETS];
     let found = all.into_iter().flatten().find(|(name, _)| *name == wanted);
     found.unwrap_or_else(|| panic!("BRUPOP_FUZZ names no target: '{wanted}'")).1
 }

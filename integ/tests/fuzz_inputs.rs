@@ -1,10 +1,14 @@
 //! What the fuzzer starts from and what it has found, as plain tests: `fuzz/seeds` and `fuzz/crashes`.
 
+#[path = "../../fuzz/src/both.rs"]
+mod both;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 fn targets() -> impl Iterator<Item = &'static models::FuzzTarget> {
-    [agent::fuzzing::TARGETS, apiserver::fuzzing::TARGETS, controller::fuzzing::TARGETS].into_iter().flatten()
+    let parts = [agent::fuzzing::TARGETS, apiserver::fuzzing::TARGETS, controller::fuzzing::TARGETS];
+    parts.into_iter().chain([both::TARGETS]).flatten()
 }
 
 fn folder() -> PathBuf {

@@ -25,7 +25,7 @@ pub fn dated(client: kube::Client, clock: &'static Clock) -> kube::Client {
 }
 
 /// When the server dated its answer. An answer without a date that can be read says nothing.
-fn date<B>(response: &Response<B>) -> Option<Timestamp> {
+pub(crate) fn date<B>(response: &Response<B>) -> Option<Timestamp> {
     let text = response.headers().get(header::DATE)?.to_str().ok()?;
     DateTimeParser::new().parse_timestamp(text).ok()
 }

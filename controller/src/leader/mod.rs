@@ -10,6 +10,7 @@ mod standby;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use date::date;
 pub use date::dated;
 pub use election::{Next, Observed, Parameters, Record, next};
 pub use lease::{Leadership, LostLease, campaign};

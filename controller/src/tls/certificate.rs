@@ -67,6 +67,11 @@ impl Certificate {
         Self::read_all(text).0.into_iter().next()
     }
 
+    /// Its bytes.
+    pub(super) fn der(&self) -> &[u8] {
+        &self.der
+    }
+
     pub(super) fn authority(&self) -> Authority {
         Authority { id: self.id.clone(), from: self.from, until: self.until }
     }

@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod cases;
 mod certificate;
+pub(crate) mod fuzzing;
 mod keeper;
 mod material;
 mod plan;

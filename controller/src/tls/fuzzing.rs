@@ -1,0 +1,76 @@
+//! The readers of certificates and keys, as the fuzzer feeds them ([`crate::fuzzing`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::ObjectMeta;
+use serde::Deserialize;
+
+use super::certificate::{Certificate, bundle, is_pair};
+use super::material::GoKey;
+use super::provided::provided;
+use super::store::{CERTIFICATE, Contents, KEY, KeyRing, PROVIDED, Safe, SecretFacts, TrustFacts, secret};
+
+/// Where agents look for the web API.
+const HOST: &str = "brupop-apiserver.brupop-system.svc";
+
+/// The authorities of a bundle, and the bundle that is made of them anew.
+pub(crate) fn authorities(text: &str) -> (Vec<Vec<u8>>, String) {
+    let (all, _) = Certificate::read_all(text);
+    for certificate in &all {
+        assert!(certificate.names().iter().all(|name| *name == name.to_ascii_lowercase()));
+    }
+    let anchors: Vec<&Certificate> = all.iter().filter(|certificate| certificate.is_anchor()).collect();
+    let published = bundle(anchors.iter().copied());
+    let (again, clean) = Certificate::read_all(&published);
+    assert!(clean && again.iter().eq(anchors.iter().copied()), "what is published is not what was read: {published}");
+    (anchors.into_iter().map(|certificate| certificate.der().to_vec()).collect(), published)
+}
+
+/// A Secret and a ConfigMap of the same contents, as text.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    data: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
+/// What stands in the Secrets and in the ConfigMap: what is read is written so that it reads the same, a key goes with its own
+/// certificate alone, and what nobody knows is called foreign.
+pub(crate) fn secrets(data: &[u8]) {
+    let Ok(Fields { data, annotations }) = serde_json::from_slice::<Fields>(data) else { return };
+    let metadata = ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() };
+    let bytes = data.iter().map(|(field, text)| (field.clone(), ByteString(text.clone().into_bytes())));
+    let found = SecretFacts(Secret { data: Some(bytes.collect()), metadata: metadata.clone(), ..Secret::default() });
+    let written = |contents: Contents| SecretFacts(secret("a", contents, None).0);
+
+    if let Ok(safe) = Safe::read(&found) {
+        let again = safe.data().and_then(|contents| Safe::read(&written(contents)));
+        assert_eq!(again.ok().map(|again| again.facts()), Some(safe.facts()), "authorities that were read are lost");
+        for (certificate, issuing) in [&safe.newest, &safe.before].into_iter().flatten() {
+            assert!(is_pair(std::slice::from_ref(certificate), issuing.key()), "an authority without its key");
+        }
+    }
+    let map = TrustFacts(ConfigMap { data: Some(data), metadata, ..ConfigMap::default() });
+    let mut own = Vec::new();
+    if let Ok(ring) = KeyRing::read(&found) {
+        let again = KeyRing::read(&written(ring.data())).unwrap_or_default();
+        assert!(ring.keys().map(GoKey::id).eq(again.keys().map(GoKey::id)), "keys that were read are lost");
+        own.extend(ring.keys().filter_map(|key| Some((key.id().clone(), key.jwk().ok()?))));
+    }
+    let known: BTreeSet<_> = own.iter().map(|(id, _)| id.clone()).collect();
+    let foreign = map.published(&[]).keys;
+    assert!(foreign.len() <= 1, "a key of nobody is known: {foreign:?}");
+    let published = map.published(&own).keys;
+    assert!(published.difference(&known).all(|id| foreign.contains(id)), "{published:?} of {known:?}");
+
+    for second in [0, 1_800_000_000, 253_402_207_200] {
+        let now = Timestamp::from_second(second).unwrap_or(Timestamp::MAX);
+        let Ok(anchors) = provided(Some(&found), &[HOST.to_owned()], now) else { continue };
+        assert!(!anchors.is_empty() && anchors.iter().all(Certificate::is_anchor), "nobody that agents could trust");
+        let (chain, key) = (found.text(CERTIFICATE).unwrap_or_default(), found.text(KEY).unwrap_or_default());
+        assert!(is_pair(&Certificate::read_all(chain).0, key) && found.text(PROVIDED).is_some(), "half a pair");
+    }
+}
