@@ -6,7 +6,9 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::ObjectMeta;
+use models::names;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::certificate::{Certificate, bundle, is_pair};
 use super::material::GoKey;
@@ -65,6 +67,12 @@ pub(crate) fn secrets(data: &[u8]) {
     assert!(foreign.len() <= 1, "a key of nobody is known: {foreign:?}");
     let published = map.published(&own).keys;
     assert!(published.difference(&known).all(|id| foreign.contains(id)), "{published:?} of {known:?}");
+    let listed: Value =
+        map.text(names::TRUST_GO_KEYS).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let somebody_elses = |key: &Value| own.iter().all(|(_, own)| own != key);
+    if listed["keys"].as_array().is_some_and(|keys| keys.iter().any(somebody_elses)) {
+        assert!(!published.is_subset(&known), "another's key is taken for ours");
+    }
 
     for second in [0, 1_800_000_000, 253_402_207_200] {
         let now = Timestamp::from_second(second).unwrap_or(Timestamp::MAX);
