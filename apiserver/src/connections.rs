@@ -139,6 +139,7 @@ mod tests {
         let many: Vec<_> = (0..100).map(|_| unlimited.enter(source("10.0.0.1"))).collect();
         assert!(many.iter().all(Option::is_some));
     }
+
     #[tokio::test(start_paused = true)]
     async fn a_connection_ends_after_a_while_unless_an_agent_is_let_in_on_it() {
         let strangers = Duration::from_secs(60);
