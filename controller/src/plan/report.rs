@@ -102,7 +102,7 @@ fn frozen(survey: &Survey<'_>, resumed: bool) -> Said {
 fn degraded(errors: &[PolicyError], policy: &Policy, tls: &TlsFacts) -> Said {
     if errors.is_empty() {
         return match &tls.problem {
-            Some(problem) => (true, CERTIFICATES, problem.chars().take(2000).collect()),
+            Some(problem) => (true, CERTIFICATES, models::plain::cut(problem, 2000)),
             None => (false, "AsExpected", String::new()),
         };
     }

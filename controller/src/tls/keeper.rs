@@ -1,6 +1,6 @@
 //! Keeps certificates and keys as the rules say: watches what they are made of, and carries out one write after the other.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,11 +33,12 @@ const LONGEST_RETRY: Duration = Duration::from_secs(30);
 /// The longest time without a look at the clock, which may have been set.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// How many writes about one thing there may be in a while: as long as rotations wait for kubelets, within these bounds. The
-/// longest way from nothing has five in all, and a rotation goes on only after its wait; more means that somebody else writes
-/// against us.
-const IN_A_WHILE: u32 = 10;
-const WHILE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
+/// How many writes about one thing there may be within the time that rotations wait for kubelets, and within the shortest time
+/// if they wait for less. The longest way from nothing has five in all, and a rotation goes on only after its wait; more means
+/// that somebody else writes against us, which is told. Within the longest time no more are made at all.
+const IN_A_WHILE: usize = 10;
+const SHORTEST_WHILE: Duration = Duration::from_secs(10);
+const LONGEST_WHILE: Duration = Duration::from_secs(60);
 
 /// Keeps keys and certificates, for a leader.
 pub struct Keeper {
@@ -57,11 +58,11 @@ pub struct Keeper {
     trust: Cache<TrustFacts>,
     /// Since when what is published, and the certificate in service, have been seen there without a break.
     seen: HashMap<Id, Instant>,
-    /// When what was written first in a while, and how often since.
-    written: BTreeMap<Subject, (Instant, u32)>,
+    /// When what was written last, so many times.
+    written: BTreeMap<Subject, VecDeque<Instant>>,
     /// What was last complained about, so that a log says it once.
     complaint: Option<String>,
-    /// What the API server last refused, or somebody else undid, until nothing is refused any more.
+    /// What the API server last refused, or somebody else undoes, until it is over.
     refused: Option<String>,
 }
 
@@ -79,8 +80,8 @@ struct Kept {
     seen: Option<Seen>,
     /// When to look again, if nothing changes before.
     wake: Option<Timestamp>,
-    /// The first of what failed.
-    failed: Option<TlsError>,
+    /// What failed of what.
+    failed: BTreeMap<Subject, TlsError>,
 }
 
 /// What was found, as facts for the rules and as what can be written.
@@ -162,13 +163,15 @@ impl Keeper {
                 let kept = self.keep(now).await;
                 last = kept.seen;
                 let mut pause = pause(now, kept.wake);
-                if let Some(error) = &kept.failed {
-                    self.complain(error);
+                if self.complain(&kept.failed) {
+                    retry = RETRY;
+                }
+                if !kept.failed.is_empty() {
                     pause = pause.clamp(RETRY, retry);
                     retry = (2 * retry).min(LONGEST_RETRY);
-                } else {
-                    self.complaint = None;
-                    retry = RETRY;
+                } else if self.refused.is_some() {
+                    // That nobody undoes anything any more is seen by a look alone.
+                    pause = pause.min(LONGEST_RETRY);
                 }
                 wake = Instant::now() + pause;
             }
@@ -181,15 +184,20 @@ impl Keeper {
         }
     }
 
-    fn complain(&mut self, error: &TlsError) {
-        let text = format!("{error:?}");
-        if self.complaint.as_ref() != Some(&text) {
-            tracing::error!(
-                error = error as &dyn std::error::Error,
-                "keys and certificates are not in order, trying again"
-            );
-            self.complaint = Some(text);
+    /// Says in the log what failed, and returns whether that is something else than before.
+    fn complain(&mut self, failed: &BTreeMap<Subject, TlsError>) -> bool {
+        let complaint = (!failed.is_empty()).then(|| format!("{failed:?}"));
+        let new = self.complaint != complaint;
+        if new {
+            for error in failed.values() {
+                tracing::error!(
+                    error = error as &dyn std::error::Error,
+                    "keys and certificates are not in order, trying again"
+                );
+            }
+            self.complaint = complaint;
         }
+        new
     }
 
     /// What there is to look at; `None` until everything has been listed.
@@ -229,42 +237,59 @@ impl Keeper {
     /// only.
     async fn keep(&mut self, now: Timestamp) -> Kept {
         let mut failed: BTreeMap<Subject, TlsError> = BTreeMap::new();
+        // What a failure was at: a change meanwhile may be its cause, and is one to look at.
+        let mut seen_at_failure = None;
         loop {
             let seen = self.seen();
             let found = self.gather(now, Instant::now());
             let plan = plan::plan(&found.facts, self.config.trust_wait.signed(), now);
             let next = plan.writes.iter().find(|write| !failed.contains_key(&write.subject())).cloned();
             if next.is_none() {
-                self.refused = failed.values().find_map(TlsError::for_a_person);
+                let contended = self.contended(Instant::now()).then_some(TlsError::Contended);
+                self.refused = failed.values().chain(&contended).find_map(TlsError::for_a_person);
             }
             // Also before a write, which may fail: what signs, and what is wrong, does not depend on it.
             self.tell(&found, &plan);
             let Some(write) = next else {
-                return Kept { seen, wake: plan.wake, failed: failed.into_values().next() };
+                return Kept { seen: seen_at_failure.unwrap_or(seen), wake: plan.wake, failed };
             };
             let subject = write.subject();
-            let result = if self.contended(subject, Instant::now()) {
+            let result = if self.written_often(subject, LONGEST_WHILE, Instant::now()) {
                 Err(TlsError::Contended)
             } else {
                 tracing::info!(?write, "keys and certificates");
                 self.write(&found, write, now).await
             };
             match result {
-                Ok(()) => self.written.entry(subject).or_insert((Instant::now(), 0)).1 += 1,
-                Err(TlsError::Lost(lost)) => return Kept { seen, wake: None, failed: Some(TlsError::Lost(lost)) },
+                Ok(()) => {
+                    let times = self.written.entry(subject).or_default();
+                    times.push_back(Instant::now());
+                    if times.len() > IN_A_WHILE {
+                        times.pop_front();
+                    }
+                }
+                Err(error @ TlsError::Lost(_)) => {
+                    return Kept { seen, wake: None, failed: BTreeMap::from([(subject, error)]) };
+                }
                 Err(error) => {
                     failed.insert(subject, error);
+                    seen_at_failure.get_or_insert(seen);
                 }
             }
         }
     }
 
-    /// Whether something has been written so often in this while that somebody else must be undoing it.
-    fn contended(&mut self, subject: Subject, clock: Instant) -> bool {
+    /// Whether anything has been written so often that somebody else must be undoing it.
+    fn contended(&self, clock: Instant) -> bool {
+        self.written.keys().any(|subject| self.written_often(*subject, Duration::MAX, clock))
+    }
+
+    /// Whether something has been written too often within the time that rotations wait, which counts up to `longest`.
+    fn written_often(&self, subject: Subject, longest: Duration, clock: Instant) -> bool {
         let wait = Duration::try_from(self.config.trust_wait.signed()).unwrap_or_default();
-        let span = wait.clamp(WHILE.0, WHILE.1);
-        self.written.retain(|_, (since, _)| clock.saturating_duration_since(*since) < span);
-        self.written.get(&subject).is_some_and(|(_, times)| *times >= IN_A_WHILE)
+        let span = wait.max(SHORTEST_WHILE).min(longest);
+        let first = self.written.get(&subject).filter(|times| times.len() >= IN_A_WHILE).and_then(VecDeque::front);
+        first.is_some_and(|first| clock.saturating_duration_since(*first) < span)
     }
 
     fn gather(&mut self, now: Timestamp, clock: Instant) -> Found {
