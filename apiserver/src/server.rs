@@ -56,9 +56,6 @@ const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a client may take to close its side of a connection.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// How many refused tokens a source may send. Behind one address may be many agents, all of which a lagging clock can refuse
-/// at once; a guess at a signature needs more than any number that could stand here.
-const REFUSED: Allowance = Allowance { burst: 200, every: Duration::from_millis(50) };
 /// How many lines of the log are about what a source was refused. What is left out is counted.
 const TOLD: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
 /// How many reads of this replica's copy a node's agent may make. They cost the cluster nothing, and an agent makes none.
@@ -73,18 +70,25 @@ const REVIEWS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) 
 /// a change of the shadow is sent again.
 const REPORTS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
 
-/// How long the server waits for clients, beside [`CLIENT_DEADLINE`].
+/// What the server bears of its clients, beside [`CLIENT_DEADLINE`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// For the body of a report. It is smaller than one round trip's worth of packets.
+    /// How many refused tokens a source may send. Behind one address may be many agents, all of which a lagging clock can
+    /// refuse at once; a guess at a signature needs more than any number that could stand here.
+    pub(crate) refused: Allowance,
+    /// How long the body of a report may take. It is smaller than one round trip's worth of packets.
     pub(crate) body: Duration,
-    /// With a connection on which no agent has been let in. A good token waits less even where the cluster's keys, a turn and
+    /// How long a connection lasts on which no agent has been let in. A good token waits less even where the cluster's keys, a turn and
     /// the TokenReview all come at the last moment.
     pub(crate) strangers: Duration,
 }
 
 impl Patience {
-    pub(crate) const USUAL: Self = Self { body: Duration::from_secs(10), strangers: Duration::from_secs(60) };
+    pub(crate) const USUAL: Self = Self {
+        refused: Allowance { burst: 200, every: Duration::from_millis(50) },
+        body: Duration::from_secs(10),
+        strangers: Duration::from_secs(60),
+    };
 }
 
 /// Why the server ended without being asked to.
@@ -162,7 +166,7 @@ impl Running {
         let app = web::Data::new(App {
             reviewer: Reviewer::new(cluster.clone(), wanted, metrics.clone(), clock::now),
             cluster: cluster.clone(),
-            refused: Limiter::new(REFUSED),
+            refused: Limiter::new(patience.refused),
             reports: Limiter::new(REPORTS),
             reads: Limiter::new(READS),
             looks: Limiter::new(LOOKS),

@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_test::mock;
 
 use crate::auth::keys::tests::{Issuer, claims, discovery};
+use crate::limit::Allowance;
 use crate::server::{Patience, Running};
 use crate::shadow::tests::stored;
 use crate::tls::tests::{Directory, pair, pair_for};
@@ -254,7 +255,9 @@ struct Server {
 impl Server {
     /// A server with no certificate yet.
     async fn bare(world: &World) -> Self {
-        Self::patient(world, Patience::USUAL).await
+        // Each refusal costs a handshake: on a busy machine an allowance that grows quickly would never be used up.
+        let refused = Allowance { burst: 200, every: Duration::from_secs(1) };
+        Self::patient(world, Patience { refused, ..Patience::USUAL }).await
     }
 
     /// The same that waits so long for its clients.
