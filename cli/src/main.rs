@@ -53,7 +53,10 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         .context("no usable kubeconfig: set KUBECONFIG, or check `kubectl config view`")?;
     let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
     match arguments.command {
-        Command::Status => status::status(client, &arguments.namespace).await?.print(),
+        Command::Status => {
+            let page = status::status(client, &arguments.namespace).await?;
+            page.print().context("the standard output cannot be written")?;
+        }
         Command::Uninstall(options) => uninstall::uninstall(client, &arguments.namespace, &options).await?,
     }
     Ok(())

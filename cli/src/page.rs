@@ -32,9 +32,10 @@ impl Page {
         }
     }
 
-    /// Prints it.
-    pub(crate) fn print(&self) {
-        print!("{self}");
+    /// Prints it. Whoever has closed the other end of a pipe wants no more of it.
+    pub(crate) fn print(&self) -> io::Result<()> {
+        let written = io::stdout().write_all(self.0.as_bytes());
+        written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
     }
 }
 
@@ -44,11 +45,11 @@ impl fmt::Display for Page {
     }
 }
 
-/// Prints a line.
+/// Prints a line about what is being done, which goes on where nobody can be told.
 pub(crate) fn say(text: impl fmt::Display) {
     let mut page = Page::default();
     page.line(text);
-    page.print();
+    let _ = page.print();
 }
 
 /// Prints a question, and stays on its line.

@@ -2,7 +2,7 @@
 //! people, and there it must be read and not obeyed.
 
 /// The character, or what is shown in its place: a space for the end of a line and a tabulator, a replacement character for
-/// whatever else would move a cursor, change the order in which text is read, or not be seen. One for one, so that a text
+/// whatever else would move a cursor or change the order in which text is read, and for what hides in a text. One for one, so that a text
 /// keeps its length, and one that was made plain is left as it is.
 pub const fn shown(c: char) -> char {
     match c {
