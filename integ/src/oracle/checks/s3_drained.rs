@@ -1,12 +1,11 @@
 //! S3: a host never reboots with an evictable pod still on it: there is none at the revision that gives the go, and none at
-//! the one that acknowledges `Activated`, but those that were created after the go. The operator's own pods are evicted once;
-//! those that come back are left to the reboot. They tolerate a cordon, so that one that was created before the go, for another
-//! node, say, may also come to this one after it.
+//! the one that acknowledges `Activated`, but those that were created after the go. The operator's own pods tolerate a cordon:
+//! those that come to a node after its drain began, back from it or for the first time, are left to the reboot.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use models::names;
-use models::shadow::ArmedPhase;
+use models::shadow::{ArmedPhase, Step};
 
 use super::{Evidence, Moment, Object, Property, Verdict, World};
 use crate::oracle::facts::{Pod, Shadow};
@@ -17,52 +16,45 @@ pub(super) struct Check {
     created: BTreeMap<String, u64>,
     /// The revision at which it was first seen on its node.
     bound: BTreeMap<String, u64>,
-    /// Owners of the operator's own pods that were evicted from a node.
-    evicted: BTreeSet<(String, String)>,
+    /// The revision at which a node's last drain began.
+    drains: BTreeMap<String, u64>,
     /// The revision of the go for a nonce.
     gos: BTreeMap<String, u64>,
 }
 
 impl Check {
     fn left(&self, world: &World, node: &str, go: u64) -> Vec<String> {
-        let own = |pod: &Pod| pod.namespace == names::SYSTEM_NAMESPACE;
-        let stays = |pod: &Pod| {
-            let back = pod
-                .controller
-                .as_ref()
-                .is_some_and(|(_, owner)| self.evicted.contains(&(node.to_owned(), owner.clone())));
-            own(pod) && back
+        let after = |revisions: &BTreeMap<String, u64>, pod: &Pod, since: u64| {
+            revisions.get(&pod.uid).is_some_and(|revision| *revision > since)
+        };
+        let drain = self.drains.get(node);
+        let own = |pod: &Pod| {
+            pod.namespace == names::SYSTEM_NAMESPACE && drain.is_some_and(|drain| after(&self.bound, pod, *drain))
         };
         // Policy may say that what is being deleted and does not go is left to the reboot.
         let policy = world.nodes.get(node).and_then(|node| world.operator.as_ref()?.drain_of(node));
         let skips = policy.is_some_and(|drain| drain.skip_terminating_after.is_some());
-        let late = |pod: &Pod| {
-            let came = if own(pod) { &self.bound } else { &self.created };
-            came.get(&pod.uid).is_some_and(|came| *came > go)
-        };
         world
             .evictable_on(node)
-            .filter(|pod| !(stays(pod) || late(pod) || (skips && pod.terminating)))
+            .filter(|pod| !(own(pod) || after(&self.created, pod, go) || (skips && pod.terminating)))
             .map(|pod| pod.title())
             .collect()
     }
 }
 
 impl super::Check for Check {
-    fn at(&mut self, moment: &Moment, evidence: &Evidence, verdict: &mut Verdict) {
+    fn at(&mut self, moment: &Moment, _: &Evidence, verdict: &mut Verdict) {
         if let Object::Pod(pod) = &moment.change.object {
             self.created.entry(pod.uid.clone()).or_insert(moment.revision());
             if pod.node.is_some() {
                 self.bound.entry(pod.uid.clone()).or_insert(moment.revision());
             }
-            let leaves = pod.terminating || moment.change.gone;
-            if let (true, Some(node), Some((_, owner))) = (leaves, &pod.node, &pod.controller)
-                && evidence.told_by_us(&pod.uid, moment.revision())
-            {
-                self.evicted.insert((node.clone(), owner.clone()));
-            }
         }
         let Some((new, old)) = moment.shadow() else { return };
+        let drains = |step: Option<Step>| matches!(step, Some(Step::LeavingBalancer | Step::Draining));
+        if drains(new.step()) && !drains(old.and_then(Shadow::step)) {
+            self.drains.insert(new.node().to_owned(), moment.revision());
+        }
         if let Some(nonce) = new.go()
             && old.and_then(Shadow::go) != Some(nonce)
         {
