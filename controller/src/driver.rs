@@ -278,6 +278,9 @@ impl Driver {
                 if memory.busy || memory.paused_until.is_some() {
                     view.busy.insert(name.clone());
                 }
+                if !memory.busy && memory.paused_until.is_some() {
+                    view.paused.insert(name.clone());
+                }
                 if node.progress().is_none() {
                     memory.blocked.clear();
                     memory.budget_versions.clear();

@@ -362,6 +362,40 @@ fn staged_nodes_that_something_keeps_waiting_give_way_to_others() {
     assert!(made.actions.get("c").is_some_and(Plan::starts), "{:?}", made.waits);
 }
 
+/// under a canary step of one, a node that had to wait with its image is about to be disrupted.
+#[test]
+fn no_other_node_begins_in_the_place_of_one_that_waits_for_nothing_but_its_slot() {
+    for (sentence, pods, slots) in [("its pods are being read", None, 0), ("it gets its slot now", Some(vec![]), 1)] {
+        let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        staged.pods = pods;
+        let (mut view, _) = cluster(vec![staged, node("b")], &[]);
+        let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
+        let policy = with_policy(&mut view, spec);
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.slots.map_or(0, |slots| slots.len()), slots, "{sentence}");
+        assert!(
+            matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })),
+            "{sentence}: {:?}",
+            made.actions
+        );
+    }
+}
+
+/// under a canary step of one, and with room for more.
+#[test]
+fn no_other_node_begins_in_the_place_of_one_whose_first_write_is_under_way() {
+    let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);
+    let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
+    let policy = with_policy(&mut view, spec);
+    view.busy.insert("a".into());
+    let made = plan(&view, &policy, t(1));
+    assert!(matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
+    // That write has failed. As long as it is not tried again, the place is another's.
+    view.paused.insert("a".into());
+    let made = plan(&view, &policy, t(1));
+    assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
+}
+
 /// the first node of a queue cannot be drained; another one is out of service and takes the only slot.
 #[test]
 fn what_a_look_has_found_stands_until_the_next_look() {

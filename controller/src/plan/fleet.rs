@@ -36,8 +36,8 @@ struct Asked<'a> {
     candidates: Vec<(&'a NodeView, Version)>,
     /// Staged nodes that may be disrupted.
     wanting: Vec<&'a NodeView>,
-    /// Nodes that begin, of which the first write may not be seen yet.
-    beginning: usize,
+    /// Nodes that begin, of which the first write is under way or not seen yet.
+    beginning: Vec<(&'a NodeView, Version)>,
     wants_slot: BTreeSet<&'a str>,
     /// Failures whose record is about to be written.
     pending: Vec<(&'a str, Vec<VersionFailure>)>,
@@ -113,7 +113,11 @@ impl<'a> Planner<'a> {
             match decision.verdict {
                 Verdict::WantsSlot => asked.wanting.push(node),
                 verdict if view.busy.contains(name) => {
-                    asked.beginning += usize::from(matches!(verdict, Verdict::Candidate(_)));
+                    if let Verdict::Candidate(version) = verdict
+                        && !view.paused.contains(name)
+                    {
+                        asked.beginning.push((node, version));
+                    }
                     self.wait(node, Wait::Acting);
                 }
                 Verdict::Act(action) => {
@@ -249,8 +253,17 @@ impl<'a> Planner<'a> {
         let downloads = |n: &&NodeView| n.step() == Some(Step::Staging) && !wanting.contains(n.facts.name.as_str());
         let staging: Vec<&NodeView> = self.view.nodes.values().filter(downloads).collect();
         let ahead = self.policy.pre_stage.as_ref();
-        // Whoever is staged, or about to be, will take room in its group and zone.
-        for node in ready.iter().chain(&staging) {
+        // Whoever is staged, or about to be, will take room in its group and zone, and in its canary step where that does not
+        // count it by itself: it counts those that it sees at work.
+        let mut begun: BTreeMap<&Version, usize> = BTreeMap::new();
+        let unseen = asked.beginning.iter().map(|(_, version)| version);
+        let idle =
+            ready.iter().filter_map(|node| node.progress()).filter(|p| p.step == Step::Staged).map(|p| &p.version);
+        for version in idle.chain(unseen) {
+            *begun.entry(version).or_default() += 1;
+        }
+        let beginning = asked.beginning.iter().map(|(node, _)| node);
+        for node in ready.iter().chain(&staging).chain(beginning) {
             budget.take(&self.survey, node);
         }
         let room = match ahead {
@@ -258,8 +271,7 @@ impl<'a> Planner<'a> {
             // A staged node that cannot be drained gives way: it does not count.
             None => (2 * free).saturating_sub(staging.len() + ready.len()),
         };
-        let mut room = room.saturating_sub(asked.beginning);
-        let mut begun: BTreeMap<&Version, usize> = BTreeMap::new();
+        let mut room = room.saturating_sub(asked.beginning.len());
         for (position, (node, version)) in asked.candidates.iter().enumerate() {
             let rollout = self.survey.rollouts.of(version).filter(|_| ahead.is_none());
             let taken = begun.get(version).copied().unwrap_or(0);

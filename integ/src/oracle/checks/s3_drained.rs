@@ -1,6 +1,9 @@
 //! S3: a host never reboots with an evictable pod still on it: there is none at the revision that gives the go, and none at
-//! the one that acknowledges `Activated`, but those that were created after the go. The operator's own pods tolerate a cordon:
-//! those that come to a node after its drain began, back from it or for the first time, are left to the reboot.
+//! the one that acknowledges `Activated`, but those that were created after the go.
+//!
+//! The operator's own pods tolerate a cordon, and so may come to a node in mid-drain. They are evicted once: one of an owner
+//! that has lost a pod there since the drain began has come back, and is left to the reboot. So is one that was bound after the
+//! agent had asked for its go: between the last look at the pods and the go nothing keeps it away, and nothing waits for it.
 
 use std::collections::BTreeMap;
 
@@ -16,64 +19,87 @@ pub(super) struct Check {
     created: BTreeMap<String, u64>,
     /// The revision at which it was first seen on its node.
     bound: BTreeMap<String, u64>,
-    /// The revision at which a node's last drain began.
-    drains: BTreeMap<String, u64>,
+    /// By node, the owners (uid) that have lost a pod there since its drain began, and at which revision the first one.
+    lost: BTreeMap<String, BTreeMap<String, u64>>,
+    /// The revision at which the agent asked for a go with a nonce.
+    asked: BTreeMap<String, u64>,
     /// The revision of the go for a nonce.
     gos: BTreeMap<String, u64>,
 }
 
+/// The nonce for which the host is about to arm, or has armed.
+fn asks(shadow: &Shadow) -> Option<&str> {
+    shadow.status.agent.armed.as_ref().map(|armed| armed.nonce.as_str())
+}
+
+/// The nonce that is acknowledged as armed.
+fn activated(shadow: &Shadow) -> Option<&str> {
+    let armed = shadow.status.agent.armed.as_ref().filter(|armed| armed.phase == ArmedPhase::Activated);
+    armed.map(|armed| armed.nonce.as_str())
+}
+
 impl Check {
-    fn left(&self, world: &World, node: &str, go: u64) -> Vec<String> {
-        let after = |revisions: &BTreeMap<String, u64>, pod: &Pod, since: u64| {
-            revisions.get(&pod.uid).is_some_and(|revision| *revision > since)
+    /// The pods that should not be on a node that has a go for this nonce since the revision `go`.
+    fn left(&self, world: &World, node: &str, nonce: &str, go: u64) -> Vec<String> {
+        let asked = self.asked.get(nonce).copied().unwrap_or(go);
+        let came_after = |since: u64, pod: &Pod| self.bound.get(&pod.uid).is_some_and(|bound| *bound > since);
+        let own = |pod: &Pod| pod.namespace == names::SYSTEM_NAMESPACE;
+        let came_back = |pod: &Pod| {
+            let lost = pod.controller.as_ref().and_then(|(_, owner)| self.lost.get(node)?.get(owner));
+            lost.is_some_and(|lost| came_after(*lost, pod))
         };
-        let drain = self.drains.get(node);
-        let own = |pod: &Pod| {
-            pod.namespace == names::SYSTEM_NAMESPACE && drain.is_some_and(|drain| after(&self.bound, pod, *drain))
-        };
+        let new = |pod: &Pod| self.created.get(&pod.uid).is_some_and(|created| *created > go);
         // Policy may say that what is being deleted and does not go is left to the reboot.
         let policy = world.nodes.get(node).and_then(|node| world.operator.as_ref()?.drain_of(node));
         let skips = policy.is_some_and(|drain| drain.skip_terminating_after.is_some());
         world
             .evictable_on(node)
-            .filter(|pod| !(own(pod) || after(&self.created, pod, go) || (skips && pod.terminating)))
+            .filter(|pod| !(own(pod) && (came_back(pod) || came_after(asked, pod))))
+            .filter(|pod| !(new(pod) || (skips && pod.terminating)))
             .map(|pod| pod.title())
             .collect()
+    }
+
+    fn pod(&mut self, pod: &Pod, moment: &Moment) {
+        let revision = moment.revision();
+        self.created.entry(pod.uid.clone()).or_insert(revision);
+        let Some(node) = &pod.node else { return };
+        self.bound.entry(pod.uid.clone()).or_insert(revision);
+        let leaves = pod.terminating || moment.change.gone;
+        if let (true, Some((_, owner))) = (leaves, &pod.controller) {
+            self.lost.entry(node.clone()).or_default().entry(owner.clone()).or_insert(revision);
+        }
     }
 }
 
 impl super::Check for Check {
     fn at(&mut self, moment: &Moment, _: &Evidence, verdict: &mut Verdict) {
         if let Object::Pod(pod) = &moment.change.object {
-            self.created.entry(pod.uid.clone()).or_insert(moment.revision());
-            if pod.node.is_some() {
-                self.bound.entry(pod.uid.clone()).or_insert(moment.revision());
-            }
+            self.pod(pod, moment);
         }
         let Some((new, old)) = moment.shadow() else { return };
         let drains = |step: Option<Step>| matches!(step, Some(Step::LeavingBalancer | Step::Draining));
         if drains(new.step()) && !drains(old.and_then(Shadow::step)) {
-            self.drains.insert(new.node().to_owned(), moment.revision());
+            self.lost.remove(new.node());
+        }
+        if let Some(nonce) = asks(new) {
+            self.asked.entry(nonce.to_owned()).or_insert(moment.revision());
         }
         if let Some(nonce) = new.go()
             && old.and_then(Shadow::go) != Some(nonce)
         {
             self.gos.insert(nonce.to_owned(), moment.revision());
-            let left = self.left(moment.world, new.node(), moment.revision());
+            let left = self.left(moment.world, new.node(), nonce, moment.revision());
             if !left.is_empty() {
                 let text = format!("a go was given with {} still on the node", left.join(", "));
                 verdict.report(Property::S3, Some(moment.revision()), Some(new.node()), text);
             }
         }
-        let activated = |shadow: &Shadow| {
-            let armed = shadow.status.agent.armed.as_ref().filter(|armed| armed.phase == ArmedPhase::Activated);
-            armed.map(|armed| armed.nonce.clone())
-        };
         if let Some(nonce) = activated(new)
-            && old.and_then(activated).as_ref() != Some(&nonce)
-            && let Some(go) = self.gos.get(&nonce)
+            && old.and_then(activated) != Some(nonce)
+            && let Some(go) = self.gos.get(nonce)
         {
-            let left = self.left(moment.world, new.node(), *go);
+            let left = self.left(moment.world, new.node(), nonce, *go);
             if !left.is_empty() {
                 let text = format!("armed with {} still on the node, there since before the go", left.join(", "));
                 verdict.report(Property::S3, Some(moment.revision()), Some(new.node()), text);
@@ -85,8 +111,16 @@ impl super::Check for Check {
 #[cfg(test)]
 mod tests {
     use super::super::super::story::Story;
-    use super::Property;
+    use super::{Property, Step};
     use models::names;
+
+    /// What a pod is bound after.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum After {
+        Order,
+        Question,
+        Go,
+    }
 
     #[test]
     fn a_node_whose_pods_have_left_may_reboot() {
@@ -140,21 +174,76 @@ mod tests {
 
     #[test]
     fn our_own_pods_may_stay_when_they_come_back_and_not_before() {
-        for evicted in [true, false] {
+        let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
+        // Whether the first one leaves, and of which owner the second one is, if there is one.
+        for (sentence, leaves, second, caught) in [
+            ("there since before the drain", false, None, true),
+            ("back after its eviction", true, Some("controller"), false),
+            ("back, and the first is still there", false, Some("controller"), true),
+            ("of a new owner, in mid-drain", true, Some("next-controller"), true),
+        ] {
             let mut story = Story::new(&["a"]);
-            let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
             story.pod(&pod(1), "a", "controller");
             story.until_claimed("a");
-            if evicted {
+            if leaves {
                 story.evict(&pod(1));
                 story.pod_gone(&pod(1));
-                story.pod(&pod(2), "a", "controller");
+            }
+            if let Some(owner) = second {
+                story.pod(&pod(2), "a", owner);
             }
             story.order("a");
             story.arming("a");
             story.go("a");
-            assert_eq!(story.judge().violates(Property::S3), !evicted);
+            assert_eq!(story.judge().violates(Property::S3), caught, "{sentence}");
         }
+    }
+
+    #[test]
+    fn a_pod_that_its_deployment_took_away_in_mid_drain_may_come_back_like_one_that_was_evicted() {
+        let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
+        let mut story = Story::new(&["a"]);
+        story.pod(&pod(1), "a", "controller");
+        story.until_claimed("a");
+        story.change_pod(&pod(1), |pod| pod.terminating = true);
+        story.pod_gone(&pod(1));
+        story.pod(&pod(2), "a", "controller");
+        story.order("a");
+        story.arming("a");
+        story.go("a");
+        assert_eq!(story.judge().violations, []);
+    }
+
+    #[test]
+    fn a_pod_of_ours_that_leaves_excuses_none_that_was_there_when_the_drain_began() {
+        let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
+        let mut story = Story::new(&["a"]);
+        story.pod(&pod(1), "a", "controller");
+        story.change_pod(&pod(1), |pod| pod.terminating = true);
+        story.pod(&pod(2), "a", "controller");
+        story.until_claimed("a");
+        story.pod_gone(&pod(1));
+        story.order("a");
+        story.arming("a");
+        story.go("a");
+        story.assert_only(Property::S3);
+    }
+
+    #[test]
+    fn what_left_in_an_earlier_drain_excuses_nothing_in_a_later_one() {
+        let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
+        let mut story = Story::new(&["a"]);
+        story.pod(&pod(1), "a", "controller");
+        story.until_claimed("a");
+        story.evict(&pod(1));
+        story.pod_gone(&pod(1));
+        story.step("a", Step::Staged);
+        story.pod(&pod(2), "a", "controller");
+        story.step("a", Step::Draining);
+        story.order("a");
+        story.arming("a");
+        story.go("a");
+        assert!(story.judge().violates(Property::S3));
     }
 
     #[test]
@@ -169,16 +258,31 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_created_before_the_go_and_bound_after_it_is_caught_unless_it_is_our_own() {
+    fn a_pod_that_is_bound_between_the_question_and_the_acknowledgement_is_caught_unless_it_is_our_own() {
         let own = format!("{}/controller-1", names::SYSTEM_NAMESPACE);
-        for (pod, caught) in [("shop/cart-1", true), (own.as_str(), false)] {
+        for (sentence, pod, at, caught) in [
+            ("a workload's, after the go", "shop/cart-1", After::Go, true),
+            ("a workload's, after the question", "shop/cart-1", After::Question, true),
+            ("our own, after the go", &own, After::Go, false),
+            ("our own, after the question", &own, After::Question, false),
+            ("our own, after the order", &own, After::Order, true),
+        ] {
             let mut story = Story::new(&["a"]);
             story.unbound_pod(pod, "app");
-            story.until_go("a");
-            story.change_pod(pod, |pod| pod.node = Some("a".into()));
+            story.until_order("a");
+            let bind = |story: &mut Story, now: After| {
+                if now == at {
+                    story.change_pod(pod, |pod| pod.node = Some("a".into()));
+                }
+            };
+            bind(&mut story, After::Order);
+            story.arming("a");
+            bind(&mut story, After::Question);
+            story.go("a");
+            bind(&mut story, After::Go);
             story.host_arms("a");
             story.activated("a");
-            assert_eq!(story.judge().violates(Property::S3), caught, "{pod}");
+            assert_eq!(story.judge().violates(Property::S3), caught, "{sentence}");
         }
     }
 }
