@@ -145,7 +145,7 @@ async fn a_rollout_goes_on_while_its_parts_are_replaced_by_the_next_version_and_
     })
     .await?;
     assert!(was_planned(&ending.history), "the step that only the next version has was seen");
-    assert!(was_not_understood(&ending.history), "somebody was asked for what only the next version knows");
+    // Whether an older agent is asked for what it does not know is chance here; the scenario below sees to it.
     // A part that is replaced may cost an attempt its time, never a node a second reboot.
     let updated = ending.history.attempts().iter().filter(|attempt| attempt.updated()).count();
     assert_eq!((updated, ending.verdict.stats.reboots), (updates, updates));
