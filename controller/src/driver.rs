@@ -278,7 +278,7 @@ impl Driver {
                 if memory.busy || memory.paused_until.is_some() {
                     view.busy.insert(name.clone());
                 }
-                if !memory.busy && memory.paused_until.is_some() {
+                if memory.paused_until.is_some() {
                     view.paused.insert(name.clone());
                 }
                 if node.progress().is_none() {

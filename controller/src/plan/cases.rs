@@ -381,6 +381,49 @@ fn no_other_node_begins_in_the_place_of_one_that_waits_for_nothing_but_its_slot(
     }
 }
 
+/// under a canary step of two, a node has got its image a moment ago.
+#[test]
+fn a_node_on_its_way_takes_one_place_in_its_step() {
+    let mut ready = at("a", Step::Staging, 0, HostState::StagedUpdate);
+    ready.pods = None;
+    let (mut view, _) = cluster(vec![ready, node("b"), node("c")], &[]);
+    let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 2}]}});
+    let policy = with_policy(&mut view, spec);
+    let made = plan(&view, &policy, t(1));
+    assert!(made.pods.contains("a"), "it is looked at: {:?}", made.waits);
+    assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
+    assert!(matches!(made.waits.get("c"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
+}
+
+/// staged nodes of a version that waits for approval come first in the order.
+#[test]
+fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
+    let staged = |name: &str| at(name, Step::Staged, 0, HostState::StagedUpdate);
+    let mut other = staged("d");
+    let shadow = other.shadow.as_mut().unwrap();
+    let newer = Version::new(1, 21, 0);
+    shadow.spec.version = Some(newer.clone());
+    shadow.status.controller.progress.as_mut().unwrap().version = newer;
+    let (mut view, _) = cluster(vec![staged("a"), staged("b"), staged("c"), other], &[]);
+    let canary = serde_json::json!([{"nodes": 1, "approval": "Manual"}]);
+    let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": canary}}));
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![models::operator::ActiveRollout {
+        version: NEW,
+        started: t(0),
+        steps_passed: 0,
+        step_done: None,
+        approved: false,
+    }];
+    // One node has had the first version, and nobody has approved that it goes on.
+    let mut done = node("e");
+    done.shadow.as_mut().unwrap().status.controller.record = Some(updated());
+    view.nodes.insert("e".into(), done);
+    let made = plan(&view, &policy, t(60));
+    let slots: Vec<String> = made.slots.unwrap_or_default().into_iter().map(|slot| slot.node).collect();
+    assert_eq!(slots, ["d"], "{:?}", made.waits);
+    assert!(!made.pods.contains("a"), "its pods need not be looked at");
+}
+
 /// under a canary step of one, and with room for more.
 #[test]
 fn no_other_node_begins_in_the_place_of_one_whose_first_write_is_under_way() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
 use models::reason::FailureReason;
-use models::shadow::{Armed, ArmedPhase, HostState, OfferedUpdates, Progress, Step};
+use models::shadow::{Armed, ArmedPhase, AttemptResult, HostState, OfferedUpdates, Progress, Record, Step, UPDATED};
 use semver::Version;
 
 use super::Action;
@@ -129,6 +129,20 @@ pub(crate) fn failure(version: Version) -> models::shadow::VersionFailure {
         time: t(0),
         resolved_by: None,
     }
+}
+
+/// What is kept of an attempt of ours that updated its node, from 1 s to 50 s.
+pub(crate) fn updated() -> Record {
+    let last = AttemptResult {
+        attempt: 1,
+        from: Some(OLD),
+        version: NEW,
+        reason: UPDATED.into(),
+        message: String::new(),
+        started: t(1),
+        ended: t(50),
+    };
+    Record { last: Some(last), ..Record::default() }
 }
 
 pub(crate) fn armed(phase: ArmedPhase) -> Armed {

@@ -166,10 +166,18 @@ impl<'a> Planner<'a> {
             let version = node.progress().map(|progress| &progress.version);
             let mut wait = used_up.clone().unwrap_or(Wait::Queued { position });
             let (mut looked, mut refused_here) = (false, false);
+            let rollout = version.and_then(|version| self.survey.rollouts.of(version));
+            let taken = version.and_then(|version| given.get(version)).copied().unwrap_or(0);
+            let step_full = rollout.and_then(Rollout::room_for_slots).is_some_and(|room| taken >= room);
             if let Some(refused) = budget.refusal(&self.survey, node) {
                 refused_here = true;
                 if free_at_first > 0 {
                     wait = refused;
+                }
+            } else if step_full {
+                // Not looked at: nodes of another version may come behind it.
+                if free_at_first > 0 {
+                    wait = rollout.and_then(|rollout| rollout.wait.clone()).unwrap_or(wait);
                 }
             } else if looked_at < free_at_first + MARGIN && free_at_first > 0 {
                 looked_at += 1;
@@ -177,9 +185,6 @@ impl<'a> Planner<'a> {
                 self.plan.pods.insert(name.clone());
                 let policy = self.survey.group(node);
                 self.plan.expressions.extend(gates::queries(&policy.before.expressions, name).map(|(_, query)| query));
-                let rollout = version.and_then(|version| self.survey.rollouts.of(version));
-                let room = rollout.and_then(Rollout::room_for_slots);
-                let taken = version.and_then(|version| given.get(version)).copied().unwrap_or(0);
                 match gates::before_drain(self.view, node, policy) {
                     Some(passing @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => {
                         // Its turn is kept for it while it is only being looked at: who is looked at first is chance, and
@@ -193,9 +198,6 @@ impl<'a> Planner<'a> {
                         wait = refused;
                         looked_at -= 1;
                         refused_here = true;
-                    }
-                    None if room.is_some_and(|room| taken >= room) => {
-                        wait = rollout.and_then(|rollout| rollout.wait.clone()).unwrap_or(wait);
                     }
                     None if budget.free() > 0 && self.view.operator.is_some() => {
                         if self.view.standby && self.view.own_node.as_ref() == Some(name) {
@@ -257,9 +259,9 @@ impl<'a> Planner<'a> {
         // count it by itself: it counts those that it sees at work.
         let mut begun: BTreeMap<&Version, usize> = BTreeMap::new();
         let unseen = asked.beginning.iter().map(|(_, version)| version);
-        let idle =
+        let staged =
             ready.iter().filter_map(|node| node.progress()).filter(|p| p.step == Step::Staged).map(|p| &p.version);
-        for version in idle.chain(unseen) {
+        for version in staged.chain(unseen) {
             *begun.entry(version).or_default() += 1;
         }
         let beginning = asked.beginning.iter().map(|(node, _)| node);

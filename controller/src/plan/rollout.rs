@@ -166,10 +166,9 @@ mod tests {
     use std::time::Duration;
 
     use models::operator::CountOrPercent;
-    use models::shadow::{AttemptResult, Record};
 
     use super::*;
-    use crate::plan::fixtures::{NEW, OLD, cluster, node, progress, t};
+    use crate::plan::fixtures::{NEW, cluster, node, progress, t, updated};
     use crate::policy::CanaryStep;
 
     /// `done` nodes updated, `moving` on their way, of `total`.
@@ -178,16 +177,7 @@ mod tests {
             let mut node = node(&format!("n{number:02}"));
             let status = &mut node.shadow.as_mut().unwrap().status;
             if number < done {
-                let last = AttemptResult {
-                    attempt: 1,
-                    from: Some(OLD),
-                    version: NEW,
-                    reason: UPDATED.into(),
-                    message: String::new(),
-                    started: t(1),
-                    ended: t(50),
-                };
-                status.controller.record = Some(Record { last: Some(last), ..Record::default() });
+                status.controller.record = Some(updated());
             } else if number < done + moving {
                 status.controller.progress = Some(progress(Step::Draining, 1));
             }

@@ -359,7 +359,7 @@ pub struct ClusterView {
     pub leader_since: Timestamp,
     /// Nodes with an action of ours under way: nothing is decided about them until it is done.
     pub busy: BTreeSet<String>,
-    /// Those of them whose last action failed, and that are left alone for a while: nothing of theirs is about to be seen.
+    /// Those of them whose last action failed and that are left alone for a while: nothing of theirs is under way.
     pub paused: BTreeSet<String>,
     /// The budgets in the namespaces of the pods that are looked at.
     pub budgets: Vec<BudgetFacts>,

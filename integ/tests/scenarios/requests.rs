@@ -82,6 +82,29 @@ fn print(title: &str, table: &Table) {
     println!("{text}");
 }
 
+/// What the agent said, write by write, for whoever has to explain one too many.
+fn reports(records: &[Record]) -> Vec<String> {
+    let said = |record: &Record| {
+        let status = &record.request.as_ref()?["status"];
+        let agent = &status["agent"];
+        let armed = agent["armed"]["phase"].as_str().unwrap_or("nothing armed");
+        let reach = status["conditions"].as_array().into_iter().flatten().map(|c| c["reason"].as_str().unwrap_or("-"));
+        Some(format!(
+            "{} {}: {}, of generation {}, {armed}, runs {}, is offered {}, {}, {}",
+            record.received,
+            record.code,
+            agent["state"],
+            agent["observedGeneration"],
+            agent["currentVersion"],
+            agent["updates"]["chosenVersion"],
+            agent["failure"]["reason"],
+            reach.collect::<Vec<_>>().join(" "),
+        ))
+    };
+    let writes = records.iter().filter(|r| part(r) == Some("web API") && r.what() == "bottlerocketshadows/status");
+    writes.filter_map(said).collect()
+}
+
 /// How long a watch lasts before its client opens it anew, in seconds.
 const WATCH_LASTS: u64 = 290;
 
@@ -208,8 +231,9 @@ async fn the_update_of_a_node_stays_within_its_budget_of_requests_and_host_calls
         let took = clock.elapsed();
 
         // Somebody else's write may come between a read and a write: the refusal and the read after it are aside.
-        let (refused, records): (Vec<_>, Vec<_>) =
-            asked_since(scene, from).await?.into_iter().partition(|record| record.code == 409);
+        let asked = asked_since(scene, from).await?;
+        println!("The agent's reports:\n  {}", reports(&asked).join("\n  "));
+        let (refused, records): (Vec<_>, Vec<_>) = asked.into_iter().partition(|record| record.code == 409);
         let whole = table(&records);
         print("Requests for the update of one node with three pods", &whole);
         print("Refused for a conflict, and made again", &table(&refused));

@@ -1,11 +1,12 @@
 //! S3: a host never reboots with an evictable pod still on it: there is none at the revision that gives the go, and none at
 //! the one that acknowledges `Activated`, but those that were created after the go.
 //!
-//! The operator's own pods tolerate a cordon, and so may come to a node in mid-drain. They are evicted once: one of an owner
-//! that has lost a pod there since the drain began has come back, and is left to the reboot. So is one that was bound after the
-//! agent had asked for its go: between the last look at the pods and the go nothing keeps it away, and nothing waits for it.
+//! The operator's own pods tolerate a cordon, and so may come to a node in mid-drain. They are evicted once: one that came
+//! after the drain began, of an owner that has lost a pod there since, is left to the reboot. So is one that was bound after
+//! the agent had asked for its go: between the last look at the pods and the go nothing keeps it away, and nothing waits for
+//! it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use models::names;
 use models::shadow::{ArmedPhase, Step};
@@ -19,8 +20,10 @@ pub(super) struct Check {
     created: BTreeMap<String, u64>,
     /// The revision at which it was first seen on its node.
     bound: BTreeMap<String, u64>,
-    /// By node, the owners (uid) that have lost a pod there since its drain began, and at which revision the first one.
-    lost: BTreeMap<String, BTreeMap<String, u64>>,
+    /// The revision at which a node's last drain began.
+    drains: BTreeMap<String, u64>,
+    /// By node, the owners (uid) that have lost a pod there since then.
+    lost: BTreeMap<String, BTreeSet<String>>,
     /// The revision at which the agent asked for a go with a nonce.
     asked: BTreeMap<String, u64>,
     /// The revision of the go for a nonce.
@@ -45,8 +48,9 @@ impl Check {
         let came_after = |since: u64, pod: &Pod| self.bound.get(&pod.uid).is_some_and(|bound| *bound > since);
         let own = |pod: &Pod| pod.namespace == names::SYSTEM_NAMESPACE;
         let came_back = |pod: &Pod| {
-            let lost = pod.controller.as_ref().and_then(|(_, owner)| self.lost.get(node)?.get(owner));
-            lost.is_some_and(|lost| came_after(*lost, pod))
+            let lost = |(_, owner): &(String, String)| self.lost.get(node).is_some_and(|lost| lost.contains(owner));
+            pod.controller.as_ref().is_some_and(lost)
+                && self.drains.get(node).is_some_and(|drain| came_after(*drain, pod))
         };
         let new = |pod: &Pod| self.created.get(&pod.uid).is_some_and(|created| *created > go);
         // Policy may say that what is being deleted and does not go is left to the reboot.
@@ -67,7 +71,7 @@ impl Check {
         self.bound.entry(pod.uid.clone()).or_insert(revision);
         let leaves = pod.terminating || moment.change.gone;
         if let (true, Some((_, owner))) = (leaves, &pod.controller) {
-            self.lost.entry(node.clone()).or_default().entry(owner.clone()).or_insert(revision);
+            self.lost.entry(node.clone()).or_default().insert(owner.clone());
         }
     }
 }
@@ -79,7 +83,10 @@ impl super::Check for Check {
         }
         let Some((new, old)) = moment.shadow() else { return };
         let drains = |step: Option<Step>| matches!(step, Some(Step::LeavingBalancer | Step::Draining));
-        if drains(new.step()) && !drains(old.and_then(Shadow::step)) {
+        let before = old.and_then(Shadow::step);
+        // A drain that is taken up again, because a pod came after its end, is the same one.
+        if drains(new.step()) && !drains(before) && before != Some(Step::Rebooting) {
+            self.drains.insert(new.node().to_owned(), moment.revision());
             self.lost.remove(new.node());
         }
         if let Some(nonce) = asks(new) {
@@ -179,7 +186,7 @@ mod tests {
         for (sentence, leaves, second, caught) in [
             ("there since before the drain", false, None, true),
             ("back after its eviction", true, Some("controller"), false),
-            ("back, and the first is still there", false, Some("controller"), true),
+            ("there beside the first, which stays", false, Some("controller"), true),
             ("of a new owner, in mid-drain", true, Some("next-controller"), true),
         ] {
             let mut story = Story::new(&["a"]);
@@ -230,20 +237,44 @@ mod tests {
     }
 
     #[test]
-    fn what_left_in_an_earlier_drain_excuses_nothing_in_a_later_one() {
-        let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
+    fn a_replica_of_ours_that_comes_before_the_other_one_leaves_may_stay_also_when_the_drain_is_taken_up_again() {
+        let pod = |number: u32| format!("{}/apiserver-{number}", names::SYSTEM_NAMESPACE);
         let mut story = Story::new(&["a"]);
-        story.pod(&pod(1), "a", "controller");
+        story.pod(&pod(1), "a", "apiserver");
         story.until_claimed("a");
+        story.pod(&pod(2), "a", "apiserver");
         story.evict(&pod(1));
         story.pod_gone(&pod(1));
-        story.step("a", Step::Staged);
-        story.pod(&pod(2), "a", "controller");
+        story.order("a");
         story.step("a", Step::Draining);
         story.order("a");
         story.arming("a");
         story.go("a");
-        assert!(story.judge().violates(Property::S3));
+        assert_eq!(story.judge().violations, []);
+    }
+
+    #[test]
+    fn what_left_in_an_earlier_drain_excuses_nothing_in_a_later_one() {
+        let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
+        for comes_in_the_later_one in [false, true] {
+            let mut story = Story::new(&["a"]);
+            story.pod(&pod(1), "a", "controller");
+            story.until_claimed("a");
+            story.evict(&pod(1));
+            story.pod_gone(&pod(1));
+            story.step("a", Step::Staged);
+            if !comes_in_the_later_one {
+                story.pod(&pod(2), "a", "controller");
+            }
+            story.step("a", Step::Draining);
+            if comes_in_the_later_one {
+                story.pod(&pod(2), "a", "controller");
+            }
+            story.order("a");
+            story.arming("a");
+            story.go("a");
+            assert!(story.judge().violates(Property::S3), "{comes_in_the_later_one}");
+        }
     }
 
     #[test]
