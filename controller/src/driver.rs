@@ -61,6 +61,28 @@ impl Drop for PodWatch {
     }
 }
 
+/// A write of the slots that was sent, and of which it may not be known whether it arrived.
+struct Retracting {
+    /// The version of the operator's resource that it was decided on, and is good for.
+    base: String,
+    /// Whose slot (uid) it takes away.
+    slots: BTreeSet<String>,
+}
+
+impl Retracting {
+    /// With a further write of the kind. One that was not answered may still arrive, as long as nobody changes the resource.
+    fn with(before: Option<Self>, base: &str, slots: BTreeSet<String>) -> Self {
+        let mut all = before.filter(|before| before.base == base).map(|before| before.slots).unwrap_or_default();
+        all.extend(slots);
+        Self { base: base.to_owned(), slots: all }
+    }
+
+    /// Whose slots are about to go, where the resource is known in this version.
+    fn at(&self, version: &str) -> BTreeSet<String> {
+        if self.base == version { self.slots.clone() } else { BTreeSet::new() }
+    }
+}
+
 enum Done {
     Operator(Result<(), ApplyError>),
     Shadow(String, Result<(), ApplyError>),
@@ -93,6 +115,7 @@ pub struct Driver {
     shadow_changes: BTreeMap<String, Option<Instant>>,
     labelling: Labelling,
     operator_busy: bool,
+    retracting: Option<Retracting>,
     operator_written: Option<Instant>,
     operator_paused: Option<Instant>,
     operator_failures: u32,
@@ -127,6 +150,7 @@ impl Driver {
             shadow_changes: BTreeMap::new(),
             labelling: Labelling::default(),
             operator_busy: false,
+            retracting: None,
             operator_written: None,
             operator_paused: None,
             operator_failures: 0,
@@ -263,6 +287,9 @@ impl Driver {
             tls: self.applier.signer.facts(),
             ..ClusterView::default()
         };
+        if let (Some(retracting), Some(operator)) = (&self.retracting, &view.operator) {
+            view.retracted = retracting.at(&operator.resource_version);
+        }
         for (name, facts) in nodes {
             let shadow = shadows.remove(&name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
             if !facts.labelled && !facts.claimed() && shadow.is_none() {
@@ -409,6 +436,8 @@ impl Driver {
             return Some(due);
         }
         self.operator_busy = true;
+        let taken = crate::plan::retracted(&operator.status.slots, &status.slots);
+        self.retracting = Some(Retracting::with(self.retracting.take(), &operator.resource_version, taken));
         self.operator_written = Some(now);
         let (applier, view, status, done) = (self.applier.clone(), view.clone(), status.clone(), self.done.0.clone());
         tokio::spawn(async move {
@@ -589,6 +618,42 @@ mod tests {
             let blocked = &driver.view(now).nodes["a"].blocked["uid-second"];
             assert_eq!(blocked.retry_at <= now, now_due, "{sentence}: {blocked:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_slot_is_on_its_way_out_until_the_resource_has_changed_whatever_is_heard_of_its_write() {
+        let operator = |version: &str, slots: serde_json::Value| {
+            serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": version},
+                "spec": {}, "status": {"slots": slots}})
+        };
+        let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
+        let (mut driver, _) = driver();
+        take(&driver.applier.operator, operator("7", serde_json::json!([slot])));
+        let now = crate::clock::now();
+        let view = driver.view(now);
+        assert!(view.retracted.is_empty() && view.slots().count() == 1);
+        let without = |view: &ClusterView| {
+            let mut status = view.operator.as_ref().unwrap().status.clone();
+            status.slots.clear();
+            Plan { slots: Some(Vec::new()), status: Some(status), ..Plan::default() }
+        };
+        driver.write_operator(&view, &without(&view));
+        let sent = driver.view(now);
+        assert!(sent.retracted.contains("node-1") && sent.slots().count() == 0, "{:?}", sent.retracted);
+        // Nobody knows what became of it.
+        driver.written(Done::Operator(Err(ApplyError::NoKey)));
+        assert_eq!(driver.view(now).slots().count(), 0);
+        // A further write that takes nothing says nothing of the first one.
+        driver.operator_paused = None;
+        let mut counts = without(&view);
+        counts.slots = Some(view.operator.as_ref().unwrap().status.slots.clone());
+        counts.status.as_mut().unwrap().slots = counts.slots.clone().unwrap();
+        counts.status.as_mut().unwrap().observed_generation = Some(5);
+        driver.write_operator(&view, &counts);
+        assert_eq!(driver.view(now).slots().count(), 0);
+        // The resource has changed: it says who has what, and no write for the version before it can arrive any more.
+        take(&driver.applier.operator, operator("8", serde_json::json!([slot])));
+        assert_eq!(driver.view(now).slots().count(), 1);
     }
 
     #[tokio::test]

@@ -67,7 +67,8 @@ fn new_slots<'a>(view: &'a ClusterView, plan: &Plan) -> Vec<&'a NodeView> {
     let (Some(slots), Some(operator)) = (&plan.slots, &view.operator) else { return Vec::new() };
     let uids = |slots: &[Slot]| slots.iter().map(|s| s.uid.clone()).collect::<BTreeSet<String>>();
     let (held, planned) = (uids(&operator.status.slots), uids(slots));
-    let new = |node: &&NodeView| planned.contains(&node.facts.uid) && !held.contains(&node.facts.uid);
+    let held = |uid: &String| held.contains(uid) && !view.retracted.contains(uid);
+    let new = |node: &&NodeView| planned.contains(&node.facts.uid) && !held(&node.facts.uid);
     view.nodes.values().filter(new).filter(|node| !node.disrupted()).collect()
 }
 
@@ -143,7 +144,7 @@ fn check_order(name: &str, node: &NodeView, action: &Action) -> Option<Finding> 
 
 /// S1 again: a node is disrupted only while it has a slot, if there is a resource that holds slots.
 fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
-    let operator = view.operator.as_ref()?;
+    view.operator.as_ref()?;
     let disrupts = match action {
         Action::Claim { .. } | Action::Evict { .. } | Action::Delete { .. } => true,
         Action::Status { status, .. } => {
@@ -151,7 +152,7 @@ fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Ac
         }
         Action::Spec { .. } | Action::Release | Action::Go { .. } | Action::LookAtLease => false,
     };
-    let has_slot = operator.status.slots.iter().any(|s| s.uid == node.facts.uid);
+    let has_slot = view.slots().any(|slot| slot.uid == node.facts.uid);
     (disrupts && !has_slot).then(|| Finding {
         property: "S1",
         node: Some(name.to_owned()),

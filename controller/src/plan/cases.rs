@@ -1,5 +1,7 @@
 //! Single decisions that went wrong once, each as a sentence about what holds.
 
+use std::collections::BTreeSet;
+
 use models::condition::find_condition;
 use models::reason::FailureReason;
 use models::shadow::{ArmedPhase, BLOCKED, Go, HostState, OfferedUpdates, Step};
@@ -8,7 +10,7 @@ use semver::Version;
 use super::fixtures::*;
 use super::{Action, Plan, Wait, plan};
 use crate::claims::Parts;
-use crate::view::{LeaseLooks, PodFacts, Projection as _, ShadowFacts};
+use crate::view::{ClusterView, LeaseLooks, PodFacts, Projection as _, ShadowFacts};
 
 /// a node that took the go and never came back: the Lease is looked at every 10 s, not in a loop.
 #[test]
@@ -422,6 +424,33 @@ fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
     let slots: Vec<String> = made.slots.unwrap_or_default().into_iter().map(|slot| slot.node).collect();
     assert_eq!(slots, ["d"], "{:?}", made.waits);
     assert!(!made.pods.contains("a"), "its pods need not be looked at");
+}
+
+/// an attempt has ended, and the next one on the node finds its image there: before the write that gives its slot to
+/// another node has arrived.
+#[test]
+fn a_slot_that_is_being_taken_away_begins_nothing() {
+    let mut again = at("a", Step::Staging, 0, HostState::StagedUpdate);
+    again.pods = Some(vec![]);
+    let (mut view, policy) = cluster(vec![again, node("b")], &["a"]);
+    let drains = |plan: &Plan| {
+        matches!(plan.actions.get("a"), Some(Action::Status { status, .. })
+        if status.report.progress.as_ref().is_some_and(|p| p.step == Step::Draining))
+    };
+    let made = plan(&view, &policy, t(1));
+    assert!(drains(&made), "with its slot it begins: {:?}", made.waits);
+    view.retracted.insert("uid-a".into());
+    let mut made = plan(&view, &policy, t(1));
+    assert!(!drains(&made), "{:?}", made.actions);
+    // It gets another one, and that is written whatever became of the write that takes the old one.
+    let slots = made.slots.clone().unwrap();
+    assert_eq!((slots.len(), slots[0].uid.as_str(), slots[0].since), (1, "uid-a", t(1)));
+    assert_eq!(made.status.as_ref().unwrap().slots, slots);
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    // Where somebody plans otherwise, the last check stops it.
+    let mut wrong = plan(&ClusterView { retracted: BTreeSet::new(), ..view.clone() }, &policy, t(1));
+    let findings = crate::lint::lint(&view, &policy, &mut wrong);
+    assert!(findings.iter().any(|finding| finding.property == "S1"), "{findings:?}");
 }
 
 /// under a canary step of one, and with room for more.

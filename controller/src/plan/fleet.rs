@@ -45,7 +45,7 @@ struct Asked<'a> {
 
 /// Makes the plan.
 pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
-    let held = view.operator.iter().flat_map(|o| &o.status.slots).map(|slot| (slot.uid.as_str(), slot)).collect();
+    let held = view.slots().map(|slot| (slot.uid.as_str(), slot)).collect();
     let survey = Survey::of(view, policy, now);
     Planner { view, policy, survey, held, now, plan: Plan::default() }.make()
 }
@@ -310,8 +310,10 @@ impl<'a> Planner<'a> {
             self.plan.wake = earliest(self.plan.wake, report::changes(state));
         }
         if let Some(operator) = &self.view.operator {
+            // What is given again to whom it is being taken from is another slot: its write outlives the one that takes.
             let unchanged = operator.status.slots.len() == slots.len()
-                && operator.status.slots.iter().zip(&slots).all(|(a, b)| a.uid == b.uid);
+                && operator.status.slots.iter().zip(&slots).all(|(a, b)| a.uid == b.uid)
+                && slots.iter().all(|slot| !self.view.retracted.contains(&slot.uid));
             let mut status = report::status(self.view, operator, &self.survey, &self.plan, self.now);
             status.slots = if unchanged { operator.status.slots.clone() } else { slots.clone() };
             self.plan.slots = (!unchanged).then_some(slots);

@@ -108,8 +108,12 @@ fn degraded(errors: &[PolicyError], policy: &Policy, tls: &TlsFacts) -> Said {
     }
     let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
     let force = if policy.unusable { "nothing new starts" } else { "the last good policy stays in force" };
-    let message = format!("{}; {force}", errors.join("; "));
-    (true, "InvalidPolicy", message.chars().take(2000).collect())
+    let mut message: String = format!("{}; {force}", errors.join("; ")).chars().take(1400).collect();
+    // The one must not hide the other.
+    if let Some(problem) = &tls.problem {
+        message = format!("{message}. Keys and certificates: {}", models::plain::cut(problem, 500));
+    }
+    (true, "InvalidPolicy", message)
 }
 
 /// What a person should hear of when these conditions take the place of those: the rollout stopped or goes on, the policy
@@ -224,6 +228,23 @@ pub(super) fn status(
 mod tests {
     use super::*;
     use crate::plan::fixtures::t;
+
+    #[test]
+    fn a_policy_that_cannot_be_obeyed_hides_no_trouble_with_certificates() {
+        let error = PolicyError { field: "spec.schedule".to_owned(), message: "x".repeat(3000) };
+        let trouble = TlsFacts { problem: Some("brupop-ca is spoilt".to_owned()), ..TlsFacts::default() };
+        for (sentence, errors, tls, reason, told) in [
+            ("neither", vec![], TlsFacts::default(), "AsExpected", vec![]),
+            ("the one", vec![], trouble.clone(), CERTIFICATES, vec!["brupop-ca is spoilt"]),
+            ("the other", vec![error.clone()], TlsFacts::default(), "InvalidPolicy", vec!["spec.schedule"]),
+            ("both", vec![error], trouble, "InvalidPolicy", vec!["spec.schedule", "brupop-ca is spoilt"]),
+        ] {
+            let (_, word, message) = degraded(&errors, &Policy::default(), &tls);
+            assert_eq!(word, reason, "{sentence}");
+            assert!(told.iter().all(|told| message.contains(told)), "{sentence}: {message}");
+            assert!(message.chars().count() <= 2000, "{sentence}");
+        }
+    }
 
     fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
         let condition = |(holds, message): (bool, &str)| Condition {

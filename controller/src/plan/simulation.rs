@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use models::operator::BottlerocketUpdateOperatorSpec;
+use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus};
 use models::reason::FailureReason;
 use models::shadow::{AgentReport, Armed, ArmedPhase, Failure, Go, HostState, OfferedUpdates, Step};
 use rand::rngs::StdRng;
@@ -62,6 +62,10 @@ struct World {
     rng: StdRng,
     seed: u64,
     policy: Policy,
+    /// A write of the operator's status that has been sent and has not arrived.
+    sent: Option<BottlerocketUpdateOperatorStatus>,
+    /// Nodes that have been without the label at some time.
+    left: BTreeSet<String>,
 }
 
 fn pod(node: &str, number: u32) -> PodFacts {
@@ -151,7 +155,7 @@ impl World {
         }
         let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
         let (ahead, standings, began) = (SignedDuration::ZERO, Standings::default(), (now, Instant::now()));
-        Self { view, hosts, now, ahead, standings, began, rng, seed, policy }
+        Self { view, hosts, now, ahead, standings, began, rng, seed, policy, sent: None, left: BTreeSet::new() }
     }
 
     fn names(&self) -> Vec<String> {
@@ -179,17 +183,35 @@ impl World {
 
     /// Carries out one part of the plan, as a controller that may be interrupted after any write.
     fn act(&mut self) {
+        if self.sent.is_some() && self.rng.random_bool(0.2) {
+            return self.arrives();
+        }
         let plan = self.plan();
         let differs = self.view.operator.as_ref().map(|o| &o.status) != plan.status.as_ref();
-        if (differs && self.rng.random_bool(0.4)) || plan.actions.is_empty() {
-            if let (Some(status), Some(operator)) = (plan.status, &mut self.view.operator) {
-                operator.status = status;
+        if self.sent.is_none() && ((differs && self.rng.random_bool(0.4)) || plan.actions.is_empty()) {
+            if let (Some(status), Some(operator)) = (plan.status, &self.view.operator) {
+                self.view.retracted = super::retracted(&operator.status.slots, &status.slots);
+                self.sent = Some(status);
+            }
+            if self.rng.random_bool(0.7) {
+                self.arrives();
             }
             return;
+        }
+        if plan.actions.is_empty() {
+            return self.arrives();
         }
         let index = self.rng.random_range(0..plan.actions.len());
         let (name, action) = plan.actions.into_iter().nth(index).unwrap();
         self.carry_out(&name, action);
+    }
+
+    /// The write of the operator's status arrives, if there is one under way, while others were carried out.
+    fn arrives(&mut self) {
+        if let (Some(status), Some(operator)) = (self.sent.take(), &mut self.view.operator) {
+            operator.status = status;
+        }
+        self.view.retracted.clear();
     }
 
     fn carry_out(&mut self, name: &str, action: Action) {
@@ -390,6 +412,13 @@ impl World {
     fn trouble(&mut self) {
         let name = self.some_node();
         let kind = self.rng.random_range(0..17);
+        // What changes the operator's object, or ends the process, decides what becomes of a write of its status.
+        if matches!(kind, 4..=6 | 12) && self.sent.is_some() {
+            if self.rng.random_bool(0.5) {
+                self.sent = None;
+            }
+            self.arrives();
+        }
         let ahead = self.rng.random_range(-1..=1) * 10;
         let request = Some(self.now.to_string());
         let node = self.view.nodes.get_mut(&name).unwrap();
@@ -423,7 +452,10 @@ impl World {
                 host.person_cordoned = !host.person_cordoned;
                 node.facts.unschedulable = node.facts.claimed() || host.person_cordoned;
             }
-            10 => node.facts.labelled = !node.facts.labelled,
+            10 => {
+                node.facts.labelled = !node.facts.labelled;
+                self.left.insert(name);
+            }
             11 => {
                 host.restarted = host.going_down.is_some();
                 (host.asked, host.cleared) = (None, false);
@@ -442,7 +474,12 @@ impl World {
 
     fn check(&self, budget: usize) {
         let slots = &self.view.operator.as_ref().unwrap().status.slots;
-        assert!(slots.len() <= budget, "seed {}: {} slots over a budget of {budget}", self.seed, slots.len());
+        // A claim that a person's hold has kept beyond its attempt gets its slot when the hold goes, also over the budget: it
+        // is out of service already.
+        let trying = |n: &&NodeView| n.progress().is_some();
+        let trying: BTreeSet<&str> = self.view.nodes.values().filter(trying).map(|n| n.facts.uid.as_str()).collect();
+        let given = slots.iter().filter(|slot| trying.contains(slot.uid.as_str())).count();
+        assert!(given <= budget, "seed {}: {given} slots over a budget of {budget}", self.seed);
         for node in self.view.nodes.values() {
             let progress = node.progress();
             // A claim without an attempt is one that a person's hold has kept: it takes no slot.
@@ -456,7 +493,8 @@ impl World {
     /// The limits of groups, zones and canary steps, at every moment and not only where a slot is given.
     fn check_policy(&self) {
         let (seed, policy) = (self.seed, &self.policy);
-        let out: Vec<&NodeView> = self.view.nodes.values().filter(|n| n.disrupted()).collect();
+        let out: Vec<&NodeView> =
+            self.view.nodes.values().filter(|n| n.disrupted() && n.progress().is_some()).collect();
         for (index, group) in policy.groups.iter().enumerate() {
             let members = out.iter().filter(|n| policy.group_of(&n.facts) == Some(index)).count();
             let limit = group.max_unavailable.as_ref().map_or(usize::MAX, |limit| limit.of(1).unwrap());
@@ -472,7 +510,9 @@ impl World {
             let out = out.iter().filter(ours).count();
             let updated = |n: &&NodeView| {
                 let last = n.record().and_then(|r| r.last.as_ref());
-                !n.disrupted()
+                // Others may have begun while one was not the operator's, and it counts again when it comes back.
+                !self.left.contains(&n.facts.name)
+                    && !n.disrupted()
                     && last.is_some_and(|l| {
                         l.reason == models::shadow::UPDATED
                             && l.version == rollout.version
@@ -551,6 +591,7 @@ fn run(seed: u64, trouble: bool) {
         world.check(budget as usize);
     }
     world.settle(budget as usize);
+    world.arrives();
 
     let plan = world.plan();
     let frozen = super::Quarantine::of(&world.view, 1).frozen_by().is_some();

@@ -120,6 +120,11 @@ pub(super) fn makes_use(verdict: &Verdict) -> bool {
     }
 }
 
+/// The nodes (uid) from which a write of the slots takes theirs away, or to which it gives another one in its place.
+pub(crate) fn retracted(before: &[Slot], after: &[Slot]) -> BTreeSet<String> {
+    before.iter().filter(|slot| !after.contains(slot)).map(|slot| slot.uid.clone()).collect()
+}
+
 /// The slots that stay: of nodes that exist and are under way or disrupted, whether they had one or lost it.
 pub(super) fn kept(
     view: &ClusterView,

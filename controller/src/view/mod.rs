@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus};
+use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, Progress, Record, Step};
 
 use crate::claims::Parts;
@@ -361,6 +361,8 @@ pub struct ClusterView {
     pub busy: BTreeSet<String>,
     /// Those of them whose last action failed and that are left alone for a while: nothing of theirs is under way.
     pub paused: BTreeSet<String>,
+    /// Nodes (uid) whose slot a write under way takes away. Nothing is begun with such a slot: it may be another's already.
+    pub retracted: BTreeSet<String>,
     /// The budgets in the namespaces of the pods that are looked at.
     pub budgets: Vec<BudgetFacts>,
     /// What the expressions that somebody waits for have returned.
@@ -369,6 +371,14 @@ pub struct ClusterView {
     pub standby: bool,
     /// What is known of keys and certificates.
     pub tls: TlsFacts,
+}
+
+impl ClusterView {
+    /// The slots that something may be begun with: without those that are about to be taken away.
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        let slots = self.operator.iter().flat_map(|operator| &operator.status.slots);
+        slots.filter(|slot| !self.retracted.contains(&slot.uid))
+    }
 }
 
 /// What plans have to know of keys and certificates.
