@@ -223,6 +223,16 @@ mod tests {
     }
 
     #[test]
+    fn each_reason_of_a_refusal_is_explained() {
+        let page = include_str!("../../docs/web-api.md");
+        let (_, section) = page.split_once("### Why an agent is refused").unwrap();
+        let rows = section.lines().take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
+        let explained: BTreeSet<String> = rows.flat_map(|row| words(row.split('|').nth(1).unwrap())).collect();
+        let known: BTreeSet<String> = Refusal::ALL.iter().map(|refusal| refusal.as_str().to_owned()).collect();
+        assert_eq!(explained, known);
+    }
+
+    #[test]
     fn the_documented_table_is_what_is_registered() {
         let page = include_str!("../../docs/web-api.md");
         let mut documented = BTreeSet::new();

@@ -97,8 +97,8 @@ fn answers<const N: usize>(own: [(&str, Value); N]) -> Value {
         "404": problem("The node has no shadow, or there is no such path."),
         "405": problem("Another method; Allow names the one that there is."),
         "408": problem("The request did not arrive in time."),
-        "429": problem_with_wait("Too many refused tokens from this source, or too many reports of this node."),
-        "431": problem("The headers are larger than 16 KiB."),
+        "429": problem_with_wait("Too many refused tokens from this source, or too many tokens, reads, streams or reports of this node."),
+        "431": problem("Path, query and headers together are larger than 16 KiB."),
         "500": problem("The install lacks a permission, or the shadow cannot be read by this version."),
         "503": problem_with_wait("The cluster did not answer, or this replica cannot serve the call now."),
     });
