@@ -61,7 +61,8 @@ impl Drop for PodWatch {
     }
 }
 
-/// A write of the slots that was sent, and of which it may not be known whether it arrived.
+/// A write of the slots that was sent, by us or perhaps by a leader before us, and of which it may not be known whether it
+/// arrived.
 struct Retracting {
     /// The version of the operator's resource that it was decided on, and is good for.
     base: String,
@@ -287,9 +288,6 @@ impl Driver {
             tls: self.applier.signer.facts(),
             ..ClusterView::default()
         };
-        if let (Some(retracting), Some(operator)) = (&self.retracting, &view.operator) {
-            view.retracted = retracting.at(&operator.resource_version);
-        }
         for (name, facts) in nodes {
             let shadow = shadows.remove(&name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
             if !facts.labelled && !facts.claimed() && shadow.is_none() {
@@ -326,6 +324,11 @@ impl Driver {
                 node.lease = memory.lease;
             }
             view.nodes.insert(name, node);
+        }
+        if let Some(operator) = &view.operator {
+            let version = &operator.resource_version;
+            let first = || Retracting::with(None, version, crate::plan::not_begun(&view));
+            view.retracted = self.retracting.get_or_insert_with(first).at(version);
         }
         self.standings.look(&mut view.nodes, clock);
         let namespaces: BTreeSet<&str> =
@@ -628,10 +631,13 @@ mod tests {
         };
         let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
         let (mut driver, _) = driver();
-        take(&driver.applier.operator, operator("7", serde_json::json!([slot])));
+        // What it finds at first a leader before it may be about to take away.
+        take(&driver.applier.operator, operator("6", serde_json::json!([slot])));
         let now = crate::clock::now();
+        assert_eq!(driver.view(now).slots().count(), 0);
+        take(&driver.applier.operator, operator("7", serde_json::json!([slot])));
         let view = driver.view(now);
-        assert!(view.retracted.is_empty() && view.slots().count() == 1);
+        assert_eq!(view.slots().count(), 1);
         let without = |view: &ClusterView| {
             let mut status = view.operator.as_ref().unwrap().status.clone();
             status.slots.clear();
@@ -654,6 +660,20 @@ mod tests {
         // The resource has changed: it says who has what, and no write for the version before it can arrive any more.
         take(&driver.applier.operator, operator("8", serde_json::json!([slot])));
         assert_eq!(driver.view(now).slots().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_new_leader_goes_on_with_a_slot_with_which_something_was_begun() {
+        for (step, begun) in [("Staging", false), ("Staged", false), ("Draining", true), ("Monitoring", true)] {
+            let (mut driver, nodes) = driver();
+            take_node_in(&driver, &nodes, step, &serde_json::json!({"state": "StagedUpdate", "attempt": 1}));
+            take(
+                &driver.applier.operator,
+                serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
+                    "spec": {}, "status": {"slots": [{"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"}]}}),
+            );
+            assert_eq!(driver.view(crate::clock::now()).slots().count(), usize::from(begun), "{step}");
+        }
     }
 
     #[tokio::test]

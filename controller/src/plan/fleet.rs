@@ -310,7 +310,8 @@ impl<'a> Planner<'a> {
             self.plan.wake = earliest(self.plan.wake, report::changes(state));
         }
         if let Some(operator) = &self.view.operator {
-            // What is given again to whom it is being taken from is another slot: its write outlives the one that takes.
+            // What is given again to whom it is being taken from is another slot: whichever write wins, the resource changes, and
+            // says who has it.
             let unchanged = operator.status.slots.len() == slots.len()
                 && operator.status.slots.iter().zip(&slots).all(|(a, b)| a.uid == b.uid)
                 && slots.iter().all(|slot| !self.view.retracted.contains(&slot.uid));

@@ -52,7 +52,7 @@ pub use fleet::plan;
 pub use quarantine::Quarantine;
 pub use report::news;
 pub(crate) use requests::pending_rotations;
-pub(crate) use slots::retracted;
+pub(crate) use slots::{not_begun, retracted};
 pub use wait::Wait;
 
 /// An Event that goes with a write.

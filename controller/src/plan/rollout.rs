@@ -118,8 +118,7 @@ fn step_on(
 ) -> (Rollout, Option<Timestamp>) {
     let finished = view.nodes.values().filter(|n| n.facts.labelled && done(n, active)).count();
     // Who has a slot is about to be taken out of service.
-    let slots: BTreeSet<&str> =
-        view.operator.iter().flat_map(|o| &o.status.slots).map(|slot| slot.uid.as_str()).collect();
+    let slots: BTreeSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
     let ours = view.nodes.values().filter(|n| n.progress().is_some_and(|p| p.version == active.version));
     let mut rollout = Rollout::default();
     for node in ours {

@@ -64,6 +64,10 @@ struct World {
     policy: Policy,
     /// A write of the operator's status that has been sent and has not arrived.
     sent: Option<BottlerocketUpdateOperatorStatus>,
+    /// One that a controller sent that has crashed since.
+    late: Option<BottlerocketUpdateOperatorStatus>,
+    /// Nodes that a person has held at some time.
+    held: BTreeSet<String>,
     /// Nodes that have been without the label at some time.
     left: BTreeSet<String>,
 }
@@ -155,7 +159,21 @@ impl World {
         }
         let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
         let (ahead, standings, began) = (SignedDuration::ZERO, Standings::default(), (now, Instant::now()));
-        Self { view, hosts, now, ahead, standings, began, rng, seed, policy, sent: None, left: BTreeSet::new() }
+        Self {
+            view,
+            hosts,
+            now,
+            ahead,
+            standings,
+            began,
+            rng,
+            seed,
+            policy,
+            sent: None,
+            late: None,
+            held: BTreeSet::new(),
+            left: BTreeSet::new(),
+        }
     }
 
     fn names(&self) -> Vec<String> {
@@ -183,6 +201,11 @@ impl World {
 
     /// Carries out one part of the plan, as a controller that may be interrupted after any write.
     fn act(&mut self) {
+        if self.late.is_some() && self.rng.random_bool(0.1) {
+            // What is sent now was decided on what this one changes.
+            self.sent = self.late.take();
+            return self.arrives();
+        }
         if self.sent.is_some() && self.rng.random_bool(0.2) {
             return self.arrives();
         }
@@ -190,7 +213,7 @@ impl World {
         let differs = self.view.operator.as_ref().map(|o| &o.status) != plan.status.as_ref();
         if self.sent.is_none() && ((differs && self.rng.random_bool(0.4)) || plan.actions.is_empty()) {
             if let (Some(status), Some(operator)) = (plan.status, &self.view.operator) {
-                self.view.retracted = super::retracted(&operator.status.slots, &status.slots);
+                self.view.retracted.extend(super::retracted(&operator.status.slots, &status.slots));
                 self.sent = Some(status);
             }
             if self.rng.random_bool(0.7) {
@@ -210,7 +233,13 @@ impl World {
     fn arrives(&mut self) {
         if let (Some(status), Some(operator)) = (self.sent.take(), &mut self.view.operator) {
             operator.status = status;
+            self.changed();
         }
+    }
+
+    /// The operator's resource has changed: what was decided on it before cannot be written any more.
+    fn changed(&mut self) {
+        (self.sent, self.late) = (None, None);
         self.view.retracted.clear();
     }
 
@@ -412,12 +441,12 @@ impl World {
     fn trouble(&mut self) {
         let name = self.some_node();
         let kind = self.rng.random_range(0..17);
-        // What changes the operator's object, or ends the process, decides what becomes of a write of its status.
-        if matches!(kind, 4..=6 | 12) && self.sent.is_some() {
-            if self.rng.random_bool(0.5) {
-                self.sent = None;
-            }
-            self.arrives();
+        if matches!(kind, 4 | 12) {
+            self.changed();
+        }
+        if matches!(kind, 5 | 6) {
+            self.late = self.sent.take().or(self.late.take());
+            self.view.retracted = super::not_begun(&self.view);
         }
         let ahead = self.rng.random_range(-1..=1) * 10;
         let request = Some(self.now.to_string());
@@ -427,7 +456,10 @@ impl World {
             0 => self.reboot(&name),
             1 => host.next_stage_fails = true,
             2 => host.next_boot_fails = true,
-            3 => node.facts.held = !node.facts.held,
+            3 => {
+                node.facts.held = !node.facts.held;
+                self.held.insert(name);
+            }
             4 => {
                 let operator = self.view.operator.as_mut().unwrap();
                 operator.spec.enabled = Some(operator.spec.enabled == Some(false));
@@ -472,13 +504,16 @@ impl World {
         }
     }
 
+    /// Whether what is left of an attempt on a node may have been kept by a person's hold.
+    fn kept(&self, node: &NodeView) -> bool {
+        self.held.contains(&node.facts.name) && node.progress().is_none()
+    }
+
     fn check(&self, budget: usize) {
         let slots = &self.view.operator.as_ref().unwrap().status.slots;
         // A claim that a person's hold has kept beyond its attempt gets its slot when the hold goes, also over the budget: it
         // is out of service already.
-        let trying = |n: &&NodeView| n.progress().is_some();
-        let trying: BTreeSet<&str> = self.view.nodes.values().filter(trying).map(|n| n.facts.uid.as_str()).collect();
-        let given = slots.iter().filter(|slot| trying.contains(slot.uid.as_str())).count();
+        let given = slots.iter().filter(|slot| !self.kept(&self.view.nodes[&slot.node])).count();
         assert!(given <= budget, "seed {}: {given} slots over a budget of {budget}", self.seed);
         for node in self.view.nodes.values() {
             let progress = node.progress();
@@ -493,8 +528,7 @@ impl World {
     /// The limits of groups, zones and canary steps, at every moment and not only where a slot is given.
     fn check_policy(&self) {
         let (seed, policy) = (self.seed, &self.policy);
-        let out: Vec<&NodeView> =
-            self.view.nodes.values().filter(|n| n.disrupted() && n.progress().is_some()).collect();
+        let out: Vec<&NodeView> = self.view.nodes.values().filter(|n| n.disrupted() && !self.kept(n)).collect();
         for (index, group) in policy.groups.iter().enumerate() {
             let members = out.iter().filter(|n| policy.group_of(&n.facts) == Some(index)).count();
             let limit = group.max_unavailable.as_ref().map_or(usize::MAX, |limit| limit.of(1).unwrap());

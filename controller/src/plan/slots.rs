@@ -125,6 +125,17 @@ pub(crate) fn retracted(before: &[Slot], after: &[Slot]) -> BTreeSet<String> {
     before.iter().filter(|slot| !after.contains(slot)).map(|slot| slot.uid.clone()).collect()
 }
 
+/// The nodes (uid) that have a slot and have begun nothing with it. A leader before this one may have a write under way that
+/// takes it away, so a new one gives these anew.
+pub(crate) fn not_begun(view: &ClusterView) -> BTreeSet<String> {
+    let begun = |node: &&NodeView| {
+        node.facts.claimed() || node.step().is_some_and(|step| !matches!(step, Step::Staging | Step::Staged))
+    };
+    let begun: BTreeSet<&str> = view.nodes.values().filter(begun).map(|node| node.facts.uid.as_str()).collect();
+    let slots = view.operator.iter().flat_map(|operator| &operator.status.slots);
+    slots.filter(|slot| !begun.contains(slot.uid.as_str())).map(|slot| slot.uid.clone()).collect()
+}
+
 /// The slots that stay: of nodes that exist and are under way or disrupted, whether they had one or lost it.
 pub(super) fn kept(
     view: &ClusterView,

@@ -361,7 +361,8 @@ pub struct ClusterView {
     pub busy: BTreeSet<String>,
     /// Those of them whose last action failed and that are left alone for a while: nothing of theirs is under way.
     pub paused: BTreeSet<String>,
-    /// Nodes (uid) whose slot a write under way takes away. Nothing is begun with such a slot: it may be another's already.
+    /// Nodes (uid) whose slot a write takes away that may still arrive, of ours or of a leader before us. Nothing is begun with
+    /// such a slot: it may be another's already.
     pub retracted: BTreeSet<String>,
     /// The budgets in the namespaces of the pods that are looked at.
     pub budgets: Vec<BudgetFacts>,
