@@ -43,7 +43,7 @@ fn counts(view: &ClusterView, plan: &Plan) -> Counts {
         let step = node.step();
         let wait = plan.waits.get(name);
         let record = node.record();
-        counts.updating += i64::from(step.is_some_and(|s| !matches!(s, Step::Staging | Step::Staged)));
+        counts.updating += i64::from(node.past_staging());
         counts.staged += i64::from(step == Some(Step::Staged));
         counts.current += i64::from(step.is_none() && wait == Some(&Wait::UpToDate));
         counts.blocked += i64::from(wait.is_some_and(Wait::blocks));

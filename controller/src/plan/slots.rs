@@ -128,9 +128,7 @@ pub(crate) fn retracted(before: &[Slot], after: &[Slot]) -> BTreeSet<String> {
 /// The nodes (uid) that have a slot and have begun nothing with it. A leader before this one may have a write under way that
 /// takes it away, so a new one gives these anew.
 pub(crate) fn not_begun(view: &ClusterView) -> BTreeSet<String> {
-    let begun = |node: &&NodeView| {
-        node.facts.claimed() || node.step().is_some_and(|step| !matches!(step, Step::Staging | Step::Staged))
-    };
+    let begun = |node: &&NodeView| node.facts.claimed() || node.past_staging();
     let begun: BTreeSet<&str> = view.nodes.values().filter(begun).map(|node| node.facts.uid.as_str()).collect();
     let slots = view.operator.iter().flat_map(|operator| &operator.status.slots);
     slots.filter(|slot| !begun.contains(slot.uid.as_str())).map(|slot| slot.uid.clone()).collect()
@@ -147,10 +145,9 @@ pub(super) fn kept(
     for (name, node) in &view.nodes {
         let uid = node.facts.uid.as_str();
         let before_the_claim = node.step().is_some_and(|s| matches!(s, Step::LeavingBalancer | Step::Draining));
-        let past_staging = node.step().is_some_and(|s| !matches!(s, Step::Staging | Step::Staged));
         // While a write about the node is under way, it may be the one that begins its drain.
         let busy = view.busy.contains(name);
-        let keeps = node.disrupted() || past_staging || busy || wants_slot.contains(name.as_str());
+        let keeps = node.disrupted() || node.past_staging() || busy || wants_slot.contains(name.as_str());
         match held.get(uid) {
             Some(slot) if keeps => slots.push((*slot).clone()),
             // Without a claim nothing is touched yet, and the attempt ends.

@@ -316,6 +316,11 @@ impl NodeView {
         self.progress().map(|progress| progress.step)
     }
 
+    /// Whether the attempt under way has gone on from its image, which disrupts nothing, to the node.
+    pub fn past_staging(&self) -> bool {
+        self.step().is_some_and(|step| !matches!(step, Step::Staging | Step::Staged))
+    }
+
     /// Whether the node is, or may be, out of service because of us. A node that a person holds is out of service because of
     /// that person, also where the cordon is ours.
     pub fn disrupted(&self) -> bool {

@@ -121,6 +121,18 @@ mod tests {
     use super::{Property, Step};
     use models::names;
 
+    /// The operator's own pod of this number.
+    fn own(number: u32) -> String {
+        format!("{}/controller-{number}", names::SYSTEM_NAMESPACE)
+    }
+
+    /// The node is ordered to reboot, its agent asks, and has its go.
+    fn order_and_go(story: &mut Story) {
+        story.order("a");
+        story.arming("a");
+        story.go("a");
+    }
+
     /// What a pod is bound after.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum After {
@@ -135,9 +147,7 @@ mod tests {
         story.pod("shop/cart-1", "a", "cart");
         story.daemon_pod("kube-system/proxy", "a");
         story.until_drained("a");
-        story.order("a");
-        story.arming("a");
-        story.go("a");
+        order_and_go(&mut story);
         story.host_arms("a");
         story.activated("a");
         story.host_reboots("a");
@@ -162,9 +172,7 @@ mod tests {
         story.pod("shop/cart-1", "a", "cart");
         story.until_claimed("a");
         story.evict("shop/cart-1");
-        story.order("a");
-        story.arming("a");
-        story.go("a");
+        order_and_go(&mut story);
         story.assert_only(Property::S3);
     }
 
@@ -181,7 +189,6 @@ mod tests {
 
     #[test]
     fn our_own_pods_may_stay_when_they_come_back_and_not_before() {
-        let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
         // Whether the first one leaves, and of which owner the second one is, if there is one.
         for (sentence, leaves, second, caught) in [
             ("there since before the drain", false, None, true),
@@ -190,89 +197,75 @@ mod tests {
             ("of a new owner, in mid-drain", true, Some("next-controller"), true),
         ] {
             let mut story = Story::new(&["a"]);
-            story.pod(&pod(1), "a", "controller");
+            story.pod(&own(1), "a", "controller");
             story.until_claimed("a");
             if leaves {
-                story.evict(&pod(1));
-                story.pod_gone(&pod(1));
+                story.evict(&own(1));
+                story.pod_gone(&own(1));
             }
             if let Some(owner) = second {
-                story.pod(&pod(2), "a", owner);
+                story.pod(&own(2), "a", owner);
             }
-            story.order("a");
-            story.arming("a");
-            story.go("a");
+            order_and_go(&mut story);
             assert_eq!(story.judge().violates(Property::S3), caught, "{sentence}");
         }
     }
 
     #[test]
     fn a_pod_that_its_deployment_took_away_in_mid_drain_may_come_back_like_one_that_was_evicted() {
-        let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
         let mut story = Story::new(&["a"]);
-        story.pod(&pod(1), "a", "controller");
+        story.pod(&own(1), "a", "controller");
         story.until_claimed("a");
-        story.change_pod(&pod(1), |pod| pod.terminating = true);
-        story.pod_gone(&pod(1));
-        story.pod(&pod(2), "a", "controller");
-        story.order("a");
-        story.arming("a");
-        story.go("a");
+        story.change_pod(&own(1), |pod| pod.terminating = true);
+        story.pod_gone(&own(1));
+        story.pod(&own(2), "a", "controller");
+        order_and_go(&mut story);
         assert_eq!(story.judge().violations, []);
     }
 
     #[test]
     fn a_pod_of_ours_that_leaves_excuses_none_that_was_there_when_the_drain_began() {
-        let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
         let mut story = Story::new(&["a"]);
-        story.pod(&pod(1), "a", "controller");
-        story.change_pod(&pod(1), |pod| pod.terminating = true);
-        story.pod(&pod(2), "a", "controller");
+        story.pod(&own(1), "a", "controller");
+        story.change_pod(&own(1), |pod| pod.terminating = true);
+        story.pod(&own(2), "a", "controller");
         story.until_claimed("a");
-        story.pod_gone(&pod(1));
-        story.order("a");
-        story.arming("a");
-        story.go("a");
+        story.pod_gone(&own(1));
+        order_and_go(&mut story);
         story.assert_only(Property::S3);
     }
 
     #[test]
     fn a_replica_of_ours_that_comes_before_the_other_one_leaves_may_stay_also_when_the_drain_is_taken_up_again() {
-        let pod = |number: u32| format!("{}/apiserver-{number}", names::SYSTEM_NAMESPACE);
         let mut story = Story::new(&["a"]);
-        story.pod(&pod(1), "a", "apiserver");
+        story.pod(&own(1), "a", "controller");
         story.until_claimed("a");
-        story.pod(&pod(2), "a", "apiserver");
-        story.evict(&pod(1));
-        story.pod_gone(&pod(1));
+        story.pod(&own(2), "a", "controller");
+        story.evict(&own(1));
+        story.pod_gone(&own(1));
         story.order("a");
         story.step("a", Step::Draining);
-        story.order("a");
-        story.arming("a");
-        story.go("a");
+        order_and_go(&mut story);
         assert_eq!(story.judge().violations, []);
     }
 
     #[test]
     fn what_left_in_an_earlier_drain_excuses_nothing_in_a_later_one() {
-        let pod = |number: u32| format!("{}/controller-{number}", names::SYSTEM_NAMESPACE);
         for comes_in_the_later_one in [false, true] {
             let mut story = Story::new(&["a"]);
-            story.pod(&pod(1), "a", "controller");
+            story.pod(&own(1), "a", "controller");
             story.until_claimed("a");
-            story.evict(&pod(1));
-            story.pod_gone(&pod(1));
+            story.evict(&own(1));
+            story.pod_gone(&own(1));
             story.step("a", Step::Staged);
             if !comes_in_the_later_one {
-                story.pod(&pod(2), "a", "controller");
+                story.pod(&own(2), "a", "controller");
             }
             story.step("a", Step::Draining);
             if comes_in_the_later_one {
-                story.pod(&pod(2), "a", "controller");
+                story.pod(&own(2), "a", "controller");
             }
-            story.order("a");
-            story.arming("a");
-            story.go("a");
+            order_and_go(&mut story);
             assert!(story.judge().violates(Property::S3), "{comes_in_the_later_one}");
         }
     }
@@ -290,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_bound_between_the_question_and_the_acknowledgement_is_caught_unless_it_is_our_own() {
-        let own = format!("{}/controller-1", names::SYSTEM_NAMESPACE);
+        let own = own(1);
         for (sentence, pod, at, caught) in [
             ("a workload's, after the go", "shop/cart-1", After::Go, true),
             ("a workload's, after the question", "shop/cart-1", After::Question, true),
