@@ -12,7 +12,7 @@ use kube::core::{Selector, SelectorExt};
 use models::names;
 use models::operator::{
     BottlerocketUpdateOperator, BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CountOrPercent,
-    DrainPolicy,
+    DrainPolicy, NodeGroup,
 };
 use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, BottlerocketShadowStatus, Step};
 use serde_json::Value;
@@ -129,6 +129,8 @@ pub struct Node {
     pub boot_id: String,
     /// Whether its kubelet says that it is Ready.
     pub ready: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
     /// The shared parts, with their values.
     pub fields: BTreeMap<Field, String>,
     /// Who owns them, by the managers' names.
@@ -162,6 +164,7 @@ impl Node {
             uid: text(meta.uid.as_ref()),
             boot_id: info.map(|info| info.boot_id.clone()).unwrap_or_default(),
             ready: conditions.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
+            deleting: meta.deletion_timestamp.is_some(),
             owners: owners(meta.managed_fields.as_deref().unwrap_or_default()),
             fields,
             status,
@@ -191,6 +194,24 @@ impl Node {
     /// Whether it is under the operator.
     pub fn labelled(&self) -> bool {
         self.fields.contains_key(&Field::Label(names::INTERFACE_LABEL.to_owned()))
+    }
+
+    /// Whether it is out of service for a reason that is not the operator's, and so uses the budget up.
+    pub fn down(&self) -> bool {
+        self.labelled() && !self.ready && !self.deleting
+    }
+
+    /// Returns its zone; empty where it has none.
+    pub fn zone(&self) -> &str {
+        self.fields.get(&Field::Label(names::ZONE_LABEL.to_owned())).map_or("", String::as_str)
+    }
+
+    fn labels(&self) -> BTreeMap<String, String> {
+        let label = |(field, value): (&Field, &String)| match field {
+            Field::Label(key) => Some((key.clone(), value.clone())),
+            _ => None,
+        };
+        self.fields.iter().filter_map(label).collect()
     }
 }
 
@@ -422,13 +443,18 @@ impl Operator {
 
     /// How a node is to be drained: as the first group says that it is in, or else as all are.
     pub fn drain_of(&self, node: &Node) -> Option<&DrainPolicy> {
-        let label = |(field, value): (&Field, &String)| match field {
-            Field::Label(key) => Some((key.clone(), value.clone())),
-            _ => None,
-        };
-        let labels: BTreeMap<String, String> = node.fields.iter().filter_map(label).collect();
-        let group = self.spec.node_groups.iter().find(|group| group.selector.matches(&labels));
-        group.and_then(|group| group.drain.as_ref()).or(self.spec.drain.as_ref())
+        self.group_of(node).and_then(|group| group.drain.as_ref()).or(self.spec.drain.as_ref())
+    }
+
+    /// Returns the group of a node: the first whose selector matches its labels.
+    pub fn group_of(&self, node: &Node) -> Option<&NodeGroup> {
+        let labels = node.labels();
+        self.spec.node_groups.iter().find(|group| group.selector.matches(&labels))
+    }
+
+    /// Whether nodes of no more than one zone may be out of service at a time.
+    pub fn one_zone_at_a_time(&self) -> bool {
+        self.spec.strategy.as_ref().is_some_and(|strategy| strategy.one_zone_at_a_time == Some(true))
     }
 
     /// How many failures of a version freeze the rollout.

@@ -10,14 +10,17 @@ use kube::{Api, Client, CustomResourceExt, ResourceExt};
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
+use semver::Version;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::facts::Kind;
+use super::hosts::HostLog;
 use super::report::Property;
 use super::story::{APISERVER, CONTROLLER};
 use super::*;
 use crate::control_plane::{ControlPlane, Options};
+use crate::host::{Host, HostOptions, Releases, client};
 
 /// No test is about time; this only ends one that would hang.
 const LONG: Duration = Duration::from_secs(60);
@@ -207,5 +210,83 @@ async fn planted_violations_are_caught_on_a_real_api_server() {
     assert_eq!(violated, BTreeSet::from([Property::S1, Property::S4, Property::S5, Property::S6]), "{verdict}");
     assert_eq!(verdict.violations.len(), 4, "{verdict}");
     assert!(verdict.to_string().contains("'1' of kubectl was removed"), "{verdict}");
+    bed.stop().await.unwrap();
+}
+
+/// Updates the host through its API as a compromised agent would: it asks for nothing and waits for nothing.
+async fn update_on_its_own(host: &Host) {
+    let boot = host.snapshot().boot_id;
+    for path in ["/actions/refresh-updates", "/actions/prepare-update", "/actions/activate-update", "/actions/reboot"] {
+        until(path, async || {
+            let reply = client::call(&host.socket(), "POST", path, None).await.ok()?;
+            (reply.status == 204).then_some(())
+        })
+        .await;
+    }
+    tokio::time::timeout(LONG, host.booted_after(&boot)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn planted_violations_that_hosts_and_records_show_are_caught_on_a_real_api_server() {
+    let bed = ControlPlane::start(Options::default()).await.unwrap();
+    let admin = bed.client();
+    let recorder = Recorder::start(bed.client()).await.unwrap();
+    install(&admin).await;
+    let controller = bed.client_as(CONTROLLER, &["system:masters"]).unwrap();
+    let shadows: Api<BottlerocketShadow> = Api::namespaced(controller.clone(), names::SYSTEM_NAMESPACE);
+    let folder = tempfile::tempdir().unwrap();
+    let releases = Releases::of([Version::new(1, 20, 0), Version::new(1, 20, 5)]);
+    let options = HostOptions::new("a", folder.path(), Version::new(1, 20, 0), releases);
+    let host = Host::start(options).await.unwrap();
+    let mut uids = Vec::new();
+    for name in ["a", "b"] {
+        let uid = node(&admin, name).await.uid().unwrap();
+        until("the shadow", async || shadows.create(&PostParams::default(), &shadow(name, &uid)).await.ok()).await;
+        uids.push(uid);
+    }
+    let nodes: Api<Node> = Api::all(admin.clone());
+    let boot = json!({"status": {"nodeInfo": {"bootID": host.snapshot().boot_id, "architecture": "", "containerRuntimeVersion": "",
+        "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "operatingSystem": "", "osImage": "",
+        "systemUUID": ""}}});
+    nodes.patch_status("a", &PatchParams::default(), &Patch::Merge(boot)).await.unwrap();
+    let resource = kube::api::ApiResource::erase::<BottlerocketUpdateOperator>(&());
+    let operators: Api<DynamicObject> = Api::namespaced_with(controller.clone(), names::SYSTEM_NAMESPACE, &resource);
+    let operator = json!({"apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
+        "metadata": {"name": "default"}, "spec": {"maxUnavailable": 2}});
+    let operator: DynamicObject = serde_json::from_value(operator).unwrap();
+    until("the operator's resource", async || operators.create(&PostParams::default(), &operator).await.ok()).await;
+    let slot = |number: usize, name: &str| json!({"uid": uids[number], "node": name, "since": "2026-01-01T00:00:00Z"});
+    let slots = |slots: Vec<Value>| Patch::Merge(json!({"status": {"slots": slots}}));
+    operators.patch_status("default", &PatchParams::default(), &slots(vec![slot(0, "a")])).await.unwrap();
+    apply(&controller, "brupop-controller", "a", json!({"spec": {"unschedulable": true}})).await;
+
+    // S3: a permit while a pod is on the node.
+    let pods: Api<Pod> = Api::namespaced(admin.clone(), "default");
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "cart"}, "spec": {
+        "nodeName": "a", "containers": [{"name": "cart", "image": "cart"}]}});
+    let pod = serde_json::from_value(pod).unwrap();
+    until("the pod", async || pods.create(&PostParams::default(), &pod).await.ok()).await;
+    let permit = json!({"spec": {"state": "RebootedIntoUpdate", "version": "1.20.5", "attempt": 1, "bootId": "another boot",
+        "go": {"nonce": "n-1", "jws": "x"}}});
+    let permit = Patch::Merge(permit);
+    shadows.patch("brs-a", &PatchParams::default(), &permit).await.unwrap();
+    // S8: a node starts after the failures of a version have used up the failure budget.
+    let failure = json!({"version": "1.20.5", "variant": "v", "arch": "x86_64", "reason": "BootFellBack",
+        "time": "2026-01-01T00:00:00Z"});
+    let failed = Patch::Merge(json!({"status": {"record": {"failures": 1, "versionFailures": [failure]}}}));
+    shadows.patch_status("brs-a", &PatchParams::default(), &failed).await.unwrap();
+    operators.patch_status("default", &PatchParams::default(), &slots(vec![slot(0, "a"), slot(1, "b")])).await.unwrap();
+    // S9: the node is released; S7 and S2: its host is armed and rebooted all the same, without a permit of its boot.
+    apply(&controller, "brupop-controller", "a", json!({"metadata": {"name": "a"}})).await;
+    update_on_its_own(&host).await;
+
+    let history = recorder.finish().await.unwrap();
+    let audit = settled_audit(&mut bed.audit(), &admin).await.unwrap();
+    let logs = [HostLog::of("a", &host.log())];
+    let verdict = judge(&history, &logs, &audit, &Expectations::default());
+    let violated: BTreeSet<Property> = verdict.violations.iter().map(|violation| violation.property).collect();
+    let planted = [Property::S2, Property::S3, Property::S7, Property::S8, Property::S9];
+    assert_eq!(violated, BTreeSet::from(planted), "{verdict}");
+    assert_eq!(verdict.violations.len(), planted.len(), "{verdict}");
     bed.stop().await.unwrap();
 }

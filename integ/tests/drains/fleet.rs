@@ -290,9 +290,9 @@ impl Case {
         self.budget(name, pods, json!({"minAvailable": pods})).await
     }
 
-    /// Puts the node under one of the drain policies.
+    /// Puts the node under one of the drain policies; a name that no group has is the policy of all other nodes.
     pub(crate) async fn under(&self, policy: &str) -> anyhow::Result<()> {
-        self.kubectl(&["label", "node", &self.node, &format!("{POLICY}={policy}")]).await.map(drop)
+        self.kubectl(&["label", "--overwrite", "node", &self.node, &format!("{POLICY}={policy}")]).await.map(drop)
     }
 
     /// Puts the node under the operator: its update begins.

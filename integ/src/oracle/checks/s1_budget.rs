@@ -1,36 +1,108 @@
 //! S1: never more nodes out of service because of us than the budget allows, also with two controllers alive.
 //!
-//! A node is out of service if its slot, its progress *or* our claim says so, so that a lost slot hides nothing. A budget that
-//! is lowered while nodes are out cannot be met at once: until it is, no further node may go out.
+//! A node is out of service if its slot, its progress *or* our claim says so, so that a lost slot hides nothing. Nodes that are
+//! not Ready for other reasons use the budget up too, and so do they in their group. A budget that is lowered while nodes are
+//! out cannot be met at once: until it is, no further node may go out.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::{Evidence, Moment, Object, Property, Verdict};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{Evidence, Moment, Object, Property, Verdict, World};
+use crate::oracle::facts::Node;
+
+/// A node that has not been Ready for as long as this is known to every leader. One that fails at the moment of a write
+/// cannot be.
+const KNOWN_AFTER: SignedDuration = SignedDuration::from_secs(10);
 
 #[derive(Default)]
 pub(super) struct Check {
     out: BTreeMap<String, String>,
+    /// Nodes (uid) that are not Ready, and since when.
+    down: BTreeMap<String, Timestamp>,
+}
+
+/// The other nodes that use up the budget which this one was taken from.
+struct Others<'a> {
+    world: &'a World,
+    out: &'a BTreeMap<String, String>,
+    down: BTreeMap<&'a str, &'a Node>,
+}
+
+impl Others<'_> {
+    /// Returns the names of the nodes that are out of service, the operator's and the others, of those that count.
+    fn unavailable(&self, counts: impl Fn(&Node) -> bool) -> Vec<&str> {
+        let nodes = self.world.nodes.values().filter(|node| counts(node));
+        nodes
+            .filter(|node| self.out.contains_key(&node.uid) || self.down.contains_key(node.uid.as_str()))
+            .map(|node| node.name.as_str())
+            .collect()
+    }
+
+    /// Why taking this node out of service breaks a budget.
+    fn broken_by(&self, node: &Node, budget: usize) -> Option<String> {
+        let operator = self.world.operator.as_ref();
+        let all = self.unavailable(|_| true);
+        if all.len() > budget {
+            let (count, names) = (all.len(), all.join(", "));
+            return Some(format!("it went out of service as one of {count} ({names}), {budget} allowed"));
+        }
+        if let Some(operator) = operator
+            && let Some(group) = operator.group_of(node)
+            && let Some(limit) = &group.max_unavailable
+        {
+            let in_group = |other: &Node| operator.group_of(other).is_some_and(|its| its.name == group.name);
+            let total = self.world.nodes.values().filter(|node| node.labelled() && in_group(node)).count();
+            let (limit, here) = (limit.of(total).unwrap_or(1), self.unavailable(in_group));
+            if here.len() > limit {
+                let (count, names, name) = (here.len(), here.join(", "), &group.name);
+                return Some(format!(
+                    "it went out of service as one of {count} ({names}) of group {name}, {limit} allowed"
+                ));
+            }
+        }
+        let ours = self.world.nodes.values().filter(|other| self.out.contains_key(&other.uid));
+        let elsewhere = ours.filter(|other| other.zone() != node.zone()).map(|other| other.name.as_str()).next();
+        match elsewhere {
+            Some(other) if operator.is_some_and(|operator| operator.one_zone_at_a_time()) => {
+                Some(format!("it went out of service beside {other} of another zone, and one zone is allowed"))
+            }
+            _ => None,
+        }
+    }
 }
 
 impl super::Check for Check {
     fn at(&mut self, moment: &Moment, evidence: &Evidence, verdict: &mut Verdict) {
-        if matches!(moment.change.object, Object::Pod(_) | Object::Budget(_)) {
-            return;
+        let world = moment.world;
+        match &moment.change.object {
+            Object::Pod(_) | Object::Budget(_) => return,
+            Object::Node(node) if node.down() && !moment.change.gone => {
+                self.down.entry(node.uid.clone()).or_insert(moment.change.at);
+            }
+            Object::Node(node) => {
+                self.down.remove(&node.uid);
+            }
+            Object::Shadow(_) | Object::Operator(_) => {}
         }
-        let out = moment.world.out_of_service();
+        let out = world.out_of_service();
         verdict.stats.out_of_service = verdict.stats.out_of_service.max(out.len());
-        let policy = moment.world.max_unavailable();
+        let policy = world.max_unavailable();
         let budget = evidence.expectations.max_unavailable.map_or(policy, |ceiling| policy.min(ceiling));
-        if out.len() > budget {
-            for (_, node) in out.iter().filter(|(uid, _)| !self.out.contains_key(*uid)) {
-                let all: Vec<&str> = out.values().map(String::as_str).collect();
-                let text =
-                    format!("it went out of service as one of {} ({}), {budget} allowed", out.len(), all.join(", "));
-                verdict.report(Property::S1, Some(moment.revision()), Some(node), text);
+        let known = |node: &&Arc<Node>| {
+            self.down.get(&node.uid).is_some_and(|since| moment.change.at.duration_since(*since) > KNOWN_AFTER)
+        };
+        let down = world.nodes.values().filter(known).map(|node| (node.uid.as_str(), &**node)).collect();
+        let others = Others { world, out: &out, down };
+        let new = out.iter().filter(|(uid, _)| !self.out.contains_key(*uid)).map(|(_, name)| name);
+        for node in new.filter_map(|name| world.nodes.get(name)) {
+            if let Some(text) = others.broken_by(node, budget) {
+                verdict.report(Property::S1, Some(moment.revision()), Some(&node.name), text);
             }
         }
         // A person who lets go of a node takes nothing out of service.
-        self.out = moment.world.out_of_service_or_held();
+        self.out = world.out_of_service_or_held();
     }
 }
 
@@ -119,6 +191,59 @@ mod tests {
         story.take_slot("b");
         assert_eq!(story.judge().violations, []);
         story.expectations.max_unavailable = Some(1);
+        story.assert_only(Property::S1);
+    }
+
+    fn group(name: &str, tier: &str, limit: u32) -> models::operator::NodeGroup {
+        let group =
+            serde_json::json!({"name": name, "selector": {"matchLabels": {"tier": tier}}, "maxUnavailable": limit});
+        serde_json::from_value(group).unwrap()
+    }
+
+    #[test]
+    fn a_group_has_a_budget_of_its_own() {
+        let mut story = Story::new(&["a", "b", "c"]);
+        story.operator(|operator| {
+            operator.spec.max_unavailable = Some(CountOrPercent::Count(3));
+            operator.spec.node_groups = vec![group("db", "db", 1)];
+        });
+        for node in ["a", "b"] {
+            story.set_field(node, "admin", "kubectl", Field::Label("tier".into()), Some("db"));
+        }
+        story.take_slot("a");
+        story.take_slot("c");
+        assert_eq!(story.judge().violations, []);
+        story.take_slot("b");
+        story.assert_only(Property::S1);
+    }
+
+    #[test]
+    fn nodes_of_one_zone_alone_go_out_of_service_where_policy_asks() {
+        let mut story = Story::new(&["a", "b", "c"]);
+        story.operator(|operator| {
+            operator.spec.max_unavailable = Some(CountOrPercent::Count(3));
+            operator.spec.strategy = serde_json::from_value(serde_json::json!({"oneZoneAtATime": true})).unwrap();
+        });
+        for (node, zone) in [("a", "1"), ("b", "1"), ("c", "2")] {
+            story.set_field(node, "admin", "kubectl", Field::Label(models::names::ZONE_LABEL.into()), Some(zone));
+        }
+        story.take_slot("a");
+        story.take_slot("b");
+        assert_eq!(story.judge().violations, []);
+        story.take_slot("c");
+        story.assert_only(Property::S1);
+    }
+
+    #[test]
+    fn a_node_that_is_not_ready_uses_the_budget_up() {
+        let mut story = Story::new(&["a", "b"]);
+        story.node("b", "", |node| node.ready = false);
+        // A leader may not have seen it yet.
+        story.take_slot("a");
+        assert_eq!(story.judge().violations, []);
+        story.free_slot("a");
+        story.wait(30);
+        story.take_slot("a");
         story.assert_only(Property::S1);
     }
 

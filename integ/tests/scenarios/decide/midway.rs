@@ -11,7 +11,7 @@ use serde_json::json;
 use super::support::{is_given_back, is_updated, last_reason, other, record};
 use crate::interfere::{blocked_drain, go_of, unblock};
 use crate::policy::{create_policy, wait_for};
-use crate::support::{NEW, OLD, nodes, run, shadow_of, step_of};
+use crate::support::{NEW, OLD, nodes, run, shadow_of, status, step_of};
 
 /// Two nodes, of which the one that has no slot has its image all the same.
 pub(super) fn both_have_their_image() -> BedOptions {
@@ -106,5 +106,33 @@ async fn without_its_resource_a_node_past_its_go_goes_on_and_no_other_starts_unt
     };
     assert_eq!(results(true), [Some("Updated")]);
     assert_eq!(results(false), [Some("Disabled"), Some("Updated")]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resource_that_is_made_again_during_a_reboot_gets_the_slot_of_the_node() -> anyhow::Result<()> {
+    let mut options = both_have_their_image();
+    // Long enough to delete the resource and to make it again meanwhile.
+    options.timings = Timings { boot: Duration::from_secs(5), ..Timings::instant() };
+    let mut target = String::new();
+    let ending = run(options, async |scene| {
+        let node = blocked_drain(scene).await?;
+        scene.until_step(other(&node), Step::Staged).await?;
+        unblock(scene).await?;
+        scene.until("the node has its permit", |world| go_of(world, &node).is_some()).await?;
+        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
+        create_policy(scene, &json!({})).await?;
+        scene
+            .until("the new resource names the slot", |world| status(world).slots.iter().any(|slot| slot.node == node))
+            .await?;
+        scene.updated().await?;
+        target = node;
+        Ok(())
+    })
+    .await?;
+    let of_target = |attempt: &&integ::oracle::Attempt| attempt.node == target;
+    let attempts = ending.history.attempts();
+    let results: Vec<_> = attempts.iter().filter(of_target).map(|attempt| attempt.result.as_deref()).collect();
+    assert_eq!(results, [Some("Updated")]);
     Ok(())
 }
