@@ -15,7 +15,8 @@ use crate::interfere::{finish_command, is_activate, until_host};
 use crate::support::{NEW, SHOP, Scene, nodes, run, shadow_of, step_of};
 
 /// The nodes that are deleted, each in the step that it is named after, in the order in which they get the slot.
-const VICTIMS: [(&str, Step); 7] = [
+const VICTIMS: [(&str, Step); 8] = [
+    ("leaving", Step::LeavingBalancer),
     ("draining", Step::Draining),
     ("rebooting", Step::Rebooting),
     ("monitoring", Step::Monitoring),
@@ -119,7 +120,9 @@ async fn a_node_deleted_at_any_step_leaves_nothing_behind_and_the_next_one_goes_
         delete(scene, "staging", Step::Staging).await?;
         finish_command(&host("staging")?).await?;
         delete(scene, "staged", Step::Staged).await?;
-        scene.policy(&json!({"schedule": null})).await?;
+        scene.policy(&json!({"schedule": null, "loadBalancer": {"leaveBeforeDrain": "4m"}})).await?;
+        delete(scene, "leaving", Step::LeavingBalancer).await?;
+        scene.policy(&json!({"loadBalancer": null})).await?;
         delete(scene, "draining", Step::Draining).await?;
 
         // What was asked of the host goes on after its node is gone, and must not end in a reboot.
