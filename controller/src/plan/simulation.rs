@@ -66,10 +66,10 @@ struct World {
     sent: Option<BottlerocketUpdateOperatorStatus>,
     /// One that a controller sent that has crashed since.
     late: Option<BottlerocketUpdateOperatorStatus>,
-    /// Nodes that a person has held at some time.
+    /// Nodes that a user has held, for as long as anything of an attempt from before is left on them.
     held: BTreeSet<String>,
-    /// Nodes that have been without the label at some time.
-    left: BTreeSet<String>,
+    /// The last time at which each node was without the label.
+    left: BTreeMap<String, Timestamp>,
 }
 
 fn pod(node: &str, number: u32) -> PodFacts {
@@ -172,7 +172,7 @@ impl World {
             sent: None,
             late: None,
             held: BTreeSet::new(),
-            left: BTreeSet::new(),
+            left: BTreeMap::new(),
         }
     }
 
@@ -486,7 +486,6 @@ impl World {
             }
             10 => {
                 node.facts.labelled = !node.facts.labelled;
-                self.left.insert(name);
             }
             11 => {
                 host.restarted = host.going_down.is_some();
@@ -509,7 +508,17 @@ impl World {
         self.held.contains(&node.facts.name) && node.progress().is_none()
     }
 
-    fn check(&self, budget: usize) {
+    fn check(&mut self, budget: usize) {
+        for (name, node) in &self.view.nodes {
+            if !node.facts.labelled {
+                self.left.insert(name.clone(), self.now);
+            }
+            let slots = self.view.operator.iter().flat_map(|operator| &operator.status.slots);
+            let rests = !node.facts.held && !node.facts.claimed() && node.progress().is_none();
+            if rests && !slots.chain(self.sent.iter().flat_map(|sent| &sent.slots)).any(|slot| slot.node == *name) {
+                self.held.remove(name);
+            }
+        }
         let slots = &self.view.operator.as_ref().unwrap().status.slots;
         // A claim that a person's hold has kept beyond its attempt gets its slot when the hold goes, also over the budget: it
         // is out of service already.
@@ -544,13 +553,15 @@ impl World {
             let out = out.iter().filter(ours).count();
             let updated = |n: &&NodeView| {
                 let last = n.record().and_then(|r| r.last.as_ref());
-                // Others may have begun while one was not the operator's, and it counts again when it comes back.
-                !self.left.contains(&n.facts.name)
-                    && !n.disrupted()
+                // Others may have begun while one that was updated was not the operator's, and it counts again when it comes
+                // back.
+                let left = self.left.get(&n.facts.name);
+                !n.disrupted()
                     && last.is_some_and(|l| {
                         l.reason == models::shadow::UPDATED
                             && l.version == rollout.version
                             && l.ended >= rollout.started
+                            && left.is_none_or(|left| l.ended > *left)
                     })
             };
             let updated = self.view.nodes.values().filter(updated).count();
