@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::apply::{Applier, ApplyError, Outcome, pause};
+use crate::calls::{Calls, TURN_PERIOD};
 use crate::drain::daemon_sets::DaemonSets;
 use crate::expressions::Expressions;
 use crate::labels::{Labelling, labels};
@@ -167,17 +168,14 @@ impl Driver {
     }
 
     /// Runs until `stop` turns true or the work is handed over, then lets what is under way end.
-    pub async fn run(mut self, mut stop: watch::Receiver<bool>) -> End {
+    pub async fn run(mut self, calls: &Calls, mut stop: watch::Receiver<bool>) -> End {
         let mut changes = self.changed.subscribe();
         changes.mark_changed();
+        calls.turned(Some(Instant::now()));
         let mut wake: Option<Instant> = None;
         loop {
-            let timer = async {
-                match wake {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let idle_until = Instant::now() + TURN_PERIOD;
+            let timer = tokio::time::sleep_until(wake.map_or(idle_until, |at| at.min(idle_until)));
             tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => break,
                 _ = changes.changed() => {}
@@ -193,6 +191,7 @@ impl Driver {
                 self.written(done);
             }
             wake = self.turn();
+            calls.turned(Some(Instant::now()));
             if self.handing_over {
                 break;
             }
@@ -445,6 +444,9 @@ impl Driver {
         let (applier, view, status, done) = (self.applier.clone(), view.clone(), status.clone(), self.done.0.clone());
         tokio::spawn(async move {
             let result = applier.write_operator(&view, &status).await;
+            if result.as_ref().is_err_and(ApplyError::is_unknown) {
+                applier.read_operator().await;
+            }
             let _ = done.send(Done::Operator(result));
         });
         None
@@ -475,6 +477,9 @@ impl Driver {
                         (node, result)
                     }
                 };
+                if result.as_ref().is_err_and(ApplyError::is_unknown) {
+                    applier.read_node(&node).await;
+                }
                 let _ = done.send(Done::Shadow(node, result));
             });
         }
@@ -487,6 +492,9 @@ impl Driver {
             let (applier, done) = (self.applier.clone(), self.done.0.clone());
             tokio::spawn(async move {
                 let result = applier.label(&node).await;
+                if result.as_ref().is_err_and(ApplyError::is_unknown) {
+                    applier.read_node(&node.name).await;
+                }
                 let _ = done.send(Done::Label(node.name, result));
             });
         }
@@ -550,7 +558,7 @@ mod tests {
             let (mut driver, _) = driver();
             let (_stop, stop) = watch::channel(stopped);
             driver.hand_over();
-            let ended = tokio::time::timeout(Duration::from_secs(60), driver.run(stop)).await;
+            let ended = tokio::time::timeout(Duration::from_secs(60), driver.run(&Calls::default(), stop)).await;
             assert_eq!(ended, Ok(end));
         }
     }

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use actix_web::{App, HttpResponse, HttpServer, web};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
+use crate::calls::Calls;
 use crate::metrics::Metrics;
 
 /// Serves until `stop` turns true. `ready` says whether the caches are warm: a standby is ready too, since it can take
@@ -12,14 +14,16 @@ use crate::metrics::Metrics;
 pub async fn serve(
     listen: SocketAddr,
     metrics: Metrics,
+    calls: Calls,
     ready: watch::Receiver<bool>,
     mut stop: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     let server = HttpServer::new(move || {
         App::new()
             .app_data(web::Data::new(metrics.clone()))
+            .app_data(web::Data::new(calls.clone()))
             .app_data(web::Data::new(ready.clone()))
-            .route("/healthz", web::get().to(async || HttpResponse::Ok().body("ok\n")))
+            .route("/healthz", web::get().to(healthz))
             .route("/readyz", web::get().to(readyz))
             .route("/metrics", web::get().to(text))
     })
@@ -44,6 +48,14 @@ async fn readyz(ready: web::Data<watch::Receiver<bool>>) -> HttpResponse {
     }
 }
 
-async fn text(metrics: web::Data<Metrics>) -> HttpResponse {
+async fn healthz(calls: web::Data<Calls>) -> HttpResponse {
+    match calls.ages(Instant::now()).stuck() {
+        None => HttpResponse::Ok().body("ok\n"),
+        Some(stuck) => HttpResponse::ServiceUnavailable().body(format!("{stuck}\n")),
+    }
+}
+
+async fn text(metrics: web::Data<Metrics>, calls: web::Data<Calls>) -> HttpResponse {
+    metrics.ages(&calls.ages(Instant::now()));
     HttpResponse::Ok().content_type("text/plain; version=0.0.4").body(metrics.text())
 }

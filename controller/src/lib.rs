@@ -6,6 +6,7 @@
 //! ```
 
 pub mod apply;
+pub mod calls;
 pub mod claims;
 pub mod clock;
 pub mod config;
@@ -52,8 +53,11 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
         .context("no Kubernetes configuration: neither a kubeconfig nor a service account")?;
     // The client's own retries repeat POST and PATCH on 429 and 503, also for minutes. Every caller here decides itself.
     kubernetes.default_retry = false;
+    kubernetes.connect_timeout = Some(calls::CONNECT_LIMIT);
     let client = kube::Client::try_from(kubernetes).context("the Kubernetes client cannot be set up")?;
     let metrics = metrics::Metrics::new().context("metrics cannot be registered")?;
+    let calls = calls::Calls::default();
+    let client = calls::limited(client, calls.clone(), metrics.clone());
     clock::clock().be_wrong_by(jiff::SignedDuration::from_secs(config.clock_skew.into()));
 
     let changed = Arc::new(watch::channel(0).0);
@@ -94,7 +98,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
             ready.send_replace(true);
         });
     }
-    let plain = tokio::spawn(http::serve(config.plain_listen, metrics.clone(), is_ready, stop.clone()));
+    let plain = tokio::spawn(http::serve(config.plain_listen, metrics.clone(), calls.clone(), is_ready, stop.clone()));
 
     let leases: Api<Lease> = Api::namespaced(leader::dated(client.clone(), clock::clock()), namespace);
     let parameters = leader::Parameters::default();
@@ -116,6 +120,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
             client.clone(),
             leadership,
             metrics.clone(),
+            calls.clone(),
             caches,
             peers.clone(),
             changed.clone(),
@@ -156,6 +161,7 @@ async fn lead(
     client: kube::Client,
     leadership: leader::Leadership,
     metrics: metrics::Metrics,
+    calls: calls::Calls,
     caches: Caches,
     peers: leader::Peers,
     changed: Arc<watch::Sender<u64>>,
@@ -196,7 +202,8 @@ async fn lead(
         expressions::Expressions::start(changed.clone(), metrics.clone(), config.prometheus_ca_file.clone());
     let driver =
         driver::Driver::new(applier, budgets, peers, expressions, changed, config.node_name.clone(), clock::now());
-    let end = driver.run(stop).await;
+    let end = driver.run(&calls, stop).await;
+    calls.turned(None);
     metrics.lead(false);
     keys.abort();
     end

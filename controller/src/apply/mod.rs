@@ -14,6 +14,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
+use kube::api::Api;
+use models::names;
 use tokio::sync::mpsc;
 
 use crate::leader::{Leadership, LostLease};
@@ -21,6 +23,13 @@ use crate::metrics::Metrics;
 use crate::plan::{Action, Note};
 use crate::tls::Signer;
 use crate::view::{Blocked, Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
+
+/// How long the check before a reboot permit and the write of the permit may take together.
+const PERMIT_LIMIT: Duration = Duration::from_secs(15);
+
+/// How long after a failed read a node is read again, at first and at most.
+const READ_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_READ_PAUSE: Duration = Duration::from_secs(5);
 
 /// Why an action was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +51,9 @@ pub enum ApplyError {
     /// The last look before a go found something.
     #[error("no go: {0}")]
     NoGo(String),
+    /// The check before a reboot permit, and the permit, took too long.
+    #[error("the check before the reboot permit had no end within {PERMIT_LIMIT:?}")]
+    Late,
     /// A go or a statement of settings could not be signed.
     #[error("nothing can be signed: the signing key is not usable")]
     Signing(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -63,6 +75,16 @@ impl ApplyError {
                 _ => None,
             },
             _ => None,
+        }
+    }
+
+    /// Whether what was tried may have been carried out all the same: there was no answer, or one of a server that had given
+    /// up on it.
+    pub fn is_unknown(&self) -> bool {
+        match self {
+            Self::Api { source, .. } => is_unknown(source),
+            Self::Late => true,
+            _ => false,
         }
     }
 
@@ -135,6 +157,9 @@ impl Applier {
             let result = applier.carry_out(&node, action).await;
             if let Err(error) = &result {
                 applier.rejected(&name, error);
+                if error.is_unknown() {
+                    applier.read_node(&name).await;
+                }
             }
             let _ = done.send(Outcome { node: name, result });
         });
@@ -148,6 +173,38 @@ impl Applier {
         } else {
             tracing::warn!(node, error = error as &dyn std::error::Error, "action failed");
         }
+    }
+
+    /// Reads an object until there is an answer, or this process no longer leads.
+    async fn read<K>(&self, api: Api<K>, name: &str, take: impl Fn(&K))
+    where
+        K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+    {
+        let mut pause = READ_PAUSE;
+        while self.leadership.check().is_ok() {
+            match api.get_opt(name).await {
+                Err(error) if is_unknown(&error) => {}
+                answer => return answer.ok().flatten().iter().for_each(take),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_READ_PAUSE);
+        }
+    }
+
+    /// Reads a node and its shadow into the caches, after a call of which it is not known what came of it: the next decision is
+    /// made on what the API server has.
+    pub(crate) async fn read_node(&self, node: &str) {
+        let shadow = names::shadow_name(node);
+        futures::join!(
+            self.read(Api::all(self.client.clone()), node, |node| self.nodes.written(node)),
+            self.read(self.shadow_api(), &shadow, |shadow| self.shadows.written(shadow)),
+        );
+    }
+
+    /// Reads the operator's resource into the cache, for the same reason.
+    pub(crate) async fn read_operator(&self) {
+        let api = Api::namespaced(self.client.clone(), &self.namespace);
+        self.read(api, names::OPERATOR_NAME, |operator| self.operator.written(operator)).await;
     }
 
     fn sign(&self, claims: &impl serde::Serialize) -> Result<String, ApplyError> {
@@ -182,7 +239,13 @@ impl Applier {
             Action::Release => self.release(node).await.map(|()| Learned::default()),
             Action::Evict { pods, grace } => self.evict(&pods, grace).await,
             Action::Delete { pods, grace } => self.delete(&pods, grace).await,
-            Action::Go { nonce, rules } => self.give_go(node, &nonce, rules).await.map(|()| Learned::default()),
+            Action::Go { nonce, rules } => {
+                // What the check has seen is old by then.
+                match tokio::time::timeout(PERMIT_LIMIT, self.give_go(node, &nonce, rules)).await {
+                    Ok(given) => given.map(|()| Learned::default()),
+                    Err(_) => Err(ApplyError::Late),
+                }
+            }
             Action::LookAtLease => self.look_at_lease(&node.facts.name).await,
         }
     }
@@ -212,6 +275,13 @@ impl Applier {
             self.tell(&event::operator(operator, &self.namespace), &note).await;
         }
         Ok(())
+    }
+}
+
+fn is_unknown(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::Api(status) => status.code >= 500,
+        _ => true,
     }
 }
 

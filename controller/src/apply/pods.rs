@@ -135,7 +135,12 @@ impl Applier {
                 Ok((meaning(status.code, retry, &status.message, &causes), text))
             }
             Err(error) => {
-                tracing::debug!(pod = pod.name, error = &error as &dyn std::error::Error, "eviction got no answer");
+                tracing::warn!(
+                    pod = pod.name,
+                    namespace = pod.namespace,
+                    error = &error as &dyn std::error::Error,
+                    "eviction got no answer"
+                );
                 Ok((Meaning::Retry(Duration::from_secs(1)), error.to_string()))
             }
         }

@@ -19,7 +19,7 @@ fn manager() -> PatchParams {
 }
 
 impl Applier {
-    fn shadow_api(&self) -> Api<BottlerocketShadow> {
+    pub(super) fn shadow_api(&self) -> Api<BottlerocketShadow> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 

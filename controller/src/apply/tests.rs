@@ -316,3 +316,56 @@ async fn a_process_that_lost_the_lease_writes_nothing() {
     assert!(applier.label(&node().facts).await.is_err());
     assert!(calls.lock().unwrap().is_empty());
 }
+
+/// The claim is carried out and its answer lost; the first read after that is lost too.
+#[tokio::test(start_paused = true)]
+async fn action_without_answer_ends_and_its_node_is_read_again() {
+    let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        let (mut unanswered, mut reads) = (Vec::new(), 0);
+        while let Some((request, reply)) = handle.next_request().await {
+            let answer = match (request.method().as_str(), request.uri().path()) {
+                ("GET", "/api/v1/nodes/a") => {
+                    reads += 1;
+                    json!({"metadata": {"name": "a", "uid": "node-uid", "resourceVersion": "42"},
+                        "spec": {"unschedulable": true}})
+                }
+                ("GET", _) => json!({"metadata": {"name": "brs-a", "uid": "shadow-uid", "resourceVersion": "42"},
+                    "spec": {"attempt": 0}}),
+                _ => Value::Null,
+            };
+            if answer.is_null() || reads == 1 {
+                unanswered.push(reply);
+                continue;
+            }
+            reply.send_response(Response::new(Body::from(answer.to_string().into_bytes())));
+        }
+    });
+    let (mut applier, _) = applier();
+    let client = kube::Client::new(service, "default");
+    applier.client = crate::calls::limited(client, crate::calls::Calls::default(), applier.metrics.clone());
+    let (done, mut ended) = tokio::sync::mpsc::unbounded_channel();
+    applier.spawn(node(), Action::Claim { parts: crate::claims::Parts::CORDON, note: None }, done);
+    let outcome = ended.recv().await.unwrap();
+    assert!(outcome.result.as_ref().is_err_and(ApplyError::is_unknown), "{outcome:?}");
+    let known = applier.nodes.get("a").map(|node| (node.resource_version, node.unschedulable));
+    assert_eq!(known, Some(("42".to_owned(), true)), "what came of it is known before anything else is decided");
+}
+
+#[tokio::test(start_paused = true)]
+async fn reboot_permit_is_given_up_when_its_check_has_no_answer() {
+    let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        let mut unanswered = Vec::new();
+        while let Some(request) = handle.next_request().await {
+            unanswered.push(request);
+        }
+    });
+    let (mut applier, _) = applier();
+    applier.client = kube::Client::new(service, "default");
+    let mut view = node();
+    let shadow = view.shadow.as_mut().unwrap();
+    (shadow.spec.version, shadow.spec.boot_id) = (Some(semver::Version::new(1, 20, 5)), Some("b".into()));
+    let action = Action::Go { nonce: "n".into(), rules: Default::default() };
+    assert!(matches!(applier.carry_out(&view, action).await, Err(ApplyError::Late)));
+}

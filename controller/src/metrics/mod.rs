@@ -11,6 +11,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use models::reason::FailureReason;
@@ -18,6 +19,7 @@ use models::shadow::{ControllerStatus, Progress, Step, UPDATED};
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
 use semver::Version;
 
+use crate::calls::{Ages, Kind};
 use crate::view::{Answer, ShadowFacts};
 use bounded::Bounded;
 use family::Register;
@@ -51,6 +53,9 @@ pub struct Metrics {
     rejected: IntCounterVec,
     findings: IntCounterVec,
     expressions: IntCounterVec,
+    no_answer: IntCounterVec,
+    call_age: GaugeVec,
+    turn_age: GaugeVec,
     tls: Tls,
     #[cfg(test)]
     families: Arc<Vec<family::Family>>,
@@ -190,6 +195,21 @@ impl Metrics {
                 &["result"],
                 "Questions to Prometheus, by what came back: nothing (Quiet), something (Firing), no answer (Failed)",
             )?,
+            no_answer: register.counter(
+                "calls_without_answer_total",
+                &["kind"],
+                "Calls to the API server that had no answer by their deadline",
+            )?,
+            call_age: register.gauge(
+                "call_age_seconds",
+                &["kind"],
+                "For how long the oldest call to the API server has been under way; 0: none is",
+            )?,
+            turn_age: register.gauge(
+                "turn_age_seconds",
+                &[],
+                "How long ago the leader made its last plan; it makes one every 30 s at least",
+            )?,
             tls: Tls {
                 expiry: register.gauge(
                     "certificate_expiry_timestamp_seconds",
@@ -216,6 +236,9 @@ impl Metrics {
         // A counter that begins at 1 has not increased, as far as Prometheus can see.
         for property in PROPERTIES {
             metrics.findings.with_label_values(&[property]);
+        }
+        for kind in Kind::ALL {
+            metrics.no_answer.with_label_values(&[kind.as_str()]);
         }
         for result in crate::expressions::KINDS {
             metrics.expressions.with_label_values(&[result]);
@@ -384,6 +407,24 @@ impl Metrics {
             None => "none".to_owned(),
         };
         self.rejected.with_label_values(&[kind, code.as_str()]).inc();
+    }
+
+    /// Takes in a call that had no answer by its deadline.
+    pub fn no_answer(&self, kind: Kind) {
+        self.no_answer.with_label_values(&[kind.as_str()]).inc();
+    }
+
+    /// Takes in the age of what is under way.
+    pub fn ages(&self, ages: &Ages) {
+        let _alone = self.lock();
+        for kind in Kind::ALL {
+            let age = ages.calls.get(&kind).map_or(0.0, Duration::as_secs_f64);
+            self.call_age.with_label_values(&[kind.as_str()]).set(age);
+        }
+        self.turn_age.reset();
+        if let Some(age) = ages.turn {
+            self.turn_age.with_label_values(&ALONE).set(age.as_secs_f64());
+        }
     }
 
     /// Takes in a plan that broke a safety property.

@@ -138,7 +138,8 @@ fn a_standby_says_nothing_about_the_fleet() {
     metrics.clock_offset(SignedDuration::from_secs(2));
     let standby = metrics.text();
     let of: Vec<_> = exported(&standby).into_iter().map(|(name, ..)| name).collect();
-    let own = ["expressions_total", "leader", "lint_findings_total"].map(|name| format!("brupop_controller_{name}"));
+    let own = ["calls_without_answer_total", "expressions_total", "leader", "lint_findings_total"]
+        .map(|name| format!("brupop_controller_{name}"));
     assert_eq!(of, own, "what it has counted itself, and that it does not lead");
     assert_eq!(value(&metrics, "leader"), Some(0.0));
 
@@ -339,6 +340,7 @@ fn full() -> Metrics {
     metrics.rejected("shadow_status", Some(409));
     metrics.finding("S1");
     metrics.expression(&Answer::Quiet { since: t(0) });
+    metrics.ages(&Ages { turn: Some(Duration::from_secs(3)), ..Ages::default() });
     metrics
 }
 
