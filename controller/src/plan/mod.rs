@@ -18,6 +18,8 @@ mod cases;
 #[cfg(test)]
 mod drain_cases;
 #[cfg(test)]
+mod expression_cases;
+#[cfg(test)]
 pub(crate) mod fixtures;
 mod fleet;
 mod gates;

@@ -3,22 +3,26 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
+use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
 use models::operator::{
-    BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, WINDOW_OPEN, WaitingCount,
+    BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, WINDOW_OPEN,
+    WaitingCount,
 };
 use models::shadow::Step;
 
 use super::survey::Survey;
 use super::{Note, Plan, Wait, requests};
 use crate::policy::{Policy, PolicyError, WindowState};
-use crate::view::{ClusterView, NodeView, OperatorFacts, TlsFacts};
+use crate::view::{Answer, ClusterView, NodeView, OperatorFacts, TlsFacts};
 
 /// How many reasons the operator's status names.
 const REASONS: usize = 32;
 
 /// How long the policy in force may be, as JSON.
 const POLICY_LENGTH: usize = 65_536;
+
+/// No expression keeps all nodes waiting.
+const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
 
 /// Why the operator is degraded although its policy is good.
 const CERTIFICATES: &str = "CertificatesNotInOrder";
@@ -116,6 +120,27 @@ fn degraded(errors: &[PolicyError], policy: &Policy, tls: &TlsFacts) -> Said {
     (true, "InvalidPolicy", message)
 }
 
+/// What keeps nodes from being taken out of service, or from being called healthy, by an expression that is the same for all
+/// of them: recorded here once, and on no node.
+fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Condition>) -> Option<Said> {
+    let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
+    let expressions = policies.flat_map(|policy| policy.before.expressions.iter().chain(&policy.after.expressions));
+    // A query with a node's name in it is asked as another one than it was written.
+    let mut asked = expressions.filter(|expression| plan.expressions.contains(&expression.query));
+    let wait = asked.find_map(|expression| {
+        let (name, shared) = (expression.name.clone(), true);
+        match view.expressions.get(&expression.query)? {
+            Answer::Quiet { .. } => None,
+            Answer::Firing { series } => Some(Wait::ExpressionFires { name, series: series.clone(), shared }),
+            Answer::Failed { message } => Some(Wait::ExpressionFails { name, message: message.clone(), shared }),
+        }
+    });
+    let Some(wait) = wait else { return stored.map(|_| (false, EXPRESSIONS_QUIET, String::new())) };
+    let same = stored.filter(|c| c.reason == wait.as_str() && wait.is_recorded(&c.message));
+    let message = same.map_or_else(|| wait.to_string(), |c| c.message.clone());
+    Some((true, wait.as_str(), message.chars().take(2000).collect()))
+}
+
 /// What a person should hear of when these conditions take the place of those: the rollout stopped or goes on, the policy
 /// cannot be obeyed or can again. What only comes and goes is no news.
 pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
@@ -141,6 +166,17 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
             notes.push(Note { warning: false, reason: ends, message: message.to_owned() });
         }
     }
+    match (true_condition(old, BLOCKED), true_condition(new, BLOCKED)) {
+        (None, Some(now)) => {
+            let reason = if now.reason == "ExpressionFires" { "ExpressionFires" } else { "ExpressionFails" };
+            notes.push(Note { warning: true, reason, message: now.message.clone() });
+        }
+        (Some(_), None) => {
+            let message = "no node waits for an expression that concerns all nodes any more".to_owned();
+            notes.push(Note { warning: false, reason: EXPRESSIONS_QUIET, message });
+        }
+        _ => {}
+    }
     notes
 }
 
@@ -160,13 +196,15 @@ pub(super) fn status(
         if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
 
     let mut conditions = operator.status.conditions.clone();
-    for (type_, (holds, reason, message)) in [
+    let blocked = blocked(view, policy, plan, find_condition(&conditions, BLOCKED));
+    let said = [
         (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
         (WINDOW_OPEN, window(survey)),
         (PROGRESSING, (progressing, if progressing { "Updating" } else { "Idle" }, String::new())),
         (FROZEN, frozen(survey, resumed)),
         (DEGRADED, degraded(&errors, policy, &view.tls)),
-    ] {
+    ];
+    for (type_, (holds, reason, message)) in said.into_iter().chain(blocked.map(|said| (BLOCKED, said))) {
         let condition = Condition {
             type_: type_.to_owned(),
             status: holds.into(),

@@ -225,6 +225,8 @@ pub enum Wait {
         name: String,
         /// What it returned first.
         series: String,
+        /// Whether it is the same for all nodes.
+        shared: bool,
     },
     /// An expression cannot be asked.
     ExpressionFails {
@@ -232,6 +234,8 @@ pub enum Wait {
         name: String,
         /// Why.
         message: String,
+        /// Whether it is the same for all nodes.
+        shared: bool,
     },
     /// The canary step before is not passed.
     CanaryStep {
@@ -333,8 +337,8 @@ impl Wait {
                 | Self::NodePressure { .. }
                 | Self::PodsNotReady { .. }
                 | Self::BudgetNeverAllows { .. }
-                | Self::ExpressionFires { .. }
-                | Self::ExpressionFails { .. }
+                | Self::ExpressionFires { shared: false, .. }
+                | Self::ExpressionFails { shared: false, .. }
                 | Self::Settling { .. }
         )
     }
@@ -345,6 +349,17 @@ impl Wait {
             reason.as_bytes(),
             b"DrainRefused" | b"BudgetNeverAllows" | b"PodsNotReady" | b"ExpressionFires" | b"ExpressionFails"
         )
+    }
+
+    /// Whether a recorded message says the same, but for the value that an expression returned: another value is nothing new.
+    pub fn is_recorded(&self, message: &str) -> bool {
+        let text = self.to_string();
+        match self {
+            Self::ExpressionFires { series: value, .. } | Self::ExpressionFails { message: value, .. } => {
+                text.strip_suffix(value.as_str()).is_some_and(|start| message.starts_with(start))
+            }
+            _ => message == text,
+        }
     }
 
     /// When the reason may end by time alone.
@@ -484,8 +499,10 @@ impl fmt::Display for Wait {
                 "the PodDisruptionBudget {budget} could never let {pod} go, even with all its pods healthy; let it allow one disruption, or run one more pod"
             ),
             Self::AskingExpressions { name } => write!(f, "the expression {name} has not been answered yet"),
-            Self::ExpressionFires { name, series } => write!(f, "the expression {name} returned {series}"),
-            Self::ExpressionFails { name, message } => write!(f, "the expression {name} cannot be asked: {message}"),
+            Self::ExpressionFires { name, series, .. } => write!(f, "the expression {name} returned {series}"),
+            Self::ExpressionFails { name, message, .. } => {
+                write!(f, "the expression {name} cannot be asked: {message}")
+            }
             Self::CanaryStep { step, approval: true, .. } => write!(
                 f,
                 "canary step {step} waits for approval: kubectl annotate bruo default -n <namespace> {}=<any new value>",

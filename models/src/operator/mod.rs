@@ -33,6 +33,9 @@ pub const FROZEN: &str = "Frozen";
 /// `Degraded`: whether the policy cannot be obeyed as it stands, or the operator cannot do its work.
 pub const DEGRADED: &str = "Degraded";
 
+/// `Blocked`: whether an expression that is the same for all nodes keeps them waiting.
+pub const BLOCKED: &str = "Blocked";
+
 /// The switch and the policy of the operator. Without this resource, nothing new starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomResource, JsonSchema)]
 #[kube(
@@ -302,7 +305,8 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub policy_in_force: Option<String>,
-    /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`.
+    /// `Enabled`, `WindowOpen`, `Progressing`, `Frozen`, `Degraded`, and `Blocked` once an expression that is the same for all
+    /// nodes has kept them waiting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -149,7 +149,7 @@ impl Case<'_> {
             return looking(Decision::wait(Wait::Settling { pod, count }).waking_at(deadline));
         }
         match gates::quiet_since(&after_policy.expressions, &self.facts().name, &self.view.expressions) {
-            Err(Wait::ExpressionFires { name, series }) if self.now >= deadline => {
+            Err(Wait::ExpressionFires { name, series, .. }) if self.now >= deadline => {
                 let message = format!("the expression {name} returned {series} on {}", progress.version);
                 self.fail(progress, FailureReason::SoakFailed, &message)
             }

@@ -331,8 +331,7 @@ impl<'a> Case<'a> {
         let wanted = wait.blocks().then(|| wait.as_str());
         let now = stored.map(|c| c.reason.as_str());
         // What a look has found names a pod or a series, of which another one may be the first by now.
-        let same_text =
-            !wanted.is_some_and(Wait::is_of_a_look) || stored.is_some_and(|c| c.message == wait.to_string());
+        let same_text = !wanted.is_some_and(Wait::is_of_a_look) || stored.is_some_and(|c| wait.is_recorded(&c.message));
         if wanted == now && same_text {
             return decision;
         }

@@ -26,12 +26,13 @@ pub(super) fn gate(expressions: &[Expression], node: &str, answers: &BTreeMap<St
         let query = match for_node(&expression.query, node) {
             Ok(query) => query,
             // Asked as it stands it could match nothing, and nothing is what lets a node pass.
-            Err(error) => return Some(Wait::ExpressionFails { name, message: error.to_string() }),
+            Err(error) => return Some(Wait::ExpressionFails { name, message: error.to_string(), shared: false }),
         };
+        let shared = query == expression.query;
         match answers.get(&query) {
             Some(Answer::Quiet { .. }) => None,
-            Some(Answer::Firing { series }) => Some(Wait::ExpressionFires { name, series: series.clone() }),
-            Some(Answer::Failed { message }) => Some(Wait::ExpressionFails { name, message: message.clone() }),
+            Some(Answer::Firing { series }) => Some(Wait::ExpressionFires { name, series: series.clone(), shared }),
+            Some(Answer::Failed { message }) => Some(Wait::ExpressionFails { name, message: message.clone(), shared }),
             None => Some(Wait::AskingExpressions { name }),
         }
     })
@@ -84,12 +85,12 @@ mod tests {
             (
                 "one fires",
                 vec![("errors > 0", quiet()), (load, Answer::Firing { series: "{} 12".into() })],
-                Some(Wait::ExpressionFires { name: "load".into(), series: "{} 12".into() }),
+                Some(Wait::ExpressionFires { name: "load".into(), series: "{} 12".into(), shared: false }),
             ),
             (
                 "one fails",
                 vec![("errors > 0", Answer::Failed { message: "no answer".into() }), (load, quiet())],
-                Some(Wait::ExpressionFails { name: "errors".into(), message: "no answer".into() }),
+                Some(Wait::ExpressionFails { name: "errors".into(), message: "no answer".into(), shared: true }),
             ),
         ] {
             let answers = answers.into_iter().map(|(query, answer)| (query.to_owned(), answer)).collect();

@@ -8,8 +8,8 @@ use models::shadow::{Step, UPDATED};
 use serde_json::{Value, json};
 
 use super::prometheus::Prometheus;
-use super::support::{blocked, blocked_for, is_given_back, is_on, results, waiting};
-use crate::support::{NEW, OLD, nodes, run, shadow_of, step_of};
+use super::support::{blocked, is_given_back, is_on, results, waiting};
+use crate::support::{NEW, OLD, nodes, operator_condition, run, shadow_of, step_of};
 
 /// A bed whose policy asks a server each second.
 fn asking(count: usize, prometheus: &Prometheus, health: &Value) -> BedOptions {
@@ -46,20 +46,22 @@ async fn nothing_is_taken_out_of_service_while_an_expression_fires_or_nobody_ans
     let ending = run(options, async |scene| {
         scene.install().await?;
         scene.release();
-        let world = scene
-            .until("the node waits since nobody answers", |world| blocked_for(world, "node-1", "ExpressionFails"))
-            .await?;
-        let message = &blocked(&world, "node-1").unwrap().message;
+        // The same for all nodes: it is recorded once, in the operator's status.
+        let condition = scene.until_operator("Blocked", ConditionStatus::True).await?;
+        assert_eq!(condition.reason, "ExpressionFails");
+        let message = condition.message;
         assert!(message.contains("error-budget") && message.contains(&prometheus.url()), "{message}");
 
         prometheus.fire(QUERY, json!({"__name__": "job:errors:burnrate1h", "job": "shop"}));
         prometheus.come_up().await?;
         let world = scene
             .until("the node waits since the expression fires", |world| {
-                blocked_for(world, "node-1", "ExpressionFires") && waiting(world, "ExpressionFires") == 1
+                let blocked = operator_condition(world, "Blocked");
+                blocked.is_some_and(|c| c.reason == "ExpressionFires") && waiting(world, "ExpressionFires") == 1
             })
             .await?;
-        let message = &blocked(&world, "node-1").unwrap().message;
+        assert!(blocked(&world, "node-1").is_none());
+        let message = &operator_condition(&world, "Blocked").unwrap().message;
         let series = r#"job:errors:burnrate1h{job="shop"} 1"#;
         assert!(message.contains("error-budget") && message.contains(series), "{message}");
         // It is staged, and the firing expression keeps it as it is.
