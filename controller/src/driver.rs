@@ -27,9 +27,14 @@ use crate::shadows::{Change, changes};
 use crate::view::{
     Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Standings, newer,
 };
+use crate::writes::{self, Priority};
 
 /// How often the operator's status is written when only its counts changed.
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
+
+/// For how long changes are collected after a turn, at least and at most.
+const SHORTEST_REST: Duration = Duration::from_millis(5);
+const LONGEST_REST: Duration = Duration::from_millis(250);
 
 /// How long actions under way may take when the process is asked to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
@@ -47,6 +52,8 @@ struct Memory {
     /// How often the node was claimed in this attempt.
     claims: u32,
     busy: bool,
+    /// Whether what it is busy with is no urgent write.
+    can_wait: bool,
     failures: u32,
     paused_until: Option<Instant>,
 }
@@ -173,6 +180,7 @@ impl Driver {
         changes.mark_changed();
         calls.turned(Some(Instant::now()));
         let mut wake: Option<Instant> = None;
+        let mut rested = Instant::now();
         loop {
             let idle_until = Instant::now() + TURN_PERIOD;
             let timer = tokio::time::sleep_until(wake.map_or(idle_until, |at| at.min(idle_until)));
@@ -183,6 +191,9 @@ impl Driver {
                 Some(done) = self.done.1.recv() => self.written(done),
                 () = timer => {}
             }
+            // What comes close together is looked at together, and planning takes half of the time at most, however large the
+            // fleet is: after a turn that took long, changes are collected for as long.
+            tokio::time::sleep_until(rested).await;
             changes.mark_unchanged();
             while let Ok(outcome) = self.outcomes.1.try_recv() {
                 self.ended(outcome);
@@ -190,8 +201,11 @@ impl Driver {
             while let Ok(done) = self.done.1.try_recv() {
                 self.written(done);
             }
+            let began = Instant::now();
             wake = self.turn();
-            calls.turned(Some(Instant::now()));
+            let ended = Instant::now();
+            rested = ended + (ended - began).clamp(SHORTEST_REST, LONGEST_REST);
+            calls.turned(Some(ended));
             if self.handing_over {
                 break;
             }
@@ -249,6 +263,7 @@ impl Driver {
         self.applier.metrics.clock_offset(crate::clock::offset());
         self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
         if plan.hand_over {
+            tracing::info!(node = self.own_node, "lease handed over: the node of this replica is next");
             self.hand_over();
             return None;
         }
@@ -338,10 +353,11 @@ impl Driver {
     }
 
     fn act(&mut self, view: &ClusterView, plan: &mut Plan) {
-        for (name, action) in std::mem::take(&mut plan.actions) {
-            let Some(node) = view.nodes.get(&name).filter(|_| !view.busy.contains(&name)) else { continue };
-            let memory = self.memory.entry(name).or_default();
+        let under_way = self.memory.values().filter(|memory| memory.busy && memory.can_wait).count();
+        for (node, action, priority) in writes::begin(std::mem::take(&mut plan.actions), view, under_way) {
+            let memory = self.memory.entry(node.facts.name.clone()).or_default();
             memory.busy = true;
+            memory.can_wait = priority != Priority::Urgent;
             if let Action::Evict { pods, .. } = &action {
                 // As they are before the first request. A budget can refuse a pod and allow it again while the others are
                 // asked for; looked up after the last answer, that change would pass for one that the refusal knew of.
@@ -455,11 +471,17 @@ impl Driver {
     fn change_shadows(&mut self, policy: &Policy) {
         let now = Instant::now();
         self.shadow_changes.retain(|_, retry| retry.is_none_or(|at| at > now));
+        let under_way = self.shadow_changes.values().filter(|retry| retry.is_none()).count();
+        let mut places = writes::AT_A_TIME.saturating_sub(under_way);
         for change in changes(&self.applier.nodes.items(), &self.applier.shadows.items()) {
+            if places == 0 {
+                break;
+            }
             let (Change::Create { node, .. } | Change::Delete { node, .. }) = &change;
             if self.shadow_changes.contains_key(node) {
                 continue;
             }
+            places -= 1;
             self.shadow_changes.insert(node.clone(), None);
             let host = models::shadow::HostPolicy {
                 refresh_interval: Some(policy.refresh_interval),
@@ -529,9 +551,16 @@ mod tests {
         cache
     }
 
+    type Server = tower_test::mock::Handle<http::Request<kube::client::Body>, http::Response<kube::client::Body>>;
+
     /// A driver of a leader with nothing to do, and the cache of its nodes.
     fn driver() -> (Driver, Cache<NodeFacts>) {
-        let (service, _handle) =
+        let (driver, nodes, _) = driver_and_server();
+        (driver, nodes)
+    }
+
+    fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
+        let (service, server) =
             tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
         let client = kube::Client::new(service, "default");
         let changed = Arc::new(watch::channel(0).0);
@@ -549,7 +578,48 @@ mod tests {
         );
         let peers = Peers { identity: "me".into(), pods: cache(&changed) };
         let expressions = Expressions::start(changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
-        (Driver::new(applier, cache(&changed), peers, expressions, changed, None, crate::clock::now()), nodes)
+        let driver = Driver::new(applier, cache(&changed), peers, expressions, changed, None, crate::clock::now());
+        (driver, nodes, server)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn policy_change_for_a_large_fleet_delays_no_eviction_and_is_no_burst_of_writes() {
+        let (mut driver, _, mut server) = driver_and_server();
+        let (mut view, mut actions) = (ClusterView::default(), BTreeMap::new());
+        for number in 0..=5000 {
+            let name = format!("node-{number:04}");
+            let facts = NodeFacts { name: name.clone(), ..NodeFacts::default() };
+            let shadow = Some(ShadowFacts { node: name.clone(), ..ShadowFacts::default() });
+            view.nodes.insert(name.clone(), NodeView { facts, shadow, ..NodeView::default() });
+            actions.insert(name, Action::Spec { spec: Box::default() });
+        }
+        let pod = crate::plan::Eviction { namespace: "shop".into(), name: "web".into(), uid: "u".into() };
+        actions.insert("node-5000".into(), Action::Evict { pods: vec![pod], grace: None });
+        let plan = || Plan { actions: actions.clone(), ..Plan::default() };
+        driver.act(&view, &mut plan());
+        let mut unanswered = Vec::new();
+        // The clock is moved on as soon as nothing else is to be done.
+        while let Ok(Some((request, reply))) = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await
+        {
+            unanswered.push((request.uri().path().to_owned(), reply));
+        }
+        let evictions = unanswered.iter().filter(|(path, _)| path.ends_with("/eviction")).count();
+        assert_eq!((evictions, unanswered.len()), (1, 1 + crate::writes::AT_A_TIME));
+        // The next one begins when one has ended.
+        let (_, reply) =
+            unanswered.iter().position(|(path, _)| path.contains("brs-")).map(|at| unanswered.remove(at)).unwrap();
+        reply.send_response(http::Response::builder().status(409).body(kube::client::Body::empty()).unwrap());
+        let outcome = driver.outcomes.1.recv().await.unwrap();
+        let done = outcome.node.clone();
+        driver.ended(outcome);
+        view.busy.extend(driver.memory.iter().filter(|(_, memory)| memory.busy).map(|(name, _)| name.clone()));
+        view.busy.insert(done);
+        driver.act(&view, &mut plan());
+        let next = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await;
+        // It is kept: one that is dropped is an answer that was lost, after which the node is read again.
+        assert!(matches!(next, Ok(Some(_))));
+        let another = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await;
+        assert!(another.is_err(), "more than {} at a time", crate::writes::AT_A_TIME);
     }
 
     #[tokio::test]

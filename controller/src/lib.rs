@@ -10,6 +10,7 @@ pub mod calls;
 pub mod claims;
 pub mod clock;
 pub mod config;
+pub mod decisions;
 pub mod drain;
 pub mod driver;
 pub mod expressions;
@@ -25,6 +26,7 @@ pub mod policy;
 pub mod shadows;
 pub mod tls;
 pub mod view;
+pub mod writes;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -140,7 +142,10 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
                 after = Some(Instant::now() + parameters.lease_duration);
             }
             Ok(End::Stopped) => break Ok(()),
-            Err(lost) => break Err(anyhow::Error::from(lost)),
+            Err(lost) => {
+                tracing::warn!(identity = config.identity, "lease lost");
+                break Err(anyhow::Error::from(lost));
+            }
         }
     };
     if *stop.borrow() {
@@ -172,7 +177,7 @@ async fn lead(
         _ = stop.wait_for(|stop| *stop) => return End::Stopped,
         elected = leads.wait_for(|leads| *leads) => if elected.is_err() { return End::Stopped },
     }
-    tracing::info!(identity = config.identity, "leading");
+    tracing::info!(identity = config.identity, "lease acquired: this replica leads");
     metrics.lead(true);
     let (nodes, shadows, operator, budgets) = caches;
     let signer = tls::Signer::default();

@@ -18,6 +18,7 @@ use kube::api::Api;
 use models::names;
 use tokio::sync::mpsc;
 
+use crate::decisions::{self, Line, Pair};
 use crate::leader::{Leadership, LostLease};
 use crate::metrics::Metrics;
 use crate::plan::{Action, Note};
@@ -161,8 +162,22 @@ impl Applier {
                     applier.read_node(&name).await;
                 }
             }
+            applier.log_decisions(&node);
             let _ = done.send(Outcome { node: name, result });
         });
+    }
+
+    /// Logs what has been decided about a node since this view of it.
+    fn log_decisions(&self, before: &NodeView) {
+        let Some(facts) = self.nodes.get(&before.facts.name).filter(|facts| facts.uid == before.facts.uid) else {
+            return;
+        };
+        let uid = before.shadow.as_ref().map(|shadow| &shadow.uid);
+        let Some(shadow) = self.shadows.get(&before.facts.name).filter(|shadow| Some(&shadow.uid) == uid) else {
+            return;
+        };
+        let before = Pair { facts: &before.facts, shadow: before.shadow.as_ref() };
+        decisions::of_node(before, Pair { facts: &facts, shadow: Some(&shadow) }).into_iter().for_each(Line::log);
     }
 
     fn rejected(&self, node: &str, error: &ApplyError) {
@@ -271,6 +286,7 @@ impl Applier {
         let Some(operator) = &view.operator else { return Ok(()) };
         self.leadership.check()?;
         shadow::apply_operator_status(self, operator, status).await?;
+        decisions::of_operator(&operator.status, status).into_iter().for_each(Line::log);
         for note in crate::plan::news(&operator.status.conditions, &status.conditions) {
             self.tell(&event::operator(operator, &self.namespace), &note).await;
         }

@@ -75,7 +75,7 @@ impl Applier {
         let params = PatchParams::apply(names::LABEL_MANAGER);
         let node = api.patch(&facts.name, &params, &Patch::Apply(body)).await.map_err(ApplyError::api("node_label"))?;
         self.nodes.written(&node);
-        tracing::info!(node = facts.name, "labelled: it runs Bottlerocket");
+        tracing::info!(node = facts.name, "node labelled: it runs Bottlerocket");
         Ok(())
     }
 

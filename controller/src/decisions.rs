@@ -1,0 +1,409 @@
+//! The log of decisions: what was decided about a node or the fleet, derived from what a write has changed, so that each
+//! decision is in the leader's log once and one can follow a rollout by that log alone.
+
+use models::condition::{ConditionStatus, find_condition};
+use models::operator::{BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN};
+use models::reason::{FailureClass, FailureReason};
+use models::shadow::{ControllerReport, Progress, Step, UPDATED};
+use semver::Version;
+
+use crate::view::{NodeFacts, ShadowFacts};
+
+/// One line of the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Line {
+    warning: bool,
+    text: &'static str,
+    node: Option<String>,
+    attempt: Option<i64>,
+    version: Option<Version>,
+    reason: Option<String>,
+    detail: Option<String>,
+}
+
+impl Line {
+    fn new(text: &'static str) -> Self {
+        Self { text, ..Self::default() }
+    }
+
+    fn warning(text: &'static str) -> Self {
+        Self { warning: true, ..Self::new(text) }
+    }
+
+    fn about(self, node: &str, progress: Option<&Progress>) -> Self {
+        Self {
+            node: Some(node.to_owned()),
+            attempt: progress.map(|p| p.attempt),
+            version: progress.map(|p| p.version.clone()),
+            ..self
+        }
+    }
+
+    fn because(self, reason: &str, detail: &str) -> Self {
+        let text = |text: &str| (!text.is_empty()).then(|| models::plain::plain(text));
+        Self { reason: text(reason), detail: text(detail), ..self }
+    }
+
+    /// Writes the line.
+    pub fn log(self) {
+        let Self { warning, text, node, attempt, version, reason, detail } = self;
+        let version = version.map(tracing::field::display);
+        if warning {
+            tracing::warn!(node, attempt, version, reason, detail, "{text}");
+        } else {
+            tracing::info!(node, attempt, version, reason, detail, "{text}");
+        }
+    }
+}
+
+/// A node with its shadow.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair<'a> {
+    /// The Node.
+    pub facts: &'a NodeFacts,
+    /// Its shadow, if it has one.
+    pub shadow: Option<&'a ShadowFacts>,
+}
+
+/// Returns what was decided about a node, by what it was before a write and is after it.
+pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let name = &after.facts.name;
+    let report = |pair: Pair<'_>| pair.shadow.map(|s| s.status.controller.clone()).unwrap_or_default();
+    let (was, is) = (report(before), report(after));
+    lines.extend(of_report(name, &was, &is));
+    let progress = is.progress.as_ref().or(was.progress.as_ref());
+    if before.facts.uid == after.facts.uid {
+        match (before.facts.claimed(), after.facts.claimed()) {
+            (false, true) => lines.push(Line::new("node claimed").about(name, progress)),
+            (true, false) => {
+                let back = |step| matches!(step, Step::Rebooting | Step::Returning | Step::Monitoring);
+                let rebooted = progress.is_some_and(|p| back(p.step));
+                let text = if rebooted { "node rebooted: released" } else { "node released" };
+                lines.push(Line::new(text).about(name, progress));
+            }
+            (true, true) if !before.facts.unschedulable && after.facts.unschedulable => {
+                lines.push(Line::warning("node claimed again: it was uncordoned by others").about(name, progress));
+            }
+            _ => {}
+        }
+    }
+    let permit = |pair: Pair<'_>| pair.shadow.and_then(|s| s.spec.go.clone());
+    if let Some(given) = permit(after)
+        && permit(before).is_none_or(|before| before.nonce != given.nonce)
+    {
+        lines.push(Line::new("reboot permitted").about(name, progress));
+    }
+    lines
+}
+
+fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) -> Vec<Line> {
+    let (was, is) = (before.progress.as_ref(), after.progress.as_ref());
+    let step = |progress: Option<&Progress>| progress.map(|p| p.step);
+    let last = after.record.as_ref().and_then(|r| r.last.as_ref());
+    let about = |line: Line| vec![line.about(node, is.or(was))];
+    let ended = |line: Line| {
+        let line = line.about(node, is.or(was));
+        vec![match last {
+            Some(last) => line.because(&last.reason, &last.message),
+            None => line,
+        }]
+    };
+    let text = match (step(was), step(is)) {
+        (None | Some(Step::Monitoring), None) if last.is_some_and(|l| l.reason == UPDATED) && was.is_some() => {
+            return ended(Line::new("node verified"));
+        }
+        (None, None) => return requests(node, before, after),
+        (_, Some(Step::Releasing)) if step(was) != Some(Step::Releasing) => {
+            let reason = last.map(|l| l.reason.as_str()).unwrap_or_default();
+            let known = FailureReason::ALL.iter().find(|known| known.as_str() == reason);
+            let withdrawn = known.is_some_and(|reason| reason.class() == FailureClass::Wait);
+            return ended(if withdrawn { Line::new("attempt withdrawn") } else { Line::warning("attempt failed") });
+        }
+        (None, Some(_)) => "attempt started",
+        (Some(_), None) => "attempt ended",
+        (Some(was_at), Some(is_at)) if was_at == is_at => {
+            let forced = |report: &ControllerReport| report.drain.as_ref().and_then(|d| d.forced);
+            if forced(before).is_none() && forced(after).is_some() {
+                return about(Line::warning("drain forced: deleting the pods that are left"));
+            }
+            if is_at == Step::Monitoring && was.map(|p| p.since) != is.map(|p| p.since) {
+                return about(Line::new("verification restarted"));
+            }
+            return requests(node, before, after);
+        }
+        (_, Some(Step::Staging)) => "image to be staged again",
+        (_, Some(Step::Staged)) => "image staged",
+        (_, Some(Step::LeavingBalancer)) => "leaving load balancers",
+        (_, Some(Step::Draining)) => "drain started",
+        (_, Some(Step::Rebooting)) => "node drained",
+        (Some(Step::Monitoring), Some(Step::Returning)) => "verification interrupted: waiting for the node",
+        (_, Some(Step::Returning)) => "node rebooted: waiting for it to be Ready",
+        (_, Some(Step::Monitoring)) => "verification started",
+        _ => "step changed",
+    };
+    about(Line::new(text))
+}
+
+/// Requests that a write has carried out beside everything else.
+fn requests(node: &str, before: &ControllerReport, after: &ControllerReport) -> Vec<Line> {
+    let requests =
+        |report: &ControllerReport| report.record.as_ref().and_then(|r| r.requests.clone()).unwrap_or_default();
+    let (was, is) = (requests(before), requests(after));
+    let unresolved = |report: &ControllerReport| {
+        let failures = report.record.iter().flat_map(|r| &r.version_failures);
+        failures.filter(|f| f.resolved_by.is_none()).count()
+    };
+    let mut lines = Vec::new();
+    if was.retry != is.retry {
+        lines.push(Line::new("retry requested: the back-off is over"));
+    }
+    if was.release != is.release {
+        lines.push(Line::new("release requested: there is nothing to release"));
+    }
+    if unresolved(after) < unresolved(before) {
+        lines.push(Line::new("failures of the node resolved"));
+    }
+    lines.into_iter().map(|line| line.about(node, after.progress.as_ref())).collect()
+}
+
+/// Returns what was decided about the fleet, by the operator's status before a write and after it.
+pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for known in &after.versions {
+        let Some(quarantined) = &known.quarantined else { continue };
+        let same = |old: &&models::operator::KnownVersion| {
+            (&old.version, &old.variant, &old.arch) == (&known.version, &known.variant, &known.arch)
+        };
+        if before.versions.iter().find(same).is_none_or(|old| old.quarantined.is_none()) {
+            let detail = format!("{} {}, failed on {}", known.variant, known.arch, quarantined.nodes.join(", "));
+            let line = Line::warning("version quarantined").because(quarantined.reason.as_str(), &detail);
+            lines.push(Line { version: Some(known.version.clone()), ..line });
+        }
+    }
+    let holds = |status: &BottlerocketUpdateOperatorStatus, type_: &str| {
+        find_condition(&status.conditions, type_).filter(|c| c.status == ConditionStatus::True).cloned()
+    };
+    match (holds(before, FROZEN), holds(after, FROZEN)) {
+        (None, Some(frozen)) => {
+            lines.push(Line::warning("rollout frozen").because(&frozen.reason, &frozen.message));
+        }
+        (Some(_), None) => lines.push(Line::new("rollout resumed")),
+        _ => {}
+    }
+    match (holds(before, BLOCKED), holds(after, BLOCKED)) {
+        (None, Some(blocked)) => {
+            lines.push(Line::warning("rollout blocked").because(&blocked.reason, &blocked.message));
+        }
+        (Some(_), None) => lines.push(Line::new("rollout no longer blocked")),
+        _ => {}
+    }
+    match (holds(before, DEGRADED), holds(after, DEGRADED)) {
+        (was, Some(is)) if was.as_ref().is_none_or(|was| was.message != is.message) => {
+            let text = if is.reason == "InvalidPolicy" { "policy rejected" } else { "operator degraded" };
+            lines.push(Line::warning(text).because(&is.reason, &is.message));
+        }
+        (Some(was), None) if was.reason != "InvalidPolicy" => {
+            lines.push(Line::new("operator no longer degraded").because(&was.reason, ""));
+        }
+        (Some(_), None) => lines.push(Line::new("policy accepted")),
+        (None, None) if before.policy_in_force != after.policy_in_force => {
+            lines.push(Line::new("policy accepted").because("", after.update_revision.as_deref().unwrap_or_default()));
+        }
+        _ => {}
+    }
+    for rollout in &after.active_rollouts {
+        let old = before.active_rollouts.iter().find(|old| old.version == rollout.version);
+        let line = match old {
+            None => Line::new("rollout started"),
+            Some(old) if old.steps_passed < rollout.steps_passed => {
+                Line::new("canary step passed").because("", &format!("{} step(s) passed", rollout.steps_passed))
+            }
+            Some(_) => continue,
+        };
+        lines.push(Line { version: Some(rollout.version.clone()), ..line });
+    }
+    let requests = |status: &BottlerocketUpdateOperatorStatus| status.requests.clone().unwrap_or_default();
+    let (was, is) = (requests(before), requests(after));
+    for (text, was, is) in [
+        ("canary step approved", was.approve_step, is.approve_step),
+        ("rotation of certificates begun", was.rotate_certificates, is.rotate_certificates),
+        ("rotation of the signing key begun", was.rotate_signing_key, is.rotate_signing_key),
+    ] {
+        if is.is_some() && was != is {
+            lines.push(Line::new(text));
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use models::condition::Condition;
+    use models::operator::{KnownVersion, Quarantined};
+    use models::shadow::{AttemptResult, DrainStatus, Go, Record};
+
+    use super::*;
+    use crate::claims::Parts;
+
+    fn at(step: Step) -> ControllerReport {
+        let progress = Progress {
+            step,
+            since: Timestamp::UNIX_EPOCH,
+            attempt: 3,
+            boot_id: "boot".into(),
+            version: Version::new(1, 20, 5),
+            from: None,
+            started: Timestamp::UNIX_EPOCH,
+            go_given: false,
+            soak_restarted: false,
+            restarts: None,
+            watched_since: None,
+            disruptive: false,
+        };
+        ControllerReport { progress: Some(progress), ..ControllerReport::default() }
+    }
+
+    fn ended(report: ControllerReport, reason: &str) -> ControllerReport {
+        let last = AttemptResult {
+            attempt: 3,
+            from: None,
+            version: Version::new(1, 20, 5),
+            reason: reason.into(),
+            message: "why".into(),
+            started: Timestamp::UNIX_EPOCH,
+            ended: Timestamp::UNIX_EPOCH,
+        };
+        ControllerReport { record: Some(Record { last: Some(last), ..Record::default() }), ..report }
+    }
+
+    fn idle() -> ControllerReport {
+        ControllerReport::default()
+    }
+
+    fn texts(lines: &[Line]) -> Vec<(bool, &'static str)> {
+        lines.iter().map(|line| (line.warning, line.text)).collect()
+    }
+
+    #[test]
+    fn each_change_of_a_step_is_one_line() {
+        let forced = ControllerReport {
+            drain: Some(DrainStatus { forced: Some(Timestamp::UNIX_EPOCH), ..DrainStatus::default() }),
+            ..at(Step::Draining)
+        };
+        let mut restarted = at(Step::Monitoring);
+        restarted.progress.as_mut().unwrap().since = Timestamp::MAX;
+        for (before, after, expected) in [
+            (idle(), at(Step::Staging), vec![(false, "attempt started")]),
+            (at(Step::Staging), at(Step::Staged), vec![(false, "image staged")]),
+            (at(Step::Staging), at(Step::Draining), vec![(false, "drain started")]),
+            (at(Step::Staged), at(Step::LeavingBalancer), vec![(false, "leaving load balancers")]),
+            (at(Step::LeavingBalancer), at(Step::Draining), vec![(false, "drain started")]),
+            (at(Step::Draining), at(Step::Draining), vec![]),
+            (at(Step::Draining), forced, vec![(true, "drain forced: deleting the pods that are left")]),
+            (at(Step::Draining), at(Step::Rebooting), vec![(false, "node drained")]),
+            (at(Step::Rebooting), at(Step::Returning), vec![(false, "node rebooted: waiting for it to be Ready")]),
+            (at(Step::Rebooting), at(Step::Monitoring), vec![(false, "verification started")]),
+            (at(Step::Returning), at(Step::Monitoring), vec![(false, "verification started")]),
+            (at(Step::Monitoring), restarted, vec![(false, "verification restarted")]),
+            (at(Step::Monitoring), ended(idle(), UPDATED), vec![(false, "node verified")]),
+            (at(Step::Draining), ended(at(Step::Releasing), "DrainTimedOut"), vec![(true, "attempt failed")]),
+            (at(Step::Staging), ended(at(Step::Releasing), "PolicyChanged"), vec![(false, "attempt withdrawn")]),
+            (at(Step::Releasing), ended(idle(), "DrainTimedOut"), vec![(false, "attempt ended")]),
+            (ended(idle(), UPDATED), ended(idle(), UPDATED), vec![]),
+        ] {
+            let lines = of_report("a", &before, &after);
+            assert_eq!(texts(&lines), expected, "{before:?} -> {after:?}");
+            for line in lines {
+                assert_eq!((line.node.as_deref(), line.attempt), (Some("a"), Some(3)), "{line:?}");
+            }
+        }
+        let failed = of_report("a", &at(Step::Draining), &ended(at(Step::Releasing), "DrainTimedOut"));
+        assert_eq!((failed[0].reason.as_deref(), failed[0].detail.as_deref()), (Some("DrainTimedOut"), Some("why")));
+    }
+
+    #[test]
+    fn claims_and_permits_are_one_line_each() {
+        let facts = |claims: Parts, unschedulable: bool| NodeFacts {
+            name: "a".into(),
+            claims,
+            unschedulable,
+            ..NodeFacts::default()
+        };
+        let shadow = |nonce: Option<&str>| {
+            let mut shadow = ShadowFacts::default();
+            shadow.status.controller = at(Step::Rebooting);
+            shadow.spec.go = nonce.map(|nonce| Go { nonce: nonce.into(), jws: String::new() });
+            shadow
+        };
+        let (none, cordon) = (Parts::default(), Parts::CORDON);
+        for (sentence, before, after, expected) in [
+            ("claimed", (none, false, None), (cordon, true, None), vec![(false, "node claimed")]),
+            ("nothing", (cordon, true, None), (cordon, true, None), vec![]),
+            (
+                "claimed again",
+                (cordon, false, None),
+                (cordon, true, None),
+                vec![(true, "node claimed again: it was uncordoned by others")],
+            ),
+            ("released", (cordon, true, None), (none, false, None), vec![(false, "node rebooted: released")]),
+            ("permitted", (cordon, true, None), (cordon, true, Some("1")), vec![(false, "reboot permitted")]),
+            ("permitted before", (cordon, true, Some("1")), (cordon, true, Some("1")), vec![]),
+            (
+                "permitted again",
+                (cordon, true, Some("1")),
+                (cordon, true, Some("2")),
+                vec![(false, "reboot permitted")],
+            ),
+        ] {
+            let of = |(claims, unschedulable, nonce)| (facts(claims, unschedulable), shadow(nonce));
+            let (before, after) = (of(before), of(after));
+            let pair = |(facts, shadow): &(NodeFacts, ShadowFacts)| {
+                of_node(Pair { facts: &before.0, shadow: Some(&before.1) }, Pair { facts, shadow: Some(shadow) })
+            };
+            assert_eq!(texts(&pair(&after)), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn freezes_quarantines_and_policies_are_one_line_each() {
+        let with = |type_: &str, reason: &str, policy: &str| BottlerocketUpdateOperatorStatus {
+            policy_in_force: Some(policy.to_owned()),
+            conditions: vec![Condition {
+                type_: type_.to_owned(),
+                status: (!reason.is_empty()).into(),
+                reason: reason.to_owned(),
+                message: format!("because of {reason}"),
+                last_transition_time: Timestamp::UNIX_EPOCH,
+                observed_generation: None,
+            }],
+            ..BottlerocketUpdateOperatorStatus::default()
+        };
+        let mut quarantined = with(FROZEN, "VersionFailed", "1");
+        quarantined.versions.push(KnownVersion {
+            version: Version::new(1, 20, 5),
+            variant: "aws-k8s".into(),
+            arch: "x86_64".into(),
+            first_seen: Timestamp::UNIX_EPOCH,
+            failed: vec!["a".into()],
+            quarantined: Some(Quarantined {
+                reason: FailureReason::SoakFailed,
+                nodes: vec!["a".into()],
+                since: Timestamp::UNIX_EPOCH,
+            }),
+        });
+        let bad = || with(DEGRADED, "InvalidPolicy", "1");
+        for (before, after, expected) in [
+            (with(FROZEN, "", "1"), quarantined.clone(), vec![(true, "version quarantined"), (true, "rollout frozen")]),
+            (quarantined.clone(), quarantined.clone(), vec![]),
+            (quarantined, with(FROZEN, "", "1"), vec![(false, "rollout resumed")]),
+            (with(DEGRADED, "", "1"), bad(), vec![(true, "policy rejected")]),
+            (bad(), bad(), vec![]),
+            (bad(), with(DEGRADED, "", "2"), vec![(false, "policy accepted")]),
+            (with(DEGRADED, "", "1"), with(DEGRADED, "", "2"), vec![(false, "policy accepted")]),
+        ] {
+            assert_eq!(texts(&of_operator(&before, &after)), expected, "{before:?} -> {after:?}");
+        }
+    }
+}

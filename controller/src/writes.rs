@@ -1,0 +1,120 @@
+//! Which of a plan's actions begin now: a change of policy concerns every shadow at once, and nodes that are out of service
+//! must not wait behind it.
+
+use std::collections::BTreeMap;
+
+use crate::plan::Action;
+use crate::view::{ClusterView, NodeView};
+
+/// How many writes that can wait are under way at a time, of nodes and of shadows that are made or deleted: enough for thousands
+/// of nodes in seconds, and no burst for the API server.
+pub const AT_A_TIME: usize = 20;
+
+/// How long an action can wait; the most urgent first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Not at all: a permit, an eviction, a claim or its release, and whatever is next for a node that is out of service. How
+    /// many there are is bounded by the budget.
+    Urgent,
+    /// The desired state of a node in service.
+    Spec,
+    /// What is recorded about a node in service.
+    Status,
+}
+
+/// Returns how long this action can wait.
+pub fn priority(node: &NodeView, action: &Action) -> Priority {
+    match action {
+        Action::Go { .. }
+        | Action::Evict { .. }
+        | Action::Delete { .. }
+        | Action::Release
+        | Action::Claim { .. }
+        | Action::LookAtLease => Priority::Urgent,
+        Action::Spec { .. } | Action::Status { .. } if node.disrupted() => Priority::Urgent,
+        Action::Spec { .. } => Priority::Spec,
+        Action::Status { .. } => Priority::Status,
+    }
+}
+
+/// Returns the actions that begin now, the most urgent first, while so many that can wait are under way.
+pub fn begin(
+    actions: BTreeMap<String, Action>,
+    view: &ClusterView,
+    under_way: usize,
+) -> Vec<(&NodeView, Action, Priority)> {
+    let mut ready: Vec<_> = actions
+        .into_iter()
+        .filter(|(name, _)| !view.busy.contains(name))
+        .filter_map(|(name, action)| view.nodes.get(&name).map(|node| (node, priority(node, &action), action)))
+        .map(|(node, priority, action)| (node, action, priority))
+        .collect();
+    ready.sort_by_key(|(_, _, priority)| *priority);
+    let urgent = ready.partition_point(|(_, _, priority)| *priority == Priority::Urgent);
+    ready.truncate(urgent + AT_A_TIME.saturating_sub(under_way));
+    ready
+}
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::{BottlerocketShadowSpec, ControllerStatus, Progress, Step};
+
+    use super::*;
+    use crate::view::ShadowFacts;
+
+    fn spec() -> Action {
+        Action::Spec { spec: Box::new(BottlerocketShadowSpec::default()) }
+    }
+
+    fn status() -> Action {
+        Action::Status { status: Box::new(ControllerStatus::default()), note: None }
+    }
+
+    #[test]
+    fn urgent_actions_begin_at_once_and_the_others_a_few_at_a_time() {
+        let mut view = ClusterView::default();
+        let mut actions = BTreeMap::new();
+        let mut add = |name: String, action: Action, disruptive: bool| {
+            let mut shadow = ShadowFacts::default();
+            shadow.status.controller.progress = disruptive.then(|| Progress {
+                step: Step::Draining,
+                since: jiff::Timestamp::UNIX_EPOCH,
+                attempt: 1,
+                boot_id: String::new(),
+                version: semver::Version::new(1, 20, 5),
+                from: None,
+                started: jiff::Timestamp::UNIX_EPOCH,
+                go_given: false,
+                soak_restarted: false,
+                restarts: None,
+                watched_since: None,
+                disruptive,
+            });
+            let mut node = NodeView { shadow: Some(shadow), ..NodeView::default() };
+            node.facts.name.clone_from(&name);
+            view.nodes.insert(name.clone(), node);
+            actions.insert(name, action);
+        };
+        for number in 0..5000 {
+            add(format!("node-{number:04}"), if number % 2 == 0 { status() } else { spec() }, false);
+        }
+        // Behind them all by name.
+        add("permit".into(), Action::Go { nonce: "n".into(), rules: Default::default() }, true);
+        add("pods".into(), Action::Evict { pods: vec![], grace: None }, true);
+        add("release".into(), Action::Release, true);
+        add("status".into(), status(), true);
+        view.busy.insert("node-0001".into());
+        for (under_way, routine) in [(0, AT_A_TIME), (AT_A_TIME - 1, 1), (AT_A_TIME, 0), (AT_A_TIME + 5, 0)] {
+            let begun = begin(actions.clone(), &view, under_way);
+            let names: Vec<&str> = begun.iter().map(|(node, ..)| node.facts.name.as_str()).collect();
+            assert_eq!(names[..4], ["permit", "pods", "release", "status"]);
+            assert_eq!(names.len() - 4, routine, "{under_way} under way");
+            assert!(begun[4..].iter().all(|(_, _, priority)| *priority == Priority::Spec), "{names:?}");
+            assert!(!names.contains(&"node-0001"), "it is busy");
+        }
+        actions.retain(|name, action| matches!(action, Action::Status { .. }) || name == "node-0003");
+        let begun = begin(actions, &view, 0);
+        assert_eq!(begun[1].2, Priority::Spec);
+        assert_eq!(begun[2].2, Priority::Status);
+    }
+}

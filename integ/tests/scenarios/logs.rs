@@ -1,0 +1,53 @@
+//! One can follow a rollout by the leader's log alone.
+
+use jiff::Timestamp;
+
+use crate::support::{Scene, nodes, run};
+
+/// What the log of the leaders says about decisions on a node, in the order of time.
+fn decisions(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
+    let mut lines: Vec<(Timestamp, String)> = Vec::new();
+    for pod in std::fs::read_dir(scene.bed.control_plane.dir().join("log"))? {
+        for log in std::fs::read_dir(pod?.path())? {
+            let content = String::from_utf8_lossy(&std::fs::read(log?.path())?).into_owned();
+            for line in content.lines() {
+                // E.g. `2026-01-01T00:00:00.000000Z  INFO controller::decisions: node drained node="a" attempt=1 version=1.20.5`.
+                let Some((head, said)) = line.split_once(" controller::decisions: ") else { continue };
+                let Some((text, fields)) = said.split_once(&format!(" node={node:?}")) else { continue };
+                anyhow::ensure!(fields.contains("attempt=1") && fields.contains("version=1.20.5"), "{line}");
+                let at = head.split_whitespace().next().unwrap_or_default().parse()?;
+                lines.push((at, text.to_owned()));
+            }
+        }
+    }
+    lines.sort();
+    Ok(lines.into_iter().map(|(_, text)| text).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leaders_log_has_each_decision_about_a_node_once() -> anyhow::Result<()> {
+    run(nodes(2), async |scene| {
+        scene.install().await?;
+        scene.release();
+        scene.updated().await?;
+        for node in ["node-1", "node-2"] {
+            let mut lines = decisions(scene, node)?;
+            // Only where a node has to wait.
+            lines.retain(|line| line != "image staged" && line != "node rebooted: waiting for it to be Ready");
+            let expected = [
+                "attempt started",
+                "drain started",
+                "node claimed",
+                "node drained",
+                "reboot permitted",
+                "node rebooted: released",
+                "verification started",
+                "node verified",
+            ];
+            assert_eq!(lines, expected, "{node}");
+        }
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
