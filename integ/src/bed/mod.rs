@@ -50,6 +50,8 @@ pub struct BedOptions {
     pub volume_lag: Duration,
     /// The control plane.
     pub control_plane: control_plane::Options,
+    /// Where pods on nodes that are added from now on find the API server, if not under its own URL.
+    pub pods_api_server: Option<String>,
     /// The tag under which the images of the stand-in for the next version are there as well, if they are.
     pub next: Option<String>,
 }
@@ -72,6 +74,7 @@ impl Default for BedOptions {
             deploy: deploy::Options::default(),
             volume_lag: Duration::ZERO,
             control_plane: control_plane::Options::default(),
+            pods_api_server: None,
             next: None,
         }
     }
@@ -151,7 +154,7 @@ impl Bed {
         let client = self.control_plane.client_as(&format!("system:node:{name}"), &["system:nodes"])?;
         let mut options = KubeletOptions::new(
             client,
-            self.control_plane.url(),
+            self.options.pods_api_server.as_deref().unwrap_or(self.control_plane.url()),
             self.control_plane.ca_file(),
             self.control_plane.dir(),
             host.machine(),

@@ -14,6 +14,8 @@ mod interfere;
 mod kubectl;
 mod labels;
 mod leaders;
+mod logs;
+mod lost_answers;
 mod nodes;
 mod policy;
 mod requests;

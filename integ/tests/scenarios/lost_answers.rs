@@ -1,0 +1,130 @@
+//! An answer of the API server that is lost on its way.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context as _;
+use integ::control_plane::ControlPlane;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::support::{nodes, run};
+
+/// Stands before the API server, and can lose the answer to a request.
+struct LossyProxy {
+    url: String,
+    /// How the request begins whose answer is lost, once.
+    loses: Arc<Mutex<Option<String>>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for LossyProxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl LossyProxy {
+    async fn start(control_plane: &ControlPlane) -> anyhow::Result<Self> {
+        let file = |name: &str| control_plane.dir().join(name);
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(file("ca.crt"))?)?;
+        let client = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        let chain = vec![CertificateDer::from_pem_file(file("apiserver.crt"))?];
+        let key = PrivateKeyDer::from_pem_file(file("apiserver.key"))?;
+        let server = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key)?;
+        let (acceptor, connector) = (TlsAcceptor::from(Arc::new(server)), TlsConnector::from(Arc::new(client)));
+        let upstream = control_plane.url().strip_prefix("https://").context("the API server has TLS")?.to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("https://{}", listener.local_addr()?);
+        let loses: Arc<Mutex<Option<String>>> = Arc::default();
+        let rule = loses.clone();
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, connector) = (acceptor.clone(), connector.clone());
+                let (rule, upstream) = (rule.clone(), upstream.clone());
+                tokio::spawn(async move { serve(stream, acceptor, connector, &upstream, &rule).await });
+            }
+        });
+        Ok(Self { url, loses, task })
+    }
+
+    /// Loses the answer to the next request that begins like this.
+    fn lose(&self, request: &str) {
+        *self.loses.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.to_owned());
+    }
+
+    fn has_lost(&self) -> bool {
+        self.loses.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+}
+
+async fn serve(
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+    connector: TlsConnector,
+    upstream: &str,
+    rule: &Mutex<Option<String>>,
+) -> anyhow::Result<()> {
+    let (mut from_client, mut to_client) = tokio::io::split(acceptor.accept(stream).await?);
+    let name = ServerName::try_from("127.0.0.1")?;
+    let server = connector.connect(name, TcpStream::connect(upstream).await?).await?;
+    let (mut from_server, mut to_server) = tokio::io::split(server);
+    let lost = Mutex::new(false);
+    let requests = async {
+        let mut chunk = vec![0; 64 * 1024];
+        loop {
+            let length = from_client.read(&mut chunk).await?;
+            if length == 0 {
+                return to_server.shutdown().await;
+            }
+            {
+                let mut rule = rule.lock().unwrap_or_else(PoisonError::into_inner);
+                if rule.as_ref().is_some_and(|start| chunk[..length].starts_with(start.as_bytes())) {
+                    *rule = None;
+                    *lost.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                }
+            }
+            to_server.write_all(&chunk[..length]).await?;
+            to_server.flush().await?;
+        }
+    };
+    let answers = async {
+        let mut chunk = vec![0; 64 * 1024];
+        loop {
+            let length = from_server.read(&mut chunk).await?;
+            if length == 0 {
+                return to_client.shutdown().await;
+            }
+            if !*lost.lock().unwrap_or_else(PoisonError::into_inner) {
+                to_client.write_all(&chunk[..length]).await?;
+                to_client.flush().await?;
+            }
+        }
+    };
+    tokio::try_join!(requests, answers)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn update_goes_on_after_a_lost_answer() -> anyhow::Result<()> {
+    run(nodes(0), async |scene| {
+        let proxy = LossyProxy::start(&scene.bed.control_plane).await?;
+        scene.bed.options.pods_api_server = Some(proxy.url.clone());
+        scene.bed.add_node("node-1").await?;
+        scene.install().await?;
+        // The check before the reboot permit.
+        proxy.lose("GET /api/v1/nodes/node-1");
+        scene.release();
+        scene.updated().await?;
+        anyhow::ensure!(proxy.has_lost(), "no answer was lost");
+        Ok(())
+    })
+    .await?
+    .assert_updates(1);
+    Ok(())
+}
