@@ -49,7 +49,8 @@ macro_rules! texts {
 }
 
 texts! {
-    /// A version, or a range of versions as [`semver::VersionReq`] reads it.
+    /// A version, or a range of versions: parts separated by commas, each a version or its beginning, with or without an
+    /// operator of [`semver::VersionReq`].
     VersionRange = format!("^{COMPARISONS}$"), up to 256;
     /// `latest`, a version, or a range of versions.
     VersionTarget = format!("^(latest|{COMPARISONS})$"), up to 256;
@@ -66,7 +67,7 @@ texts! {
 
 /// Comparisons with versions, of which the later parts may be left out. What they mean is judged by who reads them.
 const COMPARISONS: &str =
-    "(((=|>|>=|<|<=|~|\\^) *)?[0-9][0-9A-Za-z.*+-]*)( *, *((=|>|>=|<|<=|~|\\^) *)?[0-9][0-9A-Za-z.*+-]*)*";
+    "(((=|>|>=|<|<=|~|\\^) *)?v?[0-9][0-9A-Za-z.*+-]*)( *, *((=|>|>=|<|<=|~|\\^) *)?v?[0-9][0-9A-Za-z.*+-]*)*";
 
 /// semver.org's own expression, without capture groups, and with numbers that fit 64 bits.
 const VERSION: &str = "^(0|[1-9][0-9]{0,17})\\.(0|[1-9][0-9]{0,17})\\.(0|[1-9][0-9]{0,17})\

@@ -147,16 +147,22 @@ pub enum Wait {
     Excluded {
         /// The version.
         version: Version,
+        /// The entry of `spec.version.exclude` that covers it.
+        rule: String,
     },
     /// Policy asks for another version by now.
     NotWanted {
         /// The version.
         version: Version,
+        /// `spec.version.target`.
+        target: String,
     },
     /// The host does not offer what policy asks for.
     NotOffered {
-        /// The version; `None`: any in the range.
-        version: Option<Version>,
+        /// `spec.version.target`.
+        target: String,
+        /// The newest version that the host offers.
+        newest: Option<Version>,
     },
     /// Other nodes are offered the version; this one's wave has not come.
     WaveNotCome {
@@ -467,13 +473,18 @@ impl fmt::Display for Wait {
             Self::TooYoung { version, until } => {
                 write!(f, "{version} has not been known for as long as policy asks{}", Until("it will be at", until))
             }
-            Self::NotWanted { version } => write!(f, "policy does not ask for {version} any more"),
-            Self::Excluded { version } => write!(f, "policy excludes {version}"),
-            Self::NotOffered { version: Some(version) } => {
-                write!(f, "the host does not offer {version}, which policy asks for")
+            Self::NotWanted { version, target } => {
+                write!(f, "{version} is not a version that spec.version.target '{target}' leads to")
             }
-            Self::NotOffered { version: None } => {
-                f.write_str("the host offers nothing in the range that policy asks for")
+            Self::Excluded { version, rule } => {
+                write!(f, "{version} is excluded by the entry '{rule}' of spec.version.exclude")
+            }
+            Self::NotOffered { target, newest: Some(newest) } => write!(
+                f,
+                "the host offers no version for spec.version.target '{target}'; the newest that it offers is {newest}"
+            ),
+            Self::NotOffered { target, newest: None } => {
+                write!(f, "the host offers no version for spec.version.target '{target}', nor any other")
             }
             Self::WaveNotCome { version } => {
                 write!(f, "other nodes are offered {version}; this node's wave has not come")
@@ -532,5 +543,26 @@ mod tests {
         assert_eq!(closed.to_string(), "no window is open; the next one opens at 2027-01-15T08:00:00Z");
         assert_eq!(Wait::WindowClosed { opens: None }.to_string(), "no window is open");
         assert_eq!(Wait::Held.ends(), None);
+    }
+
+    #[test]
+    fn version_that_is_not_taken_is_named_with_the_rule() {
+        let version = || Version::new(1, 20, 5);
+        for (wait, text) in [
+            (
+                Wait::Excluded { version: version(), rule: "1.20".into() },
+                "1.20.5 is excluded by the entry '1.20' of spec.version.exclude",
+            ),
+            (
+                Wait::NotWanted { version: version(), target: "1.19".into() },
+                "1.20.5 is not a version that spec.version.target '1.19' leads to",
+            ),
+            (
+                Wait::NotOffered { target: "1.21".into(), newest: Some(version()) },
+                "the host offers no version for spec.version.target '1.21'; the newest that it offers is 1.20.5",
+            ),
+        ] {
+            assert_eq!(wait.to_string(), text);
+        }
     }
 }

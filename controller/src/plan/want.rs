@@ -7,7 +7,7 @@ use semver::Version;
 
 use super::Wait;
 use super::attempt::after;
-use crate::policy::{Policy, Target};
+use crate::policy::{Policy, Range, Target};
 
 /// What policy wants of one host.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +35,7 @@ pub(super) fn no_longer(
 ) -> Option<Wait> {
     let down = agent.current_version.as_ref().is_some_and(|current| version < current);
     if !policy.target.allows(version) || (down && !policy.target.pins()) {
-        return Some(Wait::NotWanted { version: version.clone() });
+        return Some(Wait::NotWanted { version: version.clone(), target: policy.target.to_string() });
     }
     refusal(policy, known, agent, version, now)
 }
@@ -48,8 +48,8 @@ fn refusal(
     version: &Version,
     now: Timestamp,
 ) -> Option<Wait> {
-    if policy.exclude.iter().any(|exclusion| exclusion.covers(version)) {
-        return Some(Wait::Excluded { version: version.clone() });
+    if let Some(rule) = policy.exclude.iter().find(|exclusion| exclusion.covers(version)) {
+        return Some(Wait::Excluded { version: version.clone(), rule: rule.to_string() });
     }
     // What a node ran before, or runs, is old enough: an age is asked of what is new.
     let news = agent.current_version.as_ref().is_none_or(|current| version > current);
@@ -105,16 +105,15 @@ fn failing(agent: &AgentReport) -> Option<Wait> {
 }
 
 /// Nothing in the range can be taken: the best reason that the host's offers give.
-fn unoffered(
-    policy: &Policy,
-    known: &[KnownVersion],
-    agent: &AgentReport,
-    range: &semver::VersionReq,
-    now: Timestamp,
-) -> Wait {
+fn unoffered(policy: &Policy, known: &[KnownVersion], agent: &AgentReport, range: &Range, now: Timestamp) -> Wait {
     let offered = agent.updates.iter().flat_map(|u| &u.available_versions);
     let refused = offered.filter(|v| range.matches(v)).max().and_then(|v| refusal(policy, known, agent, v, now));
-    failing(agent).or(refused).unwrap_or(Wait::NotOffered { version: None })
+    failing(agent).or(refused).unwrap_or_else(|| not_offered(policy, agent))
+}
+
+fn not_offered(policy: &Policy, agent: &AgentReport) -> Wait {
+    let newest = agent.updates.iter().flat_map(|u| &u.available_versions).max().cloned();
+    Wait::NotOffered { target: policy.target.to_string(), newest }
 }
 
 /// Whatever newer version the host chooses. A host can offer a lower version after a release was pulled; that is never
@@ -177,7 +176,7 @@ fn pinned(
     Err(failing(agent).unwrap_or(if elsewhere {
         Wait::WaveNotCome { version: version.clone() }
     } else {
-        Wait::NotOffered { version: Some(version.clone()) }
+        not_offered(policy, agent)
     }))
 }
 
@@ -232,7 +231,7 @@ mod tests {
     #[test]
     fn what_a_host_is_to_become() {
         let wave = |version: &str| Err(Wait::WaveNotCome { version: v(version) });
-        let not_offered = |version: Option<&str>| Err(Wait::NotOffered { version: version.map(v) });
+        let not_offered = |target: &str| Err(Wait::NotOffered { target: target.to_owned(), newest: Some(v("1.20.5")) });
         let pinning = |version: &str| Err(Wait::Pinning { version: v(version) });
         let offers = ["1.20.5", "1.20.4", "1.20.0", "1.19.0"];
         for (sentence, policy_text, host, known, pin, expected) in [
@@ -282,7 +281,7 @@ mod tests {
                 host("1.20.0", Some("1.20.5"), &offers),
                 vec![],
                 None,
-                Err(Wait::Excluded { version: v("1.20.5") }),
+                Err(Wait::Excluded { version: v("1.20.5"), rule: "1.20.5".into() }),
             ),
             (
                 "an exact version that the host chooses is taken",
@@ -322,7 +321,7 @@ mod tests {
                 host("1.20.0", Some("1.20.5"), &offers),
                 vec![],
                 Some("1.30.0"),
-                not_offered(Some("1.30.0")),
+                not_offered("1.30.0"),
             ),
             (
                 "an exact version that others are offered waits for its wave",
@@ -378,7 +377,31 @@ mod tests {
                 host("1.20.0", None, &offers),
                 vec![],
                 None,
-                not_offered(None),
+                not_offered("~2.0"),
+            ),
+            (
+                "a target without its patch is a range",
+                r#"{"target": "1.19"}"#,
+                host("1.20.0", Some("1.20.5"), &offers),
+                vec![],
+                Some("1.19.0"),
+                pinning("1.19.0"),
+            ),
+            (
+                "an excluded minor release covers no later one",
+                r#"{"exclude": ["1.19"]}"#,
+                host("1.20.0", Some("1.20.5"), &offers),
+                vec![],
+                None,
+                Ok(v("1.20.5")),
+            ),
+            (
+                "a range of which all versions are excluded names the newest and the rule",
+                r#"{"target": "1.19", "exclude": ["<1.20"]}"#,
+                host("1.20.0", Some("1.20.5"), &offers),
+                vec![],
+                None,
+                Err(Wait::Excluded { version: v("1.19.0"), rule: "<1.20".into() }),
             ),
         ] {
             let pin = pin.map(v);

@@ -20,7 +20,7 @@ use crate::drain::filter::Rules;
 use crate::view::{NodeFacts, OperatorFacts};
 
 pub use schedule::{Schedule, WindowState};
-pub use version::{Exclusion, Target};
+pub use version::{Exclusion, Range, Target};
 
 /// The longest wait after failed attempts.
 pub const BACK_OFF_LIMIT: Duration = Duration::from_secs(24 * 3600);

@@ -30,14 +30,14 @@ fn content(policy: &Policy) -> Value {
     let target = match &policy.target {
         Target::Latest => "latest".to_owned(),
         Target::Exact(version) => version.to_string(),
-        Target::Range(range) => range.to_string(),
+        Target::Range(range) => range.normalized(),
     };
     let mut exclude: Vec<String> = policy
         .exclude
         .iter()
         .map(|exclusion| match exclusion {
             Exclusion::Exact(version) => version.to_string(),
-            Exclusion::Range(range) => range.to_string(),
+            Exclusion::Range(range) => range.normalized(),
         })
         .collect();
     exclude.sort();

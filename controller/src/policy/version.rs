@@ -1,8 +1,78 @@
-//! What `spec.version` asks for.
+//! Versions and ranges of `spec.version`.
 
-use semver::{Version, VersionReq};
+use std::fmt;
+
+use semver::{Prerelease, Version, VersionReq};
 
 use super::PolicyError;
+
+/// A range of versions, with the text that policy has for it.
+///
+/// Its parts are separated by commas, and all have to match. A part without an operator means the versions that begin with
+/// it: `1.20` is any 1.20.x.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Range {
+    text: String,
+    request: VersionReq,
+}
+
+impl Range {
+    fn parse(text: &str) -> Result<Self, String> {
+        let parts: Vec<String> = text.split(',').map(part).collect::<Result<_, _>>()?;
+        let request: VersionReq = parts.join(", ").parse().map_err(|error: semver::Error| error.to_string())?;
+        if !satisfiable(&request) {
+            return Err("no version can match all of its parts".to_owned());
+        }
+        Ok(Self { text: text.to_owned(), request })
+    }
+
+    /// Returns whether a version is in the range.
+    pub fn matches(&self, version: &Version) -> bool {
+        self.request.matches(version)
+    }
+
+    /// The range in the one spelling of [`semver`].
+    pub(super) fn normalized(&self) -> String {
+        self.request.to_string()
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Reads one part of a range into the form of [`semver`], for which a version without an operator would mean everything
+/// compatible with it.
+fn part(text: &str) -> Result<String, String> {
+    let text = text.trim();
+    let version = text.trim_start_matches(['=', '<', '>', '~', '^']);
+    let operator = &text[..text.len() - version.len()];
+    let version = version.trim_start();
+    let version = version.strip_prefix('v').unwrap_or(version);
+    if version.contains(char::is_whitespace) {
+        return Err("a comma has to separate its parts".to_owned());
+    }
+    let operator = if operator.is_empty() && !version.contains('*') { "=" } else { operator };
+    Ok(format!("{operator}{version}"))
+}
+
+/// Returns whether any version is in a range: where one is, the lowest is a version that a part names, or the next one.
+fn satisfiable(request: &VersionReq) -> bool {
+    let named = request.comparators.iter().flat_map(|comparator| {
+        let (major, minor, patch) =
+            (comparator.major, comparator.minor.unwrap_or_default(), comparator.patch.unwrap_or_default());
+        [
+            Version { pre: comparator.pre.clone(), ..Version::new(major, minor, patch) },
+            Version::new(major, minor, patch),
+            Version::new(major, minor, patch.saturating_add(1)),
+            Version::new(major, minor.saturating_add(1), 0),
+            Version::new(major.saturating_add(1), 0, 0),
+        ]
+    });
+    std::iter::once(Version::new(0, 0, 0)).chain(named).any(|version| request.matches(&version))
+}
 
 /// What nodes become.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,7 +82,7 @@ pub enum Target {
     /// This version, up or down.
     Exact(Version),
     /// The highest version in this range that the host offers, up or down.
-    Range(VersionReq),
+    Range(Range),
 }
 
 impl Target {
@@ -31,45 +101,71 @@ impl Target {
     }
 }
 
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Latest => f.write_str("latest"),
+            Self::Exact(version) => version.fmt(f),
+            Self::Range(range) => range.fmt(f),
+        }
+    }
+}
+
 /// What no node takes: one version, or all of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exclusion {
     /// This version alone.
     Exact(Version),
     /// Every version in the range.
-    Range(VersionReq),
+    Range(Range),
 }
 
 impl Exclusion {
-    /// Whether it is about this version.
+    /// Whether it is about this version. A pre-release is covered with the version that it precedes.
     pub fn covers(&self, version: &Version) -> bool {
         match self {
             Self::Exact(exact) => exact == version,
-            Self::Range(range) => range.matches(version),
+            Self::Range(range) => {
+                range.matches(version) || range.matches(&Version { pre: Prerelease::EMPTY, ..version.clone() })
+            }
         }
     }
 }
 
-fn error(field: &str, text: &str, also: &str) -> PolicyError {
-    PolicyError {
-        field: field.to_owned(),
-        message: format!("'{text}' is neither {also}a version such as 1.20.5 nor a range such as '>=1.20.0, <1.21.0'"),
+impl fmt::Display for Exclusion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(version) => version.fmt(f),
+            Self::Range(range) => range.fmt(f),
+        }
     }
 }
 
-/// Reads `spec.version.target`. A version alone means that version, and not, as a range would, everything compatible with
-/// it: who writes 1.20.5 wants 1.20.5.
+/// Reads a version by itself, which is exactly that one.
+fn exact(text: &str) -> Option<Version> {
+    text.strip_prefix('v').unwrap_or(text).parse().ok()
+}
+
+fn error(field: &str, text: &str, also: &str, why: &str) -> PolicyError {
+    PolicyError {
+        field: field.to_owned(),
+        message: format!(
+            "'{text}' is not understood ({why}); write {also}a version such as 1.20.5, all versions that begin alike such as \
+             1.20, or a range such as '>=1.20, <1.23'"
+        ),
+    }
+}
+
+/// Reads `spec.version.target`.
 pub(super) fn target(field: &str, text: Option<&str>, errors: &mut Vec<PolicyError>) -> Target {
-    match text.map(str::trim) {
-        None | Some("latest") => Target::Latest,
-        Some(text) => match (text.parse::<Version>(), text.parse::<VersionReq>()) {
-            (Ok(version), _) => Target::Exact(version),
-            (_, Ok(range)) => Target::Range(range),
-            (Err(_), Err(_)) => {
-                errors.push(error(field, text, "'latest' nor "));
-                Target::Latest
-            }
-        },
+    let Some(text) = text.map(str::trim).filter(|text| *text != "latest") else { return Target::Latest };
+    match (exact(text), Range::parse(text)) {
+        (Some(version), _) => Target::Exact(version),
+        (None, Ok(range)) => Target::Range(range),
+        (None, Err(why)) => {
+            errors.push(error(field, text, "'latest', ", &why));
+            Target::Latest
+        }
     }
 }
 
@@ -77,11 +173,11 @@ pub(super) fn target(field: &str, text: Option<&str>, errors: &mut Vec<PolicyErr
 pub(super) fn exclusions(field: &str, texts: &[String], errors: &mut Vec<PolicyError>) -> Vec<Exclusion> {
     let read = |(index, text): (usize, &String)| {
         let text = text.trim();
-        match (text.parse::<Version>(), text.parse::<VersionReq>()) {
-            (Ok(version), _) => Some(Exclusion::Exact(version)),
-            (_, Ok(range)) => Some(Exclusion::Range(range)),
-            (Err(_), Err(_)) => {
-                errors.push(error(&format!("{field}[{index}]"), text, ""));
+        match (exact(text), Range::parse(text)) {
+            (Some(version), _) => Some(Exclusion::Exact(version)),
+            (None, Ok(range)) => Some(Exclusion::Range(range)),
+            (None, Err(why)) => {
+                errors.push(error(&format!("{field}[{index}]"), text, "", &why));
                 None
             }
         }
@@ -93,28 +189,80 @@ pub(super) fn exclusions(field: &str, texts: &[String], errors: &mut Vec<PolicyE
 mod tests {
     use super::*;
 
+    fn v(text: &str) -> Version {
+        text.parse().unwrap()
+    }
+
+    fn read(text: &str) -> (Target, Vec<PolicyError>) {
+        let mut errors = Vec::new();
+        (target("f", Some(text), &mut errors), errors)
+    }
+
     #[test]
-    fn a_target_is_latest_one_version_or_a_range() {
-        let read = |text: &str| {
-            let mut errors = Vec::new();
-            (target("f", Some(text), &mut errors), errors.len())
-        };
-        let version = Version::new(1, 20, 5);
-        assert_eq!(read("latest"), (Target::Latest, 0));
-        assert_eq!(read("1.20.5"), (Target::Exact(version.clone()), 0));
-        for (text, allows) in [
-            (">=1.20.0, <1.21.0", true),
-            ("~1.20", true),
-            ("1.20", true),
-            ("<1.20.5", false),
-            ("=1.20.4", false),
-            ("1.20.*", true),
+    fn target_is_latest_one_version_or_a_range() {
+        assert_eq!(read("latest"), (Target::Latest, vec![]));
+        for text in ["1.20.5", "v1.20.5", " 1.20.5 "] {
+            assert_eq!(read(text), (Target::Exact(v("1.20.5")), vec![]), "{text}");
+        }
+        for (text, allowed, refused) in [
+            ("1.20", vec!["1.20.0", "1.20.5"], vec!["1.19.9", "1.21.0", "1.54.0", "2.0.0"]),
+            ("v1.20", vec!["1.20.0", "1.20.5"], vec!["1.19.9", "1.21.0"]),
+            ("1", vec!["1.0.0", "1.54.0"], vec!["0.9.0", "2.0.0"]),
+            ("1.20.*", vec!["1.20.0", "1.20.5"], vec!["1.21.0"]),
+            ("=1.20", vec!["1.20.5"], vec!["1.21.0"]),
+            ("=v1.20.5", vec!["1.20.5"], vec!["1.20.4", "1.20.6"]),
+            (">=1.20, <1.23", vec!["1.20.0", "1.22.9"], vec!["1.19.9", "1.23.0"]),
+            (">= v1.20.1,<=1.22", vec!["1.20.1", "1.22.9"], vec!["1.20.0", "1.23.0"]),
+            (">1.20", vec!["1.21.0", "2.0.0"], vec!["1.20.9"]),
+            ("<1.20.5", vec!["1.20.4"], vec!["1.20.5"]),
+            ("1.20, <1.20.5", vec!["1.20.4"], vec!["1.20.5"]),
+            ("~1.20", vec!["1.20.5"], vec!["1.21.0"]),
+            ("~1.20.3", vec!["1.20.3", "1.20.9"], vec!["1.20.2", "1.21.0"]),
+            ("^1.20", vec!["1.20.0", "1.54.0"], vec!["1.19.9", "2.0.0"]),
         ] {
             let (target, errors) = read(text);
-            assert_eq!((target.allows(&version), errors), (allows, 0), "{text}");
+            assert_eq!(errors, [], "{text}");
             assert!(matches!(target, Target::Range(_)), "{text}");
+            let allows = |version: &&str| target.allows(&v(version));
+            assert!(allowed.iter().all(allows), "{text}: {allowed:?}");
+            assert!(!refused.iter().any(|version| allows(&version)), "{text}: {refused:?}");
         }
-        assert_eq!(read("newest").1, 1);
-        assert_eq!(read("").1, 1);
+    }
+
+    #[test]
+    fn exclusion_covers_what_its_text_says() {
+        for (text, covered, left) in [
+            ("1.19", vec!["1.19.0", "1.19.5", "1.19.5-rc.1"], vec!["1.18.9", "1.20.5"]),
+            ("1.20.5", vec!["1.20.5"], vec!["1.20.4", "1.20.6"]),
+            ("v1.20.5", vec!["1.20.5"], vec!["1.20.6"]),
+            (">=1.21.0, <1.21.2", vec!["1.21.0", "1.21.1"], vec!["1.21.2"]),
+        ] {
+            let mut errors = Vec::new();
+            let read = exclusions("f", &[text.to_owned()], &mut errors);
+            assert_eq!((read.len(), errors), (1, vec![]), "{text}");
+            let covers = |version: &&str| read[0].covers(&v(version));
+            assert!(covered.iter().all(covers), "{text}: {covered:?}");
+            assert!(!left.iter().any(|version| covers(&version)), "{text}: {left:?}");
+        }
+    }
+
+    #[test]
+    fn text_that_is_no_version_is_refused_with_what_to_write() {
+        for (text, hint) in [
+            ("newest", "'latest'"),
+            ("", "'latest'"),
+            ("1.20.5.1", ">=1.20, <1.23"),
+            ("1.020", ">=1.20, <1.23"),
+            ("=>1.20", ">=1.20, <1.23"),
+            (">=", ">=1.20, <1.23"),
+            (">=1.20 <1.23", "comma"),
+            (">=1.20,", ">=1.20, <1.23"),
+            ("1.20, 1.21", "no version can match"),
+            (">=1.23, <1.20", "no version can match"),
+        ] {
+            let (read, errors) = read(text);
+            assert_eq!((read, errors.len()), (Target::Latest, 1), "{text}");
+            assert!(errors[0].message.contains(hint), "{text}: {}", errors[0].message);
+        }
     }
 }

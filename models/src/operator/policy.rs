@@ -13,8 +13,9 @@ use crate::schema::{Date, TimeOfCron, TimeZone, VersionRange, VersionTarget};
 #[serde(rename_all = "camelCase")]
 pub struct VersionPolicy {
     /// What nodes become: `latest` (whatever newer version their host chooses, never an older one), an exact version such as
-    /// `1.20.5`, or a range such as `>=1.20.0, <1.21.0` (the highest version in it that the host offers). An exact version
-    /// or a range may also lead down. Both are put into the host's own setting `updates.version-lock`. Default latest.
+    /// `1.20.5`, or a range (the highest version in it that the host offers): `1.20` is any 1.20.x and `1` any 1.x, and
+    /// operators bound a range, such as `>=1.20, <1.23`. An exact version or a range may also lead down. Both are put into the
+    /// host's own setting `updates.version-lock`. Default latest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<VersionTarget>")]
     pub target: Option<String>,
@@ -22,7 +23,7 @@ pub struct VersionPolicy {
     /// Default 0s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minimum_age: Option<Duration>,
-    /// Versions, or ranges of versions, that no node takes.
+    /// Versions, or ranges of versions, that no node takes, written as in `target`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<VersionRange>", length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub exclude: Vec<String>,
