@@ -15,16 +15,21 @@ use crate::view::ClusterView;
 /// How many versions the operator's status keeps.
 const KEPT: usize = 128;
 
-/// On how many nodes a version has to be offered to be known: what one host says may be that host's mistake.
+/// On how many nodes a version has to be offered to be known: what one host reports may be that host's mistake.
 const SEVERAL: usize = 2;
+
+/// On how many of its kind's nodes that report what they are offered a version has to be offered. One of them may have an
+/// agent that reports no more: without the others it must not keep an age from beginning.
+fn enough(reporting: usize) -> usize {
+    SEVERAL.min(reporting.saturating_sub(1)).max(1)
+}
 
 /// How many nodes that failed on a version are named.
 const FAILED: usize = 64;
 
 #[derive(Default)]
 struct Kind {
-    nodes: usize,
-    /// How many of them have told what they are offered.
+    /// How many nodes have reported what they are offered.
     told: usize,
     lowest: Option<Version>,
     offered: BTreeMap<Version, usize>,
@@ -42,7 +47,6 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
         let Some(agent) = node.shadow.as_ref().map(|s| &s.status.agent) else { continue };
         let (Some(variant), Some(arch)) = (&agent.variant, &agent.arch) else { continue };
         let kind = kinds.entry((variant, arch)).or_default();
-        kind.nodes += 1;
         if let Some(current) = &agent.current_version
             && kind.lowest.as_ref().is_none_or(|lowest| current < lowest)
         {
@@ -70,7 +74,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
         for (version, nodes) in kind.offered {
             // What every node of the kind has passed already is no news.
             let news = kind.lowest.as_ref().is_some_and(|lowest| version > *lowest);
-            if news && nodes >= SEVERAL.min(kind.nodes) {
+            if news && nodes >= enough(kind.told) {
                 let key = (variant.to_owned(), arch.to_owned(), version);
                 known.entry(key.clone()).or_insert_with(|| new_version(&key, now));
             }
@@ -105,7 +109,41 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::fixtures::{NEW, cluster, t};
+    use crate::plan::fixtures::{NEW, OLD, cluster, node, t};
+    use crate::view::NodeView;
+
+    fn offered(name: &str, versions: Option<&[Version]>) -> NodeView {
+        let mut node = node(name);
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+        agent.updates = versions.map(|versions| models::shadow::OfferedUpdates {
+            chosen_version: versions.first().cloned(),
+            available_versions: versions.to_vec(),
+            ..models::shadow::OfferedUpdates::default()
+        });
+        node
+    }
+
+    #[test]
+    fn age_begins_also_where_one_node_of_the_kind_reports_nothing_new() {
+        let new = || offered("new", Some(&[NEW, OLD]));
+        let old = |name| offered(name, Some(&[OLD]));
+        let silent = |name| offered(name, None);
+        for (sentence, nodes, begins) in [
+            ("the only node", vec![new()], true),
+            ("the other one has never refreshed", vec![new(), silent("b")], true),
+            ("the other one has reported before the release and never since", vec![new(), old("b")], true),
+            ("both are offered it", vec![new(), offered("b", Some(&[NEW, OLD]))], true),
+            ("none is offered it", vec![old("a"), old("b")], false),
+            ("one of three", vec![new(), old("b"), old("c")], false),
+            ("two of three", vec![new(), offered("b", Some(&[NEW])), old("c")], true),
+            ("one of three, and one never reports", vec![new(), old("b"), silent("c")], true),
+        ] {
+            let (view, _) = cluster(nodes, &[]);
+            let known = known(&view, &Quarantine::of(&view, 1), t(5));
+            let since = known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
+            assert_eq!(since, begins.then(|| t(5)), "{sentence}");
+        }
+    }
 
     #[test]
     fn a_version_that_failed_is_not_forgotten_for_want_of_room() {

@@ -65,8 +65,8 @@ fn refusal(
 
 /// What policy wants of a host that reports this.
 ///
-/// `locked` is what it was told to lock itself to so far: that stays where nothing better is known, as after a boot, when the
-/// host has not looked yet.
+/// `locked` is the version lock that its shadow asks for so far: it stays where nothing better is known, as after a boot, when
+/// the host has not refreshed yet.
 pub(super) fn want(
     policy: &Policy,
     known: &[KnownVersion],
@@ -74,10 +74,10 @@ pub(super) fn want(
     locked: Option<&Version>,
     now: Timestamp,
 ) -> Want {
-    let locked = locked.filter(|version| policy.target.pins() && policy.target.allows(version)).cloned();
-    let Some(current) = &agent.current_version else { return Want { pin: locked, version: Err(Wait::NoReport) } };
+    let kept = locked.filter(|version| policy.target.pins() && policy.target.allows(version)).cloned();
+    let Some(current) = &agent.current_version else { return Want { pin: kept, version: Err(Wait::NoReport) } };
     match &policy.target {
-        Target::Latest => Want { pin: None, version: latest(policy, known, agent, current, now) },
+        Target::Latest => latest(policy, known, agent, current, locked, now),
         Target::Exact(version) => {
             Want { pin: Some(version.clone()), version: pinned(policy, known, agent, current, version, now) }
         }
@@ -93,7 +93,7 @@ pub(super) fn want(
                 Some(version) => {
                     Want { pin: Some(version.clone()), version: pinned(policy, known, agent, current, version, now) }
                 }
-                None => Want { pin: locked, version: Err(unoffered(policy, known, agent, range, now)) },
+                None => Want { pin: kept, version: Err(unoffered(policy, known, agent, range, now)) },
             }
         }
     }
@@ -116,35 +116,42 @@ fn not_offered(policy: &Policy, agent: &AgentReport) -> Wait {
     Wait::NotOffered { target: policy.target.to_string(), newest }
 }
 
-/// Whatever newer version the host chooses. A host can offer a lower version after a release was pulled; that is never
-/// taken.
+/// Whatever newer version the host chooses, or, where policy refuses that one, the newest below it that policy takes, which
+/// the host's lock then chooses. A host can offer a lower version after a release was pulled; that is never taken.
 fn latest(
     policy: &Policy,
     known: &[KnownVersion],
     agent: &AgentReport,
     current: &Version,
+    locked: Option<&Version>,
     now: Timestamp,
-) -> Result<Version, Wait> {
-    if let Some(wait) = failing(agent) {
-        return Err(wait);
+) -> Want {
+    let locked = locked.filter(|version| *version > current);
+    if agent.updates.is_none() || failing(agent).is_some() {
+        return Want { pin: locked.cloned(), version: Err(failing(agent).unwrap_or(Wait::UpToDate)) };
     }
+    let refused = |version: &Version| refusal(policy, known, agent, version, now);
+    let offered = || agent.updates.iter().flat_map(|u| &u.available_versions).filter(|version| *version > current);
     let chosen = agent.updates.as_ref().and_then(|u| u.chosen_version.as_ref()).filter(|chosen| *chosen > current);
-    let Some(chosen) = chosen else {
-        // What is listed is what the host may have, its wave included: only its own lock lets it pass that over.
-        let passed_over = agent.updates.iter().flat_map(|u| &u.available_versions).filter(|version| *version > current);
-        if let Some(version) = passed_over.max() {
-            return Err(Wait::NotChosen { version: version.clone() });
-        }
-        let others = of_kind(known, agent).map(|k| &k.version).filter(|version| *version > current).max();
-        return Err(match others {
-            Some(version) if agent.updates.is_some() => Wait::WaveNotCome { version: version.clone() },
-            _ => Wait::UpToDate,
-        });
-    };
-    match refusal(policy, known, agent, chosen, now) {
-        Some(wait) => Err(wait),
-        None => Ok(chosen.clone()),
+    let passed_over = chosen.filter(|version| refused(version).is_some());
+    let best = offered().filter(|version| refused(version).is_none()).max();
+    if let Some(best) = best.filter(|best| locked.is_some() || passed_over.is_some_and(|chosen| *best < chosen)) {
+        let version =
+            if chosen == Some(best) { Ok(best.clone()) } else { Err(Wait::Pinning { version: best.clone() }) };
+        return Want { pin: Some(best.clone()), version };
     }
+    let version = match chosen {
+        Some(chosen) => refused(chosen).map_or_else(|| Ok(chosen.clone()), Err),
+        // What is listed is what the host may have, its wave included: only a lock lets it pass that over.
+        None => Err(match offered().max() {
+            Some(version) => refused(version).unwrap_or(Wait::NotChosen { version: version.clone() }),
+            None => {
+                let others = of_kind(known, agent).map(|k| &k.version).filter(|version| *version > current).max();
+                others.map_or(Wait::UpToDate, |version| Wait::WaveNotCome { version: version.clone() })
+            }
+        }),
+    };
+    Want { pin: None, version }
 }
 
 /// One version, which the host's own lock is to choose.
@@ -276,9 +283,17 @@ mod tests {
                 Err(Wait::NotChosen { version: v("1.20.5") }),
             ),
             (
-                "an excluded version is not taken",
+                "latest takes the newest version below an excluded one, by the host's lock",
                 r#"{"exclude": ["1.20.5"]}"#,
                 host("1.20.0", Some("1.20.5"), &offers),
+                vec![],
+                Some("1.20.4"),
+                pinning("1.20.4"),
+            ),
+            (
+                "an excluded version is not taken where there is no other one",
+                r#"{"exclude": ["1.20.5"]}"#,
+                host("1.20.4", Some("1.20.5"), &offers),
                 vec![],
                 None,
                 Err(Wait::Excluded { version: v("1.20.5"), rule: "1.20.5".into() }),
@@ -431,6 +446,73 @@ mod tests {
         assert_eq!(want(&policy, &[known("1.20.5", 0)], &host, None, t(3600)).version, Ok(v("1.20.5")));
         let elsewhere = KnownVersion { arch: "aarch64".into(), ..known("1.20.5", 0) };
         assert_eq!(want(&policy, &[elsewhere], &host, None, t(3600)).version, young(None), "another kind of host");
+    }
+
+    #[test]
+    fn latest_takes_the_newest_version_that_is_old_enough() {
+        let policy = Policy { minimum_age: Duration::from_secs(3600), ..policy("{}") };
+        // A release every half an hour.
+        let known = [known("1.20.3", -2000), known("1.20.4", -3000), known("1.20.5", -1200), known("1.20.6", 600)];
+        let offers = ["1.20.6", "1.20.5", "1.20.4", "1.20.3", "1.20.0"];
+        let pinning = |version: &str| Err(Wait::Pinning { version: v(version) });
+        let young = |version: &str, until| Err(Wait::TooYoung { version: v(version), until: Some(t(until)) });
+        let newest = || host("1.20.0", Some("1.20.6"), &offers);
+        for (sentence, host, locked, now, pin, version) in [
+            ("nothing is old enough", newest(), None, 500, None, young("1.20.6", 4200)),
+            ("an older one is", newest(), None, 700, Some("1.20.4"), pinning("1.20.4")),
+            (
+                "the host has chosen it",
+                host("1.20.0", Some("1.20.4"), &offers),
+                Some("1.20.4"),
+                800,
+                Some("1.20.4"),
+                Ok(v("1.20.4")),
+            ),
+            (
+                "a newer one has become old enough since",
+                host("1.20.0", Some("1.20.4"), &offers),
+                Some("1.20.4"),
+                2400,
+                Some("1.20.5"),
+                pinning("1.20.5"),
+            ),
+            (
+                "it was withdrawn",
+                host("1.20.0", None, &["1.20.6", "1.20.0"]),
+                Some("1.20.4"),
+                800,
+                None,
+                young("1.20.6", 4200),
+            ),
+            (
+                "it runs, and the lock is put back",
+                host("1.20.4", None, &offers),
+                Some("1.20.4"),
+                800,
+                None,
+                young("1.20.6", 4200),
+            ),
+            ("it runs without a lock", host("1.20.4", Some("1.20.6"), &offers), None, 800, None, young("1.20.6", 4200)),
+            (
+                "a version below that the host's own lock chooses is taken",
+                host("1.20.0", Some("1.20.3"), &offers),
+                None,
+                5000,
+                None,
+                Ok(v("1.20.3")),
+            ),
+        ] {
+            let locked = locked.map(v);
+            let got = want(&policy, &known, &host, locked.as_ref(), t(now));
+            assert_eq!(got, Want { pin: pin.map(v), version }, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn lock_below_latest_stays_while_the_host_has_not_refreshed() {
+        let mut host = host("1.20.0", None, &[]);
+        host.updates = None;
+        assert_eq!(want(&policy("{}"), &[], &host, Some(&v("1.20.4")), t(0)).pin, Some(v("1.20.4")));
     }
 
     #[test]

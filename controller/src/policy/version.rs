@@ -54,7 +54,8 @@ fn part(text: &str) -> Result<String, String> {
     if version.contains(char::is_whitespace) {
         return Err("a comma has to separate its parts".to_owned());
     }
-    let operator = if operator.is_empty() && !version.contains('*') { "=" } else { operator };
+    let wildcard = version.split('.').any(|part| matches!(part, "*" | "x" | "X"));
+    let operator = if operator.is_empty() && !wildcard { "=" } else { operator };
     Ok(format!("{operator}{version}"))
 }
 
@@ -209,6 +210,7 @@ mod tests {
             ("v1.20", vec!["1.20.0", "1.20.5"], vec!["1.19.9", "1.21.0"]),
             ("1", vec!["1.0.0", "1.54.0"], vec!["0.9.0", "2.0.0"]),
             ("1.20.*", vec!["1.20.0", "1.20.5"], vec!["1.21.0"]),
+            ("v1.x", vec!["1.20.0", "1.54.0"], vec!["2.0.0"]),
             ("=1.20", vec!["1.20.5"], vec!["1.21.0"]),
             ("=v1.20.5", vec!["1.20.5"], vec!["1.20.4", "1.20.6"]),
             (">=1.20, <1.23", vec!["1.20.0", "1.22.9"], vec!["1.19.9", "1.23.0"]),

@@ -121,12 +121,16 @@ fn versions() -> Vec<(Value, Option<&'static str>)> {
         "^1.20.3",
         "1.20.*",
         "1.x",
+        "v1.20.5",
+        "v1.20",
+        ">=v1.20, <v1.23",
         ">=1.20.0, <1.21.0",
         ">=1.20.0,<1.21.0",
         ">= 1.20.0 , < 1.21.0",
         ">1, <=2.0.0-beta.1",
     ] {
-        assert!(target == "latest" || VersionReq::parse(target).is_ok(), "{target}");
+        let known = VersionReq::parse(&target.replace('v', ""));
+        assert!(target == "latest" || known.is_ok(), "{target}");
         specs.push((json!({"version": {"target": target}}), ACCEPTED));
         let refusal = if target == "latest" { PATTERN } else { ACCEPTED };
         specs.push((json!({"version": {"exclude": [target]}}), refusal));
@@ -135,7 +139,8 @@ fn versions() -> Vec<(Value, Option<&'static str>)> {
         "",
         "newest",
         "Latest",
-        "v1.20.5",
+        "V1.20.5",
+        "vv1.20.5",
         "latest, 1.20.5",
         "*",
         "1.20.5 1.20.6",
