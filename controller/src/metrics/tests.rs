@@ -306,7 +306,10 @@ fn the_fleet_is_counted_from_the_view_and_its_plan() {
         "c".into(),
         NodeView { facts: NodeFacts { os_image: String::new(), ..facts("c") }, ..NodeView::default() },
     );
-    let waits = BTreeMap::from([("a".to_owned(), Wait::Queued { position: 3 }), ("b".to_owned(), Wait::UpToDate)]);
+    let waits = BTreeMap::from([
+        ("a".to_owned(), Wait::Queued { position: 3, behind: None }),
+        ("b".to_owned(), Wait::UpToDate),
+    ]);
     let plan = Plan { waits, quarantine: Quarantine::of(&view, 1), ..Plan::default() };
     let policy = Policy { present: true, ..Policy::default() };
     let metrics = leading();

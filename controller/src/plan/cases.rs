@@ -284,6 +284,23 @@ fn an_attempt_that_policy_no_longer_asks_for_ends_before_its_node_is_touched() {
     }
 }
 
+#[test]
+fn plan_is_made_again_when_an_offered_version_becomes_old_enough() {
+    let mut node = node("a");
+    let older = Version::new(1, 20, 4);
+    let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
+    updates.available_versions = vec![NEW, older.clone()];
+    let (mut view, _) = cluster(vec![node], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"version": {"minimumAge": "1h"}}));
+    let first = plan(&view, &policy, t(0));
+    let operator = view.operator.as_mut().unwrap();
+    operator.status = first.status.unwrap();
+    operator.status.versions.iter_mut().find(|known| known.version == older).unwrap().first_seen = t(-600);
+    let made = plan(&view, &policy, t(1));
+    assert!(matches!(&made.waits["a"], Wait::TooYoung { version, .. } if *version == NEW), "{:?}", made.waits);
+    assert_eq!(made.wake, Some(t(3000)));
+}
+
 /// a pinned version that is older than what runs was never new to this operator.
 #[test]
 fn a_pin_down_waits_for_no_age() {
@@ -411,6 +428,9 @@ fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
     let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": canary}}));
     view.operator.as_mut().unwrap().status.active_rollouts = vec![models::operator::ActiveRollout {
         version: NEW,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        ended: None,
         started: t(0),
         steps_passed: 0,
         step_done: None,

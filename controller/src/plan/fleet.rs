@@ -7,8 +7,8 @@ use models::operator::Slot;
 use models::shadow::{Step, VersionFailure};
 use semver::Version;
 
-use super::attempt::Case;
-use super::rollout::Rollout;
+use super::attempt::{Case, after};
+use super::rollout::{self, Rollout};
 use super::slots::Budget;
 use super::survey::Survey;
 use super::{Action, Decision, Plan, Quarantine, Verdict, Wait, gates, order, report, slots};
@@ -156,7 +156,8 @@ impl<'a> Planner<'a> {
     ) -> Vec<&'a NodeView> {
         let free_at_first = budget.free();
         let used_up = budget.used_up().cloned();
-        let mut given: BTreeMap<&Version, usize> = BTreeMap::new();
+        let busy = slots.first().map(|slot| slot.node.clone());
+        let mut given = BTreeMap::new();
         let (mut looked_at, mut ready) = (0, Vec::new());
         for (position, node) in wanting.iter().copied().enumerate() {
             let name = &node.facts.name;
@@ -164,10 +165,13 @@ impl<'a> Planner<'a> {
                 continue; // it has one already, and its pods are being read
             }
             let version = node.progress().map(|progress| &progress.version);
-            let mut wait = used_up.clone().unwrap_or(Wait::Queued { position });
+            let key = version.map(|version| rollout::key(node, version));
+            let before = position.checked_sub(1).and_then(|before| wanting.get(before));
+            let behind = before.map(|node| node.facts.name.clone()).or_else(|| busy.clone());
+            let mut wait = used_up.clone().unwrap_or(Wait::Queued { position, behind });
             let (mut looked, mut refused_here) = (false, false);
-            let rollout = version.and_then(|version| self.survey.rollouts.of(version));
-            let taken = version.and_then(|version| given.get(version)).copied().unwrap_or(0);
+            let rollout = version.and_then(|version| self.survey.rollouts.of(node, version));
+            let taken = key.as_ref().and_then(|key| given.get(key)).copied().unwrap_or(0);
             let step_full = rollout.and_then(Rollout::room_for_slots).is_some_and(|room| taken >= room);
             if let Some(refused) = budget.refusal(&self.survey, node) {
                 refused_here = true;
@@ -190,7 +194,7 @@ impl<'a> Planner<'a> {
                         // Its turn is kept for it while it is only being looked at: who is looked at first is chance, and
                         // not the order.
                         looked = false;
-                        given.extend(version.map(|version| (version, taken + 1)));
+                        given.extend(key.map(|key| (key, taken + 1)));
                         budget.take(&self.survey, node);
                         wait = passing;
                     }
@@ -205,11 +209,11 @@ impl<'a> Planner<'a> {
                             self.plan.hand_over = true;
                             wait = Wait::HandingOver;
                         } else {
-                            given.extend(version.map(|version| (version, taken + 1)));
+                            given.extend(key.map(|key| (key, taken + 1)));
                             budget.take(&self.survey, node);
                             let uid = node.facts.uid.clone();
                             slots.push(Slot { uid, node: name.clone(), since: self.now });
-                            wait = Wait::Queued { position: 0 };
+                            wait = Wait::Queued { position: 0, behind: None };
                         }
                     }
                     None => {}
@@ -229,7 +233,7 @@ impl<'a> Planner<'a> {
                     Wait::ReadingPods
                         | Wait::AskingExpressions { .. }
                         | Wait::HandingOver
-                        | Wait::Queued { position: 0 }
+                        | Wait::Queued { position: 0, .. }
                 );
             let waiting = self.case(node).and_then(|case| {
                 let progress = node.progress()?;
@@ -250,6 +254,7 @@ impl<'a> Planner<'a> {
     fn begin(&mut self, asked: &Asked<'a>, ready: &[&'a NodeView], mut budget: Budget<'a>) {
         let free = budget.free();
         let used_up = budget.used_up().cloned();
+        let busy = self.view.slots().next().map(|slot| slot.node.clone());
         let wanting: BTreeSet<&str> = asked.wanting.iter().map(|node| node.facts.name.as_str()).collect();
         // Those that have their image already are among the wanting ones, although no write has said so yet.
         let downloads = |n: &&NodeView| n.step() == Some(Step::Staging) && !wanting.contains(n.facts.name.as_str());
@@ -257,12 +262,14 @@ impl<'a> Planner<'a> {
         let ahead = self.policy.pre_stage.as_ref();
         // Whoever is staged, or about to be, will take room in its group and zone, and in its canary step where that does not
         // count it by itself: it counts those that it sees at work.
-        let mut begun: BTreeMap<&Version, usize> = BTreeMap::new();
-        let unseen = asked.beginning.iter().map(|(_, version)| version);
-        let staged =
-            ready.iter().filter_map(|node| node.progress()).filter(|p| p.step == Step::Staged).map(|p| &p.version);
-        for version in staged.chain(unseen) {
-            *begun.entry(version).or_default() += 1;
+        let mut begun = BTreeMap::new();
+        let unseen = asked.beginning.iter().map(|(node, version)| rollout::key(node, version));
+        let staged = ready.iter().filter_map(|node| {
+            let progress = node.progress().filter(|progress| progress.step == Step::Staged)?;
+            Some(rollout::key(node, &progress.version))
+        });
+        for key in staged.chain(unseen) {
+            *begun.entry(key).or_default() += 1;
         }
         let beginning = asked.beginning.iter().map(|(node, _)| node);
         for node in ready.iter().chain(&staging).chain(beginning) {
@@ -275,8 +282,9 @@ impl<'a> Planner<'a> {
         };
         let mut room = room.saturating_sub(asked.beginning.len());
         for (position, (node, version)) in asked.candidates.iter().enumerate() {
-            let rollout = self.survey.rollouts.of(version).filter(|_| ahead.is_none());
-            let taken = begun.get(version).copied().unwrap_or(0);
+            let rollout = self.survey.rollouts.of(node, version).filter(|_| ahead.is_none());
+            let key = rollout::key(node, version);
+            let taken = begun.get(&key).copied().unwrap_or(0);
             let step_full = rollout.and_then(Rollout::room_to_begin).is_some_and(|step| taken >= step);
             if step_full && let Some(wait) = rollout.and_then(|rollout| rollout.wait.clone()) {
                 self.wait(node, wait);
@@ -293,11 +301,14 @@ impl<'a> Planner<'a> {
                 Some(action) => {
                     room -= 1;
                     budget.take(&self.survey, node);
-                    begun.insert(version, taken + 1);
+                    begun.insert(key, taken + 1);
                     self.plan.actions.insert(node.facts.name.clone(), action);
                 }
                 None => {
-                    let queued = Wait::Queued { position: position + asked.wanting.len() };
+                    let before = position.checked_sub(1).and_then(|before| asked.candidates.get(before));
+                    let before = before.map(|(node, _)| *node).or(asked.wanting.last().copied());
+                    let behind = before.map(|node| node.facts.name.clone()).or_else(|| busy.clone());
+                    let queued = Wait::Queued { position: position + asked.wanting.len(), behind };
                     self.wait(node, used_up.clone().filter(|_| ahead.is_none()).unwrap_or(queued));
                 }
             }
@@ -306,6 +317,8 @@ impl<'a> Planner<'a> {
 
     fn report(&mut self, slots: Vec<Slot>) {
         self.wake(self.survey.rollouts.wake);
+        let ages = self.survey.known.iter().map(|known| after(known.first_seen, self.policy.minimum_age));
+        self.wake(ages.filter(|old_enough| *old_enough > self.now).min());
         for state in self.survey.windows() {
             self.plan.wake = earliest(self.plan.wake, report::changes(state));
         }

@@ -16,8 +16,8 @@ use crate::view::{ClusterView, NodeView};
 pub(super) struct Budget<'a> {
     free: usize,
     groups: Vec<Option<usize>>,
-    /// The zones that nodes are out of service in, where only one may be.
-    zones: Option<BTreeSet<&'a str>>,
+    /// The zones that nodes are out of service in, each with one of these nodes, where only one may be.
+    zones: Option<BTreeMap<&'a str, &'a str>>,
     /// Why there is nothing left, where that is because of nodes that are out of service without us.
     used_up: Option<Wait>,
 }
@@ -56,9 +56,9 @@ impl<'a> Budget<'a> {
             let limit = group.max_unavailable.as_ref()?.of(*total).unwrap_or(1);
             Some(limit.saturating_sub(*out))
         });
-        let zones = policy
-            .one_zone_at_a_time
-            .then(|| view.nodes.values().filter(|n| ours(n)).map(|n| n.facts.zone()).collect());
+        let zones = policy.one_zone_at_a_time.then(|| {
+            view.nodes.values().filter(|n| ours(n)).map(|n| (n.facts.zone(), n.facts.name.as_str())).collect()
+        });
         let free = limit.saturating_sub(counts[0].1 + gone);
         let others: Vec<&NodeView> = view.nodes.values().filter(|node| out(node) && !ours(node)).collect();
         let first = others.first().filter(|_| others.len() >= limit);
@@ -89,8 +89,8 @@ impl<'a> Budget<'a> {
         {
             return Some(Wait::GroupFull { group: survey.policy.groups[*group].name.clone() });
         }
-        let other = self.zones.as_ref()?.iter().find(|zone| **zone != node.facts.zone())?;
-        Some(Wait::ZoneBusy { zone: (*other).to_owned() })
+        let (zone, other) = self.zones.as_ref()?.iter().find(|(zone, _)| **zone != node.facts.zone())?;
+        Some(Wait::ZoneBusy { zone: (*zone).to_owned(), node: (*other).to_owned() })
     }
 
     /// Takes a node out of it.
@@ -102,7 +102,7 @@ impl<'a> Budget<'a> {
             *free = free.saturating_sub(1);
         }
         if let Some(zones) = &mut self.zones {
-            zones.insert(node.facts.zone());
+            zones.entry(node.facts.zone()).or_insert(&node.facts.name);
         }
     }
 }
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn only_one_zone_is_out_of_service_at_a_time_where_policy_asks() {
-        let busy = |zone: &str| Some(Wait::ZoneBusy { zone: zone.into() });
+        let busy = |zone: &str| Some(Wait::ZoneBusy { zone: zone.into(), node: "n8".into() });
         for (sentence, one_zone, out, down, refusals) in [
             ("not asked for", false, vec!["n8"], vec![], [None, None, None]),
             ("no zone is", true, vec![], vec![], [None, None, None]),

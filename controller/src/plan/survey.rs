@@ -50,10 +50,10 @@ impl<'a> Survey<'a> {
             unhealthy += usize::from(node.facts.labelled && !node.facts.ready && !node.disrupted());
         }
         let wanted = wants.iter().filter_map(|(name, want)| {
-            let labelled = view.nodes.get(*name).is_some_and(|n| n.facts.labelled);
-            want.version.as_ref().ok().filter(|_| labelled)
+            let node = view.nodes.get(*name).filter(|node| node.facts.labelled)?;
+            Some((node, want.version.as_ref().ok()?))
         });
-        let rollouts = rollout::follow(view, policy, wanted, total, now);
+        let rollouts = rollout::follow(view, policy, wanted, now);
         let all = std::iter::once(&policy.all).chain(policy.groups.iter().map(|g| &g.policy));
         let windows = all.map(|group| group.schedule.at(now)).collect();
         Self { policy, quarantine, known, rollouts, wants, groups, windows, total, unhealthy }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use models::operator::{KnownVersion, Quarantined};
+use models::operator::{KnownVersion, MAX_FAILURES, Quarantined};
 use models::reason::FailureReason;
 use semver::Version;
 
@@ -24,8 +24,9 @@ fn enough(reporting: usize) -> usize {
     SEVERAL.min(reporting.saturating_sub(1)).max(1)
 }
 
-/// How many nodes that failed on a version are named.
-const FAILED: usize = 64;
+/// How many nodes that failed on a version are named: as many as `maxFailures` may be, so that it is reached also where each node
+/// that failed is replaced.
+const FAILED: usize = MAX_FAILURES as usize;
 
 #[derive(Default)]
 struct Kind {

@@ -59,6 +59,8 @@ pub enum Wait {
     Queued {
         /// How many are before it.
         position: usize,
+        /// The one before it, or else one that has a slot.
+        behind: Option<String>,
     },
     /// Nodes that are out of service without us have used the budget up.
     BudgetUsedUp {
@@ -200,6 +202,8 @@ pub enum Wait {
     ZoneBusy {
         /// The zone.
         zone: String,
+        /// One of them.
+        node: String,
     },
     /// As many nodes of its group as may be are out of service.
     GroupFull {
@@ -251,6 +255,8 @@ pub enum Wait {
         until: Option<Timestamp>,
         /// Whether a person has to approve it.
         approval: bool,
+        /// Nodes of the step that are on their way, the first few.
+        nodes: Vec<String>,
     },
     /// The leader's own node is next: another replica takes over first.
     HandingOver,
@@ -422,7 +428,11 @@ impl fmt::Display for Wait {
             Self::BackOff { until, reason } => {
                 write!(f, "the last attempt failed ({reason}); the next one is due at {until}")
             }
-            Self::Queued { position } => write!(f, "its turn has not come: {position} before it"),
+            Self::Queued { position, behind: None } => write!(f, "its turn has not come: {position} before it"),
+            Self::Queued { position: 0, behind: Some(node) } => write!(f, "its turn comes next, after {node}"),
+            Self::Queued { position, behind: Some(node) } => {
+                write!(f, "its turn has not come: {position} before it, the last of them {node}")
+            }
             Self::BudgetUsedUp { node, count, limit } => write!(
                 f,
                 "{count} node(s) are not Ready, {node} first, and maxUnavailable lets {limit} be out of service in all"
@@ -502,7 +512,9 @@ impl fmt::Display for Wait {
             Self::UnhealthyNodes { count, limit } => {
                 write!(f, "{count} nodes are not Ready, and policy allows {limit}")
             }
-            Self::ZoneBusy { zone } => write!(f, "nodes of zone '{zone}' are out of service; one zone goes at a time"),
+            Self::ZoneBusy { zone, node } => {
+                write!(f, "{node} of zone '{zone}' is out of service; one zone goes at a time")
+            }
             Self::GroupFull { group } => write!(f, "as many nodes of group {group} as may be are out of service"),
             Self::PodsNotReady { pod, count } => write!(f, "{count} pod(s) on the node are not Ready, {pod} first"),
             Self::BudgetNeverAllows { pod, budget } => write!(
@@ -519,7 +531,10 @@ impl fmt::Display for Wait {
                 "canary step {step} waits for approval: kubectl annotate bruo default -n <namespace> {}=<any new value>",
                 models::names::APPROVE_STEP_ANNOTATION
             ),
-            Self::CanaryStep { step, until, approval: false } => {
+            Self::CanaryStep { step, nodes, .. } if !nodes.is_empty() => {
+                write!(f, "canary step {step} is not passed; it waits for {}", nodes.join(", "))
+            }
+            Self::CanaryStep { step, until, .. } => {
                 write!(f, "canary step {step} is not passed{}", Until("its soak ends at", until))
             }
             Self::HandingOver => f.write_str("the leader runs on this node: another replica takes over first"),

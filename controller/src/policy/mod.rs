@@ -12,8 +12,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use models::go::SHUTDOWN_LIMIT;
 use models::operator::{
-    AtDeadline, BottlerocketUpdateOperatorSpec, CountOrPercent, DrainPolicy, Expression, HealthPolicy, NodeSelector,
-    SchedulePolicy, StepApproval,
+    AtDeadline, BottlerocketUpdateOperatorSpec, CountOrPercent, DrainPolicy, Expression, HealthPolicy, MAX_FAILURES,
+    NodeSelector, SchedulePolicy, StepApproval,
 };
 
 use crate::drain::filter::Rules;
@@ -322,7 +322,7 @@ impl Policy {
             reboot: deadlines.reboot.map_or(default.reboot, |d| d.0),
             returning: deadlines.returning.map_or(default.returning, |d| d.0),
             shutdown: deadlines.shutdown.map_or(default.shutdown, |d| d.0),
-            max_failures: failures.max_failures.map_or(default.max_failures, |n| n as usize),
+            max_failures: failures.max_failures.map_or(default.max_failures, |n| n.min(MAX_FAILURES) as usize),
             back_off: failures.back_off.map_or(default.back_off, |d| d.0),
             label_nodes: spec.label_nodes.unwrap_or(default.label_nodes),
             leave_balancer: spec

@@ -36,6 +36,10 @@ pub const DEGRADED: &str = "Degraded";
 /// `Blocked`: whether an expression that is the same for all nodes keeps them waiting.
 pub const BLOCKED: &str = "Blocked";
 
+/// The largest `failurePolicy.maxFailures`. So many failed nodes are recorded for each version: nodes that were replaced have to
+/// count, and the status has to stay small.
+pub const MAX_FAILURES: u32 = 64;
+
 /// The switch and the policy of the operator. Without this resource, nothing new starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, CustomResource, JsonSchema)]
 #[kube(
@@ -204,24 +208,32 @@ pub struct KnownVersion {
     pub first_seen: Timestamp,
     /// The nodes that have failed on it and that nobody has resumed since, also where they are gone; the first 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(length(max = MAX_FAILURES), inner(length(max = 253)), extend("x-kubernetes-list-type" = "atomic"))]
     pub failed: Vec<String>,
     /// Why it is not taken any more; absent while it is good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantined: Option<Quarantined>,
 }
 
-/// A version on its way through the fleet.
+/// A version on its way through the nodes of one variant and architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ActiveRollout {
     /// The version that nodes become.
     #[schemars(with = "VersionText")]
     pub version: Version,
+    /// The variant of these nodes, such as `aws-k8s-1.37`.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    pub variant: String,
+    /// The architecture of these nodes, such as `x86_64`.
+    #[serde(default)]
+    #[schemars(length(max = 32))]
+    pub arch: String,
     /// When it began.
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub started: Timestamp,
-    /// How many canary steps are passed. It never falls for one version.
+    /// How many canary steps are passed. It never falls within a rollout.
     pub steps_passed: i64,
     /// Since when all nodes of the next step have been done; absent while they are not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -230,6 +242,11 @@ pub struct ActiveRollout {
     /// Whether the next step has a person's approval.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub approved: bool,
+    /// When nodes of its variant and architecture went on to another version. If they come back to this one, that is a new
+    /// rollout, which passes the canary steps again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>", extend("format" = "date-time"))]
+    pub ended: Option<Timestamp>,
 }
 
 /// One-shot requests that were carried out, each with the value of its annotation.
@@ -277,9 +294,9 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "atomic"))]
     pub versions: Vec<KnownVersion>,
-    /// The rollouts under way, one for each version that nodes become, and the last ones before them.
+    /// The rollouts under way, one for each variant, architecture and version that nodes become, and the last ones before them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub active_rollouts: Vec<ActiveRollout>,
     /// The policy that every node has followed, by the name of its revision. It is `updateRevision` once all nodes are what
     /// the present policy makes them.

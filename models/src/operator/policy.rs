@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::selector::null_is_empty;
-use super::{CountOrPercent, NodeSelector};
+use super::{CountOrPercent, MAX_FAILURES, NodeSelector};
 use crate::duration::Duration;
 use crate::schema::{Date, TimeOfCron, TimeZone, VersionRange, VersionTarget};
 
@@ -105,8 +105,8 @@ pub enum StepApproval {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CanaryStep {
-    /// How many nodes have to be on the version before the rollout goes on, those of earlier steps included: a count, or a
-    /// percentage of all nodes.
+    /// How many nodes of each variant and architecture have to be on the version before the rollout goes on among them, those of
+    /// earlier steps included: a count, or a percentage of these nodes.
     pub nodes: CountOrPercent,
     /// How long to wait after the last of them is done. Default 0s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -299,9 +299,10 @@ pub struct HealthPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FailurePolicy {
-    /// How many nodes may fail on a version before it is quarantined and the rollout is frozen. Default 1.
+    /// How many nodes may fail on a version before it is quarantined and the rollout is frozen, up to 64: for so many the names
+    /// are recorded, which makes nodes count that were replaced since. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 10_000), extend("format" = "int32"))]
+    #[schemars(range(min = 1, max = MAX_FAILURES), extend("format" = "int32"))]
     pub max_failures: Option<u32>,
     /// How long a node waits after its first failed attempt; doubled with each further one, up to 24h. Default 10m.
     #[serde(default, skip_serializing_if = "Option::is_none")]

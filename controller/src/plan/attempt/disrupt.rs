@@ -102,7 +102,7 @@ impl Case<'_> {
             ));
         }
         // The resource is new and its slots are being rebuilt; nothing is disrupted without one.
-        Some(Decision::wait(Wait::Queued { position: 0 }))
+        Some(Decision::wait(Wait::Queued { position: 0, behind: None }))
     }
 
     /// The claim as it has to be, where it is not.

@@ -4,7 +4,7 @@ use super::Input;
 use crate::plan::Wait;
 
 pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
-    let rollout = input.survey.rollouts.of(input.version)?;
+    let rollout = input.survey.rollouts.of(input.node, input.version)?;
     (rollout.room_to_begin() == Some(0)).then(|| rollout.wait.clone()).flatten()
 }
 
@@ -30,7 +30,7 @@ mod tests {
                 "another one is on its way",
                 canary(1),
                 true,
-                Some(Wait::CanaryStep { step: 1, until: None, approval: false }),
+                Some(Wait::CanaryStep { step: 1, until: None, approval: false, nodes: vec!["b".into()] }),
             ),
             ("a step of two", canary(2), true, None),
         ] {

@@ -13,6 +13,7 @@ mod midway;
 mod others;
 mod pinning;
 mod prometheus;
+mod ranges;
 mod shares;
 mod succession;
 mod support;

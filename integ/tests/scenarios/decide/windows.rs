@@ -13,7 +13,7 @@ use super::midway::both_have_their_image;
 use super::support::{is_updated, other, status, until_metric};
 use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
-use crate::support::{OLD, operator_condition, run, shadow_of, step_of};
+use crate::support::{OLD, nodes, operator_condition, run, shadow_of, step_of};
 
 /// A window that is half a day away.
 pub(super) fn shut() -> Value {
@@ -94,5 +94,64 @@ async fn when_the_window_closes_the_running_update_ends_and_no_other_starts_unti
     .await?;
     assert_eq!(slots_given_while_shut(&ending.history), [0; 0]);
     ending.assert_updates(2);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_node_starts_when_its_window_is_about_to_close() -> anyhow::Result<()> {
+    // The window has been open since the last full hour but one, and ends in two to three hours.
+    let hour = (Timestamp::now().to_zoned(TimeZone::UTC).hour() + 23) % 24;
+    let schedule = |stop: &str| json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "4h"}], "stopStartingBefore": stop});
+    let mut options = nodes(1);
+    options.policy["schedule"] = schedule("3h");
+    let ending = run(options, async |scene| {
+        scene.install().await?;
+        scene.release();
+        let world = scene
+            .until("the node waits for the next window", |world| {
+                wait_for(world, "WindowClosed", 1) && status(world).next_window.is_some()
+            })
+            .await?;
+        let next = status(&world).next_window.unwrap();
+        assert!(next > Timestamp::now() + jiff::SignedDuration::from_hours(12), "{next} is tomorrow's");
+        assert_eq!(shadow_of(&world, "node-1").unwrap().spec.attempt, 0);
+
+        scene.policy(&json!({"schedule": schedule("1h")})).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(slots_given_while_shut(&ending.history), [0; 0]);
+    ending.assert_updates(1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn windows_open_by_the_clock_of_their_time_zone() -> anyhow::Result<()> {
+    const ZONE: &str = "Asia/Tokyo";
+    // Open for six hours from the last full hour but one in Tokyo, where it is nine hours later than in UTC all the year.
+    let hour = (Timestamp::now().in_tz(ZONE)?.hour() + 23) % 24;
+    let window =
+        |zone: &str| json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "6h", "timeZone": zone}]});
+    let mut options = nodes(1);
+    options.policy["schedule"] = window("UTC");
+    let ending = run(options, async |scene| {
+        scene.install().await?;
+        scene.release();
+        let world = scene
+            .until("the window is closed by the clock of UTC", |world| {
+                wait_for(world, "WindowClosed", 1) && status(world).next_window.is_some()
+            })
+            .await?;
+        let next = status(&world).next_window.unwrap();
+        assert_eq!((next.to_zoned(TimeZone::UTC).hour(), next.to_zoned(TimeZone::UTC).minute()), (hour, 0));
+
+        scene.policy(&json!({"schedule": window(ZONE)})).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(slots_given_while_shut(&ending.history), [0; 0]);
+    ending.assert_updates(1);
     Ok(())
 }
