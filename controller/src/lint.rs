@@ -42,6 +42,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     for (name, action) in &plan.actions {
         if let Some(node) = view.nodes.get(name) {
             findings.extend(check_start(frozen, name, node, action));
+            findings.extend(check_offer(name, node, action));
             findings.extend(check_order(name, node, action));
             findings.extend(check_disruption(view, name, node, action));
             findings.extend(check_evictions(view, policy, name, node, action));
@@ -122,6 +123,22 @@ fn check_start(frozen: bool, name: &str, node: &NodeView, action: &Action) -> Op
         property: "S8",
         node: Some(name.to_owned()),
         text: format!("it goes to {next:?} while the rollout is frozen"),
+    })
+}
+
+/// S7: what a node is drained for is still offered to its host, as far as the host has reported.
+fn check_offer(name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
+    let Action::Status { status, .. } = action else { return None };
+    let progress = status.report.progress.as_ref()?;
+    let drains = matches!(progress.step, Step::LeavingBalancer | Step::Draining)
+        && matches!(node.step(), Some(Step::Staging | Step::Staged));
+    let updates = node.shadow.as_ref()?.status.agent.updates.as_ref().filter(|u| u.refresh_failure.is_none())?;
+    let version = &progress.version;
+    let offered = updates.available_versions.contains(version) || updates.chosen_version.as_ref() == Some(version);
+    (drains && !offered).then(|| Finding {
+        property: "S7",
+        node: Some(name.to_owned()),
+        text: format!("it is drained for {version}, which its host no longer offers"),
     })
 }
 
@@ -322,6 +339,19 @@ mod tests {
                 None => assert_eq!(linted, plan, "{sentence}"),
                 Some(_) => assert!(linted.slots.is_none() && linted.actions.is_empty(), "{sentence}: {linted:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn drain_for_a_version_that_is_no_longer_offered_is_found() {
+        for (offered, property) in [(true, None), (false, Some("S7"))] {
+            let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
+            let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) };
+            view.operator.as_mut().unwrap().status.slots.push(slot);
+            let agent = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.agent;
+            agent.updates.as_mut().unwrap().chosen_version = offered.then_some(NEW);
+            let findings = lint(&view, &policy, &mut goes_to("a", Step::Draining));
+            assert_eq!(findings.first().map(|f| f.property), property, "{findings:?}");
         }
     }
 

@@ -106,6 +106,8 @@ reasons! {
     ReleaseRequested => Wait,
     /// The policy names another version now.
     PolicyChanged => Wait,
+    /// The host no longer offers the version, or policy takes a newer one that it offers, before the node was drained.
+    Superseded => Wait,
     /// The host's version lock was set by somebody else, and does not let the wanted version in.
     LockedByOther => Node,
     /// The host refused a change of its settings.

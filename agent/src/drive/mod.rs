@@ -256,6 +256,7 @@ impl<'a> Driver<'a> {
         }
         match step {
             Step::Reached(HostState::Idle) => self.idle(view, key, facts).await,
+            Step::Reached(HostState::StagedUpdate) => self.staged(key, facts, &reach).await,
             Step::Reached(state) => Ok(self.tell(key, facts, &Word::Reached(state), &reach, Turn::Wait).await),
             Step::Rest => Ok(self.tell(key, facts, &Word::Rest(standing(&found)), &reach, Turn::Wait).await),
             Step::LeaveArmed => {

@@ -75,6 +75,23 @@ impl Driver<'_> {
         self.look(key, facts).await
     }
 
+    /// The image is staged and waits for its turn: reports it, and refreshes as often as policy says, so that what is no longer
+    /// offered is not booted. A refresh leaves the staged image as it is.
+    pub(super) async fn staged(&mut self, key: &OrderKey, facts: &Facts, reach: &Reach) -> Result<Turn, AgentError> {
+        let word = Word::Reached(HostState::StagedUpdate);
+        let told = self.tell(key, facts, &word, reach, Turn::Wait).await;
+        if told != Turn::Wait {
+            return Ok(told);
+        }
+        // An agent that was restarted knows of no refresh; the one before it has refreshed to stage the image.
+        let last = *self.looks.last.get_or_insert_with(Instant::now);
+        let due = last + until_next_look(self.interval(), true, self.looks.failures, self.looks.random);
+        if Instant::now() < due {
+            return Ok(Turn::At(due));
+        }
+        self.look(key, facts).await
+    }
+
     /// How often an idle host looks for updates.
     pub(super) fn interval(&self) -> Duration {
         let view = self.views.newest();

@@ -1,5 +1,5 @@
 //! The planner against a small world: every action is carried out on it one at a time, in random order, with crashes of
-//! the controller, other people's reboots, failing hosts, clocks that jump and changing policy in between. The seed of a failing run is
+//! the controller, other people's reboots, failing hosts, releases that are superseded or withdrawn, clocks that jump and changing policy in between. The seed of a failing run is
 //! in its message.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,12 +27,13 @@ use crate::view::{
 
 const OLD: Version = Version::new(1, 20, 0);
 const NEW: Version = Version::new(1, 20, 5);
+const NEWER: Version = Version::new(1, 20, 6);
 
 #[derive(Default)]
 struct Host {
     boots: u32,
     runs: Option<Version>,
-    staged: bool,
+    staged: Option<Version>,
     armed: bool,
     person_cordoned: bool,
     nonces: u32,
@@ -62,6 +63,8 @@ struct World {
     rng: StdRng,
     seed: u64,
     policy: Policy,
+    /// What the update repository has, newest first.
+    releases: Vec<Version>,
     /// A write of the operator's status that has been sent and has not arrived.
     sent: Option<BottlerocketUpdateOperatorStatus>,
     /// One that a controller sent that has crashed since.
@@ -169,6 +172,7 @@ impl World {
             rng,
             seed,
             policy,
+            releases: vec![NEW, OLD],
             sent: None,
             late: None,
             held: BTreeSet::new(),
@@ -255,6 +259,15 @@ impl World {
                 let starts =
                     status.report.progress.as_ref().is_some_and(|p| p.step == Step::Draining && p.since == now);
                 assert!(!(frozen && starts), "seed {seed}: {name} starts although the rollout is frozen");
+                let drained_for = status.report.progress.as_ref().filter(|p| {
+                    matches!(p.step, Step::LeavingBalancer | Step::Draining)
+                        && shadow.status.controller.progress.as_ref().is_some_and(|p| !p.disruptive)
+                });
+                if let Some(progress) = drained_for {
+                    let offered = &shadow.status.agent.updates.as_ref().unwrap().available_versions;
+                    let version = &progress.version;
+                    assert!(offered.contains(version), "seed {seed}: {name} is drained for {version}, not offered");
+                }
                 shadow.status.controller = status.report;
                 let agents = shadow.status.agent_half().conditions;
                 shadow.status.conditions = agents.into_iter().chain(status.conditions).collect();
@@ -315,7 +328,7 @@ impl World {
 
     /// One step of one agent, faithful to the order of its reports but not to their cost.
     fn agent(&mut self, name: &str) {
-        let now = self.now;
+        let (now, releases) = (self.now, self.releases.clone());
         let (stalls, slow) = (self.rng.random_bool(0.4), self.rng.random_bool(0.5));
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
@@ -344,13 +357,15 @@ impl World {
         let failed = agent.failure.as_ref().is_some_and(|f| f.attempt == spec.attempt);
         let runs = host.runs.clone().unwrap();
         let before = agent.current_version.clone();
+        let lock = spec.host.as_ref().and_then(|host| host.version_lock.clone());
+        let lets_in = |version: &Version| lock.as_ref().is_none_or(|lock| *lock == version.to_string());
         agent.boot_id = Some(boot.clone());
         agent.current_version = Some(runs.clone());
         agent.variant = Some("aws-k8s-1.37".into());
         agent.arch = Some("x86_64".into());
         agent.updates = Some(OfferedUpdates {
-            chosen_version: (runs < NEW).then_some(NEW),
-            available_versions: vec![NEW, OLD],
+            chosen_version: releases.iter().find(|version| **version > runs && lets_in(version)).cloned(),
+            available_versions: releases.clone(),
             ..OfferedUpdates::default()
         });
         agent.observed_generation = Some(shadow.generation);
@@ -370,24 +385,27 @@ impl World {
                 if host.next_stage_fails {
                     host.next_stage_fails = false;
                     fail(agent, FailureReason::PrepareFailed);
+                } else if host.staged != spec.version && agent.updates.as_ref().unwrap().chosen_version != spec.version
+                {
+                    fail(agent, FailureReason::VersionNotOffered);
                 } else {
-                    host.staged = true;
+                    host.staged.clone_from(&spec.version);
                     agent.state = Some(HostState::StagedUpdate);
                 }
             }
             HostState::RebootedIntoUpdate if !same_boot => {
                 let activated =
                     agent.armed.as_ref().is_some_and(|a| a.attempt == spec.attempt && a.phase == ArmedPhase::Activated);
-                if runs == NEW {
+                if Some(&runs) == spec.version.as_ref() {
                     agent.state = Some(HostState::RebootedIntoUpdate);
-                } else if activated && before == Some(OLD) {
+                } else if activated && before.as_ref() == Some(&runs) {
                     fail(agent, FailureReason::BootFellBack);
                 } else {
                     fail(agent, FailureReason::RebootedByOther);
                 }
                 agent.armed = None;
             }
-            HostState::RebootedIntoUpdate if !host.staged => fail(agent, FailureReason::NotStaged),
+            HostState::RebootedIntoUpdate if host.staged != spec.version => fail(agent, FailureReason::NotStaged),
             HostState::RebootedIntoUpdate => {
                 let armed = agent.armed.clone().filter(|a| a.attempt == spec.attempt && a.boot_id == boot);
                 let answered =
@@ -403,7 +421,7 @@ impl World {
                         host.nonces += 1;
                         host.asked = Some(now);
                         let nonce = format!("{boot}-{}", host.nonces);
-                        let (attempt, version) = (spec.attempt, NEW);
+                        let (attempt, version) = (spec.attempt, spec.version.clone().unwrap());
                         agent.armed = Some(Armed { attempt, boot_id: boot, version, phase: ArmedPhase::Arming, nonce });
                     }
                 }
@@ -429,10 +447,10 @@ impl World {
         host.boots += 1;
         node.facts.boot_id = format!("boot-{}", host.boots);
         if host.armed && !host.next_boot_fails {
-            host.runs = Some(NEW);
+            host.runs = host.staged.take();
         }
         host.next_boot_fails &= !host.armed;
-        (host.armed, host.staged, host.asked) = (false, false, None);
+        (host.armed, host.staged, host.asked) = (false, None, None);
         (host.cleared, host.going_down, host.restarted) = (false, None, false);
         node.facts.os_image = format!("Bottlerocket OS {} (aws-k8s-1.37)", host.runs.as_ref().unwrap());
     }
@@ -440,13 +458,19 @@ impl World {
     /// Something that nobody ordered.
     fn trouble(&mut self) {
         let name = self.some_node();
-        let kind = self.rng.random_range(0..17);
+        let kind = self.rng.random_range(0..19);
         if matches!(kind, 4 | 12) {
             self.changed();
         }
         if matches!(kind, 5 | 6) {
             self.late = self.sent.take().or(self.late.take());
             self.view.retracted = super::not_begun(&self.view);
+        }
+        if kind == 17 {
+            self.releases = vec![NEWER, NEW, OLD];
+        }
+        if kind == 18 && self.releases.contains(&NEWER) {
+            self.releases = vec![NEWER, OLD];
         }
         let ahead = self.rng.random_range(-1..=1) * 10;
         let request = Some(self.now.to_string());
@@ -546,7 +570,7 @@ impl World {
         let zones: BTreeSet<&str> = out.iter().map(|n| n.facts.zone()).collect();
         assert!(!policy.one_zone_at_a_time || zones.len() <= 1, "seed {seed}: zones {zones:?} are out of service");
         let status = self.view.operator.as_ref().map(|o| &o.status);
-        for rollout in status.iter().flat_map(|status| &status.active_rollouts) {
+        for rollout in status.iter().flat_map(|status| &status.active_rollouts).filter(|r| r.ended.is_none()) {
             let passed = usize::try_from(rollout.steps_passed).unwrap();
             let Some(step) = policy.canary.get(passed) else { continue };
             let ours = |n: &&&NodeView| n.progress().is_some_and(|p| p.version == rollout.version);
@@ -648,7 +672,7 @@ fn run(seed: u64, trouble: bool) {
         assert!(progress.is_none_or(|p| matches!(p.step, Step::Staged)), "still under way; {context}");
         assert!(wait.is_some(), "neither an action nor a reason; {context}");
         if !frozen {
-            assert_eq!(world.hosts[name].runs, Some(NEW), "{context}");
+            assert_eq!(world.hosts[name].runs.as_ref(), world.releases.first(), "{context}");
         }
     }
     assert!(world.view.operator.unwrap().status.slots.is_empty(), "seed {seed}: slots are left");

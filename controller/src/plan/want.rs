@@ -40,6 +40,19 @@ pub(super) fn no_longer(
     refusal(policy, known, agent, version, now)
 }
 
+/// Returns why an attempt to a version that is not drained for yet is overtaken by what the host offers now, if it is. `wanted`
+/// is what policy would begin with.
+pub(super) fn superseded(agent: &AgentReport, version: &Version, wanted: &Result<Version, Wait>) -> Option<String> {
+    let updates = agent.updates.as_ref().filter(|updates| updates.refresh_failure.is_none())?;
+    if let Ok(newer) | Err(Wait::Pinning { version: newer }) = wanted
+        && newer != version
+    {
+        return Some(format!("{newer} has taken the place of {version} before the node was drained"));
+    }
+    let offered = updates.available_versions.contains(version) || updates.chosen_version.as_ref() == Some(version);
+    (!offered).then(|| format!("the host no longer offers {version}"))
+}
+
 /// Why a version is not taken, whatever the host says.
 fn refusal(
     policy: &Policy,
@@ -513,6 +526,31 @@ mod tests {
         let mut host = host("1.20.0", None, &[]);
         host.updates = None;
         assert_eq!(want(&policy("{}"), &[], &host, Some(&v("1.20.4")), t(0)).pin, Some(v("1.20.4")));
+    }
+
+    #[test]
+    fn staged_version_is_superseded_when_it_is_withdrawn_or_a_newer_one_is_taken() {
+        let policy = policy("{}");
+        for (sentence, host, expected) in [
+            ("it is offered", host("1.20.0", Some("1.20.5"), &["1.20.5", "1.20.0"]), None),
+            ("it was withdrawn", host("1.20.0", None, &["1.20.0"]), Some("the host no longer offers 1.20.5")),
+            (
+                "it was withdrawn, and an older one is offered",
+                host("1.20.0", Some("1.20.4"), &["1.20.4", "1.20.0"]),
+                Some("1.20.4 has taken the place of 1.20.5 before the node was drained"),
+            ),
+            (
+                "a newer one is offered",
+                host("1.20.0", Some("1.20.6"), &["1.20.6", "1.20.5"]),
+                Some("1.20.6 has taken the place of 1.20.5 before the node was drained"),
+            ),
+        ] {
+            let wanted = want(&policy, &[], &host, None, t(0)).version;
+            assert_eq!(superseded(&host, &v("1.20.5"), &wanted).as_deref(), expected, "{sentence}");
+        }
+        let mut failing = host("1.20.0", None, &["1.20.0"]);
+        failing.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
+        assert_eq!(superseded(&failing, &v("1.20.5"), &Err(Wait::UpToDate)), None, "nothing is known");
     }
 
     #[test]

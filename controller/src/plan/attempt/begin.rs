@@ -131,6 +131,10 @@ impl Case<'_> {
         if let Some(wait) = no_longer.filter(|_| !self.slot) {
             return self.fail(progress, FailureReason::PolicyChanged, &wait.to_string());
         }
+        let wanted = self.survey.wants.get(self.facts().name.as_str()).map(|want| &want.version);
+        if let Some(message) = wanted.and_then(|wanted| want::superseded(agent, &progress.version, wanted)) {
+            return self.fail(progress, FailureReason::Superseded, &message);
+        }
         #[cfg(feature = "next")]
         if spec.attempt < progress.attempt {
             return Decision::act(self.step(progress, Step::Planning, |_| {}));

@@ -5,13 +5,14 @@ use integ::host::{Command, EventKind, Fault, Worker};
 use integ::oracle::{History, Object};
 use jiff::{Timestamp, ToSpan as _, Unit, tz::TimeZone};
 use models::shadow::{HostState, Step};
+use semver::Version;
 use serde_json::{Value, json};
 
-use super::support::{is_updated, status};
+use super::support::{is_updated, last_reason, record, results, status};
 use super::windows::{open, shut, slots_given_while_shut};
 use crate::interfere::{finish_command, is_call, until_host};
 use crate::policy::wait_for;
-use crate::support::{OLD, Scene, nodes, run, shadow_of, step_of};
+use crate::support::{NEW, OLD, Scene, nodes, run, shadow_of, step_of};
 
 /// Two nodes that download ahead of a window that is half a day away.
 fn options() -> BedOptions {
@@ -120,5 +121,60 @@ async fn a_staged_image_that_a_reboot_wiped_is_staged_again_before_its_node_is_t
     let attempts = ending.history.attempts();
     assert_eq!(attempts.len(), 2, "the other boot ended no attempt: {attempts:#?}");
     assert!(attempts.iter().all(integ::oracle::Attempt::updated), "{attempts:#?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn staged_image_whose_release_was_withdrawn_is_not_booted() -> anyhow::Result<()> {
+    const NEWER: Version = Version::new(1, 20, 6);
+    let ending = run(options(), async |scene| {
+        staged(scene).await?;
+        scene.bed.releases.withdraw(&NEW);
+        let world = scene
+            .until("the attempts end without the nodes having been touched", |world| {
+                ["node-1", "node-2"].iter().all(|node| {
+                    step_of(world, node).is_none() && last_reason(world, node).as_deref() == Some("Superseded")
+                })
+            })
+            .await?;
+        assert!(!touched(&scene.bed.recorder.so_far()?));
+        for node in ["node-1", "node-2"] {
+            let record = record(&world, node);
+            assert_eq!((record.failures, record.not_before, record.version_failures), (0, None, vec![]), "{node}");
+        }
+        scene.bed.releases.publish(NEWER);
+        scene.policy(&json!({"schedule": open()})).await?;
+        scene.bed.wait_updated(&NEWER, crate::support::LIMIT).await?;
+        Ok(())
+    })
+    .await?;
+    for node in ["node-1", "node-2"] {
+        let reasons: Vec<_> = results(&ending.history, node).into_iter().map(|(_, reason)| reason).collect();
+        assert_eq!(reasons, ["Superseded", models::shadow::UPDATED], "{node}");
+    }
+    assert_eq!(ending.verdict.stats.reboots, 2, "no host booted the version that was withdrawn");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn staged_image_that_a_newer_release_overtakes_is_not_booted() -> anyhow::Result<()> {
+    const NEWER: Version = Version::new(1, 20, 6);
+    let ending = run(options(), async |scene| {
+        staged(scene).await?;
+        scene.bed.releases.publish(NEWER);
+        scene
+            .until("both nodes have the newer image", |world| {
+                ["node-1", "node-2"].iter().all(|node| {
+                    step_of(world, node) == Some(Step::Staged)
+                        && shadow_of(world, node).is_some_and(|shadow| shadow.spec.version == Some(NEWER))
+                })
+            })
+            .await?;
+        scene.policy(&json!({"schedule": open()})).await?;
+        scene.bed.wait_updated(&NEWER, crate::support::LIMIT).await?;
+        Ok(())
+    })
+    .await?;
+    assert_eq!(ending.verdict.stats.reboots, 2, "each host is rebooted once");
     Ok(())
 }
