@@ -484,6 +484,38 @@ async fn an_idle_host_looks_for_updates_as_policy_asks_and_tells_only_news() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn staged_host_refreshes_as_policy_asks_and_keeps_its_image() {
+    let mut bench = Bench::new().await;
+    let interval = "1s".parse().unwrap();
+    bench.web.order(|spec| {
+        spec.host = Some(models::shadow::HostPolicy { refresh_interval: Some(interval), ..Default::default() });
+    });
+    bench.staged(1).await;
+    let boot = bench.boot();
+    let newer = Version::new(1, 21, 0);
+    bench.releases.publish(newer.clone());
+    bench.releases.withdraw(&NEW);
+    let view = bench
+        .web
+        .until("what is offered now is reported", |v| {
+            let updates = v.status.report.updates.as_ref();
+            updates.is_some_and(|u| u.chosen_version.as_ref() == Some(&newer) && !u.available_versions.contains(&NEW))
+        })
+        .await;
+    assert_eq!(view.status.report.state, Some(HostState::StagedUpdate));
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
+    let prepared = |call: &&String| call.contains("prepare");
+    assert_eq!(bench.calls().iter().filter(prepared).count(), 1, "the image is trusted as before");
+
+    let asking = bench.asked().await;
+    bench.give(&bench.claims(&asking));
+    bench.rebooted(&boot).await;
+    let reached = |view: &ShadowView| view.status.report.state == Some(HostState::RebootedIntoUpdate);
+    let back = bench.web.until("the staged image is booted", reached).await;
+    assert_eq!(back.status.report.current_version, Some(NEW));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_does_not_answer_is_told_and_a_dead_socket_ends_the_agent() {
     let mut bench = Bench::new().await;
     let boot = bench.boot();

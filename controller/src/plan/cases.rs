@@ -285,6 +285,41 @@ fn an_attempt_that_policy_no_longer_asks_for_ends_before_its_node_is_touched() {
 }
 
 #[test]
+fn healthy_condition_follows_the_update() {
+    let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    node.facts.boot_id = "b2".into();
+    let before = models::condition::Condition {
+        type_: models::shadow::HEALTHY.into(),
+        status: models::condition::ConditionStatus::True,
+        reason: "Soaked".into(),
+        message: String::new(),
+        last_transition_time: t(-1000),
+        observed_generation: None,
+    };
+    let shadow = node.shadow.as_mut().unwrap();
+    shadow.status.conditions.push(before);
+    let agent = &mut shadow.status.agent;
+    (agent.boot_id, agent.current_version) = (Some("b2".into()), Some(NEW));
+    agent.state = Some(HostState::RebootedIntoUpdate);
+    let (mut view, policy) = cluster(vec![node], &["a"]);
+    let healthy = |view: &ClusterView| {
+        let conditions = &view.nodes["a"].shadow.as_ref().unwrap().status.conditions;
+        let healthy = models::condition::find_condition(conditions, models::shadow::HEALTHY).unwrap();
+        (healthy.status, healthy.reason.clone())
+    };
+    let follow = |view: &mut ClusterView, second| {
+        let made = plan(view, &policy, t(second));
+        written(view, made.actions.get("a").expect("a write"));
+    };
+    follow(&mut view, 1);
+    let unknown = models::condition::ConditionStatus::Unknown;
+    assert_eq!(healthy(&view), (unknown, "Monitoring".to_owned()), "the update before is another one");
+    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().release = Some("now".into());
+    follow(&mut view, 2);
+    assert_eq!(healthy(&view), (unknown, "ReleaseRequested".to_owned()));
+}
+
+#[test]
 fn plan_is_made_again_when_an_offered_version_becomes_old_enough() {
     let mut node = node("a");
     let older = Version::new(1, 20, 4);

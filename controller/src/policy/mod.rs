@@ -417,7 +417,7 @@ fn group_policy(
     errors: &mut Vec<PolicyError>,
 ) -> GroupPolicy {
     let schedule = match schedule {
-        Some(schedule) => Schedule::parse(&format!("{path}.schedule"), schedule, errors),
+        Some(schedule) => Schedule::parse_within(&format!("{path}.schedule"), schedule, &default.schedule, errors),
         None => default.schedule.clone(),
     };
     let asked = drain.clone().unwrap_or_default();

@@ -68,10 +68,25 @@ struct Stay {
 impl Schedule {
     /// Reads a schedule. What cannot be obeyed goes into `errors`, with its field under `path`.
     pub fn parse(path: &str, schedule: &SchedulePolicy, errors: &mut Vec<PolicyError>) -> Self {
+        Self::parse_within(path, schedule, &Self::default(), errors)
+    }
+
+    /// Reads the schedule of a group. Windows and `stopStartingBefore` that it leaves out are those of all nodes, and the
+    /// blackouts of all nodes hold besides its own.
+    pub(super) fn parse_within(
+        path: &str,
+        schedule: &SchedulePolicy,
+        all: &Self,
+        errors: &mut Vec<PolicyError>,
+    ) -> Self {
         let SchedulePolicy { windows, stop_starting_before, blackouts } = schedule;
         let read_window = |(index, window)| read_window(&format!("{path}.windows[{index}]"), window, errors);
-        let windows: Vec<_> = windows.iter().enumerate().filter_map(read_window).collect();
-        let stop_before = stop_starting_before.unwrap_or_default();
+        let windows: Vec<_> = match windows.as_slice() {
+            [] => all.windows.clone(),
+            own => own.iter().enumerate().filter_map(read_window).collect(),
+        };
+        let of_all = || models::duration::Duration(all.stop_before.unsigned_abs());
+        let stop_before = stop_starting_before.unwrap_or_else(of_all);
         if let Some(shortest) = windows.iter().map(|window| window.duration).min()
             && stop_before.signed() >= shortest
         {
@@ -85,7 +100,8 @@ impl Schedule {
             });
         }
         let read_blackout = |(index, blackout)| read_blackout(&format!("{path}.blackouts[{index}]"), blackout, errors);
-        let mut blackouts: Vec<_> = blackouts.iter().enumerate().filter_map(read_blackout).collect();
+        let own = blackouts.iter().enumerate().filter_map(read_blackout);
+        let mut blackouts: Vec<_> = own.chain(all.blackouts.iter().copied()).collect();
         blackouts.sort_unstable();
         let blackouts = blackouts.into_iter().fold(Vec::<Closure>::new(), |mut merged, next| {
             match merged.last_mut().filter(|last| next.from <= last.to) {

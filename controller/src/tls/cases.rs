@@ -136,6 +136,27 @@ fn the_old_key_goes_when_kubelets_have_had_the_new_one_for_as_long_again_by_both
     }
 }
 
+#[test]
+fn requested_rotation_begins_at_once_under_a_new_leader() {
+    for (sentence, now, begins) in [("what is in use has been published for long", 60, true), ("it is new", 5, false)] {
+        let mut facts = rotating(0);
+        let certificates = facts.certificates.as_mut().unwrap();
+        certificates.authorities.before = None;
+        certificates.leaf.as_mut().unwrap().issuer = Some("new".into());
+        certificates.asked = Some("request".into());
+        let signing = facts.signing.as_mut().unwrap();
+        (signing.before, signing.asked) = (None, Some("request".into()));
+        let plan = plan(&facts, WAIT, at(now));
+        let carried = || Some("request".to_owned());
+        let authority = |write: &Write| matches!(write, Write::MakeAuthority { carried: by, .. } if *by == carried());
+        assert_eq!(plan.writes.iter().any(authority), begins, "{sentence}: {:?}", plan.writes);
+        assert_eq!(plan.writes.contains(&Write::MakeKey { carried: carried() }), begins, "{sentence}");
+        if !begins {
+            assert_eq!(plan.wake, Some(at(10)), "{sentence}");
+        }
+    }
+}
+
 /// Somebody has deleted the Secret of the authorities and the ConfigMap together.
 #[test]
 fn what_nobody_understands_any_more_is_replaced_as_soon_as_its_successor_is_published() {

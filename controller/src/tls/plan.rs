@@ -290,6 +290,13 @@ impl Look<'_> {
         self.known_at(id).is_some_and(|at| at <= self.now)
     }
 
+    /// When every kubelet has it by the clock of the cluster alone, which a leader need not have watched: enough for a rotation to
+    /// begin, since what is in use then stays in use.
+    fn settled_at(&self, id: &Id) -> Option<Timestamp> {
+        let there = self.published.authorities.contains(id) || self.published.keys.contains(id);
+        self.published.since.get(id).filter(|_| there).map(|since| plus(*since, self.wait))
+    }
+
     /// When every server has it.
     fn taken_at(&self, leaf: &Leaf) -> Timestamp {
         self.stands_for(&leaf.id, leaf.issued, self.wait)
@@ -348,8 +355,12 @@ impl Look<'_> {
         let by_newest = by(newest);
         let renewal_of_newest = renewal(newest.from, newest.until);
         // One that is not in use and known everywhere cannot be the one before.
-        if authorities.before.is_none() && by_newest && self.known(&newest.id) {
-            if half.before.is_none() && (asked.is_some() || renewal_of_newest <= self.now) {
+        let known = self.known(&newest.id);
+        let settled_at = self.settled_at(&newest.id).filter(|_| asked.is_some());
+        let asked_now = settled_at.is_some_and(|at| at <= self.now);
+        half.wakes.extend(settled_at);
+        if authorities.before.is_none() && by_newest && (known || asked_now) {
+            if half.before.is_none() && (asked_now || renewal_of_newest <= self.now) {
                 let carried = asked.clone().or_else(|| authorities.carried.clone());
                 half.before = Some(Write::MakeAuthority { carried, kept: kept.clone() });
             }
@@ -469,10 +480,9 @@ impl Look<'_> {
         let Some(before) = before else {
             // With nothing else to sign with, it signs as soon as it is published: who has it not yet waits for it.
             let signs = self.published.keys.contains(newest);
-            if asked.is_some() {
-                half.wakes.extend(self.known_at(newest));
-            }
-            if asked.is_some() && self.known(newest) {
+            let settled_at = self.settled_at(newest).filter(|_| asked.is_some());
+            half.wakes.extend(settled_at);
+            if settled_at.is_some_and(|at| at <= self.now) {
                 half.before = Some(Write::MakeKey { carried: asked.clone() });
             }
             return (half, signs.then(|| newest.clone()));

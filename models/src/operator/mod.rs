@@ -318,7 +318,8 @@ pub struct BottlerocketUpdateOperatorStatus {
     /// One-shot requests that were carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<OperatorRequests>,
-    /// The policy in force where it is not the one in `spec`, because that one cannot be obeyed: the last good one, as JSON.
+    /// The last `spec` that could be obeyed, as JSON. It is the policy in force while the one in `spec` cannot be obeyed, also for
+    /// the next leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 65_536))]
     pub policy_in_force: Option<String>,

@@ -343,7 +343,8 @@ pub struct NodeGroup {
     /// How many of its nodes may be out of service because of updates, besides the limit for all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_unavailable: Option<CountOrPercent>,
-    /// When its nodes may be taken out of service, instead of the schedule of all nodes.
+    /// When its nodes may be taken out of service. Windows and `stopStartingBefore` replace those of all nodes where they are set;
+    /// blackouts hold besides those of all nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<SchedulePolicy>,
     /// How its nodes are drained; what is left out is as for all nodes.

@@ -8,11 +8,11 @@ mod release;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use models::condition::{Condition, set_condition, true_condition};
+use models::condition::{Condition, ConditionStatus, set_condition, true_condition};
 use models::reason::FailureReason;
 use models::shadow::{
-    Armed, ArmedPhase, BLOCKED, BottlerocketShadowSpec, ControllerStatus, DrainStatus, HOST_REACHABLE, HostPolicy,
-    HostState, Progress, Step,
+    Armed, ArmedPhase, BLOCKED, BottlerocketShadowSpec, ControllerStatus, DrainStatus, HEALTHY, HOST_REACHABLE,
+    HostPolicy, HostState, Progress, Step,
 };
 
 use crate::drain::filter;
@@ -151,7 +151,7 @@ impl<'a> Case<'a> {
         boot.filter(|boot| *boot == self.facts().boot_id)
     }
 
-    fn condition(&self, type_: &str, holds: bool, reason: &str, message: &str) -> Condition {
+    fn condition(&self, type_: &str, holds: impl Into<ConditionStatus>, reason: &str, message: &str) -> Condition {
         Condition {
             type_: type_.to_owned(),
             status: holds.into(),
@@ -238,6 +238,12 @@ impl<'a> Case<'a> {
         status.report.progress =
             Some(Progress { step, since: self.now, boot_id: self.facts().boot_id.clone(), ..progress.clone() });
         unblock(&mut status);
+        if matches!(step, Step::Returning | Step::Monitoring) {
+            // What was found after the update before says nothing of this boot.
+            let message = format!("the node was rebooted for {} and is watched", progress.version);
+            let watched = self.condition(HEALTHY, ConditionStatus::Unknown, "Monitoring", &message);
+            set_condition(&mut status.conditions, watched);
+        }
         #[cfg(feature = "next")]
         {
             status.report.controller_novelty = models::next::Novelty::default();

@@ -1,7 +1,7 @@
 //! How an attempt fails, what that is charged to, and when the node may be given back.
 
 use jiff::Timestamp;
-use models::condition::set_condition;
+use models::condition::{ConditionStatus, set_condition};
 use models::go::{CALL_LIMIT, GO_LIFETIME};
 use models::plain::cut;
 use models::reason::{FailureClass, FailureReason};
@@ -29,6 +29,9 @@ impl Case<'_> {
         if reason.class() == FailureClass::Version {
             self.charge(&mut record, progress, reason);
             set_condition(&mut status.conditions, self.condition(HEALTHY, false, reason.as_str(), message));
+        } else if matches!(progress.step, Step::Returning | Step::Monitoring) {
+            let unknown = self.condition(HEALTHY, ConditionStatus::Unknown, reason.as_str(), message);
+            set_condition(&mut status.conditions, unknown);
         }
         record.last = Some(self.result(progress, reason.as_str(), message));
         status.report.record = Some(record);

@@ -59,6 +59,30 @@ mod tests {
                 opens("2027-01-15T09:00:00Z"),
             ),
             (
+                "a blackout of all nodes in the group's window",
+                r#"{"schedule": {"blackouts": [{"from": "2027-01-15"}]},
+                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"windows": [{"cron": "0 * * * *", "duration": "1h"}]}}]}"#,
+                Some(Wait::Blackout { ends: Some("2027-01-16T00:00:00Z".parse().unwrap()) }),
+            ),
+            (
+                "the group's own blackout beside one of all nodes",
+                r#"{"schedule": {"blackouts": [{"from": "2027-01-16"}]},
+                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"blackouts": [{"from": "2027-01-15"}]}}]}"#,
+                Some(Wait::Blackout { ends: Some("2027-01-17T00:00:00Z".parse().unwrap()) }),
+            ),
+            (
+                "the windows of all nodes where the group has a blackout alone",
+                r#"{"schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]},
+                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"blackouts": [{"from": "2027-02-01"}]}}]}"#,
+                opens("2027-01-15T09:00:00Z"),
+            ),
+            (
+                "the group's window, with the time before its end of all nodes",
+                r#"{"schedule": {"stopStartingBefore": "90m"},
+                    "nodeGroups": [{"name": "g", "selector": {}, "schedule": {"windows": [{"cron": "0 7 * * *", "duration": "2h"}]}}]}"#,
+                opens("2027-01-16T07:00:00Z"),
+            ),
+            (
                 "another group's window is none of its business",
                 r#"{"nodeGroups": [{"name": "g", "selector": {"matchLabels": {"tier": "db"}}, "schedule": {"windows": [{"cron": "0 9 * * *", "duration": "2h"}]}}]}"#,
                 None,
