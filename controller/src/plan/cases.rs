@@ -288,6 +288,7 @@ fn an_attempt_that_policy_no_longer_asks_for_ends_before_its_node_is_touched() {
 fn healthy_condition_follows_the_update() {
     let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
     node.facts.boot_id = "b2".into();
+    (node.facts.claims, node.facts.unschedulable) = (crate::claims::Parts::default(), false);
     let before = models::condition::Condition {
         type_: models::shadow::HEALTHY.into(),
         status: models::condition::ConditionStatus::True,
@@ -457,6 +458,7 @@ fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
     let shadow = other.shadow.as_mut().unwrap();
     let newer = Version::new(1, 21, 0);
     shadow.spec.version = Some(newer.clone());
+    shadow.status.agent.updates.as_mut().unwrap().chosen_version = Some(newer.clone());
     shadow.status.controller.progress.as_mut().unwrap().version = newer;
     let (mut view, _) = cluster(vec![staged("a"), staged("b"), staged("c"), other], &[]);
     let canary = serde_json::json!([{"nodes": 1, "approval": "Manual"}]);
