@@ -227,7 +227,7 @@ mod tests {
             assert!(matches!(target, Target::Range(_)), "{text}");
             let allows = |version: &&str| target.allows(&v(version));
             assert!(allowed.iter().all(allows), "{text}: {allowed:?}");
-            assert!(!refused.iter().any(|version| allows(&version)), "{text}: {refused:?}");
+            assert!(!refused.iter().any(allows), "{text}: {refused:?}");
         }
     }
 
@@ -244,7 +244,7 @@ mod tests {
             assert_eq!((read.len(), errors), (1, vec![]), "{text}");
             let covers = |version: &&str| read[0].covers(&v(version));
             assert!(covered.iter().all(covers), "{text}: {covered:?}");
-            assert!(!left.iter().any(|version| covers(&version)), "{text}: {left:?}");
+            assert!(!left.iter().any(covers), "{text}: {left:?}");
         }
     }
 
