@@ -296,7 +296,6 @@ impl Driver {
         let mut view = ClusterView {
             operator: self.applier.operator.get(models::names::OPERATOR_NAME),
             own_node: self.own_node.clone(),
-            own_namespace: self.applier.namespace.clone(),
             leader_since: self.leader_since,
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
             tls: self.applier.signer.facts(),

@@ -12,7 +12,7 @@ use crate::claims::Part;
 use crate::drain::filter;
 use crate::plan::{Action, Plan, Quarantine};
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeView};
+use crate::view::{ClusterView, NodeView, PodFacts};
 
 /// One broken property.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             findings.extend(check_offer(name, node, action));
             findings.extend(check_order(name, node, action));
             findings.extend(check_disruption(view, name, node, action));
-            findings.extend(check_evictions(view, policy, name, node, action));
+            findings.extend(check_evictions(policy, name, node, action));
         }
     }
     if !findings.is_empty() {
@@ -178,13 +178,7 @@ fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Ac
 }
 
 /// S6, and the order of writes: only pods that have to go, only from a node that we have cordoned.
-fn check_evictions(
-    view: &ClusterView,
-    policy: &Policy,
-    name: &str,
-    node: &NodeView,
-    action: &Action,
-) -> Option<Finding> {
+fn check_evictions(policy: &Policy, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
     let (Action::Evict { pods, .. } | Action::Delete { pods, .. }) = action else { return None };
     let finding = |text: String| Some(Finding { property: "S6", node: Some(name.to_owned()), text });
     let rules = &policy.for_node(&node.facts).drain;
@@ -196,14 +190,21 @@ fn check_evictions(
     }
     let drain = node.shadow.as_ref().and_then(|s| s.status.controller.drain.as_ref());
     let known = node.pods.as_deref().unwrap_or_default();
-    let sorted = filter::sort(known, rules.rules, drain, &view.own_namespace);
+    let sorted = filter::sort(known, rules.rules, drain);
     // What is deleted at the deadline may be on its way out already.
     let mut may_go: Vec<_> = sorted.go.clone();
     if matches!(action, Action::Delete { .. }) {
         may_go.extend(sorted.leaving.iter().copied());
     }
-    let stranger = pods.iter().find(|e| !may_go.iter().any(|p| p.uid == e.uid && p.node == name))?;
-    finding(format!("{}/{} is no pod that has to leave this node", stranger.namespace, stranger.name))
+    if let Some(other) = pods.iter().find(|e| !may_go.iter().any(|p| p.uid == e.uid && p.node == name)) {
+        return finding(format!("{}/{} is no pod that has to leave this node", other.namespace, other.name));
+    }
+    // Without the record it would be evicted again each time it comes back.
+    let recorded = |pod: &PodFacts| drain.is_some_and(|drain| filter::listed(pod, drain));
+    let evicted = sorted.go.iter().filter(|pod| pods.iter().any(|e| e.uid == pod.uid));
+    let unrecorded =
+        evicted.filter(|pod| pod.tolerates_cordon && pod.controller_uid.is_some()).find(|p| !recorded(p))?;
+    finding(format!("{} tolerates the cordon and would be evicted without a record of it", unrecorded.title()))
 }
 
 #[cfg(test)]
@@ -213,7 +214,7 @@ mod tests {
 
     use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
     use models::reason::FailureReason;
-    use models::shadow::BottlerocketShadowSpec;
+    use models::shadow::{BottlerocketShadowSpec, DrainStatus, DrainedPod};
     use serde_json::json;
 
     use super::*;
@@ -226,7 +227,20 @@ mod tests {
     fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
         let staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
         let mut drained = at("b", Step::Draining, 0, HostState::StagedUpdate);
-        drained.pods = Some(vec![pod("b", false)]);
+        let addon = |uid: &str, owner: &str| PodFacts {
+            uid: uid.into(),
+            controller_uid: Some(owner.into()),
+            tolerates_cordon: true,
+            ..pod("b", false)
+        };
+        drained.pods =
+            Some(vec![pod("b", false), addon("addon-1", "one"), addon("addon-2", "one"), addon("addon-3", "two")]);
+        let listed = |uid: &str| DrainedPod { namespace: "shop".into(), name: uid.into(), uid: uid.into() };
+        drained.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus {
+            pods: vec![listed("p-b"), listed("addon-1")],
+            evicted_owners: vec!["one".into()],
+            ..DrainStatus::default()
+        });
         let mut nodes = vec![staged, drained, node("c")];
         for (node, (zone, tier)) in nodes.iter_mut().zip([("a", "db"), ("b", "db"), ("a", "web")]) {
             let labels = [(models::names::ZONE_LABEL, zone), ("tier", tier)];
@@ -329,6 +343,9 @@ mod tests {
             ("a reboot before the drain", two(), false, reboot("a", "b1"), Some("S3")),
             ("a reboot of another boot", two(), false, reboot("b", "b0"), Some("S2")),
             ("an eviction of a pod that is not there", two(), false, evicts("b", "other"), Some("S6")),
+            ("an eviction of an add-on that is recorded", two(), false, evicts("b", "addon-1"), None),
+            ("an eviction of an add-on that came back", two(), false, evicts("b", "addon-2"), Some("S6")),
+            ("an eviction of an add-on without a record", two(), false, evicts("b", "addon-3"), Some("S6")),
             ("an eviction from a node without a cordon", two(), false, evicts("c", "p-c"), Some("S1")),
         ] {
             let (view, policy) = world(spec, frozen);

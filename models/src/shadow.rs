@@ -537,10 +537,10 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
     pub blockers: Vec<Blocker>,
-    /// Owners (uid) of the operator's own pods that were evicted here: those that come back are left to the reboot.
+    /// Owners (uid) of pods that tolerate the cordon: each pod is evicted once, and what comes back is left to the reboot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "crd", schemars(length(max = 16), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
-    pub own_evicted: Vec<String>,
+    #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
+    pub evicted_owners: Vec<String>,
     /// Owners (uid) of pods that were not healthy before the drain: theirs are not judged after it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]

@@ -174,7 +174,7 @@ impl Applier {
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
         let drain = shadow.status.controller.drain.as_ref();
         // Whether a pod may be evicted makes no difference here: none may be left.
-        let sorted = filter::sort(&pods, rules, drain, &self.namespace);
+        let sorted = filter::sort(&pods, rules, drain);
         if let Some(pod) = sorted.left().next() {
             return Err(ApplyError::NoGo(format!("{} is on the node", pod.title())));
         }

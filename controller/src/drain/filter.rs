@@ -51,8 +51,8 @@ pub enum Refusal {
 pub enum Fate {
     /// It is left alone: it has ended, mirrors a static pod, belongs to a DaemonSet, or has been waited for long enough.
     Stays,
-    /// One of the operator's own pods that came back after its eviction: left to the reboot.
-    OwnReturned,
+    /// It tolerates the cordon and came back after the eviction of its owner's pods: left to the reboot.
+    Returned,
     /// It is evicted.
     Goes,
     /// It is on its way out: waited for.
@@ -61,8 +61,13 @@ pub enum Fate {
     Refused(Refusal),
 }
 
+/// Returns whether the record of the drain lists the pod as one that has to leave.
+pub fn listed(pod: &PodFacts, drain: &DrainStatus) -> bool {
+    drain.pods.iter().any(|listed| listed.uid == pod.uid)
+}
+
 /// What happens to a pod of a node whose drain stands at `drain`.
-pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>, own_namespace: &str) -> Fate {
+pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>) -> Fate {
     let orphan = pod.daemon_set_is == DaemonSetIs::Gone;
     // Mirror pods end with their static pods; DaemonSet pods would be put back at once, while there is their DaemonSet.
     if pod.mirror || (pod.daemon_set.is_some() && !orphan) {
@@ -78,11 +83,11 @@ pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>, own_names
         return Fate::Stays;
     }
     if let Some(drain) = drain
-        && pod.namespace == own_namespace
-        && pod.controller_uid.as_ref().is_some_and(|uid| drain.own_evicted.contains(uid))
-        && !drain.pods.iter().any(|p| p.uid == pod.uid)
+        && pod.tolerates_cordon
+        && pod.controller_uid.as_ref().is_some_and(|uid| drain.evicted_owners.contains(uid))
+        && !listed(pod, drain)
     {
-        return Fate::OwnReturned;
+        return Fate::Returned;
     }
     if pod.terminating {
         let overdue = rules.overdue_since.is_some_and(|since| pod.ends_by.is_some_and(|by| by <= since));
@@ -106,6 +111,8 @@ pub struct Sorted<'a> {
     pub leaving: Vec<&'a PodFacts>,
     /// In the way of any drain, each with the reason.
     pub refused: Vec<(&'a PodFacts, Refusal)>,
+    /// Back after their eviction, and left to the reboot.
+    pub returned: Vec<&'a PodFacts>,
 }
 
 impl Sorted<'_> {
@@ -128,11 +135,12 @@ impl Sorted<'_> {
 }
 
 /// Sorts the pods of a node.
-pub fn sort<'a>(pods: &'a [PodFacts], rules: Rules, drain: Option<&DrainStatus>, own_namespace: &str) -> Sorted<'a> {
+pub fn sort<'a>(pods: &'a [PodFacts], rules: Rules, drain: Option<&DrainStatus>) -> Sorted<'a> {
     let mut sorted = Sorted::default();
     for pod in pods {
-        match fate(pod, rules, drain, own_namespace) {
-            Fate::Stays | Fate::OwnReturned => {}
+        match fate(pod, rules, drain) {
+            Fate::Stays => {}
+            Fate::Returned => sorted.returned.push(pod),
             Fate::Goes => sorted.go.push(pod),
             Fate::Leaving => sorted.leaving.push(pod),
             Fate::Refused(why) => sorted.refused.push((pod, why)),
@@ -142,6 +150,7 @@ pub fn sort<'a>(pods: &'a [PodFacts], rules: Rules, drain: Option<&DrainStatus>,
     let name = |pod: &PodFacts| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
     sorted.go.sort_by_key(|pod| name(pod));
     sorted.leaving.sort_by_key(|pod| name(pod));
+    sorted.returned.sort_by_key(|pod| name(pod));
     sorted.refused.sort_by_key(|(pod, _)| name(pod));
     sorted
 }
@@ -187,7 +196,7 @@ mod tests {
             ),
         ];
         for (sentence, pod, expected) in cases {
-            assert_eq!(fate(&pod, Rules::default(), None, "brupop-system"), expected, "{sentence}");
+            assert_eq!(fate(&pod, Rules::default(), None), expected, "{sentence}");
         }
     }
 
@@ -224,7 +233,7 @@ mod tests {
             ),
         ] {
             let rules = Rules { bare_pods: rules.0, empty_dir: rules.1, ..Rules::default() };
-            assert_eq!(fate(&pod, rules, None, "brupop-system"), expected, "{sentence}");
+            assert_eq!(fate(&pod, rules, None), expected, "{sentence}");
         }
     }
 
@@ -234,17 +243,17 @@ mod tests {
         let stuck = PodFacts { terminating: true, ends_by: Some(at(100)), ..pod("a") };
         for (since, expected) in [(None, Fate::Leaving), (Some(at(99)), Fate::Leaving), (Some(at(100)), Fate::Stays)] {
             let rules = Rules { overdue_since: since, ..Rules::default() };
-            assert_eq!(fate(&stuck, rules, None, "brupop-system"), expected, "{since:?}");
+            assert_eq!(fate(&stuck, rules, None), expected, "{since:?}");
         }
         let ended = PodFacts { finished: true, ..stuck.clone() };
         for (now, expected) in [(101, Fate::Leaving), (102, Fate::Stays)] {
             let rules = Rules { now: Some(at(now)), ..Rules::default() };
-            assert_eq!(fate(&ended, rules, None, "brupop-system"), expected, "it has ended, at {now}");
-            assert_eq!(fate(&stuck, rules, None, "brupop-system"), Fate::Leaving, "it has not ended, at {now}");
+            assert_eq!(fate(&ended, rules, None), expected, "it has ended, at {now}");
+            assert_eq!(fate(&stuck, rules, None), Fate::Leaving, "it has not ended, at {now}");
         }
         let live = PodFacts { terminating: false, ..stuck };
         let rules = Rules { overdue_since: Some(at(1000)), ..Rules::default() };
-        assert_eq!(fate(&live, rules, None, "brupop-system"), Fate::Goes);
+        assert_eq!(fate(&live, rules, None), Fate::Goes);
     }
 
     #[test]
@@ -256,25 +265,33 @@ mod tests {
             ("until they are gone, and not only told to go", vec![critical("dns"), leaving("a")], vec![]),
             ("then the others go", vec![critical("dns"), critical("proxy")], vec!["dns", "proxy"]),
         ] {
-            let sorted = sort(&pods, Rules::default(), None, "brupop-system");
+            let sorted = sort(&pods, Rules::default(), None);
             assert_eq!(sorted.first_to_go().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), first, "{sentence}");
         }
     }
 
     #[test]
-    fn our_own_pod_goes_once_and_is_left_to_the_reboot_when_it_comes_back() {
-        let own = |name: &str| PodFacts { namespace: "brupop-system".into(), ..pod(name) };
+    fn pod_that_tolerates_the_cordon_goes_once_and_is_left_to_the_reboot_when_it_comes_back() {
         let drain = DrainStatus {
             pods: vec![models::shadow::DrainedPod {
-                namespace: "brupop-system".into(),
+                namespace: "shop".into(),
                 name: "first".into(),
                 uid: "uid-first".into(),
             }],
-            own_evicted: vec!["rs".into()],
+            evicted_owners: vec!["rs".into()],
             ..DrainStatus::default()
         };
-        assert_eq!(fate(&own("first"), Rules::default(), Some(&drain), "brupop-system"), Fate::Goes);
-        assert_eq!(fate(&own("second"), Rules::default(), Some(&drain), "brupop-system"), Fate::OwnReturned);
-        assert_eq!(fate(&pod("second"), Rules::default(), Some(&drain), "brupop-system"), Fate::Goes);
+        let addon = |name: &str| PodFacts { tolerates_cordon: true, ..pod(name) };
+        for (sentence, pod, expected) in [
+            ("the pod that was there before", addon("first"), Fate::Goes),
+            ("and waited for while it ends", PodFacts { terminating: true, ..addon("first") }, Fate::Leaving),
+            ("another pod of its owner", addon("second"), Fate::Returned),
+            ("also where policy would refuse it", PodFacts { empty_dir: true, ..addon("second") }, Fate::Returned),
+            ("one of another owner", PodFacts { controller_uid: Some("other".into()), ..addon("second") }, Fate::Goes),
+            ("one that does not tolerate the cordon", pod("second"), Fate::Goes),
+        ] {
+            let rules = Rules { empty_dir: PodsAtRisk::Refuse, ..Rules::default() };
+            assert_eq!(fate(&pod, rules, Some(&drain)), expected, "{sentence}");
+        }
     }
 }

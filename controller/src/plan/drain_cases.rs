@@ -259,18 +259,34 @@ fn a_held_node_keeps_its_cordon_and_loses_its_slot_until_the_hold_goes() {
 }
 
 #[test]
-fn a_pod_that_tolerates_the_cordon_and_comes_back_ends_the_drain_and_not_the_deadline() {
-    let (mut view, policy) =
-        draining(serde_json::json!({}), vec![PodFacts { tolerates_cordon: true, ..pod("a", false) }]);
-    let listed = models::shadow::DrainedPod { namespace: "shop".into(), name: "p-a".into(), uid: "p-a".into() };
-    let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
-    status.controller.drain = Some(models::shadow::DrainStatus { pods: vec![listed], ..Default::default() });
-    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })), "it is listed");
-    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()[0].uid = "another".into();
-    let made = plan(&view, &policy, t(2));
-    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
-    let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
-    assert!(last.reason == "PodsReturn" && last.message.contains("shop/p-a"), "{last:?}");
+fn drain_evicts_pods_that_tolerate_the_cordon_once_and_names_those_that_come_back() {
+    let addon = |uid: &str| PodFacts {
+        uid: uid.into(),
+        name: uid.into(),
+        controller_uid: Some("addon".into()),
+        tolerates_cordon: true,
+        ..pod("a", false)
+    };
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.pods = Some(vec![addon("first"), addon("second"), pod("a", false)]);
+    let (mut view, policy) = cluster(vec![staged], &["a"]);
+    let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
+    written(&mut view, &started);
+    let node = view.nodes.get_mut("a").unwrap();
+    (node.facts.claims, node.facts.unschedulable) = (Parts::USUAL, true);
+    let Some(Action::Evict { pods, .. }) = plan(&view, &policy, t(1)).actions.remove("a") else { panic!() };
+    assert_eq!(names(&pods), ["first", "p-a", "second"]);
+    // One of them is back before the others have left, which are not ready to go.
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![addon("third"), addon("second"), pod("a", false)]);
+    let Some(Action::Evict { pods, .. }) = plan(&view, &policy, t(2)).actions.remove("a") else { panic!() };
+    assert_eq!(names(&pods), ["p-a", "second"]);
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![addon("third"), addon("fourth")]);
+    let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
+    let Action::Status { status, note } = &drained else { panic!("{drained:?}") };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
+    let condition = find_condition(&status.conditions, models::shadow::DRAINED).unwrap();
+    let named = condition.message.contains("shop/fourth, shop/third");
+    assert!(condition.reason == "PodsLeft" && named && note.is_none(), "{condition:?} {note:?}");
 }
 
 #[test]
@@ -310,8 +326,13 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
             let shadow = node.shadow.as_mut().unwrap();
             shadow.status.controller = status.report.clone();
             shadow.generation = 2;
+            if tolerates_cordon {
+                let recorded = plan(&view, &policy, t(2)).actions.remove("a").unwrap();
+                written(&mut view, &recorded);
+            }
             assert!(matches!(plan(&view, &policy, t(2)).actions.get("a"), Some(Action::Evict { .. })));
-            view.nodes.get_mut("a").unwrap().pods = Some(vec![]);
+            let back = PodFacts { uid: "back".into(), tolerates_cordon, ..pod("a", false) };
+            view.nodes.get_mut("a").unwrap().pods = Some(if tolerates_cordon { vec![back] } else { vec![] });
             let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
             written(&mut view, &drained);
             let gone = plan(&view, &policy, t(4));
@@ -323,7 +344,7 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
     assert_eq!(asks(false, false, false), Step::Draining);
     assert_eq!(asks(true, false, false), Step::Releasing, "only once");
     assert_eq!(asks(false, true, false), Step::Releasing, "a go is out");
-    assert_eq!(asks(false, false, true), Step::Releasing, "it would come back for ever");
+    assert_eq!(asks(false, false, true), Step::Draining, "it tolerates the cordon, and is of an owner not seen before");
 }
 
 /// a person holds the node while it reboots into its update.
@@ -371,10 +392,9 @@ fn what_is_ours_by_the_record_is_taken_back_also_where_nobody_owns_it() {
 
 /// `Force`, and a pod that policy refuses came to the node meanwhile.
 #[test]
-fn force_deletes_nothing_that_policy_refuses_nothing_that_comes_back_and_nothing_on_a_silent_node() {
+fn force_deletes_nothing_that_policy_refuses_and_nothing_on_a_silent_node() {
     let spec = || serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
-    let back = PodFacts { tolerates_cordon: true, ..pod("a", false) };
-    for (pods, ready) in [(vec![pod("a", true)], true), (vec![back], true), (vec![pod("a", false)], false)] {
+    for (pods, ready) in [(vec![pod("a", true)], true), (vec![pod("a", false)], false)] {
         let (mut view, policy) = draining(spec(), pods);
         let node = view.nodes.get_mut("a").unwrap();
         node.facts.ready = ready;
@@ -399,17 +419,11 @@ fn parts_that_somebody_strips_again_and_again_are_not_worth_an_update() {
     assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })));
 }
 
-/// another node is drained at the same time, and its replica of ours lands here, since ours may run on a cordoned node.
+/// another node is drained at the same time, and its replica of an add-on lands here, since it may run on a cordoned node.
 #[test]
-fn a_replica_of_ours_that_comes_in_mid_drain_is_noted_evicted_once_and_then_left_to_the_reboot() {
-    let ours = |uid: &str| PodFacts {
-        namespace: "brupop-system".into(),
-        uid: uid.into(),
-        tolerates_cordon: true,
-        ..pod("a", false)
-    };
+fn a_pod_that_tolerates_the_cordon_and_comes_in_mid_drain_is_recorded_evicted_once_and_then_left_to_the_reboot() {
+    let ours = |uid: &str| PodFacts { uid: uid.into(), tolerates_cordon: true, ..pod("a", false) };
     let (mut view, policy) = draining(serde_json::json!({}), vec![ours("first")]);
-    view.own_namespace = "brupop-system".into();
     let noted = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
     written(&mut view, &noted);
     let Some(Action::Evict { pods, .. }) = plan(&view, &policy, t(2)).actions.remove("a") else { panic!() };

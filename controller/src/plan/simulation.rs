@@ -87,6 +87,23 @@ fn pod(node: &str, number: u32) -> PodFacts {
     }
 }
 
+/// A pod that tolerates the cordon, and that its owner puts back where it was.
+fn addon(node: &str, number: u32) -> PodFacts {
+    let owner = Some(format!("addon-{node}"));
+    PodFacts { namespace: "kube-system".into(), tolerates_cordon: true, controller_uid: owner, ..pod(node, number) }
+}
+
+/// Pods leave a node, and those that tolerate the cordon come back to it.
+fn leave(node: &mut NodeView, host: &mut Host, uids: &BTreeSet<&str>) {
+    let (name, pods) = (&node.facts.name, node.pods.as_mut().unwrap());
+    let back = pods.iter().filter(|p| uids.contains(p.uid.as_str()) && p.tolerates_cordon).count();
+    pods.retain(|p| !uids.contains(p.uid.as_str()));
+    for _ in 0..back {
+        host.pods_made += 1;
+        pods.push(addon(name, host.pods_made));
+    }
+}
+
 fn some_labels(rng: &mut StdRng) -> BTreeMap<String, String> {
     let zone = if rng.random_bool(0.5) { "a" } else { "b" };
     let tier = if rng.random_bool(0.5) { "db" } else { "web" };
@@ -153,7 +170,9 @@ impl World {
                 owner_uid: Some(facts.uid.clone()),
                 ..ShadowFacts::default()
             };
-            let pods = (0..rng.random_range(0..3)).map(|n| pod(&name, n)).collect();
+            let addons = rng.random_range(0..3);
+            let pods = (0..rng.random_range(0..3)).map(|n| if n < addons { addon(&name, n) } else { pod(&name, n) });
+            let pods = pods.collect();
             view.nodes.insert(
                 name.clone(),
                 NodeView { facts, shadow: Some(shadow), pods: Some(pods), ..NodeView::default() },
@@ -286,12 +305,12 @@ impl World {
                 node.facts.unschedulable = host.person_cordoned;
             }
             Action::Delete { pods, .. } => {
-                node.pods.as_mut().unwrap().retain(|p| !pods.iter().any(|deleted| deleted.uid == p.uid));
+                leave(node, host, &pods.iter().map(|pod| pod.uid.as_str()).collect());
             }
             Action::Evict { pods, .. } => {
                 for eviction in pods {
                     if up {
-                        node.pods.as_mut().unwrap().retain(|p| p.uid != eviction.uid);
+                        leave(node, host, &[eviction.uid.as_str()].into());
                         node.blocked.remove(&eviction.uid);
                     } else {
                         let retry_at = now.checked_add(jiff::SignedDuration::from_secs(5)).unwrap();
@@ -312,7 +331,7 @@ impl World {
                 // The executor's own last look.
                 let drain = shadow.status.controller.drain.clone();
                 let pods = node.pods.clone().unwrap_or_default();
-                let empty = filter::sort(&pods, rules, drain.as_ref(), models::names::SYSTEM_NAMESPACE).empty();
+                let empty = filter::sort(&pods, rules, drain.as_ref()).empty();
                 if empty && node.facts.claimed() && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
                     shadow.spec.go = Some(Go { nonce, jws: String::new() });
                     shadow.generation += 1;
@@ -435,7 +454,7 @@ impl World {
         let node = &self.view.nodes[name];
         let drain = node.shadow.as_ref().and_then(|s| s.status.controller.drain.clone());
         let pods = node.pods.clone().unwrap_or_default();
-        let left = filter::sort(&pods, filter::Rules::default(), drain.as_ref(), models::names::SYSTEM_NAMESPACE);
+        let left = filter::sort(&pods, filter::Rules::default(), drain.as_ref());
         assert!(node.facts.claimed(), "seed {seed}: {name} reboots although it was given back");
         assert!(left.go.is_empty() && left.refused.is_empty(), "seed {seed}: {name} reboots with pods");
         self.reboot(name);

@@ -301,7 +301,26 @@ impl Projection for BudgetFacts {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn tolerations_of_the_cordon_are_recognised() {
+        for (toleration, expected) in [
+            (json!({"operator": "Exists"}), true),
+            (json!({"operator": "Exists", "effect": "NoSchedule"}), true),
+            (json!({"operator": "Exists", "effect": "NoExecute"}), false),
+            (json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}), true),
+            (json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}), true),
+            (json!({"key": "node.kubernetes.io/unschedulable", "value": "no"}), false),
+            (json!({"key": "node.kubernetes.io/not-ready", "operator": "Exists"}), false),
+        ] {
+            let pod = json!({"spec": {"containers": [], "tolerations": [toleration]}});
+            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+            assert_eq!(facts.tolerates_cordon, expected, "{toleration}");
+        }
+    }
 
     #[test]
     fn the_version_of_a_node_is_read_from_its_os_image() {

@@ -358,8 +358,6 @@ pub struct ClusterView {
     pub operator: Option<OperatorFacts>,
     /// The node that this controller runs on.
     pub own_node: Option<String>,
-    /// The operator's own namespace, whose pods are evicted once.
-    pub own_namespace: String,
     /// Since when this controller leads. A step that is found past its deadline by a new leader gets a short grace.
     pub leader_since: Timestamp,
     /// Nodes with an action of ours under way: nothing is decided about them until it is done.

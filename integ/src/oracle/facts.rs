@@ -266,6 +266,8 @@ pub struct Pod {
     pub controller: Option<(String, String)>,
     /// Whether it is a static pod's image in the API.
     pub mirror: bool,
+    /// Whether it tolerates the taint of a cordoned node.
+    pub tolerates_cordon: bool,
     /// Whether it has ended.
     pub finished: bool,
     /// Whether it is still pending.
@@ -289,6 +291,11 @@ impl Pod {
             labels: meta.labels.clone().unwrap_or_default(),
             controller: controller(meta),
             mirror: meta.annotations.iter().flatten().any(|(key, _)| key == "kubernetes.io/config.mirror"),
+            tolerates_cordon: pod
+                .spec
+                .iter()
+                .flat_map(|spec| spec.tolerations.iter().flatten())
+                .any(|toleration| tolerates(toleration, "node.kubernetes.io/unschedulable", "NoSchedule")),
             finished: matches!(phase, "Succeeded" | "Failed"),
             pending: phase == "Pending",
             ready: conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True"),
@@ -306,6 +313,14 @@ impl Pod {
     pub fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
+}
+
+/// Returns whether a toleration is for the taint with this key, this effect and no value.
+fn tolerates(toleration: &core::Toleration, key: &str, effect: &str) -> bool {
+    let is = |field: &Option<String>, value: &str| field.as_deref().unwrap_or_default() == value;
+    let exists = is(&toleration.operator, "Exists");
+    let same_key = is(&toleration.key, key) && (exists || is(&toleration.value, ""));
+    (same_key || (exists && is(&toleration.key, ""))) && (is(&toleration.effect, "") || is(&toleration.effect, effect))
 }
 
 fn controller(meta: &ObjectMeta) -> Option<(String, String)> {
@@ -491,6 +506,23 @@ mod tests {
         assert_eq!((node.boot_id.as_str(), node.uid.as_str()), ("b1", "u"));
         assert_eq!(node.owners[&Field::Label("zone".into())], BTreeSet::from(["kubectl-label".to_owned()]));
         assert!(!node.owners.contains_key(&Field::Label(names::INTERFACE_LABEL.into())));
+    }
+
+    #[test]
+    fn tolerations_of_the_cordon_are_recognised() {
+        for (toleration, expected) in [
+            (json!({"operator": "Exists"}), true),
+            (json!({"operator": "Exists", "effect": "NoSchedule"}), true),
+            (json!({"operator": "Exists", "effect": "NoExecute"}), false),
+            (json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}), true),
+            (json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}), true),
+            (json!({"key": "node.kubernetes.io/unschedulable", "value": "no"}), false),
+            (json!({"key": "node.kubernetes.io/not-ready", "operator": "Exists"}), false),
+        ] {
+            let pod = json!({"spec": {"containers": [], "tolerations": [toleration]}});
+            let read = Pod::read(&serde_json::from_value(pod).unwrap());
+            assert_eq!(read.tolerates_cordon, expected, "{toleration}");
+        }
     }
 
     #[test]

@@ -247,6 +247,8 @@ impl Story {
     fn new_pod(&mut self, title: &str, node: Option<&str>, app: &str, kind: &str) {
         let (namespace, name) = parts(title);
         let pod = Pod {
+            // As the operator's own pods do.
+            tolerates_cordon: namespace == names::SYSTEM_NAMESPACE,
             namespace,
             name,
             uid: self.fresh("pod"),

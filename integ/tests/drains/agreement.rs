@@ -51,7 +51,7 @@ async fn ours(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
     let list: Value = serde_json::from_str(&case.here(&["get", "pods", "-o", "json"]).await?)?;
     let pods: Vec<Pod> = serde_json::from_value(list["items"].clone())?;
     let facts: Vec<PodFacts> = pods.iter().map(PodFacts::of).filter(|pod| pod.node == case.node).collect();
-    let sorted = sort(&facts, rules, None, models::names::SYSTEM_NAMESPACE);
+    let sorted = sort(&facts, rules, None);
     let refused: BTreeSet<String> = sorted.refused.iter().map(|(pod, _)| pod.name.clone()).collect();
     if !refused.is_empty() {
         return Ok(Opinion { go: BTreeSet::new(), refused });

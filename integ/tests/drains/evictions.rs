@@ -12,7 +12,8 @@ crate::cases![
     a_webhook_that_does_not_answer_is_asked_again_until_it_does,
     a_namespace_that_is_being_deleted_takes_its_pods_along,
     a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod,
-    a_pod_that_tolerates_the_cordon_and_comes_back_ends_the_attempt,
+    a_pod_that_tolerates_the_cordon_is_evicted_once_and_left_to_the_reboot_when_it_comes_back,
+    a_critical_pod_that_tolerates_the_cordon_is_evicted_last_and_once,
     a_pod_deleted_by_somebody_else_in_mid_drain_is_gone,
     more_than_five_hundred_pods_are_drained,
     what_the_cluster_runs_on_goes_last,
@@ -168,17 +169,61 @@ async fn a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod(ca
     Ok(())
 }
 
-async fn a_pod_that_tolerates_the_cordon_and_comes_back_ends_the_attempt(case: Case) -> anyhow::Result<()> {
+/// Pods that run on the node under test alone, on which they also run when it is cordoned.
+fn tolerating(case: &Case) -> Value {
     let here = json!({"kubernetes.io/hostname": case.node});
-    stateful(&case, &json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": here}})).await?;
-    // Another one that may not go, so that the drain is not over before it is back.
+    json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": here}})
+}
+
+/// Waits until the node reboots, and returns the uids of the pods of this name that were on it by then. What the record
+/// says names one of them.
+async fn left_to_the_reboot(case: &Case, name: &str) -> anyhow::Result<Vec<String>> {
+    let look = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
+    let conditions = look.shadow().map(|shadow| shadow.status.conditions.clone()).unwrap_or_default();
+    let drained = models::condition::true_condition(&conditions, models::shadow::DRAINED).cloned();
+    let said = drained.map(|drained| (drained.reason, drained.message)).unwrap_or_default();
+    assert!(said.0 == "PodsLeft" && said.1.contains(&format!("{}/{name}-", case.namespace)), "{said:?}");
+    Ok(look.at_home(name).iter().map(|pod| pod.uid.clone()).collect())
+}
+
+async fn a_pod_that_tolerates_the_cordon_is_evicted_once_and_left_to_the_reboot_when_it_comes_back(
+    case: Case,
+) -> anyhow::Result<()> {
+    case.deployment_at_home("addon", 2, tolerating(&case)).await?;
+    stateful(&case, &tolerating(&case)).await?;
+    let before: Vec<String> = case.look()?.at_home("addon").iter().map(|pod| pod.uid.clone()).collect();
+    // Another one that may not go, so that the drain is not over before they are back.
     case.deployment("web", 1, json!({})).await?;
     case.guard("web", 1).await?;
     case.go().await?;
-    let said = case.failed("PodsReturn").await?;
-    assert!(said.contains("db-0"), "{said}");
-    let look = case.look()?;
-    assert!(!look.cordoned() && !look.is_charged());
+    case.held_up().await?;
+    let look = case
+        .until("they are back", |look| {
+            let new = |pod: &&integ::oracle::Pod| pod.ready && !before.contains(&pod.uid);
+            look.at_home("addon").into_iter().filter(new).count() == 2
+                && look.at_home("addon").len() == 2
+                && look.at_home("db").iter().any(|pod| pod.ready)
+        })
+        .await?;
+    let back: Vec<String> = look.at_home("addon").iter().map(|pod| pod.uid.clone()).collect();
+    case.let_go().await?;
+    let left = left_to_the_reboot(&case, "addon").await?;
+    assert!(left == back, "they were evicted once and no more: {left:?}, {back:?}");
+    case.updated().await?;
+    Ok(())
+}
+
+async fn a_critical_pod_that_tolerates_the_cordon_is_evicted_last_and_once(case: Case) -> anyhow::Result<()> {
+    let mut critical = tolerating(&case);
+    critical["spec"]["priorityClassName"] = json!("system-cluster-critical");
+    case.deployment_at_home("addon", 1, critical).await?;
+    let before = case.look()?.at_home("addon")[0].uid.clone();
+    let look = case.drain_held_up(1).await?;
+    assert!(look.at_home("addon").iter().all(|pod| pod.uid == before && !pod.terminating), "it is not evicted yet");
+    case.let_go().await?;
+    case.updated().await?;
+    let end = case.until("it is back", |look| look.at_home("addon").iter().any(|pod| pod.ready)).await?;
+    assert!(end.at_home("addon").iter().all(|pod| pod.uid != before));
     Ok(())
 }
 

@@ -16,8 +16,11 @@ use crate::drain::filter::{self, Sorted};
 use crate::plan::{Action, Decision, Eviction, Note, Wait, gates};
 use crate::view::{Blocked, PodFacts};
 
-/// How many owners of our own pods a shadow lists.
-const OWN_OWNERS: usize = 16;
+/// How many owners of pods that tolerate the cordon a shadow lists.
+const EVICTED_OWNERS: usize = 256;
+
+/// How many pods a message names.
+const NAMED_PODS: usize = 3;
 
 /// How often a claim that somebody took away in mid-update is made again.
 const RECLAIMS: u32 = 3;
@@ -27,6 +30,21 @@ const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 fn listed(pod: &PodFacts) -> DrainedPod {
     DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
+}
+
+/// Returns the owners of those pods that may come back to the cordoned node after their eviction.
+fn tolerating_owners<'a>(pods: impl Iterator<Item = &'a PodFacts>) -> impl Iterator<Item = String> {
+    pods.filter(|pod| pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone())
+}
+
+/// Names the first pods, and counts the others.
+fn named(pods: &[&PodFacts]) -> String {
+    let names: Vec<_> = pods.iter().take(NAMED_PODS).map(|pod| pod.title()).collect();
+    let more = match pods.len().saturating_sub(NAMED_PODS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", names.join(", "))
 }
 
 /// Each owner once, and no more of them than a shadow lists.
@@ -51,8 +69,7 @@ impl Case<'_> {
             Some(refused) => return self.waiting_staged(progress, refused, true).watching_pods().asking(queries()),
         }
         let pods: Vec<_> = sorted.go.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| listed(pod)).collect();
-        let own = sorted.go.iter().filter(|pod| pod.namespace == self.view.own_namespace);
-        let own_evicted = owners(own.filter_map(|pod| pod.controller_uid.clone()), OWN_OWNERS);
+        let evicted_owners = owners(tolerating_owners(sorted.go.iter().copied()), EVICTED_OWNERS);
         let unhealthy = on_node.iter().filter(|pod| !pod.ready && !pod.finished && !pod.terminating);
         let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
         let set_before: Vec<String> = self.facts().set_by_others.iter().map(|part| part.name().to_owned()).collect();
@@ -64,7 +81,7 @@ impl Case<'_> {
             set_condition(&mut status.conditions, self.condition(CORDONED, true, reason, &message));
             set_condition(&mut status.conditions, self.condition(DRAINED, false, "Draining", "pods are being evicted"));
             status.report.drain =
-                Some(DrainStatus { pods, own_evicted, unhealthy_before, set_before, ..DrainStatus::default() });
+                Some(DrainStatus { pods, evicted_owners, unhealthy_before, set_before, ..DrainStatus::default() });
         });
         if let Action::Status { note, .. } = &mut action {
             *note = Some(Note {
@@ -170,7 +187,7 @@ impl Case<'_> {
             // Nobody is there to end a pod whose kubelet is silent: without its object a second one would run beside it.
             let forced =
                 claim.is_none() && policy.at_deadline == AtDeadline::Force && self.policy.present && self.facts().ready;
-            let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty() || self.returned(s).is_some());
+            let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty());
             return match &sorted {
                 Some(sorted) if forced && !refused && !sorted.empty() => self.force(progress, sorted, deadline),
                 sorted => self.drain_timed_out(progress, claim.is_none(), sorted.as_ref()),
@@ -187,16 +204,12 @@ impl Case<'_> {
             if policy.wait_for_volumes && self.facts().volumes > 0 && self.now < deadline {
                 return Decision::wait(Wait::DetachingVolumes { count: self.facts().volumes }).waking_at(deadline);
             }
-            return Decision::act(self.drained(progress));
+            return Decision::act(self.drained(progress, &sorted));
         }
         if let Some(refused) = refusal(&sorted) {
             return self.fail(progress, FailureReason::DrainRefused, &refused.to_string());
         }
-        if let Some(pod) = self.returned(&sorted) {
-            let message = format!("{} tolerates the cordon and comes back to the node", pod.title());
-            return self.fail(progress, FailureReason::PodsReturn, &message);
-        }
-        if let Some(action) = self.note_own(&sorted) {
+        if let Some(action) = self.record_tolerating(&sorted) {
             return Decision::act(action).waking_at(deadline);
         }
         let blocked = |uid: &str| self.node.blocked.get(uid);
@@ -237,33 +250,21 @@ impl Case<'_> {
         [retry, given_up].into_iter().flatten().fold(Decision::wait(wait).waking_at(deadline), Decision::waking_at)
     }
 
-    /// Replicas of ours that came after the drain began, from another node that is drained or of a new revision: noted before
-    /// they are evicted, so that they too are evicted once and then left to the reboot.
-    fn note_own(&self, sorted: &Sorted<'_>) -> Option<Action> {
+    /// Records pods that tolerate the cordon and came after the drain began (from another node that is drained, say, or of a
+    /// new revision) before they are evicted, so that they too are evicted once and then left to the reboot.
+    fn record_tolerating(&self, sorted: &Sorted<'_>) -> Option<Action> {
         let mut drain = self.drain().cloned().unwrap_or_default();
-        let own = sorted.go.iter().filter(|pod| pod.namespace == self.view.own_namespace);
-        let new: Vec<_> = own.filter(|pod| !drain.pods.iter().any(|known| known.uid == pod.uid)).collect();
+        let tolerating = sorted.go.iter().copied().filter(|pod| pod.tolerates_cordon && pod.controller_uid.is_some());
+        let new: Vec<_> = tolerating.filter(|pod| !filter::listed(pod, &drain)).collect();
         if new.is_empty() || drain.pods.len() + new.len() > LISTED_PODS {
             return None;
         }
-        let controllers = new.iter().filter_map(|pod| pod.controller_uid.clone());
-        drain.own_evicted = owners(drain.own_evicted.into_iter().chain(controllers), OWN_OWNERS);
+        let evicted = drain.evicted_owners.into_iter().chain(tolerating_owners(new.iter().copied()));
+        drain.evicted_owners = owners(evicted, EVICTED_OWNERS);
         drain.pods.extend(new.iter().map(|pod| listed(pod)));
         let mut status = self.half();
         status.report.drain = Some(drain);
         Some(Action::Status { status: Box::new(status), note: None })
-    }
-
-    /// A pod that came to the cordoned node although it was drained, and would do so for ever.
-    fn returned<'b>(&self, sorted: &Sorted<'b>) -> Option<&'b PodFacts> {
-        let listed = self.drain().map(|d| d.pods.as_slice()).unwrap_or_default();
-        if listed.len() >= LISTED_PODS {
-            return None;
-        }
-        let new = |pod: &&&PodFacts| !listed.iter().any(|known| known.uid == pod.uid);
-        // Our own replicas may land on any node, and are evicted from it like the others.
-        let stranger = |pod: &&&PodFacts| pod.namespace != self.view.own_namespace;
-        sorted.go.iter().filter(|pod| pod.tolerates_cordon).filter(stranger).find(new).copied()
     }
 
     /// The deadline is over, and policy says to go on without those that do not leave: recorded first, then deleted, each
@@ -338,23 +339,28 @@ impl Case<'_> {
         i64::try_from(listed.saturating_sub(self.still_here().count())).unwrap_or(i64::MAX)
     }
 
-    /// The end of the drain. What is left to the reboot, because it has been waited for long enough, is named.
-    fn drained(&self, progress: &Progress) -> Action {
-        // Our own replicas come back to the node, and are known to.
-        let others = self.still_here().filter(|pod| pod.namespace != self.view.own_namespace);
-        let left: Vec<_> = others.map(PodFacts::title).collect();
-        let message = match left.first() {
-            None => "every pod that had to go is gone".to_owned(),
-            Some(first) => format!("{first} does not go and is left to the reboot ({} pod(s) like that)", left.len()),
+    /// The end of the drain. Pods that are left to the reboot are named: those that have been waited for long enough, with
+    /// an Event, and those that tolerate the cordon and came back.
+    fn drained(&self, progress: &Progress, sorted: &Sorted<'_>) -> Action {
+        let stuck: Vec<_> = self.still_here().collect();
+        let stuck = (!stuck.is_empty())
+            .then(|| format!("left to the reboot because their deletion does not complete: {}", named(&stuck)));
+        let returned = (!sorted.returned.is_empty()).then(|| {
+            let pods = named(&sorted.returned);
+            format!("left to the reboot because they tolerate the cordon and came back after their eviction: {pods}")
+        });
+        let left: Vec<_> = stuck.iter().chain(&returned).map(String::as_str).collect();
+        let (reason, message) = match left[..] {
+            [] => ("Drained", "every pod that had to go is gone".to_owned()),
+            _ => ("PodsLeft", left.join("; ")),
         };
         let mut action = self.step(progress, Step::Rebooting, |status| {
-            let reason = if left.is_empty() { "Drained" } else { "PodsLeft" };
             set_condition(&mut status.conditions, self.condition(DRAINED, true, reason, &message));
             if let Some(drain) = &mut status.report.drain {
                 (drain.gone, drain.blockers) = (self.gone(), Vec::new());
             }
         });
-        if let (Action::Status { note, .. }, false) = (&mut action, left.is_empty()) {
+        if let (Action::Status { note, .. }, Some(_)) = (&mut action, stuck) {
             *note = Some(Note { warning: true, reason: "PodsLeft", message });
         }
         action
@@ -439,9 +445,8 @@ impl Case<'_> {
         let Some(sorted) = self.sorted_pods() else { return Decision::wait(Wait::ReadingPods) };
         if let Some(pod) = sorted.left().find(|pod| !pod.terminating) {
             let drain = self.drain().cloned().unwrap_or_default();
-            let comes_back = pod.tolerates_cordon && pod.namespace != self.view.own_namespace;
-            if self.shadow.spec.go.is_none() && !comes_back && !drain.taken_up_again {
-                // The scheduler had not seen the cordon yet, or it is a replica of ours. No go is out, so there is time to
+            if self.shadow.spec.go.is_none() && !drain.taken_up_again {
+                // The scheduler had not seen the cordon yet, or the pod tolerates it. No go is out, so there is time to
                 // drain it too, once.
                 return Decision::act(self.step(progress, Step::Draining, |status| {
                     set_condition(

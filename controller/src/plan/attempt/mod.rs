@@ -174,7 +174,7 @@ impl<'a> Case<'a> {
             // Asked for, and as good as known.
             return None;
         }
-        Some(filter::sort(pods, self.group().drain.rules_at(self.now), self.drain(), &self.view.own_namespace))
+        Some(filter::sort(pods, self.group().drain.rules_at(self.now), self.drain()))
     }
 
     /// The record of the drain, from before its first eviction.

@@ -11,7 +11,7 @@ use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeView, PodFacts};
 pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, policy: &GroupPolicy) -> Option<Wait> {
     let Some(pods) = &node.pods else { return Some(Wait::ReadingPods) };
     let before = &policy.before;
-    let sorted = filter::sort(pods, policy.drain.rules, None, &view.own_namespace);
+    let sorted = filter::sort(pods, policy.drain.rules, None);
     daemon_sets(pods)
         .or_else(|| refusal(&sorted))
         .or_else(|| never_allowed(&sorted.go, &view.budgets))

@@ -1,14 +1,13 @@
 //! S3: a host never reboots with an evictable pod still on it: there is none at the revision that gives the go, and none at
 //! the one that acknowledges `Activated`, but those that were created after the go.
 //!
-//! The operator's own pods tolerate a cordon, and so may come to a node in mid-drain. They are evicted once: one that came
-//! after the drain began, of an owner that has lost a pod there since, is left to the reboot. So is one that was bound after
-//! the agent had asked for its go: between the last look at the pods and the go nothing keeps it away, and nothing waits for
-//! it.
+//! Pods that tolerate a cordon, as the operator's own do, may come to a node in mid-drain. They are evicted once: one that
+//! came after the drain began, of an owner that has lost a pod there since, is left to the reboot. So is one that was bound
+//! after the agent had asked for its go: between the last look at the pods and the go nothing keeps it away, and nothing
+//! waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::names;
 use models::shadow::{ArmedPhase, Step};
 
 use super::{Evidence, Moment, Object, Property, Verdict, World};
@@ -46,7 +45,6 @@ impl Check {
     fn left(&self, world: &World, node: &str, nonce: &str, go: u64) -> Vec<String> {
         let asked = self.asked.get(nonce).copied().unwrap_or(go);
         let came_after = |since: u64, pod: &Pod| self.bound.get(&pod.uid).is_some_and(|bound| *bound > since);
-        let own = |pod: &Pod| pod.namespace == names::SYSTEM_NAMESPACE;
         let came_back = |pod: &Pod| {
             let lost = |(_, owner): &(String, String)| self.lost.get(node).is_some_and(|lost| lost.contains(owner));
             pod.controller.as_ref().is_some_and(lost)
@@ -58,7 +56,7 @@ impl Check {
         let skips = policy.is_some_and(|drain| drain.skip_terminating_after.is_some());
         world
             .evictable_on(node)
-            .filter(|pod| !(own(pod) && (came_back(pod) || came_after(asked, pod))))
+            .filter(|pod| !(pod.tolerates_cordon && (came_back(pod) || came_after(asked, pod))))
             .filter(|pod| !(new(pod) || (skips && pod.terminating)))
             .map(|pod| pod.title())
             .collect()
@@ -188,23 +186,28 @@ mod tests {
     }
 
     #[test]
-    fn our_own_pods_may_stay_when_they_come_back_and_not_before() {
-        // Whether the first one leaves, and of which owner the second one is, if there is one.
-        for (sentence, leaves, second, caught) in [
-            ("there since before the drain", false, None, true),
-            ("back after its eviction", true, Some("controller"), false),
-            ("there beside the first, which stays", false, Some("controller"), true),
-            ("of a new owner, in mid-drain", true, Some("next-controller"), true),
+    fn pods_that_tolerate_the_cordon_may_stay_when_they_come_back_and_not_before() {
+        // Whether the pods tolerate it, whether the first one leaves, and of which owner the second one is, if there is one.
+        for (sentence, tolerates, leaves, second, caught) in [
+            ("there since before the drain", true, false, None, true),
+            ("back after its eviction", true, true, Some("addon"), false),
+            ("there beside the first, which stays", true, false, Some("addon"), true),
+            ("of a new owner, in mid-drain", true, true, Some("next-addon"), true),
+            ("back after its eviction without tolerating the cordon", false, true, Some("addon"), true),
         ] {
             let mut story = Story::new(&["a"]);
-            story.pod(&own(1), "a", "controller");
+            let pod = |story: &mut Story, title: &str, owner: &str| {
+                story.pod(title, "a", owner);
+                story.change_pod(title, |pod| pod.tolerates_cordon = tolerates);
+            };
+            pod(&mut story, "kube-system/addon-1", "addon");
             story.until_claimed("a");
             if leaves {
-                story.evict(&own(1));
-                story.pod_gone(&own(1));
+                story.evict("kube-system/addon-1");
+                story.pod_gone("kube-system/addon-1");
             }
             if let Some(owner) = second {
-                story.pod(&own(2), "a", owner);
+                pod(&mut story, "kube-system/addon-2", owner);
             }
             order_and_go(&mut story);
             assert_eq!(story.judge().violates(Property::S3), caught, "{sentence}");
