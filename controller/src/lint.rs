@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use models::operator::{AtDeadline, Slot};
+use models::operator::{AtDeadline, CordonedNodes, Slot};
 use models::shadow::{HostState, Step};
 
 use crate::claims::Part;
@@ -41,7 +41,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     }
     for (name, action) in &plan.actions {
         if let Some(node) = view.nodes.get(name) {
-            findings.extend(check_start(frozen, name, node, action));
+            findings.extend(check_start(frozen, policy, name, node, action));
             findings.extend(check_offer(name, node, action));
             findings.extend(check_order(name, node, action));
             findings.extend(check_disruption(view, name, node, action));
@@ -109,8 +109,9 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
     None
 }
 
-/// S8: with the failure budget spent nothing begins, and nothing that is staged is drained.
-fn check_start(frozen: bool, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
+/// S8: with the failure budget spent nothing begins, and nothing that is staged is drained. S4: nothing that another user has
+/// cordoned is taken out of service, unless policy says so.
+fn check_start(frozen: bool, policy: &Policy, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
     let Action::Status { status, .. } = action else { return None };
     let next = status.report.progress.as_ref()?.step;
     let last = node.step();
@@ -119,11 +120,17 @@ fn check_start(frozen: bool, name: &str, node: &NodeView, action: &Action) -> Op
         Some(Step::Staging | Step::Staged) => matches!(next, Step::LeavingBalancer | Step::Draining),
         Some(_) => false,
     };
-    (frozen && starts).then(|| Finding {
-        property: "S8",
-        node: Some(name.to_owned()),
-        text: format!("it goes to {next:?} while the rollout is frozen"),
-    })
+    let finding = |property, why: &str| {
+        Some(Finding { property, node: Some(name.to_owned()), text: format!("it goes to {next:?} {why}") })
+    };
+    let skipped = policy.for_node(&node.facts).drain.cordoned_nodes == CordonedNodes::Skip;
+    if frozen && starts {
+        return finding("S8", "while the rollout is frozen");
+    }
+    if starts && skipped && node.facts.cordoned_by_others() {
+        return finding("S4", "although another user has cordoned it");
+    }
+    None
 }
 
 /// S7: what a node is drained for is still offered to its host, as far as the host has reported.
@@ -241,12 +248,15 @@ mod tests {
             evicted_owners: vec!["one".into()],
             ..DrainStatus::default()
         });
-        let mut nodes = vec![staged, drained, node("c")];
+        // Nodes that another user has cordoned: an idle one, and a staged one that has a slot.
+        let (mut idle, mut cordoned) = (node("d"), at("e", Step::Staged, 0, HostState::StagedUpdate));
+        (idle.facts.unschedulable, cordoned.facts.unschedulable) = (true, true);
+        let mut nodes = vec![staged, drained, node("c"), idle, cordoned];
         for (node, (zone, tier)) in nodes.iter_mut().zip([("a", "db"), ("b", "db"), ("a", "web")]) {
             let labels = [(models::names::ZONE_LABEL, zone), ("tier", tier)];
             node.facts.labels = Arc::new(labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
         }
-        let (mut view, _) = cluster(nodes, &["b"]);
+        let (mut view, _) = cluster(nodes, &["b", "e"]);
         let operator = view.operator.as_mut().unwrap();
         operator.spec = serde_json::from_value::<BottlerocketUpdateOperatorSpec>(spec).unwrap();
         if frozen {
@@ -325,6 +335,15 @@ mod tests {
             ("an attempt begins", two(), false, goes_to("c", Step::Staging), None),
             ("an image that was wiped is staged again while frozen", two(), true, goes_to("a", Step::Staging), None),
             ("a drain without a slot", two(), false, goes_to("a", Step::Draining), Some("S1")),
+            ("an attempt on a cordoned node", two(), false, goes_to("d", Step::Staging), Some("S4")),
+            ("a drain of a cordoned node", two(), false, goes_to("e", Step::Draining), Some("S4")),
+            (
+                "a drain of a cordoned node that policy asks for",
+                json!({"maxUnavailable": 2, "drain": {"cordonedNodes": "Update"}}),
+                false,
+                goes_to("e", Step::Draining),
+                None,
+            ),
             (
                 "a cordon without a slot",
                 two(),

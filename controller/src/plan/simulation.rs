@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus};
+use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CordonedNodes};
 use models::reason::FailureReason;
 use models::shadow::{AgentReport, Armed, ArmedPhase, Failure, Go, HostState, OfferedUpdates, Step};
 use rand::rngs::StdRng;
@@ -16,7 +16,7 @@ use semver::Version;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Action, Plan, plan};
+use super::{Action, Plan, Wait, plan};
 use crate::claims::Parts;
 use crate::drain::filter;
 use crate::lint::lint;
@@ -123,6 +123,7 @@ fn some_policy(rng: &mut StdRng, budget: u32) -> BottlerocketUpdateOperatorSpec 
         json!({"health": {"before": {"podsReady": true, "maxUnhealthyNodes": 2}}}),
         json!({"loadBalancer": {"leaveBeforeDrain": "30s"}, "autoscaler": {"protect": false}}),
         json!({"drain": {"atDeadline": "Force", "timeout": "10m"}}),
+        json!({"drain": {"cordonedNodes": "Update"}}),
     ];
     for part in parts {
         if rng.random_bool(0.3) {
@@ -141,6 +142,11 @@ fn merge(into: &mut Value, part: Value) {
         }
         (into, part) => *into = part,
     }
+}
+
+/// Returns whether policy leaves the node alone where a user has cordoned it.
+fn skips(policy: &Policy, node: &NodeView) -> bool {
+    policy.for_node(&node.facts).drain.cordoned_nodes == CordonedNodes::Skip
 }
 
 impl World {
@@ -270,6 +276,7 @@ impl World {
         let (now, seed) = (self.clock(), self.seed);
         let frozen = super::Quarantine::of(&self.view, 1).frozen_by().is_some();
         let up = self.rng.random_bool(0.7);
+        let skips = skips(&self.policy, &self.view.nodes[name]);
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
         let shadow = node.shadow.as_mut().unwrap();
@@ -287,6 +294,10 @@ impl World {
                     let version = &progress.version;
                     assert!(offered.contains(version), "seed {seed}: {name} is drained for {version}, not offered");
                 }
+                let before = shadow.status.controller.progress.as_ref().map(|p| p.step);
+                let out = status.report.progress.as_ref().is_some_and(|p| p.disruptive);
+                let drains = out && matches!(before, Some(Step::Staging | Step::Staged));
+                assert!(!(drains && host.person_cordoned && skips), "seed {seed}: {name} is a user's, and drained");
                 shadow.status.controller = status.report;
                 let agents = shadow.status.agent_half().conditions;
                 shadow.status.conditions = agents.into_iter().chain(status.conditions).collect();
@@ -629,6 +640,10 @@ impl World {
     fn settle(&mut self, budget: usize) {
         for node in self.view.nodes.values_mut() {
             (node.facts.held, node.facts.ready, node.facts.labelled) = (false, true, true);
+            // Some users uncordon their nodes, and others do not.
+            let host = self.hosts.get_mut(&node.facts.name).unwrap();
+            host.person_cordoned &= self.rng.random_bool(0.5);
+            node.facts.unschedulable = node.facts.claimed() || host.person_cordoned;
         }
         let operator = self.view.operator.as_mut().unwrap();
         operator.spec.enabled = Some(true);
@@ -690,8 +705,12 @@ fn run(seed: u64, trouble: bool) {
         let progress = node.shadow.as_ref().unwrap().status.controller.progress.as_ref();
         assert!(progress.is_none_or(|p| matches!(p.step, Step::Staged)), "still under way; {context}");
         assert!(wait.is_some(), "neither an action nor a reason; {context}");
-        if !frozen {
-            assert_eq!(world.hosts[name].runs.as_ref(), world.releases.first(), "{context}");
+        let newest = world.releases.first();
+        if world.hosts[name].person_cordoned && skips(&world.policy, node) && world.hosts[name].runs.as_ref() != newest
+        {
+            assert!(frozen || wait == Some(&Wait::Cordoned), "a user's node; {context}");
+        } else if !frozen {
+            assert_eq!(world.hosts[name].runs.as_ref(), newest, "{context}");
         }
     }
     assert!(world.view.operator.unwrap().status.slots.is_empty(), "seed {seed}: slots are left");

@@ -29,6 +29,8 @@ pub enum Wait {
     },
     /// A person holds the node.
     Held,
+    /// Another user or controller has cordoned the node.
+    Cordoned,
     /// The node no longer carries the label.
     NotLabelled,
     /// The node has no shadow yet.
@@ -281,6 +283,7 @@ impl Wait {
             Self::Frozen { .. } => "Frozen",
             Self::Quarantined { .. } => "Quarantined",
             Self::Held => "Held",
+            Self::Cordoned => "Cordoned",
             Self::NotLabelled => "NotLabelled",
             Self::NoShadow => "NoShadow",
             Self::Deleting => "Deleting",
@@ -338,6 +341,7 @@ impl Wait {
         matches!(
             self,
             Self::Held
+                | Self::Cordoned
                 | Self::RefreshFails { .. }
                 | Self::HostArmedByOther
                 | Self::BackOff { .. }
@@ -406,6 +410,9 @@ impl fmt::Display for Wait {
             Self::Frozen { version } => write!(f, "the rollout is frozen: {version} has failed too often"),
             Self::Quarantined { version } => write!(f, "{version} has failed too often"),
             Self::Held => write!(f, "the node carries the annotation {}", models::names::HOLD_ANNOTATION),
+            Self::Cordoned => f.write_str(
+                "another user or controller has cordoned the node; uncordon it, or set spec.drain.cordonedNodes to Update",
+            ),
             Self::NotLabelled => write!(
                 f,
                 "the node lacks the label {}={}",

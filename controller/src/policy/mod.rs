@@ -12,8 +12,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use models::go::SHUTDOWN_LIMIT;
 use models::operator::{
-    AtDeadline, BottlerocketUpdateOperatorSpec, CountOrPercent, DrainPolicy, Expression, HealthPolicy, MAX_FAILURES,
-    NodeSelector, SchedulePolicy, StepApproval,
+    AtDeadline, BottlerocketUpdateOperatorSpec, CordonedNodes, CountOrPercent, DrainPolicy, Expression, HealthPolicy,
+    MAX_FAILURES, NodeSelector, SchedulePolicy, StepApproval,
 };
 
 use crate::drain::filter::Rules;
@@ -101,6 +101,8 @@ pub struct Drain {
     pub at_deadline: AtDeadline,
     /// What is done about pods that it would take something from.
     pub rules: Rules,
+    /// Treatment of nodes that another user or controller has cordoned.
+    pub cordoned_nodes: CordonedNodes,
     /// How long after the end of its grace period a pod that does not go is waited for; `None`: until the deadline.
     pub skip_terminating_after: Option<Duration>,
     /// How long pods may take to end, in seconds; `None`: as each pod says.
@@ -123,6 +125,7 @@ impl Default for Drain {
             timeout: Duration::from_secs(30 * 60),
             at_deadline: AtDeadline::Release,
             rules: Rules::default(),
+            cordoned_nodes: CordonedNodes::Skip,
             skip_terminating_after: None,
             grace: None,
             wait_for_volumes: false,
@@ -429,6 +432,7 @@ fn group_policy(
             empty_dir: asked.empty_dir.unwrap_or(default.drain.rules.empty_dir),
             ..Rules::default()
         },
+        cordoned_nodes: asked.cordoned_nodes.unwrap_or(default.drain.cordoned_nodes),
         skip_terminating_after: asked
             .skip_terminating_after
             .map_or(default.drain.skip_terminating_after, |d| Some(d.0)),

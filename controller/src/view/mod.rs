@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, Progress, Record, Step};
 
-use crate::claims::Parts;
+use crate::claims::{Part, Parts};
 
 pub use cache::{Cache, Projection, newer};
 pub use standing::Standings;
@@ -64,6 +64,11 @@ impl NodeFacts {
     /// Whether anything of it is ours.
     pub fn claimed(&self) -> bool {
         !self.claims.is_empty()
+    }
+
+    /// Returns whether it is cordoned, and not by the operator.
+    pub fn cordoned_by_others(&self) -> bool {
+        self.unschedulable && !self.claims.has(Part::Cordon)
     }
 
     /// The zone that it stands in; nodes without one are a zone together.

@@ -11,6 +11,7 @@ crate::cases![
     a_claim_of_which_the_shadow_is_deleted_is_taken_back,
     a_node_is_claimed_whole_while_it_is_drained_and_nothing_of_it_stays,
     a_node_leaves_the_balancer_before_the_first_pod_goes,
+    node_that_another_user_has_cordoned_is_left_alone_until_it_is_uncordoned,
     a_person_who_cordoned_the_node_before_finds_it_cordoned,
     a_person_who_cordons_the_node_in_mid_drain_finds_it_cordoned,
     a_persons_balancer_label_stays_whatever_its_value,
@@ -60,7 +61,22 @@ async fn a_node_leaves_the_balancer_before_the_first_pod_goes(case: Case) -> any
     Ok(())
 }
 
+async fn node_that_another_user_has_cordoned_is_left_alone_until_it_is_uncordoned(case: Case) -> anyhow::Result<()> {
+    case.deployment("web", 1, json!({})).await?;
+    case.kubectl(&["cordon", &case.node]).await?;
+    case.go().await?;
+    let said = case.blocked("Cordoned").await?;
+    assert!(said.contains("cordonedNodes"), "{said}");
+    let look = case.look()?;
+    assert!(look.step().is_none() && !look.node().claimed() && look.at_home("web").len() == 1);
+    case.kubectl(&["uncordon", &case.node]).await?;
+    let end = case.updated().await?;
+    assert!(end.at_home("web").is_empty() && !end.cordoned());
+    Ok(())
+}
+
 async fn a_person_who_cordoned_the_node_before_finds_it_cordoned(case: Case) -> anyhow::Result<()> {
+    case.under("cordoned").await?;
     case.deployment("web", 1, json!({})).await?;
     case.kubectl(&["cordon", &case.node]).await?;
     case.go().await?;

@@ -54,6 +54,7 @@ fn policy() -> Value {
             group("force", json!({"timeout": "2s", "atDeadline": "Force"})),
             group("force-bare", json!({"timeout": "2s", "atDeadline": "Force", "barePods": "Evict"})),
             group("force-late", json!({"timeout": "20s", "atDeadline": "Force"})),
+            group("cordoned", json!({"cordonedNodes": "Update"})),
             group("grace", json!({"gracePeriod": "1s"})),
             group("impatient", json!({"skipTerminatingAfter": "1s"})),
             group("volumes", json!({"waitForVolumes": true})),

@@ -10,7 +10,9 @@ use crate::support::{NEW, nodes, run, shadow_of, step_of};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_cordoned_by_a_person_updates_and_stays_cordoned_and_keeps_what_others_wrote_on_it() -> anyhow::Result<()>
 {
-    let ending = run(nodes(2), async |scene| {
+    let mut options = nodes(2);
+    options.policy["drain"] = json!({"cordonedNodes": "Update"});
+    let ending = run(options, async |scene| {
         scene.kubectl(&["cordon", "node-1"]).await?;
         scene.kubectl(&["label", "node", "node-1", "example.com/team=blue"]).await?;
         scene

@@ -16,9 +16,9 @@ use crate::schema::VersionText;
 
 pub use count::CountOrPercent;
 pub use policy::{
-    AfterUpdatePolicy, AtDeadline, AutoscalerPolicy, BeforeUpdatePolicy, Blackout, CanaryStep, Deadlines, DrainPolicy,
-    Expression, FailurePolicy, HealthPolicy, LoadBalancerPolicy, MaintenanceWindow, NodeGroup, PodsAtRisk,
-    PreStagePolicy, PrometheusPolicy, SchedulePolicy, StepApproval, StrategyPolicy, VersionPolicy,
+    AfterUpdatePolicy, AtDeadline, AutoscalerPolicy, BeforeUpdatePolicy, Blackout, CanaryStep, CordonedNodes,
+    Deadlines, DrainPolicy, Expression, FailurePolicy, HealthPolicy, LoadBalancerPolicy, MaintenanceWindow, NodeGroup,
+    PodsAtRisk, PreStagePolicy, PrometheusPolicy, SchedulePolicy, StepApproval, StrategyPolicy, VersionPolicy,
 };
 pub use selector::{LabelOperator, LabelRequirement, NodeSelector};
 

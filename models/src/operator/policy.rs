@@ -164,6 +164,17 @@ pub enum PodsAtRisk {
     Evict,
 }
 
+/// Treatment of nodes that another user or controller has cordoned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
+pub enum CordonedNodes {
+    /// They are left alone until they are uncordoned.
+    #[default]
+    Skip,
+    /// They are updated like all others, and are still cordoned afterwards.
+    Update,
+}
+
 /// How nodes are drained.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -181,6 +192,10 @@ pub struct DrainPolicy {
     /// What is done about pods with an `emptyDir`, whose contents end with the pod. Default Evict: the reboot would end them too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_dir: Option<PodsAtRisk>,
+    /// Treatment of nodes that another user or controller has cordoned before their drain: `Skip` leaves them alone, with the
+    /// reason `Cordoned`, until they are uncordoned; `Update` updates them like all others. Default Skip.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cordoned_nodes: Option<CordonedNodes>,
     /// How long after the end of its grace period a pod that is being deleted and does not go is waited for. Then it hinders
     /// the drain no longer, and ends with the reboot. Default: until the drain's deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]

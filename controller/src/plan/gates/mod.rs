@@ -3,6 +3,7 @@
 
 mod back_off;
 mod canary;
+mod cordoned;
 mod expressions;
 mod frozen;
 mod health;
@@ -42,7 +43,7 @@ impl Input<'_> {
 type Gate = fn(&Input<'_>) -> Option<Wait>;
 
 /// What holds for anything new, a download ahead of time included.
-const STAGE: &[Gate] = &[switch::gate, quarantine::gate, frozen::gate, held::gate];
+const STAGE: &[Gate] = &[switch::gate, quarantine::gate, frozen::gate, held::gate, cordoned::gate];
 
 /// What holds besides for a node that is to be taken out of service.
 const START: &[Gate] = &[health::node_ready, health::no_pressure, window::gate, health::few_unhealthy_nodes];
