@@ -152,10 +152,31 @@ fn what_does_not_leave_is_deleted_only_where_policy_says_so_recorded_first_and_w
     assert!(waits.actions.is_empty() && waits.wake <= Some(t(90)), "{:?} {:?}", waits.actions, waits.wake);
     let late = plan(&view, &force, t(90));
     assert!(matches!(late.actions.get("a"), Some(Action::Delete { grace: Some(0), .. })), "{:?}", late.actions);
-    let never = plan(&view, &force, t(60 + 300));
+    let last = plan(&view, &force, t(90 + 299));
+    assert!(matches!(last.actions.get("a"), Some(Action::Delete { grace: Some(0), .. })), "{:?}", last.actions);
+    let never = plan(&view, &force, t(90 + 300));
     assert!(
         matches!(never.actions.get("a"), Some(Action::Status { note: Some(note), .. }) if note.reason == "UpdateFailed")
     );
+}
+
+/// the pod may take an hour to end, and does not.
+#[test]
+fn forced_drain_deletes_a_pod_without_grace_when_its_own_grace_period_is_over_however_long_it_is() {
+    let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+    let (mut view, policy) = draining(spec, vec![pod("a", false)]);
+    let recorded = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
+    written(&mut view, &recorded);
+    let Some(Action::Delete { grace: None, .. }) = plan(&view, &policy, t(60)).actions.remove("a") else { panic!() };
+    let ends = 60 + 3600;
+    view.nodes.get_mut("a").unwrap().pods =
+        Some(vec![PodFacts { terminating: true, ends_by: Some(t(ends)), ..pod("a", false) }]);
+    for at in [61, 60 + 300, ends - 1] {
+        let made = plan(&view, &policy, t(at));
+        assert!(made.actions.is_empty() && made.wake == Some(t(ends)), "at {at}: {:?} {:?}", made.actions, made.wake);
+    }
+    let made = plan(&view, &policy, t(ends));
+    assert!(matches!(made.actions.get("a"), Some(Action::Delete { grace: Some(0), .. })), "{:?}", made.actions);
 }
 
 /// somebody runs `kubectl uncordon` on a node that is being drained, again and again.

@@ -11,6 +11,7 @@ crate::cases![
     a_pod_that_does_not_end_is_named_when_the_drain_is_given_up,
     a_node_that_was_given_back_is_drained_again_when_a_person_asks,
     pods_past_their_deadline_are_deleted_where_policy_says_so,
+    node_is_forced_at_the_deadline_where_a_budget_could_never_allow_its_drain,
     pods_past_their_deadline_and_their_grace_are_deleted_without_it,
     a_pod_that_does_not_go_is_left_to_the_reboot_where_policy_says_so,
     a_pod_that_has_ended_is_waited_for_no_longer_than_its_grace_period,
@@ -64,6 +65,16 @@ async fn pods_past_their_deadline_are_deleted_where_policy_says_so(case: Case) -
     case.under("force").await?;
     case.deployment("web", 2, json!({})).await?;
     case.guard("web", 2).await?;
+    case.go().await?;
+    let end = case.updated().await?;
+    assert!(end.at_home("web").is_empty());
+    Ok(())
+}
+
+async fn node_is_forced_at_the_deadline_where_a_budget_could_never_allow_its_drain(case: Case) -> anyhow::Result<()> {
+    case.under("force").await?;
+    case.deployment("web", 2, json!({})).await?;
+    case.budget("web", 2, json!({"maxUnavailable": 0})).await?;
     case.go().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").is_empty());

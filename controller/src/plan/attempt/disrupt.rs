@@ -25,7 +25,7 @@ const NAMED_PODS: usize = 3;
 /// How often a claim that somebody took away in mid-update is made again.
 const RECLAIMS: u32 = 3;
 
-/// How long the deletion of what is left may take before the drain fails after all.
+/// How long the deletion of what is left may take, beyond the grace periods of the pods, before the drain fails after all.
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 fn listed(pod: &PodFacts) -> DrainedPod {
@@ -288,7 +288,8 @@ impl Case<'_> {
             let message = format!("what is left may not be deleted: {}", refused.message);
             return self.fail(progress, FailureReason::DrainTimedOut, &message);
         }
-        let limit = after(forced.max(deadline), FORCE_LIMIT);
+        let graceful = sorted.left().filter_map(|pod| pod.ends_by).max();
+        let limit = after(graceful.unwrap_or(forced).max(forced).max(deadline), FORCE_LIMIT);
         if self.now >= limit {
             let message = format!("still on the node although deleted: {}", names.join(", "));
             return self.fail(progress, FailureReason::DrainTimedOut, &message);

@@ -1,5 +1,7 @@
 //! What the pods of a node have to say: asked of the first candidates only, since pods are watched on few nodes.
 
+use models::operator::AtDeadline;
+
 use super::expressions;
 use crate::drain::filter::{self, Refusal};
 use crate::plan::Wait;
@@ -11,10 +13,12 @@ use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeView, PodFacts};
 pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, policy: &GroupPolicy) -> Option<Wait> {
     let Some(pods) = &node.pods else { return Some(Wait::ReadingPods) };
     let before = &policy.before;
+    // What no budget lets go is deleted at the deadline.
+    let forced = policy.drain.at_deadline == AtDeadline::Force;
     let sorted = filter::sort(pods, policy.drain.rules, None);
     daemon_sets(pods)
         .or_else(|| refusal(&sorted))
-        .or_else(|| never_allowed(&sorted.go, &view.budgets))
+        .or_else(|| if forced { None } else { never_allowed(&sorted.go, &view.budgets) })
         .or_else(|| if before.pods_ready { not_ready(pods) } else { None })
         .or_else(|| expressions::gate(&before.expressions, &node.facts.name, &view.expressions))
 }
@@ -81,6 +85,19 @@ mod tests {
             ("a pod that is not Ready, and the budget lets it go", sick, lenient, None),
         ] {
             assert_eq!(never_allowed(&[&pod], &[budget]), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn budget_that_could_never_let_a_pod_go_keeps_no_node_that_is_forced_at_the_deadline() {
+        let web = PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
+        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
+        let view = ClusterView { budgets: vec![budget(3, 3)], ..ClusterView::default() };
+        let node = NodeView { pods: Some(vec![web]), ..NodeView::default() };
+        for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
+            let mut policy = GroupPolicy::default();
+            policy.drain.at_deadline = at_deadline;
+            assert_eq!(before_drain(&view, &node, &policy), expected, "{at_deadline:?}");
         }
     }
 
