@@ -254,6 +254,32 @@ fn a_drain_waits_for_volumes_where_policy_asks_and_not_beyond_its_deadline() {
     }
 }
 
+#[test]
+fn drain_does_not_wait_for_volumes_of_pods_that_stay() {
+    let logs = |name: &str, claims: &[&str]| PodFacts {
+        name: name.into(),
+        daemon_set: Some("logs".into()),
+        daemon_set_is: crate::view::DaemonSetIs::There,
+        volume_claims: claims.iter().map(|claim| (*claim).to_owned()).collect(),
+        ..pod("a", false)
+    };
+    let ended = PodFacts { finished: true, ..logs("job", &["job"]) };
+    let other = PodFacts { namespace: "bank".into(), ..logs("c", &["one"]) };
+    for (sentence, pods, volumes, waits) in [
+        ("one volume of a pod that stays", vec![logs("a", &["one"])], 1, None),
+        ("one more", vec![logs("a", &["one"])], 2, Some(1)),
+        ("two pods that share one", vec![logs("a", &["one"]), logs("b", &["one"])], 2, Some(1)),
+        ("two pods with one each", vec![logs("a", &["one"]), other], 2, None),
+        ("a pod that has ended", vec![ended], 1, Some(1)),
+    ] {
+        let (mut view, policy) = draining(serde_json::json!({"drain": {"waitForVolumes": true}}), pods);
+        view.nodes.get_mut("a").unwrap().facts.volumes = volumes;
+        let made = plan(&view, &policy, t(1));
+        let waits = waits.map(|count| Wait::DetachingVolumes { count });
+        assert_eq!(made.waits.get("a"), waits.as_ref(), "{sentence}: {:?}", made.actions);
+    }
+}
+
 /// a person holds a node in mid-update.
 #[test]
 fn a_held_node_keeps_its_cordon_and_loses_its_slot_until_the_hold_goes() {

@@ -226,6 +226,13 @@ pub enum Wait {
         /// The budget.
         budget: String,
     },
+    /// Several budgets select one pod, so that the eviction API refuses it.
+    MultipleBudgets {
+        /// The pod.
+        pod: String,
+        /// The budgets.
+        budgets: Vec<String>,
+    },
     /// An expression has not been answered yet.
     AskingExpressions {
         /// The expression.
@@ -325,6 +332,7 @@ impl Wait {
             Self::GroupFull { .. } => "GroupFull",
             Self::PodsNotReady { .. } => "PodsNotReady",
             Self::BudgetNeverAllows { .. } => "BudgetNeverAllows",
+            Self::MultipleBudgets { .. } => "MultipleBudgets",
             Self::AskingExpressions { .. } => "AskingExpressions",
             Self::ExpressionFires { .. } => "ExpressionFires",
             Self::ExpressionFails { .. } => "ExpressionFails",
@@ -353,6 +361,7 @@ impl Wait {
                 | Self::NodePressure { .. }
                 | Self::PodsNotReady { .. }
                 | Self::BudgetNeverAllows { .. }
+                | Self::MultipleBudgets { .. }
                 | Self::ExpressionFires { shared: false, .. }
                 | Self::ExpressionFails { shared: false, .. }
                 | Self::Settling { .. }
@@ -363,7 +372,12 @@ impl Wait {
     pub const fn is_of_a_look(reason: &str) -> bool {
         matches!(
             reason.as_bytes(),
-            b"DrainRefused" | b"BudgetNeverAllows" | b"PodsNotReady" | b"ExpressionFires" | b"ExpressionFails"
+            b"DrainRefused"
+                | b"BudgetNeverAllows"
+                | b"MultipleBudgets"
+                | b"PodsNotReady"
+                | b"ExpressionFires"
+                | b"ExpressionFails"
         )
     }
 
@@ -527,6 +541,11 @@ impl fmt::Display for Wait {
             Self::BudgetNeverAllows { pod, budget } => write!(
                 f,
                 "the PodDisruptionBudget {budget} could never let {pod} go, even with all its pods healthy; let it allow one disruption, or run one more pod"
+            ),
+            Self::MultipleBudgets { pod, budgets } => write!(
+                f,
+                "{pod} is selected by more than one PodDisruptionBudget ({}), so that the eviction API refuses it; let only one of them select it",
+                budgets.join(", ")
             ),
             Self::AskingExpressions { name } => write!(f, "the expression {name} has not been answered yet"),
             Self::ExpressionFires { name, series, .. } => write!(f, "the expression {name} returned {series}"),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod, Toleration};
+use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod, Toleration, Volume};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names;
@@ -195,6 +195,13 @@ impl Projection for OperatorFacts {
     }
 }
 
+/// Returns the PersistentVolumeClaim of a pod's volume: one that it names, or one that is made for the pod.
+fn claim(pod: &ObjectMeta, volume: &Volume) -> Option<String> {
+    let named = volume.persistent_volume_claim.as_ref().map(|source| source.claim_name.clone());
+    let own = || volume.ephemeral.as_ref().map(|_| format!("{}-{}", text(pod.name.as_ref()), volume.name));
+    named.or_else(own)
+}
+
 impl PodFacts {
     /// Makes the facts of a pod.
     pub fn of(pod: &Pod) -> Self {
@@ -213,6 +220,11 @@ impl PodFacts {
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
             pending: phase == Some("Pending"),
             empty_dir: spec.iter().flat_map(|s| s.volumes.iter().flatten()).any(|volume| volume.empty_dir.is_some()),
+            volume_claims: spec
+                .iter()
+                .flat_map(|s| s.volumes.iter().flatten())
+                .filter_map(|v| claim(meta, v))
+                .collect(),
             tolerates_cordon: spec.iter().flat_map(|s| s.tolerations.iter().flatten()).any(tolerates_cordon),
             critical: spec.and_then(|s| s.priority).is_some_and(|priority| priority >= CRITICAL),
             mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
@@ -304,6 +316,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn volume_claims_of_a_pod_are_those_that_it_names_and_those_that_are_made_for_it() {
+        let volumes = json!([
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data-db-0"}},
+            {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
+            {"name": "cache", "emptyDir": {}},
+        ]);
+        let pod = json!({"metadata": {"name": "db-0"}, "spec": {"containers": [], "volumes": volumes}});
+        let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+        assert_eq!(facts.volume_claims, ["data-db-0", "db-0-scratch"]);
+    }
 
     #[test]
     fn tolerations_of_the_cordon_are_recognised() {

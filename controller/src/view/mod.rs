@@ -165,6 +165,8 @@ pub struct PodFacts {
     pub mirror: bool,
     /// Whether it has an `emptyDir`.
     pub empty_dir: bool,
+    /// The names of the PersistentVolumeClaims that it uses.
+    pub volume_claims: Vec<String>,
     /// Whether it may be placed on a cordoned node.
     pub tolerates_cordon: bool,
     /// Whether its priority is one of those that the cluster itself needs.

@@ -15,7 +15,7 @@ crate::cases![
     a_budget_that_selects_everything_holds_up_everything,
     a_budget_that_selects_nothing_holds_nobody_up,
     a_blocked_pod_does_not_hold_back_the_others,
-    two_budgets_on_one_pod_are_told_and_one_less_lets_it_go,
+    two_budgets_on_one_pod_are_named_before_the_node_is_touched,
     pods_that_are_not_ready_go_where_their_budget_always_allows_it,
     pods_that_are_not_ready_go_where_enough_others_are_healthy,
     pods_that_are_not_ready_stay_where_their_budget_misses_healthy_ones,
@@ -142,7 +142,7 @@ async fn a_blocked_pod_does_not_hold_back_the_others(case: Case) -> anyhow::Resu
     Ok(())
 }
 
-async fn two_budgets_on_one_pod_are_told_and_one_less_lets_it_go(case: Case) -> anyhow::Result<()> {
+async fn two_budgets_on_one_pod_are_named_before_the_node_is_touched(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.budget("web", 1, json!({"maxUnavailable": 1})).await?;
     let mut second = integ::bed::workload::budget(&case.namespace, "web", json!({"maxUnavailable": 1}));
@@ -150,9 +150,11 @@ async fn two_budgets_on_one_pod_are_told_and_one_less_lets_it_go(case: Case) -> 
     case.apply(second).await?;
     case.counted("second", 1).await?;
     case.go().await?;
-    let look = case.held_up().await?;
-    let drain = look.drain().cloned().unwrap_or_default();
-    assert!(drain.blockers[0].message.contains("more than one PodDisruptionBudget"), "{:?}", drain.blockers);
+    let said = case.blocked("MultipleBudgets").await?;
+    let both = ["second", "web"].map(|name| format!("{}/{name}", case.namespace));
+    assert!(both.iter().all(|name| said.contains(name)), "{said}");
+    let look = case.look()?;
+    assert!(!look.cordoned() && look.at_home("web").len() == 1);
     case.here(&["delete", "pdb", "second"]).await?;
     case.updated().await?;
     Ok(())

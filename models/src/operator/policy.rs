@@ -203,7 +203,7 @@ pub struct DrainPolicy {
     /// How long pods may take to end, in place of what each pod says of itself; whole seconds. Default: what the pod says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_period: Option<Duration>,
-    /// Whether the drain also waits until the volumes of the pods are detached from the node. At the drain's deadline the
+    /// Whether the drain also waits until the volumes of the pods that left are detached from the node. At the drain's deadline the
     /// update goes on in any case. Default false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_for_volumes: Option<bool>,

@@ -201,8 +201,9 @@ impl Case<'_> {
             if !self.still_staged() {
                 return Decision::wait(Wait::AgentBehind).waking_at(deadline);
             }
-            if policy.wait_for_volumes && self.facts().volumes > 0 && self.now < deadline {
-                return Decision::wait(Wait::DetachingVolumes { count: self.facts().volumes }).waking_at(deadline);
+            let volumes = self.detaching_volumes();
+            if policy.wait_for_volumes && volumes > 0 && self.now < deadline {
+                return Decision::wait(Wait::DetachingVolumes { count: volumes }).waking_at(deadline);
             }
             return Decision::act(self.drained(progress, &sorted));
         }
@@ -325,6 +326,14 @@ impl Case<'_> {
             }
         };
         self.fail(progress, reason, &message)
+    }
+
+    /// Returns how many volumes the node has beyond those that the pods on it claim: the pods of a drained node stay, and their
+    /// volumes with them.
+    fn detaching_volumes(&self) -> usize {
+        let staying = self.node.pods.iter().flatten().filter(|pod| !pod.finished);
+        let claims = staying.flat_map(|pod| pod.volume_claims.iter().map(|claim| (&pod.namespace, claim)));
+        self.facts().volumes.saturating_sub(claims.collect::<BTreeSet<_>>().len())
     }
 
     /// The pods that the drain has listed and that are still on the node: the object, and not only its containers.

@@ -1,5 +1,7 @@
 //! What the pods of a node have to say: asked of the first candidates only, since pods are watched on few nodes.
 
+use std::collections::BTreeSet;
+
 use models::operator::AtDeadline;
 
 use super::expressions;
@@ -34,11 +36,17 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Wait> {
     Some(Wait::DrainRefused { why: Refusal::Unread, pod: first.title(), count: unread.len() })
 }
 
-/// A budget that could never let a pod go, named before the first cordon.
+/// A budget that could never let a pod go, or several over one pod, which the eviction API refuses: named before the first
+/// cordon.
 fn never_allowed(go: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wait> {
     go.iter().find_map(|pod| {
+        let title = |budget: &BudgetFacts| format!("{}/{}", budget.namespace, budget.name);
+        let guarding: BTreeSet<_> = budgets.iter().filter(|b| b.selects(pod) && !pod.pending).map(title).collect();
+        if guarding.len() > 1 {
+            return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: guarding.into_iter().collect() });
+        }
         let budget = budgets.iter().find(|budget| budget.never_lets_go(pod))?;
-        Some(Wait::BudgetNeverAllows { pod: pod.title(), budget: format!("{}/{}", budget.namespace, budget.name) })
+        Some(Wait::BudgetNeverAllows { pod: pod.title(), budget: title(budget) })
     })
 }
 
@@ -85,6 +93,23 @@ mod tests {
             ("a pod that is not Ready, and the budget lets it go", sick, lenient, None),
         ] {
             assert_eq!(never_allowed(&[&pod], &[budget]), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn several_budgets_over_one_pod_are_named() {
+        let web = || PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
+        let second = || BudgetFacts { name: "all".into(), lets_unhealthy_go: true, ..budget(1, 3) };
+        let names = ["shop/all", "shop/web"].map(str::to_owned).to_vec();
+        let refused = Some(Wait::MultipleBudgets { pod: "shop/p-a".into(), budgets: names });
+        for (sentence, pod, second, expected) in [
+            ("both would let it go", web(), second(), refused.clone()),
+            ("a pod that is not Ready", PodFacts { ready: false, ..web() }, second(), refused),
+            ("a pod that has not begun", PodFacts { pending: true, ..web() }, second(), None),
+            ("one of another namespace", web(), BudgetFacts { namespace: "bank".into(), ..second() }, None),
+            ("one that selects nothing", web(), BudgetFacts { selector: None, ..second() }, None),
+        ] {
+            assert_eq!(never_allowed(&[&pod], &[budget(2, 3), second]), expected, "{sentence}");
         }
     }
 
