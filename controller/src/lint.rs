@@ -10,7 +10,7 @@ use models::shadow::{HostState, Step};
 
 use crate::claims::Part;
 use crate::drain::filter;
-use crate::plan::{Action, Plan, Quarantine};
+use crate::plan::{Action, LISTED_PODS, Plan, Quarantine};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView, PodFacts};
 
@@ -206,12 +206,11 @@ fn check_evictions(policy: &Policy, name: &str, node: &NodeView, action: &Action
     if let Some(other) = pods.iter().find(|e| !may_go.iter().any(|p| p.uid == e.uid && p.node == name)) {
         return finding(format!("{}/{} is no pod that has to leave this node", other.namespace, other.name));
     }
-    // Without the record it would be evicted again each time it comes back.
-    let recorded = |pod: &PodFacts| drain.is_some_and(|drain| filter::listed(pod, drain));
+    // Without a record pods that come back would be evicted again and again. A full one takes no more.
+    let drain = drain.filter(|drain| drain.pods.len() + sorted.go.len() <= LISTED_PODS)?;
     let evicted = sorted.go.iter().filter(|pod| pods.iter().any(|e| e.uid == pod.uid));
-    let unrecorded =
-        evicted.filter(|pod| pod.tolerates_cordon && pod.controller_uid.is_some()).find(|p| !recorded(p))?;
-    finding(format!("{} tolerates the cordon and would be evicted without a record of it", unrecorded.title()))
+    let unrecorded = evicted.copied().find(|pod: &&PodFacts| !filter::listed(pod, drain))?;
+    finding(format!("{} would be evicted without a record of it", unrecorded.title()))
 }
 
 #[cfg(test)]
@@ -240,8 +239,13 @@ mod tests {
             tolerates_cordon: true,
             ..pod("b", false)
         };
-        drained.pods =
-            Some(vec![pod("b", false), addon("addon-1", "one"), addon("addon-2", "one"), addon("addon-3", "two")]);
+        drained.pods = Some(vec![
+            PodFacts { uid: "new".into(), ..pod("b", false) },
+            pod("b", false),
+            addon("addon-1", "one"),
+            addon("addon-2", "one"),
+            addon("addon-3", "two"),
+        ]);
         let listed = |uid: &str| DrainedPod { namespace: "shop".into(), name: uid.into(), uid: uid.into() };
         drained.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus {
             pods: vec![listed("p-b"), listed("addon-1")],
@@ -365,6 +369,7 @@ mod tests {
             ("an eviction of an add-on that is recorded", two(), false, evicts("b", "addon-1"), None),
             ("an eviction of an add-on that came back", two(), false, evicts("b", "addon-2"), Some("S6")),
             ("an eviction of an add-on without a record", two(), false, evicts("b", "addon-3"), Some("S6")),
+            ("an eviction of another pod without a record", two(), false, evicts("b", "new"), Some("S6")),
             ("an eviction from a node without a cordon", two(), false, evicts("c", "p-c"), Some("S1")),
         ] {
             let (view, policy) = world(spec, frozen);

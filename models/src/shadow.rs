@@ -521,6 +521,18 @@ pub struct Blocker {
     pub since: Timestamp,
 }
 
+/// An owner whose pods come to a cordoned node without tolerating the cordon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ReturnedOwner {
+    /// Its uid.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub uid: String,
+    /// The number of times that new pods of it were found on the node.
+    pub times: i64,
+}
+
 /// How the drain goes. Written when it changes, not on a timer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
@@ -541,6 +553,10 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub evicted_owners: Vec<String>,
+    /// Owners whose pods came to the node during its drain although they do not tolerate the cordon.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic")))]
+    pub returned: Vec<ReturnedOwner>,
     /// Owners (uid) of pods that were not healthy before the drain: theirs are not judged after it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]

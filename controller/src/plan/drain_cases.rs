@@ -336,6 +336,51 @@ fn drain_evicts_pods_that_tolerate_the_cordon_once_and_names_those_that_come_bac
     assert!(condition.reason == "PodsLeft" && named && note.is_none(), "{condition:?} {note:?}");
 }
 
+/// the template of a Deployment sets nodeName.
+#[test]
+fn attempt_ends_when_an_owner_puts_pods_on_the_cordoned_node_again_and_again() {
+    let pinned = |uid: String| PodFacts {
+        name: uid.clone(),
+        uid,
+        controller: Some("ReplicaSet web-1".into()),
+        controller_uid: Some("web-1".into()),
+        ..pod("a", false)
+    };
+    for spec in [
+        serde_json::json!({}),
+        // At the deadline as before it.
+        serde_json::json!({"drain": {"timeout": "2s", "atDeadline": "Force"}}),
+    ] {
+        let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        staged.pods = Some(vec![pinned("p-0".into())]);
+        let (mut view, _) = cluster(vec![staged], &["a"]);
+        let policy = with_policy(&mut view, spec.clone());
+        let (mut evictions, mut last) = (0, None);
+        for second in 0..30 {
+            let Some(action) = plan(&view, &policy, t(second)).actions.remove("a") else { continue };
+            let node = view.nodes.get_mut("a").unwrap();
+            match &action {
+                Action::Evict { pods, .. } | Action::Delete { pods, .. } => {
+                    evictions += pods.len();
+                    node.pods = Some(vec![pinned(format!("p-{evictions}"))]);
+                }
+                Action::Claim { parts, .. } => (node.facts.claims, node.facts.unschedulable) = (*parts, true),
+                Action::Status { status, .. } => {
+                    last = status.report.record.as_ref().and_then(|record| record.last.clone());
+                    written(&mut view, &action);
+                }
+                other => panic!("{other:?}"),
+            }
+            if last.is_some() {
+                break;
+            }
+        }
+        let last = last.unwrap();
+        assert!(last.reason == "PodsReturn" && last.message.contains("ReplicaSet web-1"), "{spec}: {last:?}");
+        assert_eq!(evictions, 3, "{spec}");
+    }
+}
+
 #[test]
 fn a_node_that_is_being_deleted_is_not_drained_any_further() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
@@ -373,10 +418,8 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
             let shadow = node.shadow.as_mut().unwrap();
             shadow.status.controller = status.report.clone();
             shadow.generation = 2;
-            if tolerates_cordon {
-                let recorded = plan(&view, &policy, t(2)).actions.remove("a").unwrap();
-                written(&mut view, &recorded);
-            }
+            let recorded = plan(&view, &policy, t(2)).actions.remove("a").unwrap();
+            written(&mut view, &recorded);
             assert!(matches!(plan(&view, &policy, t(2)).actions.get("a"), Some(Action::Evict { .. })));
             let back = PodFacts { uid: "back".into(), tolerates_cordon, ..pod("a", false) };
             view.nodes.get_mut("a").unwrap().pods = Some(if tolerates_cordon { vec![back] } else { vec![] });
@@ -471,6 +514,8 @@ fn parts_that_somebody_strips_again_and_again_are_not_worth_an_update() {
 fn a_pod_that_tolerates_the_cordon_and_comes_in_mid_drain_is_recorded_evicted_once_and_then_left_to_the_reboot() {
     let ours = |uid: &str| PodFacts { uid: uid.into(), tolerates_cordon: true, ..pod("a", false) };
     let (mut view, policy) = draining(serde_json::json!({}), vec![ours("first")]);
+    let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+    status.controller.drain = Some(models::shadow::DrainStatus::default());
     let noted = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
     written(&mut view, &noted);
     let Some(Action::Evict { pods, .. }) = plan(&view, &policy, t(2)).actions.remove("a") else { panic!() };

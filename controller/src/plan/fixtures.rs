@@ -5,7 +5,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
 use models::reason::FailureReason;
-use models::shadow::{Armed, ArmedPhase, AttemptResult, HostState, OfferedUpdates, Progress, Record, Step, UPDATED};
+use models::shadow::{
+    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, HostState, OfferedUpdates, Progress, Record, Step,
+    UPDATED,
+};
 use semver::Version;
 
 use super::Action;
@@ -149,9 +152,14 @@ pub(crate) fn armed(phase: ArmedPhase) -> Armed {
     Armed { attempt: 1, boot_id: "b1".into(), version: NEW, phase, nonce: "n".into() }
 }
 
-/// A node that is drained, with the policy of `spec`.
+/// A node that is drained, with the policy of `spec`. The record of its drain lists its pods.
 pub(crate) fn draining(spec: serde_json::Value, pods: Vec<PodFacts>) -> (ClusterView, Policy) {
     let mut node = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    let listed =
+        |pod: &PodFacts| DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
+    let pods_listed = pods.iter().map(listed).collect();
+    node.shadow.as_mut().unwrap().status.controller.drain =
+        Some(DrainStatus { pods: pods_listed, ..DrainStatus::default() });
     node.pods = Some(pods);
     let (mut view, _) = cluster(vec![node], &["a"]);
     let operator = view.operator.as_mut().unwrap();

@@ -50,6 +50,7 @@ use crate::claims::Parts;
 use crate::drain::filter::Rules;
 use crate::view::PodFacts;
 
+pub(crate) use attempt::LISTED_PODS;
 pub use fleet::plan;
 pub use quarantine::Quarantine;
 pub use report::news;

@@ -47,6 +47,10 @@ struct Host {
     /// ordered.
     restarted: bool,
     pods_made: u32,
+    /// A pod that its owner binds to this node itself, past the scheduler.
+    pinned: bool,
+    /// How many pods of that owner have left in the last drain.
+    pinned_left: u32,
     next_boot_fails: bool,
     next_stage_fails: bool,
 }
@@ -93,14 +97,29 @@ fn addon(node: &str, number: u32) -> PodFacts {
     PodFacts { namespace: "kube-system".into(), tolerates_cordon: true, controller_uid: owner, ..pod(node, number) }
 }
 
-/// Pods leave a node, and those that tolerate the cordon come back to it.
+/// A pod of an owner that binds its pods to this node itself.
+fn pinned(node: &str, number: u32) -> PodFacts {
+    PodFacts { controller_uid: Some("pinned".into()), ..pod(node, number) }
+}
+
+/// Pods leave a node, and those come back to it that tolerate the cordon or are bound to it by their owner.
 fn leave(node: &mut NodeView, host: &mut Host, uids: &BTreeSet<&str>) {
     let (name, pods) = (&node.facts.name, node.pods.as_mut().unwrap());
-    let back = pods.iter().filter(|p| uids.contains(p.uid.as_str()) && p.tolerates_cordon).count();
+    let left = |test: fn(&PodFacts) -> bool| pods.iter().filter(|p| uids.contains(p.uid.as_str()) && test(p)).count();
+    let back = left(|p| p.tolerates_cordon);
+    let bound = left(|p| p.controller_uid.as_deref() == Some("pinned"));
     pods.retain(|p| !uids.contains(p.uid.as_str()));
     for _ in 0..back {
         host.pods_made += 1;
         pods.push(addon(name, host.pods_made));
+    }
+    for _ in 0..bound {
+        host.pinned_left += 1;
+        assert!(host.pinned_left <= 4, "{name}: a pod that comes back each time is evicted again and again");
+        if host.pinned {
+            host.pods_made += 1;
+            pods.push(pinned(name, host.pods_made));
+        }
     }
 }
 
@@ -178,12 +197,13 @@ impl World {
             };
             let addons = rng.random_range(0..3);
             let pods = (0..rng.random_range(0..3)).map(|n| if n < addons { addon(&name, n) } else { pod(&name, n) });
-            let pods = pods.collect();
+            let bound = rng.random_bool(0.2);
+            let pods = pods.chain(bound.then(|| pinned(&name, 5))).collect();
             view.nodes.insert(
                 name.clone(),
                 NodeView { facts, shadow: Some(shadow), pods: Some(pods), ..NodeView::default() },
             );
-            hosts.insert(name, Host { runs: Some(OLD), pods_made: 10, ..Host::default() });
+            hosts.insert(name, Host { runs: Some(OLD), pods_made: 10, pinned: bound, ..Host::default() });
         }
         let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
         let (ahead, standings, began) = (SignedDuration::ZERO, Standings::default(), (now, Instant::now()));
@@ -298,6 +318,9 @@ impl World {
                 let out = status.report.progress.as_ref().is_some_and(|p| p.disruptive);
                 let drains = out && matches!(before, Some(Step::Staging | Step::Staged));
                 assert!(!(drains && host.person_cordoned && skips), "seed {seed}: {name} is a user's, and drained");
+                if shadow.status.controller.drain.is_none() {
+                    host.pinned_left = 0;
+                }
                 shadow.status.controller = status.report;
                 let agents = shadow.status.agent_half().conditions;
                 shadow.status.conditions = agents.into_iter().chain(status.conditions).collect();
@@ -643,6 +666,7 @@ impl World {
             // Some users uncordon their nodes, and others do not.
             let host = self.hosts.get_mut(&node.facts.name).unwrap();
             host.person_cordoned &= self.rng.random_bool(0.5);
+            host.pinned = false;
             node.facts.unschedulable = node.facts.claimed() || host.person_cordoned;
         }
         let operator = self.view.operator.as_mut().unwrap();

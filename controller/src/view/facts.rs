@@ -230,6 +230,7 @@ impl PodFacts {
             mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
             daemon_set: owner.filter(|o| o.kind == "DaemonSet" && o.api_version == "apps/v1").map(|o| o.name.clone()),
             daemon_set_is: DaemonSetIs::Unknown,
+            controller: owner.map(|o| format!("{} {}", o.kind, o.name)),
             controller_uid: owner.map(|o| o.uid.clone()),
             labels: meta.labels.clone().unwrap_or_default(),
             ready: pod

@@ -171,6 +171,8 @@ pub struct PodFacts {
     pub tolerates_cordon: bool,
     /// Whether its priority is one of those that the cluster itself needs.
     pub critical: bool,
+    /// Its controller's kind and name.
+    pub controller: Option<String>,
     /// Its controller's uid; absent for a bare pod.
     pub controller_uid: Option<String>,
     /// The DaemonSet that is its controller. Only Kubernetes' own (`apps/v1`) is one, as to `kubectl drain`.

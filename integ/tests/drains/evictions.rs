@@ -14,6 +14,7 @@ crate::cases![
     a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod,
     a_pod_that_tolerates_the_cordon_is_evicted_once_and_left_to_the_reboot_when_it_comes_back,
     a_critical_pod_that_tolerates_the_cordon_is_evicted_last_and_once,
+    pods_that_their_template_binds_to_the_node_end_the_attempt_early,
     a_pod_deleted_by_somebody_else_in_mid_drain_is_gone,
     more_than_five_hundred_pods_are_drained,
     what_the_cluster_runs_on_goes_last,
@@ -224,6 +225,19 @@ async fn a_critical_pod_that_tolerates_the_cordon_is_evicted_last_and_once(case:
     case.updated().await?;
     let end = case.until("it is back", |look| look.at_home("addon").iter().any(|pod| pod.ready)).await?;
     assert!(end.at_home("addon").iter().all(|pod| pod.uid != before));
+    Ok(())
+}
+
+async fn pods_that_their_template_binds_to_the_node_end_the_attempt_early(case: Case) -> anyhow::Result<()> {
+    case.deployment("pinned", 1, json!({"spec": {"nodeName": case.node}})).await?;
+    case.go().await?;
+    let said = case.failed("PodsReturn").await?;
+    assert!(said.contains(&format!("{}/pinned-", case.namespace)) && said.contains("ReplicaSet pinned-"), "{said}");
+    let look = case.look()?;
+    assert!(!look.cordoned() && !look.is_charged());
+    let made = case.here(&["get", "events", "-o", "jsonpath={.items[?(@.reason=='SuccessfulCreate')].count}"]).await?;
+    let made: u32 = made.split_whitespace().filter_map(|count| count.parse::<u32>().ok()).sum();
+    assert!(made <= 6, "{made} pods were made, and all but the last were evicted");
     Ok(())
 }
 

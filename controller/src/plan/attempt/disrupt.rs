@@ -8,7 +8,7 @@ use models::condition::{find_condition, set_condition};
 use models::operator::AtDeadline;
 use models::plain::cut;
 use models::reason::FailureReason;
-use models::shadow::{BLOCKED, CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Progress, Step};
+use models::shadow::{BLOCKED, CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Progress, ReturnedOwner, Step};
 
 use super::{BLOCKERS, Case, LISTED_PODS, UNHEALTHY_OWNERS, after, refusal};
 use crate::claims::{self, Part};
@@ -18,6 +18,13 @@ use crate::view::{Blocked, PodFacts};
 
 /// How many owners of pods that tolerate the cordon a shadow lists.
 const EVICTED_OWNERS: usize = 256;
+
+/// How many owners of pods that return without tolerating the cordon a shadow lists.
+const RETURNED_OWNERS: usize = 256;
+
+/// How often new pods of one owner are evicted that do not tolerate the cordon. The scheduler may have placed some before it saw
+/// the cordon; those that come after that bypass it.
+const RETURNS: i64 = 2;
 
 /// How many pods a message names.
 const NAMED_PODS: usize = 3;
@@ -210,7 +217,10 @@ impl Case<'_> {
         if let Some(refused) = refusal(&sorted) {
             return self.fail(progress, FailureReason::DrainRefused, &refused.to_string());
         }
-        if let Some(action) = self.record_tolerating(&sorted) {
+        if let Some(pod) = self.returned(&sorted) {
+            return self.pods_return(progress, pod);
+        }
+        if let Some(action) = self.record_new(&sorted) {
             return Decision::act(action).waking_at(deadline);
         }
         let blocked = |uid: &str| self.node.blocked.get(uid);
@@ -251,26 +261,49 @@ impl Case<'_> {
         [retry, given_up].into_iter().flatten().fold(Decision::wait(wait).waking_at(deadline), Decision::waking_at)
     }
 
-    /// Records pods that tolerate the cordon and came after the drain began (from another node that is drained, say, or of a
-    /// new revision) before they are evicted, so that they too are evicted once and then left to the reboot.
-    fn record_tolerating(&self, sorted: &Sorted<'_>) -> Option<Action> {
-        let mut drain = self.drain().cloned().unwrap_or_default();
-        let tolerating = sorted.go.iter().copied().filter(|pod| pod.tolerates_cordon && pod.controller_uid.is_some());
-        let new: Vec<_> = tolerating.filter(|pod| !filter::listed(pod, &drain)).collect();
+    /// Records pods that came after the drain began before they are evicted. Those that tolerate the cordon (from another node
+    /// that is drained, say, or of a new revision) are then evicted once like the others; of those that do not, and that the
+    /// scheduler may have placed before it saw the cordon, it is counted how often their owner put some here.
+    fn record_new(&self, sorted: &Sorted<'_>) -> Option<Action> {
+        let mut drain = self.drain()?.clone();
+        let new: Vec<_> = sorted.go.iter().copied().filter(|pod| !filter::listed(pod, &drain)).collect();
         if new.is_empty() || drain.pods.len() + new.len() > LISTED_PODS {
             return None;
         }
         let evicted = drain.evicted_owners.into_iter().chain(tolerating_owners(new.iter().copied()));
         drain.evicted_owners = owners(evicted, EVICTED_OWNERS);
         drain.pods.extend(new.iter().map(|pod| listed(pod)));
+        let returned = new.iter().filter(|pod| !pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone());
+        for uid in owners(returned, RETURNED_OWNERS) {
+            if let Some(owner) = drain.returned.iter_mut().find(|owner| owner.uid == uid) {
+                owner.times += 1;
+            } else if drain.returned.len() < RETURNED_OWNERS {
+                drain.returned.push(ReturnedOwner { uid, times: 1 });
+            }
+        }
         let mut status = self.half();
         status.report.drain = Some(drain);
         Some(Action::Status { status: Box::new(status), note: None })
     }
 
+    /// Returns a new pod of an owner that has put pods on the cordoned node too often for it to be the scheduler's doing, and
+    /// that would do so for ever.
+    fn returned<'b>(&self, sorted: &Sorted<'b>) -> Option<&'b PodFacts> {
+        let drain = self.drain()?;
+        let too_often = |uid: &String| drain.returned.iter().any(|owner| owner.uid == *uid && owner.times >= RETURNS);
+        let new = sorted.go.iter().copied().filter(|pod| !pod.tolerates_cordon && !filter::listed(pod, drain));
+        new.into_iter().find(|pod| pod.controller_uid.as_ref().is_some_and(too_often))
+    }
+
     /// The deadline is over, and policy says to go on without those that do not leave: recorded first, then deleted, each
     /// under its uid; those that have outlived their own grace period without it.
     fn force(&self, progress: &Progress, sorted: &Sorted<'_>, deadline: Timestamp) -> Decision {
+        if let Some(pod) = self.returned(sorted) {
+            return self.pods_return(progress, pod);
+        }
+        if let Some(action) = self.record_new(sorted) {
+            return Decision::act(action);
+        }
         let drain = self.drain().cloned().unwrap_or_default();
         let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
         let Some(forced) = drain.forced else {
@@ -310,6 +343,16 @@ impl Case<'_> {
         let retry = sorted.left().filter_map(|pod| self.node.blocked.get(&pod.uid)).map(|b| b.retry_at).min();
         let decision = Decision::wait(Wait::Draining { left: names.len() }).waking_at(next).waking_at(limit);
         retry.filter(|at| *at > self.now).map_or(decision.clone(), |at| decision.waking_at(at))
+    }
+
+    fn pods_return(&self, progress: &Progress, pod: &PodFacts) -> Decision {
+        let owner = pod.controller.as_deref().unwrap_or("its owner");
+        let message = format!(
+            "{} was put on the cordoned node by {owner}, as others before it, although it does not tolerate the cordon; \
+             remove nodeName from the template of its pods",
+            pod.title()
+        );
+        self.fail(progress, FailureReason::PodsReturn, &message)
     }
 
     fn drain_timed_out(&self, progress: &Progress, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Decision {

@@ -39,7 +39,7 @@ const BLOCKERS: usize = 8;
 const UNHEALTHY_OWNERS: usize = 256;
 
 /// How many pods of a drain a shadow lists.
-const LISTED_PODS: usize = 1024;
+pub(crate) const LISTED_PODS: usize = 1024;
 
 pub(super) fn after(at: Timestamp, span: Duration) -> Timestamp {
     jiff::SignedDuration::try_from(span).ok().and_then(|span| at.checked_add(span).ok()).unwrap_or(Timestamp::MAX)
