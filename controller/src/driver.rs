@@ -117,6 +117,8 @@ pub struct Driver {
     own_node: Option<String>,
     leader_since: Timestamp,
     handing_over: bool,
+    /// See [`ClusterView::handed_over`].
+    handed_over: bool,
     memory: HashMap<String, Memory>,
     standings: Standings,
     pods: HashMap<String, PodWatch>,
@@ -145,6 +147,7 @@ impl Driver {
     ) -> Self {
         Self {
             daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
+            handed_over: applier.leadership.handed_over(),
             applier,
             budgets,
             peers,
@@ -169,7 +172,7 @@ impl Driver {
     }
 
     /// Ends this leader's work after the present turn, so that another replica goes on. To be called in a turn, when
-    /// [`ClusterView::standby`] says that there is one.
+    /// [`ClusterView::standby`] says that one is Ready.
     pub fn hand_over(&mut self) {
         self.handing_over = true;
     }
@@ -265,7 +268,6 @@ impl Driver {
         if plan.hand_over {
             tracing::info!(node = self.own_node, "lease handed over: the node of this replica is next");
             self.hand_over();
-            return None;
         }
         self.change_shadows(&policy);
         self.label_nodes(&policy);
@@ -343,6 +345,8 @@ impl Driver {
             let first = || Retracting::with(None, version, crate::plan::not_begun(&view));
             view.retracted = self.retracting.get_or_insert_with(first).at(version);
         }
+        self.handed_over &= !view.slots().any(|slot| slot.since >= self.leader_since);
+        view.handed_over = self.handed_over;
         self.standings.look(&mut view.nodes, clock);
         let namespaces: BTreeSet<&str> =
             view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();

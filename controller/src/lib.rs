@@ -29,7 +29,7 @@ pub mod view;
 pub mod writes;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -46,6 +46,9 @@ use tokio::sync::watch;
 use crate::config::Config;
 use crate::driver::End;
 use crate::view::{BudgetFacts, Cache, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
+
+/// How long a leader that handed over leaves the Lease to the others before it takes it back.
+const TAKE_BACK: Duration = Duration::from_secs(5);
 
 /// Runs the controller until `stop` turns true or the lease is lost, which is an error: the process has to end, since
 /// another replica may lead already.
@@ -107,7 +110,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     let mut after = None;
     let result = loop {
         // The lease outlives the work: it is given back only when nothing of ours is under way any more.
-        let (release, released) = watch::channel(false);
+        let (release, released) = watch::channel(None);
         let (leadership, campaign) = leader::campaign(
             leases.clone(),
             names::CONTROLLER.to_owned(),
@@ -132,14 +135,18 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
         let end = tokio::select! {
             lost = &mut campaign => lost.map(|()| End::Stopped),
             end = &mut work => {
-                release.send_replace(true);
+                let how = match (&end, &config.node_name) {
+                    (End::HandedOver, Some(node)) => leader::Release::HandedOver(node.clone()),
+                    _ => leader::Release::Stopped,
+                };
+                release.send_replace(Some(how));
                 campaign.await.map(|()| end)
             }
         };
         match end {
             Ok(End::HandedOver) => {
                 tracing::info!(identity = config.identity, "handed over, standing by");
-                after = Some(Instant::now() + parameters.lease_duration);
+                after = Some(Instant::now() + TAKE_BACK);
             }
             Ok(End::Stopped) => break Ok(()),
             Err(lost) => {

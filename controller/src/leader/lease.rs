@@ -1,5 +1,6 @@
 //! The Lease itself: reading, writing, and knowing whether one still leads.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -14,6 +15,9 @@ use tokio::sync::watch;
 
 use super::election::{Next, Observed, Parameters, Record, next};
 
+/// On a Lease that was handed over: the node that was next, which the leader before ran on.
+const HANDED_OVER_ANNOTATION: &str = "brupop.bottlerocket.aws/handed-over-for";
+
 /// The lease is lost: this process must not write any more, and ends.
 #[derive(Debug, thiserror::Error)]
 #[error("the lease is lost; another replica may lead already, so this one ends")]
@@ -24,6 +28,7 @@ pub struct LostLease;
 pub struct Leadership {
     renewed: Arc<Mutex<Option<Instant>>>,
     leads: watch::Receiver<bool>,
+    handed_over: Arc<AtomicBool>,
     parameters: Parameters,
 }
 
@@ -43,6 +48,11 @@ impl Leadership {
         self.leads.clone()
     }
 
+    /// Whether the leader before handed the lead over, or one before that which has not said otherwise since.
+    pub fn handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::Relaxed)
+    }
+
     /// A leadership that is over, for tests.
     #[cfg(test)]
     pub fn over() -> Self {
@@ -54,8 +64,17 @@ impl Leadership {
     pub fn forever() -> Self {
         let (_, leads) = watch::channel(true);
         let parameters = Parameters { renew_deadline: std::time::Duration::from_secs(3600), ..Parameters::default() };
-        Self { renewed: Arc::new(Mutex::new(Some(Instant::now()))), leads, parameters }
+        Self { renewed: Arc::new(Mutex::new(Some(Instant::now()))), leads, handed_over: Arc::default(), parameters }
     }
+}
+
+/// How a leader gives its Lease back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// It ends.
+    Stopped,
+    /// Another replica is to lead, because this node, which the leader runs on, is next.
+    HandedOver(String),
 }
 
 struct Campaign {
@@ -94,6 +113,12 @@ impl Campaign {
             lease_transitions: Some(previous.lease_transitions.unwrap_or(0) + i32::from(!ours)),
             ..LeaseSpec::default()
         }
+    }
+
+    /// Whether the Lease says that it was handed over.
+    fn was_handed_over(&self) -> bool {
+        let annotations = self.lease.as_ref().and_then(|lease| lease.metadata.annotations.as_ref());
+        annotations.is_some_and(|annotations| annotations.contains_key(HANDED_OVER_ANNOTATION))
     }
 
     fn saw(&mut self, lease: Option<Lease>) {
@@ -145,7 +170,7 @@ impl Campaign {
         }
     }
 
-    async fn release(&mut self) -> Result<(), kube::Error> {
+    async fn release(&mut self, how: &Release) -> Result<(), kube::Error> {
         let Some(mut lease) = self.lease.clone().filter(|l| record_of(l).holder == self.identity) else {
             return Ok(());
         };
@@ -153,12 +178,17 @@ impl Campaign {
         spec.holder_identity = Some(String::new());
         spec.lease_duration_seconds = Some(1);
         lease.spec = Some(spec);
+        let annotations = lease.metadata.annotations.get_or_insert_default();
+        match how {
+            Release::Stopped => annotations.remove(HANDED_OVER_ANNOTATION),
+            Release::HandedOver(node) => annotations.insert(HANDED_OVER_ANNOTATION.to_owned(), node.clone()),
+        };
         self.api.replace(&self.name, &PostParams::default(), &lease).await.map(|_| ())
     }
 
     /// Releases the lease, or leaves it to run out by itself.
-    async fn give_back(&mut self) {
-        match tokio::time::timeout(self.parameters.renew_deadline, self.release()).await {
+    async fn give_back(&mut self, how: &Release) {
+        match tokio::time::timeout(self.parameters.renew_deadline, self.release(how)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 let error = &error as &dyn std::error::Error;
@@ -186,7 +216,7 @@ async fn released(changes: &mut Option<BoxStream<'static, watcher::Result<watche
 }
 
 /// Stands for election until the lease is lost or given back. The future ends with an error when a lease that was held is
-/// lost, and in peace, with the lease released, when `stop` turns true. Who has handed a lease over leaves it to others until
+/// lost, and in peace, with the lease released, when `stop` says how. Who has handed a lease over leaves it to others until
 /// `after`, and takes it then if nobody else has.
 pub fn campaign(
     api: Api<Lease>,
@@ -194,11 +224,12 @@ pub fn campaign(
     identity: String,
     parameters: Parameters,
     after: Option<Instant>,
-    mut stop: watch::Receiver<bool>,
+    mut stop: watch::Receiver<Option<Release>>,
 ) -> (Leadership, impl Future<Output = Result<(), LostLease>>) {
     let renewed = Arc::new(Mutex::new(None));
     let (lead, leads) = watch::channel(false);
-    let leadership = Leadership { renewed: renewed.clone(), leads, parameters };
+    let handed_over = Arc::new(AtomicBool::new(false));
+    let leadership = Leadership { renewed: renewed.clone(), leads, handed_over: handed_over.clone(), parameters };
     let own = watcher::Config::default().fields(&format!("metadata.name={name}"));
     // A standby hears of a release at once; a leader that died says nothing, and is found out by looking.
     let mut releases = Some(watcher(api.clone(), own).default_backoff().boxed());
@@ -210,6 +241,9 @@ pub fn campaign(
             let answer = tokio::time::timeout(parameters.renew_deadline, campaign.attempt()).await;
             match answer {
                 Ok(Ok(true)) => {
+                    if last.is_none() {
+                        handed_over.store(campaign.was_handed_over(), Ordering::Relaxed);
+                    }
                     last = Some(began);
                     *renewed.lock().unwrap_or_else(PoisonError::into_inner) = last;
                     lead.send_if_modified(|leads| !std::mem::replace(leads, true));
@@ -231,13 +265,14 @@ pub fn campaign(
                 releases = None;
             }
             let stopped = tokio::select! {
-                () = tokio::time::sleep(parameters.retry_period) => false,
-                () = released(&mut releases) => false,
-                _ = stop.wait_for(|stop| *stop) => true,
+                () = tokio::time::sleep(parameters.retry_period) => None,
+                () = released(&mut releases) => None,
+                // Without a sender nobody is left to lead.
+                how = stop.wait_for(Option::is_some) => Some(how.ok().and_then(|how| how.clone()).unwrap_or(Release::Stopped)),
             };
-            if stopped {
+            if let Some(how) = stopped {
                 *renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                campaign.give_back().await;
+                campaign.give_back(&how).await;
                 return Ok(());
             }
         }

@@ -13,5 +13,5 @@ mod tests;
 pub(crate) use date::date;
 pub use date::dated;
 pub use election::{Next, Observed, Parameters, Record, next};
-pub use lease::{Leadership, LostLease, campaign};
+pub use lease::{Leadership, LostLease, Release, campaign};
 pub use standby::{Peers, standby};

@@ -1,8 +1,8 @@
-//! Whether there is somebody to hand over to.
+//! The other replicas of the controller: is one able to lead?
 
 use std::collections::BTreeMap;
 
-use crate::view::{Cache, NodeFacts, PodFacts};
+use crate::view::{Cache, NodeFacts, PodFacts, Standby};
 
 /// The pods of the controller, this one among them.
 #[derive(Clone)]
@@ -14,30 +14,33 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// See [`standby`]; false before the first list.
-    pub fn standby(&self, own_node: Option<&str>, nodes: &BTreeMap<String, NodeFacts>) -> bool {
-        self.pods.synced() && standby(&self.identity, own_node, &self.pods.items(), nodes)
+    /// See [`standby`]; none before the first list.
+    pub fn standby(&self, own_node: Option<&str>, nodes: &BTreeMap<String, NodeFacts>) -> Standby {
+        if !self.pods.synced() {
+            return Standby::None;
+        }
+        standby(&self.identity, own_node, &self.pods.items(), nodes)
     }
 }
 
-/// Whether another pod of the controller can take over and go on while this one's node is out of service: it is Ready and
-/// stays, on another node that is Ready and takes pods. Where the own node is not known, no node is another one.
+/// Returns how far another pod of the controller can take over and go on while this one's node is out of service. It has to be
+/// Ready and to stay, on another node that is Ready and takes pods. Where the own node is not known, no node is another one.
 pub fn standby(
     own_identity: &str,
     own_node: Option<&str>,
     pods: &BTreeMap<String, PodFacts>,
     nodes: &BTreeMap<String, NodeFacts>,
-) -> bool {
-    let Some(own_node) = own_node else { return false };
-    let stands = |node: &NodeFacts| node.ready && !node.unschedulable && !node.deleting;
-    pods.values().any(|pod| {
-        pod.name != own_identity
-            && pod.ready
-            && !pod.terminating
-            && !pod.finished
-            && pod.node != own_node
-            && nodes.get(&pod.node).is_some_and(stands)
-    })
+) -> Standby {
+    let Some(own_node) = own_node else { return Standby::None };
+    let in_service = |node: &NodeFacts| node.ready && !node.unschedulable && !node.deleting;
+    let able = |pod: &PodFacts| pod.ready && pod.node != own_node && nodes.get(&pod.node).is_some_and(in_service);
+    let others: Vec<_> =
+        pods.values().filter(|pod| pod.name != own_identity && !pod.terminating && !pod.finished).collect();
+    match others.iter().any(|pod| able(pod)) {
+        true => Standby::Ready,
+        false if others.is_empty() => Standby::None,
+        false => Standby::NotReady,
+    }
 }
 
 #[cfg(test)]
@@ -54,24 +57,25 @@ mod tests {
 
     #[test]
     fn a_standby_is_a_ready_pod_on_another_node_that_stays_in_service() {
+        use Standby::{NotReady, Ready};
         for (sentence, pod, node, expected) in [
-            ("a Ready one on another node", pod(), node(), true),
-            ("this very pod", PodFacts { name: "controller-1".into(), ..pod() }, node(), false),
-            ("one on the same node", PodFacts { node: "a".into(), ..pod() }, node(), false),
-            ("one that is not on any node yet", PodFacts { node: String::new(), ..pod() }, node(), false),
-            ("one that is not Ready", PodFacts { ready: false, ..pod() }, node(), false),
-            ("one that ends", PodFacts { terminating: true, ..pod() }, node(), false),
-            ("one that has ended", PodFacts { finished: true, ..pod() }, node(), false),
-            ("one on a cordoned node", pod(), NodeFacts { unschedulable: true, ..node() }, false),
-            ("one on a node that is NotReady", pod(), NodeFacts { ready: false, ..node() }, false),
-            ("one on a node that goes", pod(), NodeFacts { deleting: true, ..node() }, false),
-            ("one on a node that is not known", pod(), NodeFacts { name: "c".into(), ..node() }, false),
+            ("a Ready one on another node", pod(), node(), Ready),
+            ("this very pod", PodFacts { name: "controller-1".into(), ..pod() }, node(), Standby::None),
+            ("one on the same node", PodFacts { node: "a".into(), ..pod() }, node(), NotReady),
+            ("one that is not on any node yet", PodFacts { node: String::new(), ..pod() }, node(), NotReady),
+            ("one that is not Ready", PodFacts { ready: false, ..pod() }, node(), NotReady),
+            ("one that ends", PodFacts { terminating: true, ..pod() }, node(), Standby::None),
+            ("one that has ended", PodFacts { finished: true, ..pod() }, node(), Standby::None),
+            ("one on a cordoned node", pod(), NodeFacts { unschedulable: true, ..node() }, NotReady),
+            ("one on a node that is NotReady", pod(), NodeFacts { ready: false, ..node() }, NotReady),
+            ("one on a node that goes", pod(), NodeFacts { deleting: true, ..node() }, NotReady),
+            ("one on a node that is not known", pod(), NodeFacts { name: "c".into(), ..node() }, NotReady),
         ] {
             let own = NodeFacts { name: "a".into(), ready: true, ..NodeFacts::default() };
             let nodes = [own, node].into_iter().map(|node| (node.name.clone(), node)).collect();
             let pods = BTreeMap::from([(pod.name.clone(), pod)]);
             assert_eq!(standby("controller-1", Some("a"), &pods, &nodes), expected, "{sentence}");
-            assert!(!standby("controller-1", None, &pods, &nodes), "{sentence}, own node unknown");
+            assert_eq!(standby("controller-1", None, &pods, &nodes), Standby::None, "{sentence}, own node unknown");
         }
     }
 
@@ -80,7 +84,7 @@ mod tests {
         let nodes = BTreeMap::from([("b".to_owned(), node())]);
         let pods = [PodFacts { name: "controller-0".into(), ready: false, ..pod() }, pod()];
         let pods = pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
-        assert!(standby("controller-1", Some("a"), &pods, &nodes));
-        assert!(!standby("controller-1", Some("a"), &BTreeMap::new(), &nodes));
+        assert_eq!(standby("controller-1", Some("a"), &pods, &nodes), Standby::Ready);
+        assert_eq!(standby("controller-1", Some("a"), &BTreeMap::new(), &nodes), Standby::None);
     }
 }

@@ -10,7 +10,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::{Leadership, LostLease, Parameters, campaign};
+use super::{Leadership, LostLease, Parameters, Release, campaign};
 
 /// A server with one Lease. What it is asked stands in a log, with the holder that a write names.
 #[derive(Clone)]
@@ -114,12 +114,12 @@ impl Server {
 
 struct Candidate {
     leadership: Leadership,
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Option<Release>>,
     end: tokio::task::JoinHandle<Result<(), LostLease>>,
 }
 
 fn stand(api: &Api<Lease>, after: Option<Instant>) -> Candidate {
-    let (stop, stopped) = watch::channel(false);
+    let (stop, stopped) = watch::channel(None);
     let parameters = Parameters { retry_period: Duration::from_millis(2), ..Parameters::default() };
     let (leadership, run) = campaign(api.clone(), "l".into(), "a".into(), parameters, after, stopped);
     Candidate { leadership, stop, end: tokio::spawn(run) }
@@ -146,7 +146,7 @@ async fn a_leader_gives_the_lease_back_only_when_it_leads_no_more() {
             log.lock().unwrap().push(leadership.check().is_ok());
         }
     }));
-    candidate.stop.send_replace(true);
+    candidate.stop.send_replace(Some(Release::Stopped));
     candidate.end.await.unwrap().unwrap();
     assert_eq!(server.holder().as_deref(), Some(""));
     assert_eq!(*seen.lock().unwrap(), [false], "whether it led when the release came in");
@@ -183,4 +183,23 @@ async fn a_leader_whose_lease_somebody_took_ends_at_once_with_an_error() {
     server.held_by("b");
     assert!(candidate.end.await.unwrap().is_err());
     assert_eq!(server.holder().as_deref(), Some("b"), "and takes nothing back");
+}
+
+#[tokio::test]
+async fn a_hand_over_is_known_to_the_next_leader_until_that_one_gives_the_lease_back_otherwise() {
+    let (server, api) = Server::start();
+    for (how, known) in [
+        (Release::Stopped, false),
+        (Release::HandedOver("node-1".into()), false),
+        (Release::HandedOver("node-2".into()), true),
+        (Release::Stopped, true),
+        (Release::Stopped, false),
+    ] {
+        let candidate = stand(&api, None);
+        candidate.leads().await;
+        assert_eq!(candidate.leadership.handed_over(), known, "before {how:?}");
+        candidate.stop.send_replace(Some(how));
+        candidate.end.await.unwrap().unwrap();
+        assert_eq!(server.holder().as_deref(), Some(""));
+    }
 }

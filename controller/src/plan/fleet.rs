@@ -1,6 +1,7 @@
 //! The whole fleet: who is next, within the budget.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::Slot;
@@ -13,11 +14,25 @@ use super::slots::Budget;
 use super::survey::Survey;
 use super::{Action, Decision, Plan, Quarantine, Verdict, Wait, gates, order, report, slots};
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeView};
+use crate::view::{ClusterView, NodeView, Standby};
 
 /// How many candidates beyond the free slots have their pods looked at, so that one with a pod in the way gives its turn
 /// to the next at once.
 const MARGIN: usize = 2;
+
+/// How long the leader's own node gives way to a node that has a slot. One that takes longer, because its drain is blocked or
+/// a user holds it, say, keeps it waiting no more.
+const OTHERS_FIRST: Duration = Duration::from_secs(10 * 60);
+
+/// What becomes of the leader's own node when its turn comes.
+enum OwnTurn {
+    /// It is given a slot like any other.
+    Slot,
+    /// Another replica leads first.
+    HandOver,
+    /// Others are being updated, or looked at.
+    Later,
+}
 
 /// A plan in the making.
 struct Planner<'a> {
@@ -158,7 +173,7 @@ impl<'a> Planner<'a> {
         let used_up = budget.used_up().cloned();
         let busy = slots.first().map(|slot| slot.node.clone());
         let mut given = BTreeMap::new();
-        let (mut looked_at, mut ready) = (0, Vec::new());
+        let (mut looked_at, mut ready, mut looking) = (0, Vec::new(), false);
         for (position, node) in wanting.iter().copied().enumerate() {
             let name = &node.facts.name;
             if self.held.contains_key(node.facts.uid.as_str()) {
@@ -193,7 +208,7 @@ impl<'a> Planner<'a> {
                     Some(passing @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => {
                         // Its turn is kept for it while it is only being looked at: who is looked at first is chance, and
                         // not the order.
-                        looked = false;
+                        (looked, looking) = (false, true);
                         given.extend(key.map(|key| (key, taken + 1)));
                         budget.take(&self.survey, node);
                         wait = passing;
@@ -204,16 +219,19 @@ impl<'a> Planner<'a> {
                         refused_here = true;
                     }
                     None if budget.free() > 0 && self.view.operator.is_some() => {
-                        if self.view.standby && self.view.own_node.as_ref() == Some(name) {
-                            // Who drains the node that it runs on loses its own footing in the middle.
-                            self.plan.hand_over = true;
-                            wait = Wait::HandingOver;
-                        } else {
-                            given.extend(key.map(|key| (key, taken + 1)));
-                            budget.take(&self.survey, node);
-                            let uid = node.facts.uid.clone();
-                            slots.push(Slot { uid, node: name.clone(), since: self.now });
-                            wait = Wait::Queued { position: 0, behind: None };
+                        match self.own_turn(node, slots, looking) {
+                            OwnTurn::Slot => {
+                                given.extend(key.map(|key| (key, taken + 1)));
+                                budget.take(&self.survey, node);
+                                let uid = node.facts.uid.clone();
+                                slots.push(Slot { uid, node: name.clone(), since: self.now });
+                                wait = Wait::Queued { position: 0, behind: None };
+                            }
+                            OwnTurn::HandOver => {
+                                self.plan.hand_over = true;
+                                wait = Wait::HandingOver;
+                            }
+                            OwnTurn::Later => wait = Wait::HandingOver,
                         }
                     }
                     None => {}
@@ -228,13 +246,11 @@ impl<'a> Planner<'a> {
             }
             // A node whose turn is about to come need not be told that it waits.
             let passes_through = free_at_first > 0
-                && matches!(
-                    wait,
-                    Wait::ReadingPods
-                        | Wait::AskingExpressions { .. }
-                        | Wait::HandingOver
-                        | Wait::Queued { position: 0, .. }
-                );
+                && match wait {
+                    Wait::ReadingPods | Wait::AskingExpressions { .. } | Wait::Queued { position: 0, .. } => true,
+                    Wait::HandingOver => self.plan.hand_over,
+                    _ => false,
+                };
             let waiting = self.case(node).and_then(|case| {
                 let progress = node.progress()?;
                 (!passes_through).then(|| case.waiting_staged(progress, wait.clone(), looked))
@@ -247,6 +263,22 @@ impl<'a> Planner<'a> {
             }
         }
         ready
+    }
+
+    /// The turn of a node that may have a slot. A leader that drains the node it runs on is evicted in the middle, so its own
+    /// node comes when nothing else is left to do, under another leader where there is one. A leader that was handed the lead does
+    /// not hand it back: what made the other replica do so would make that one do so again.
+    fn own_turn(&mut self, node: &NodeView, slots: &[Slot], looking: bool) -> OwnTurn {
+        if self.view.own_node.as_ref() != Some(&node.facts.name) || self.view.standby == Standby::None {
+            return OwnTurn::Slot;
+        }
+        let ends = |slot: &Slot| after(slot.since, OTHERS_FIRST);
+        let others = slots.iter().map(ends).filter(|ends| *ends > self.now).min();
+        if looking || others.is_some() {
+            self.wake(others);
+            return OwnTurn::Later;
+        }
+        if self.view.standby == Standby::Ready && !self.view.handed_over { OwnTurn::HandOver } else { OwnTurn::Slot }
     }
 
     /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start: for the

@@ -24,6 +24,8 @@ pub(crate) mod fixtures;
 mod fleet;
 mod gates;
 #[cfg(test)]
+mod hand_over_cases;
+#[cfg(test)]
 mod key_cases;
 mod order;
 mod quarantine;
@@ -147,7 +149,7 @@ pub struct Plan {
     pub pods: BTreeSet<String>,
     /// The expressions that somebody waits for.
     pub expressions: BTreeSet<String>,
-    /// Whether another replica has to lead before anything else is done: the leader's own node is next.
+    /// Whether another replica is to lead when this plan is carried out: nothing is left to do but the leader's own node.
     pub hand_over: bool,
     /// The versions that have failed too often.
     pub quarantine: Quarantine,

@@ -267,7 +267,7 @@ pub enum Wait {
         /// Nodes of the step that are on their way, the first few.
         nodes: Vec<String>,
     },
-    /// The leader's own node is next: another replica takes over first.
+    /// The leader runs on the node: it comes after all others, and another replica leads then.
     HandingOver,
     /// Pods on the updated node are not Ready yet.
     Settling {
@@ -563,7 +563,9 @@ impl fmt::Display for Wait {
             Self::CanaryStep { step, until, .. } => {
                 write!(f, "canary step {step} is not passed{}", Until("its soak ends at", until))
             }
-            Self::HandingOver => f.write_str("the leader runs on this node: another replica takes over first"),
+            Self::HandingOver => {
+                f.write_str("the leader runs on this node: other nodes come first, and then another replica leads")
+            }
             Self::Settling { pod, count } => {
                 write!(f, "{count} pod(s) on the updated node are not Ready yet, {pod} first")
             }

@@ -358,6 +358,18 @@ pub enum Answer {
     },
 }
 
+/// The other replicas of the controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standby {
+    /// There is no other replica.
+    #[default]
+    None,
+    /// There is one, and it cannot lead at present: it is not Ready, or its node is out of service.
+    NotReady,
+    /// One is Ready on another node.
+    Ready,
+}
+
 /// Everything that a plan is made from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterView {
@@ -380,8 +392,10 @@ pub struct ClusterView {
     pub budgets: Vec<BudgetFacts>,
     /// What the expressions that somebody waits for have returned.
     pub expressions: BTreeMap<String, Answer>,
-    /// Whether another replica of the controller is Ready on another node, so that it can take over.
-    pub standby: bool,
+    /// How far another replica of the controller can take over.
+    pub standby: Standby,
+    /// Whether another replica handed the lead over to this one, which has given no slot since: it does not hand it back.
+    pub handed_over: bool,
     /// What is known of keys and certificates.
     pub tls: TlsFacts,
 }

@@ -41,7 +41,7 @@ const UNHEALTHY_OWNERS: usize = 256;
 /// How many pods of a drain a shadow lists.
 pub(crate) const LISTED_PODS: usize = 1024;
 
-pub(super) fn after(at: Timestamp, span: Duration) -> Timestamp {
+pub(in crate::plan) fn after(at: Timestamp, span: Duration) -> Timestamp {
     jiff::SignedDuration::try_from(span).ok().and_then(|span| at.checked_add(span).ok()).unwrap_or(Timestamp::MAX)
 }
 
