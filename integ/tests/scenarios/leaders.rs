@@ -8,7 +8,7 @@ use futures::StreamExt as _;
 use integ::bed::BedOptions;
 use integ::host::{Command, Fault, Host, Worker};
 use integ::kubelet::PodProcess;
-use integ::oracle::{Shadow, World};
+use integ::oracle::{Expectations, Shadow, World};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 
 use crate::crashes::{PATIENCE, after_changes};
 use crate::interfere::{blocked_drain, finish_command, poll, release_into_a_blocked_drain, signal, unblock};
-use crate::support::{NEW, Scene, nodes, run, shadow_of, step_of};
+use crate::support::{NEW, Scene, nodes, run, run_expecting, shadow_of, step_of};
 
 /// Options for so many nodes with two controllers.
 pub(crate) fn two_controllers(count: usize) -> BedOptions {
@@ -244,6 +244,42 @@ async fn the_leader_hands_over_before_its_own_node_is_drained() -> anyhow::Resul
     assert_eq!(leaders_drained, Vec::<String>::new(), "drained under a leader that ran there: {holders:?}");
     let given_back = holders.windows(3).any(|w| !w[0].1.is_empty() && w[1].1.is_empty() && w[2].1 != w[0].1);
     assert!(given_back, "the lease was given back and not waited for: {holders:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_that_are_staged_when_the_window_opens_are_updated_with_one_hand_over_at_most_for_each()
+-> anyhow::Result<()> {
+    let holders = Holders::default();
+    let mut options = two_controllers(2);
+    options.policy["maxUnavailable"] = json!(2);
+    options.policy["strategy"] = json!({"preStage": {"maxConcurrent": 2}});
+    options.policy["schedule"] = json!({"windows": [{"cron": "0 0 29 2 *", "duration": "1m"}]});
+    let expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
+    let ending = run_expecting(options, expectations, async |scene| {
+        scene.install().await?;
+        scene
+            .kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=60s"])
+            .await?;
+        leader(scene).await?;
+        scene.release();
+        scene
+            .until("both nodes are staged", |world| {
+                world.nodes.keys().all(|name| step_of(world, name) == Some(Step::Staged))
+            })
+            .await?;
+        let watching = watch_holders(scene, holders.clone()).await?;
+        scene.policy(&json!({"schedule": null})).await?;
+        scene.updated().await?;
+        watching.abort();
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(2);
+    let holders = holders.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let releases = holders.iter().filter(|(_, holder)| holder.is_empty()).count();
+    // Each node's own, and those of leaders that are evicted.
+    assert!(releases <= 4, "the lead goes to and fro: {holders:?}");
     Ok(())
 }
 
