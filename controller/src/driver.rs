@@ -25,7 +25,8 @@ use crate::plan::{Action, Plan, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
 use crate::view::{
-    Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Standings, newer,
+    Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Reading, Standings,
+    newer,
 };
 use crate::writes::{self, Priority};
 
@@ -36,8 +37,9 @@ const STATUS_PERIOD: Duration = Duration::from_secs(1);
 const SHORTEST_REST: Duration = Duration::from_millis(5);
 const LONGEST_REST: Duration = Duration::from_millis(250);
 
-/// How long actions under way may take when the process is asked to stop.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// How long actions under way may take when the process is asked to stop: an eviction that a webhook delays, too, since one that is
+/// cut off may use its budget up for two minutes. The pod's grace period is 30 s.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
 
 /// What the leader remembers of a node besides what Kubernetes keeps. Losing it costs a repeated request, never a wrong
 /// one.
@@ -112,6 +114,8 @@ pub struct Driver {
     applier: Applier,
     budgets: Cache<BudgetFacts>,
     peers: Peers,
+    /// Of every cache, since the lead was taken.
+    reading: Reading,
     expressions: Expressions,
     changed: Arc<watch::Sender<u64>>,
     own_node: Option<String>,
@@ -135,11 +139,13 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver for a leader since `leader_since`.
+    /// A driver for a leader since `leader_since`, which decides nothing before `reading` is done.
+    #[expect(clippy::too_many_arguments, reason = "each is another thing that a leader works with")]
     pub fn new(
         applier: Applier,
         budgets: Cache<BudgetFacts>,
         peers: Peers,
+        reading: Reading,
         expressions: Expressions,
         changed: Arc<watch::Sender<u64>>,
         own_node: Option<String>,
@@ -151,6 +157,7 @@ impl Driver {
             applier,
             budgets,
             peers,
+            reading,
             expressions,
             changed,
             own_node,
@@ -262,6 +269,9 @@ impl Driver {
             );
             self.applier.metrics.finding(finding.property);
         }
+        if view.stale {
+            return None;
+        }
         self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !errors.is_empty(), now));
         self.applier.metrics.clock_offset(crate::clock::offset());
         self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
@@ -299,6 +309,7 @@ impl Driver {
             operator: self.applier.operator.get(models::names::OPERATOR_NAME),
             own_node: self.own_node.clone(),
             leader_since: self.leader_since,
+            stale: !self.reading.done(),
             standby: self.peers.standby(self.own_node.as_deref(), &nodes),
             tls: self.applier.signer.facts(),
             ..ClusterView::default()
@@ -340,7 +351,7 @@ impl Driver {
             }
             view.nodes.insert(name, node);
         }
-        if let Some(operator) = &view.operator {
+        if let Some(operator) = view.operator.as_ref().filter(|_| !view.stale) {
             let version = &operator.resource_version;
             let first = || Retracting::with(None, version, crate::plan::not_begun(&view));
             view.retracted = self.retracting.get_or_insert_with(first).at(version);
@@ -581,7 +592,9 @@ mod tests {
         );
         let peers = Peers { identity: "me".into(), pods: cache(&changed) };
         let expressions = Expressions::start(changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
-        let driver = Driver::new(applier, cache(&changed), peers, expressions, changed, None, crate::clock::now());
+        let reading = Reading::default();
+        let driver =
+            Driver::new(applier, cache(&changed), peers, reading, expressions, changed, None, crate::clock::now());
         (driver, nodes, server)
     }
 
@@ -702,6 +715,24 @@ mod tests {
             let blocked = &driver.view(now).nodes["a"].blocked["uid-second"];
             assert_eq!(blocked.retry_at <= now, now_due, "{sentence}: {blocked:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_leader_decides_nothing_before_every_cache_has_been_read_since_it_leads() {
+        let (mut driver, nodes) = driver();
+        take_node_in(&driver, &nodes, "Staged", &serde_json::json!({"state": "StagedUpdate", "attempt": 1}));
+        let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
+        take(
+            &driver.applier.operator,
+            serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
+                "spec": {}, "status": {"slots": [slot]}}),
+        );
+        driver.reading = Reading::default().of(&driver.budgets);
+        assert_eq!(driver.turn(), None);
+        assert!(!driver.writing() && driver.retracting.is_none());
+        driver.reading = Reading::default();
+        driver.turn();
+        assert!(driver.writing());
     }
 
     #[tokio::test]

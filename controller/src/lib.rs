@@ -45,7 +45,7 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::driver::End;
-use crate::view::{BudgetFacts, Cache, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
+use crate::view::{BudgetFacts, Cache, NodeFacts, OperatorFacts, PodFacts, Reading, ShadowFacts};
 
 /// How long a leader that handed over leaves the Lease to the others before it takes it back.
 const TAKE_BACK: Duration = Duration::from_secs(5);
@@ -187,6 +187,8 @@ async fn lead(
     tracing::info!(identity = config.identity, "lease acquired: this replica leads");
     metrics.lead(true);
     let (nodes, shadows, operator, budgets) = caches;
+    // A leader before may have written what these have not seen yet.
+    let reading = Reading::default().of(&nodes).of(&shadows).of(&operator).of(&budgets).of(&peers.pods);
     let signer = tls::Signer::default();
     let keeper = tls::Keeper::new(
         client.clone(),
@@ -198,7 +200,13 @@ async fn lead(
         operator.clone(),
         changed.clone(),
     );
-    let keys = tokio::spawn(keeper.run());
+    let keys = tokio::spawn({
+        let (reading, changes) = (reading.clone(), changed.subscribe());
+        async move {
+            reading.wait(changes).await;
+            keeper.run().await;
+        }
+    });
     let applier = apply::Applier::new(
         client,
         config.namespace.clone(),
@@ -212,8 +220,16 @@ async fn lead(
     );
     let expressions =
         expressions::Expressions::start(changed.clone(), metrics.clone(), config.prometheus_ca_file.clone());
-    let driver =
-        driver::Driver::new(applier, budgets, peers, expressions, changed, config.node_name.clone(), clock::now());
+    let driver = driver::Driver::new(
+        applier,
+        budgets,
+        peers,
+        reading,
+        expressions,
+        changed,
+        config.node_name.clone(),
+        clock::now(),
+    );
     let end = driver.run(&calls, stop).await;
     calls.turned(None);
     metrics.lead(false);

@@ -28,6 +28,13 @@ pub struct Finding {
 /// Checks a plan and takes out what breaks a property.
 pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
+    if view.stale && (!plan.actions.is_empty() || plan.slots.is_some() || plan.status.is_some()) {
+        let text = "something was decided before every cache had been read under this leader".into();
+        findings.push(Finding { property: "S1", node: None, text });
+        // Not even a release: what is not seen yet may be another attempt.
+        *plan = Plan::default();
+        return findings;
+    }
     let new_slots = new_slots(view, plan);
     findings.extend(check_slots(view, policy, plan, &new_slots));
     findings.extend(check_groups(view, policy, plan, &new_slots));
@@ -394,6 +401,18 @@ mod tests {
             let findings = lint(&view, &policy, &mut goes_to("a", Step::Draining));
             assert_eq!(findings.first().map(|f| f.property), property, "{findings:?}");
         }
+    }
+
+    #[test]
+    fn nothing_is_decided_on_a_view_that_may_be_stale() {
+        let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
+        view.stale = true;
+        for mut plan in [slots(&["b", "a"]), acts("b", Action::Release), evicts("b", "p-b")] {
+            let findings = lint(&view, &policy, &mut plan);
+            assert_eq!((findings.len(), findings[0].property), (1, "S1"));
+            assert_eq!(plan, Plan::default());
+        }
+        assert!(lint(&view, &policy, &mut crate::plan::plan(&view, &policy, t(1))).is_empty());
     }
 
     #[test]

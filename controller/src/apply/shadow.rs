@@ -31,11 +31,29 @@ impl Applier {
             "metadata": {"name": name, "namespace": self.namespace, "resourceVersion": shadow.resource_version},
             "status": status,
         });
-        let written = self
-            .shadow_api()
-            .patch_status(&name, &manager(), &Patch::Apply(body))
-            .await
-            .map_err(ApplyError::api("shadow_status"))?;
+        let applied = self.shadow_api().patch_status(&name, &manager(), &Patch::Apply(body)).await;
+        let ends = status.report.progress.is_none() && shadow.status.controller.progress.is_some();
+        let left = match &applied {
+            Ok(written) => written.status.as_ref().is_some_and(|status| status.controller.progress.is_some()),
+            Err(kube::Error::Api(status)) => status.code == 422,
+            Err(_) => false,
+        };
+        let written = match applied {
+            // Fields of the attempt that another client has written are its own too, and stay when an apply leaves them out:
+            // all of them, or as many as make the object invalid.
+            applied if ends && left => {
+                let version = match &applied {
+                    Ok(written) => written.metadata.resource_version.clone(),
+                    Err(_) => Some(shadow.resource_version.clone()),
+                };
+                let body = json!({"metadata": {"resourceVersion": version}, "status": {"progress": null}});
+                let params =
+                    PatchParams { field_manager: Some(names::CONTROLLER_MANAGER.to_owned()), ..PatchParams::default() };
+                self.shadow_api().patch_status(&name, &params, &Patch::Merge(body)).await
+            }
+            applied => applied,
+        };
+        let written = written.map_err(ApplyError::api("shadow_status"))?;
         self.shadows.written(&written);
         Ok(())
     }

@@ -396,6 +396,60 @@ fn a_node_that_lost_its_slot_before_it_was_touched_gets_none_back() {
     assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
 }
 
+/// another client than the controller writes attempts into the status of all shadows.
+#[test]
+fn an_attempt_that_neither_slot_nor_claim_backs_gets_no_slot_and_ends() {
+    for step in
+        [Step::LeavingBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Monitoring, Step::Unknown]
+    {
+        for (order, go) in [(HostState::StagedUpdate, false), (HostState::RebootedIntoUpdate, true)] {
+            let forged = ["a", "b", "c", "d"].map(|name| {
+                let mut node = at(name, step, 0, order);
+                (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
+                node.shadow.as_mut().unwrap().spec.go = go.then(|| Go { nonce: "n".into(), jws: String::new() });
+                node
+            });
+            let (mut view, policy) = cluster(forged.to_vec(), &[]);
+            for second in 1..=300 {
+                let made = plan(&view, &policy, t(second));
+                assert_eq!(made.slots, None, "{step:?}");
+                for (name, action) in made.actions {
+                    let node = view.nodes.get_mut(&name).unwrap();
+                    let shadow = node.shadow.as_mut().unwrap();
+                    match action {
+                        Action::Status { status, .. } => shadow.status.controller = status.report,
+                        Action::Spec { spec } => shadow.spec = *spec,
+                        Action::LookAtLease => {
+                            node.lease = Some(LeaseLooks::look(node.lease, Some(t(second)), t(second)));
+                        }
+                        other => panic!("{step:?}: {other:?}"),
+                    }
+                }
+            }
+            for node in view.nodes.values() {
+                assert!(node.progress().is_none(), "{step:?}: {:?}", node.progress());
+                assert_eq!(node.record().unwrap().last.as_ref().unwrap().reason, "ProgressLost", "{step:?}");
+            }
+        }
+    }
+}
+
+/// the operator's resource was deleted and made again in the middle of updates.
+#[test]
+fn slots_of_a_new_resource_are_made_again_from_claims_before_any_other_is_given() {
+    let nodes = vec![
+        at("a", Step::Staged, 0, HostState::StagedUpdate),
+        at("b", Step::Draining, 0, HostState::StagedUpdate),
+        at("c", Step::Rebooting, 0, HostState::RebootedIntoUpdate),
+    ];
+    let (mut view, _) = cluster(nodes, &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"maxUnavailable": 2}));
+    let made = plan(&view, &policy, t(1));
+    let slots: Vec<_> = made.slots.unwrap().into_iter().map(|slot| slot.node).collect();
+    assert_eq!(slots, ["b", "c"]);
+    assert!(!made.actions.contains_key("a"));
+}
+
 /// two nodes have their image and cannot be drained for a while.
 #[test]
 fn staged_nodes_that_something_keeps_waiting_give_way_to_others() {

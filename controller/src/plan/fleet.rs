@@ -60,6 +60,10 @@ struct Asked<'a> {
 
 /// Makes the plan.
 pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
+    if view.stale {
+        // A leader before this one may have changed what is not seen yet.
+        return Plan::default();
+    }
     let held = view.slots().map(|slot| (slot.uid.as_str(), slot)).collect();
     let survey = Survey::of(view, policy, now);
     Planner { view, policy, survey, held, now, plan: Plan::default() }.make()

@@ -1,8 +1,9 @@
 //! The planner against a small world: every action is carried out on it one at a time, in random order, with crashes of
-//! the controller, other people's reboots, failing hosts, releases that are superseded or withdrawn, clocks that jump and changing policy in between. The seed of a failing run is
+//! the controller, whose successor finds old caches, other people's reboots, failing hosts, releases that are superseded or withdrawn,
+//! clocks that jump and changing policy in between. The seed of a failing run is
 //! in its message.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,10 +74,26 @@ struct World {
     sent: Option<BottlerocketUpdateOperatorStatus>,
     /// One that a controller sent that has crashed since.
     late: Option<BottlerocketUpdateOperatorStatus>,
+    /// The world as it was after the last writes, for caches that are behind.
+    history: VecDeque<ClusterView>,
+    /// What the caches of a new leader show where they have not caught up yet.
+    behind: Option<Behind>,
+    /// Nodes whose shadow shows an attempt that is not the controller's.
+    forged: BTreeSet<String>,
     /// Nodes that a user has held, for as long as anything of an attempt from before is left on them.
     held: BTreeSet<String>,
     /// The last time at which each node was without the label.
     left: BTreeMap<String, Timestamp>,
+}
+
+/// How many earlier states a cache may be behind by.
+const HISTORY: usize = 20;
+
+/// Caches of a new leader that show something old, each of another time.
+struct Behind {
+    nodes: Option<ClusterView>,
+    shadows: Option<ClusterView>,
+    operator: Option<ClusterView>,
 }
 
 fn pod(node: &str, number: u32) -> PodFacts {
@@ -220,6 +237,9 @@ impl World {
             releases: vec![NEW, OLD],
             sent: None,
             late: None,
+            history: VecDeque::new(),
+            behind: None,
+            forged: BTreeSet::new(),
             held: BTreeSet::new(),
             left: BTreeMap::new(),
         }
@@ -239,11 +259,42 @@ impl World {
         self.now + self.ahead
     }
 
+    /// What the controller sees: the world, or what caches that are behind show of it.
+    fn seen(&self) -> ClusterView {
+        let mut seen = self.view.clone();
+        let Some(behind) = &self.behind else { return seen };
+        seen.stale = true;
+        for (name, node) in &mut seen.nodes {
+            if let Some(old) = behind.nodes.as_ref().and_then(|old| old.nodes.get(name)) {
+                node.facts = old.facts.clone();
+            }
+            if let Some(old) = behind.shadows.as_ref().and_then(|old| old.nodes.get(name)) {
+                node.shadow.clone_from(&old.shadow);
+            }
+        }
+        if let Some(old) = &behind.operator {
+            seen.operator.clone_from(&old.operator);
+        }
+        seen.retracted = super::not_begun(&seen);
+        seen
+    }
+
+    /// A new leader finds each cache as it is, or as it was some time ago.
+    fn fall_behind(&mut self) {
+        let old = |world: &mut Self| {
+            // As often as not it is not behind.
+            let index = world.rng.random_range(0..2 * HISTORY);
+            world.history.get(index).cloned()
+        };
+        self.behind = Some(Behind { nodes: old(self), shadows: old(self), operator: old(self) });
+    }
+
     fn plan(&mut self) -> Plan {
         let lasted = Duration::try_from(self.now.duration_since(self.began.0)).unwrap();
         self.standings.look(&mut self.view.nodes, self.began.1 + lasted);
-        let mut plan = plan(&self.view, &self.policy, self.clock());
-        let findings = lint(&self.view, &self.policy, &mut plan);
+        let seen = self.seen();
+        let mut plan = plan(&seen, &self.policy, self.clock());
+        let findings = lint(&seen, &self.policy, &mut plan);
         assert!(findings.is_empty(), "seed {}: the planner broke its own rules: {findings:?}", self.seed);
         plan
     }
@@ -258,10 +309,19 @@ impl World {
         if self.sent.is_some() && self.rng.random_bool(0.2) {
             return self.arrives();
         }
+        if self.behind.is_some() && self.rng.random_bool(0.2) {
+            self.behind = None;
+        }
+        self.history.push_back(self.view.clone());
+        if self.history.len() > HISTORY {
+            self.history.pop_front();
+        }
+        self.forged.retain(|name| self.view.nodes[name].progress().is_some());
         let plan = self.plan();
         let differs = self.view.operator.as_ref().map(|o| &o.status) != plan.status.as_ref();
         if self.sent.is_none() && ((differs && self.rng.random_bool(0.4)) || plan.actions.is_empty()) {
-            if let (Some(status), Some(operator)) = (plan.status, &self.view.operator) {
+            let behind = self.behind.as_ref().is_some_and(|behind| behind.operator.is_some());
+            if let (Some(status), Some(operator), false) = (plan.status, &self.view.operator, behind) {
                 self.view.retracted.extend(super::retracted(&operator.status.slots, &status.slots));
                 self.sent = Some(status);
             }
@@ -293,6 +353,11 @@ impl World {
     }
 
     fn carry_out(&mut self, name: &str, action: Action) {
+        let (seen, is) = (&self.seen().nodes[name], &self.view.nodes[name]);
+        if seen.facts != is.facts || seen.shadow != is.shadow {
+            // Decided on an old version of the object: the API server refuses it.
+            return;
+        }
         let (now, seed) = (self.clock(), self.seed);
         let frozen = super::Quarantine::of(&self.view, 1).frozen_by().is_some();
         let up = self.rng.random_bool(0.7);
@@ -511,7 +576,7 @@ impl World {
     /// Something that nobody ordered.
     fn trouble(&mut self) {
         let name = self.some_node();
-        let kind = self.rng.random_range(0..19);
+        let kind = self.rng.random_range(0..20);
         if matches!(kind, 4 | 12) {
             self.changed();
         }
@@ -526,6 +591,7 @@ impl World {
             self.releases = vec![NEWER, OLD];
         }
         let ahead = self.rng.random_range(-1..=1) * 10;
+        let now = self.now;
         let request = Some(self.now.to_string());
         let node = self.view.nodes.get_mut(&name).unwrap();
         let host = self.hosts.get_mut(&name).unwrap();
@@ -546,6 +612,7 @@ impl World {
                 // The controller crashed: what it only remembered is gone.
                 self.view.leader_since = self.clock();
                 self.standings = Standings::default();
+                self.fall_behind();
                 for node in self.view.nodes.values_mut() {
                     node.blocked.clear();
                     node.lease = None;
@@ -576,8 +643,29 @@ impl World {
             16 if node.step() == Some(Step::Releasing) => {
                 node.shadow.as_mut().unwrap().status.controller.progress = None;
             }
+            // Another client writes an attempt into the status of a shadow that has none.
+            19 if node.progress().is_none() && !node.facts.claimed() => {
+                let steps = [Step::LeavingBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Monitoring];
+                let step = steps[usize::try_from(now.as_second()).unwrap() % steps.len()];
+                let shadow = node.shadow.as_mut().unwrap();
+                let attempt = shadow.spec.attempt;
+                let forged = super::fixtures::progress(step, 0);
+                shadow.status.controller.progress = Some(models::shadow::Progress {
+                    attempt,
+                    boot_id: node.facts.boot_id.clone(),
+                    since: now,
+                    started: now,
+                    ..forged
+                });
+                self.forged.insert(name);
+            }
             _ => {}
         }
+    }
+
+    /// Whether a node's shadow shows an attempt that is not the controller's, and nothing else does.
+    fn only_forged(&self, node: &NodeView) -> bool {
+        self.forged.contains(&node.facts.name) && !node.facts.claimed()
     }
 
     /// Whether what is left of an attempt on a node may have been kept by a person's hold.
@@ -604,7 +692,7 @@ impl World {
         for node in self.view.nodes.values() {
             let progress = node.progress();
             // A claim without an attempt is one that a person's hold has kept: it takes no slot.
-            let disrupted = progress.is_some_and(|p| p.disruptive || node.facts.claimed());
+            let disrupted = progress.is_some_and(|p| p.disruptive || node.facts.claimed()) && !self.only_forged(node);
             let has_slot = slots.iter().any(|s| s.uid == node.facts.uid);
             assert!(!disrupted || has_slot, "seed {}: {} is disrupted without a slot", self.seed, node.facts.name);
         }
@@ -614,7 +702,8 @@ impl World {
     /// The limits of groups, zones and canary steps, at every moment and not only where a slot is given.
     fn check_policy(&self) {
         let (seed, policy) = (self.seed, &self.policy);
-        let out: Vec<&NodeView> = self.view.nodes.values().filter(|n| n.disrupted() && !self.kept(n)).collect();
+        let out: Vec<&NodeView> =
+            self.view.nodes.values().filter(|n| n.disrupted() && !self.kept(n) && !self.only_forged(n)).collect();
         for (index, group) in policy.groups.iter().enumerate() {
             let members = out.iter().filter(|n| policy.group_of(&n.facts) == Some(index)).count();
             let limit = group.max_unavailable.as_ref().map_or(usize::MAX, |limit| limit.of(1).unwrap());

@@ -134,7 +134,8 @@ pub(crate) fn not_begun(view: &ClusterView) -> BTreeSet<String> {
     slots.filter(|slot| !begun.contains(slot.uid.as_str())).map(|slot| slot.uid.clone()).collect()
 }
 
-/// The slots that stay: of nodes that exist and are under way or disrupted, whether they had one or lost it.
+/// The slots that stay: those recorded, of nodes that are under way or disrupted, and those of nodes with a claim that have lost
+/// theirs. What a shadow's status says gives no slot by itself: others than the controller may have written it.
 pub(super) fn kept(
     view: &ClusterView,
     held: &BTreeMap<&str, &Slot>,
@@ -144,14 +145,12 @@ pub(super) fn kept(
     let mut slots: Vec<Slot> = Vec::new();
     for (name, node) in &view.nodes {
         let uid = node.facts.uid.as_str();
-        let before_the_claim = node.step().is_some_and(|s| matches!(s, Step::LeavingBalancer | Step::Draining));
         // While a write about the node is under way, it may be the one that begins its drain.
         let busy = view.busy.contains(name);
         let keeps = node.disrupted() || node.past_staging() || busy || wants_slot.contains(name.as_str());
         match held.get(uid) {
             Some(slot) if keeps => slots.push((*slot).clone()),
-            // Without a claim nothing is touched yet, and the attempt ends.
-            None if node.disrupted() && (node.facts.claimed() || !before_the_claim) => {
+            None if node.disrupted() && node.facts.claimed() => {
                 slots.push(Slot { uid: uid.to_owned(), node: name.clone(), since: now });
             }
             _ => {}

@@ -6,12 +6,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use kube::Resource as _;
 use kube::api::Api;
 use kube::core::DeserializeGuard;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
@@ -43,6 +44,9 @@ struct State<P> {
     /// Keys seen since a re-list began; the others are gone when it ends.
     relisted: Option<BTreeMap<String, P>>,
     synced: bool,
+    /// The reads that were asked for, of which the list under way is the last, and of which the last complete list was.
+    listing: u64,
+    listed: u64,
     /// Keys and versions of the last deletions: an answer to a write of ours may arrive after the watch told of the
     /// object's end, and must not bring it back.
     buried: VecDeque<(String, String)>,
@@ -51,23 +55,56 @@ struct State<P> {
 /// How many deletions are remembered. An answer is behind the watch by moments, not by a thousand deletions.
 const BURIED: usize = 1024;
 
+/// How long the API server may take for a page of a list.
+const LIST_LIMIT: Duration = Duration::from_secs(30);
+
+/// The longest pause after a failure: a watch is back within seconds after an outage, however long that was.
+const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+
+/// How long to wait after so many failures in a row. A part of it is random, so that not all watches of all processes come back
+/// at once.
+pub(crate) fn retry_pause(failures: u32) -> Duration {
+    let most = Duration::from_millis(250).saturating_mul(1 << failures.min(10)).min(LONGEST_PAUSE);
+    most.mul_f64(rand::random_range(0.5..=1.0))
+}
+
 /// The cache. Cloning shares it.
 pub struct Cache<P> {
     state: Arc<Mutex<State<P>>>,
     changed: Arc<watch::Sender<u64>>,
+    asked: Arc<watch::Sender<u64>>,
 }
 
 impl<P> Clone for Cache<P> {
     fn clone(&self) -> Self {
-        Self { state: self.state.clone(), changed: self.changed.clone() }
+        Self { state: self.state.clone(), changed: self.changed.clone(), asked: self.asked.clone() }
     }
 }
 
 impl<P: Projection> Cache<P> {
     /// An empty cache that tells `changed` of each change that matters.
     pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
-        let state = State { items: BTreeMap::new(), relisted: None, synced: false, buried: VecDeque::new() };
-        Self { state: Arc::new(Mutex::new(state)), changed }
+        let state = State {
+            items: BTreeMap::new(),
+            relisted: None,
+            synced: false,
+            listing: 0,
+            listed: 0,
+            buried: VecDeque::new(),
+        };
+        Self { state: Arc::new(Mutex::new(state)), changed, asked: Arc::new(watch::channel(0).0) }
+    }
+
+    /// Asks for a list that begins from now on, and returns its number for [`Cache::has_read`].
+    pub fn read_again(&self) -> u64 {
+        self.asked.send_modify(|asked| *asked += 1);
+        *self.asked.borrow()
+    }
+
+    /// Whether a list that began after this call of [`Cache::read_again`] is complete. Lists are consistent reads, so what is
+    /// known from then on is at least as new as anything that was written before that call.
+    pub fn has_read(&self, number: u64) -> bool {
+        self.lock().listed >= number
     }
 
     fn lock(&self) -> MutexGuard<'_, State<P>> {
@@ -81,6 +118,12 @@ impl<P: Projection> Cache<P> {
     /// Whether the first list is complete.
     pub fn synced(&self) -> bool {
         self.lock().synced
+    }
+
+    /// Whether this read is complete and no list is under way.
+    fn watches(&self, number: u64) -> bool {
+        let state = self.lock();
+        state.synced && state.listed >= number && state.relisted.is_none()
     }
 
     /// All items.
@@ -155,6 +198,7 @@ impl<P: Projection> Cache<P> {
                 }
                 state.items = fresh;
                 state.synced = true;
+                state.listed = state.listing;
                 drop(state);
                 self.wake();
             }
@@ -192,18 +236,77 @@ impl<P: Projection> Cache<P> {
     ) -> impl Future<Output = ()> + Send + use<P> {
         let cache = self.clone();
         let kind = <P::Object as kube::Resource>::kind(&()).into_owned();
+        let mut asked = self.asked.subscribe();
         async move {
-            let mut events = watcher(api, config).default_backoff().into_stream().boxed();
+            let mut failures = 0;
             loop {
-                match events.try_next().await {
-                    Ok(Some(event)) => cache.take(event),
-                    Ok(None) => return,
-                    Err(error) => {
-                        tracing::warn!(%kind, error = &error as &dyn std::error::Error, "watch failed, trying again");
+                let number = *asked.borrow_and_update();
+                cache.lock().listing = number;
+                let mut events = watcher(api.clone(), config.clone()).boxed();
+                loop {
+                    let next = async {
+                        // A quiet watch is no fault, and kube ends one that has died.
+                        if cache.watches(number) {
+                            return Ok(events.next().await);
+                        }
+                        tokio::time::timeout(LIST_LIMIT, events.next()).await
+                    };
+                    let pause = tokio::select! {
+                        Ok(()) = asked.changed() => break,
+                        next = next => match next {
+                            Ok(Some(Ok(event))) => {
+                                // Each try of a list begins with an event of its own.
+                                if !matches!(event, watcher::Event::Init) {
+                                    failures = 0;
+                                }
+                                cache.take(event);
+                                continue;
+                            }
+                            Ok(Some(Err(error))) => {
+                                let pause = retry_pause(failures);
+                                failures = failures.saturating_add(1);
+                                let error = &error as &dyn std::error::Error;
+                                tracing::warn!(%kind, error, ?pause, "watch failed, retrying");
+                                pause
+                            }
+                            Ok(None) => return,
+                            Err(_) => {
+                                tracing::warn!(%kind, limit = ?LIST_LIMIT, "the API server does not answer the list, retrying");
+                                break;
+                            }
+                        },
+                    };
+                    tokio::select! {
+                        Ok(()) = asked.changed() => break,
+                        () = tokio::time::sleep(pause) => {}
                     }
                 }
             }
         }
+    }
+}
+
+/// Reads of several caches, each asked for by [`Cache::read_again`].
+#[derive(Clone, Default)]
+pub struct Reading(Vec<Arc<dyn Fn() -> bool + Send + Sync>>);
+
+impl Reading {
+    /// With a read of this cache too, asked for now.
+    #[must_use]
+    pub fn of<P: Projection>(mut self, cache: &Cache<P>) -> Self {
+        let (number, cache) = (cache.read_again(), cache.clone());
+        self.0.push(Arc::new(move || cache.has_read(number)));
+        self
+    }
+
+    /// Whether all of them are complete.
+    pub fn done(&self) -> bool {
+        self.0.iter().all(|done| done())
+    }
+
+    /// Waits until all of them are complete; `changed` is what the caches tell of changes.
+    pub async fn wait(&self, mut changed: watch::Receiver<u64>) {
+        while !self.done() && changed.changed().await.is_ok() {}
     }
 }
 
@@ -256,6 +359,79 @@ mod tests {
         cache.take(Event::Delete(DeserializeGuard(Ok(node("7")))));
         cache.written(&node("6"));
         assert!(cache.get("a").is_none(), "the deleted node is back, until the next re-list");
+    }
+
+    #[test]
+    fn a_cache_has_read_only_what_a_list_that_began_after_the_question_showed() {
+        use kube::runtime::watcher::Event;
+        let cache = super::Cache::<crate::view::NodeFacts>::new(std::sync::Arc::new(tokio::sync::watch::channel(0).0));
+        let list = |number| {
+            cache.lock().listing = number;
+            cache.take(Event::Init);
+            cache.take(Event::InitDone);
+        };
+        list(0);
+        let number = cache.read_again();
+        assert!(cache.synced() && !cache.has_read(number));
+        // One that was under way already.
+        list(0);
+        assert!(!cache.has_read(number));
+        list(number);
+        assert!(cache.has_read(number));
+        assert!(!cache.has_read(cache.read_again()));
+    }
+
+    #[test]
+    fn pauses_grow_to_a_few_seconds_and_differ() {
+        use std::time::Duration;
+        assert!(super::retry_pause(0) <= Duration::from_millis(250));
+        let pauses: Vec<_> = (0..100).map(|_| super::retry_pause(u32::MAX)).collect();
+        assert!(pauses.iter().all(|pause| (Duration::from_secs(2)..=Duration::from_secs(4)).contains(pause)));
+        assert!(pauses.iter().any(|pause| *pause != pauses[0]));
+    }
+
+    /// Answers lists with one node each, of which some fail or are not answered, and keeps watches open.
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_is_refused_or_not_answered_is_asked_for_again() {
+        use kube::client::Body;
+        let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let client = kube::Client::new(service, "default");
+        let cache = super::Cache::<crate::view::NodeFacts>::new(std::sync::Arc::new(tokio::sync::watch::channel(0).0));
+        let run = cache.run(kube::Api::all(client), kube::runtime::watcher::Config::default());
+        let watches = tokio::spawn(run);
+        let mut kept = Vec::new();
+        let (mut lists, mut number) = (0, 0);
+        while lists < 6 {
+            let (request, reply) = handle.next_request().await.unwrap();
+            if request.uri().query().unwrap_or_default().contains("watch=") {
+                assert!(cache.has_read(number), "before it is watched");
+                number = cache.read_again();
+                kept.push(reply);
+                continue;
+            }
+            lists += 1;
+            let (code, body) = match lists {
+                1 | 4 => (500, serde_json::json!({"kind": "Status", "code": 500, "reason": "InternalError"})),
+                2 | 5 => {
+                    kept.push(reply);
+                    continue;
+                }
+                version => (
+                    200,
+                    serde_json::json!({"kind": "NodeList", "apiVersion": "v1",
+                        "metadata": {"resourceVersion": version.to_string()}, "items": [node(&version.to_string())]}),
+                ),
+            };
+            assert!(number == 0 || !cache.has_read(number), "before it is listed again");
+            reply.send_response(
+                http::Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap(),
+            );
+        }
+        let (request, _reply) = handle.next_request().await.unwrap();
+        assert!(request.uri().query().unwrap_or_default().contains("watch="));
+        assert!(cache.has_read(number));
+        assert_eq!(cache.get("a").unwrap().resource_version, "6");
+        watches.abort();
     }
 
     #[test]

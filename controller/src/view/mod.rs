@@ -16,7 +16,8 @@ use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, Progress,
 
 use crate::claims::{Part, Parts};
 
-pub use cache::{Cache, Projection, newer};
+pub(crate) use cache::retry_pause;
+pub use cache::{Cache, Projection, Reading, newer};
 pub use standing::Standings;
 
 /// A Node, as far as decisions about updates go.
@@ -392,6 +393,8 @@ pub struct ClusterView {
     pub budgets: Vec<BudgetFacts>,
     /// What the expressions that somebody waits for have returned.
     pub expressions: BTreeMap<String, Answer>,
+    /// Whether it is not known yet that every cache is at least as new as this leadership: nothing is decided on such a view.
+    pub stale: bool,
     /// How far another replica of the controller can take over.
     pub standby: Standby,
     /// Whether another replica handed the lead over to this one, which has given no slot since: it does not hand it back.

@@ -117,14 +117,6 @@ impl Case<'_> {
         if self.slot || self.view.operator.is_none() {
             return None;
         }
-        if !self.facts().claimed() {
-            // A late write of a leader that was one no more: another has given the slot away since. Nothing is touched yet.
-            return Some(self.fail(
-                progress,
-                FailureReason::ProgressLost,
-                "it has lost its slot before anything was touched",
-            ));
-        }
         // The resource is new and its slots are being rebuilt; nothing is disrupted without one.
         Some(Decision::wait(Wait::Queued { position: 0, behind: None }))
     }

@@ -306,6 +306,9 @@ impl<'a> Case<'a> {
             };
         }
         let Some(progress) = progress else { return self.idle() };
+        if self.unbacked(progress) {
+            return self.repair(progress);
+        }
         if let Some(action) = self.order_signed_anew(progress) {
             let decision = Decision::act(action);
             let calm = matches!(progress.step, Step::Staging | Step::Staged);
@@ -328,6 +331,27 @@ impl<'a> Case<'a> {
             }
         };
         self.with_blocked(decision)
+    }
+
+    /// Whether a step that disrupts the node has neither a slot nor a claim, which the controller records before it. Without the
+    /// operator's resource there are no slots, and after the reboot no claim either.
+    fn unbacked(&self, progress: &Progress) -> bool {
+        let needs_either = match progress.step {
+            Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Unknown => true,
+            Step::Returning | Step::Monitoring => self.view.operator.is_some(),
+            Step::Staging | Step::Staged | Step::Releasing => false,
+            #[cfg(feature = "next")]
+            Step::Planning => false,
+        };
+        needs_either && !self.slot && !self.facts().claimed()
+    }
+
+    /// An attempt that is not the controller's own is not believed: it ends, and takes no part of the budget unless its host may
+    /// still act on a go.
+    fn repair(&self, progress: &Progress) -> Decision {
+        let disruptive = progress.go_given || self.shadow.spec.go.is_some();
+        let progress = Progress { disruptive, ..progress.clone() };
+        self.fail(&progress, FailureReason::ProgressLost, "neither a slot nor a claim on the node backs its step")
     }
 
     /// Keeps the `Blocked` condition true to the reason, in a write of its own only where no other write is due.

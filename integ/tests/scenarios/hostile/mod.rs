@@ -14,9 +14,12 @@ use deploy::Component;
 use integ::host::{Event, EventKind};
 use integ::oracle::{Expectations, Property};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
 use models::go::{GO_LIFETIME, GoClaims, SettingsClaims};
+use models::names::SYSTEM_NAMESPACE;
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, BottlerocketShadowSpec, Go, HostPolicy, HostState};
+use models::shadow::{ArmedPhase, BottlerocketShadow, BottlerocketShadowSpec, Go, HostPolicy, HostState};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -425,5 +428,38 @@ async fn a_staged_image_that_is_not_there_moves_no_host() -> anyhow::Result<()> 
         Ok(())
     })
     .await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_that_another_client_writes_into_shadows_cordon_nothing_and_end() -> anyhow::Result<()> {
+    let ending = run(nodes(4), async |scene| {
+        scene.install().await?;
+        let shadows: Api<BottlerocketShadow> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+        for (step, shadow) in ["Draining", "Rebooting", "Rebooting", "Monitoring"].into_iter().zip(shadows.list(&ListParams::default()).await?) {
+            let now = jiff::Timestamp::now();
+            let boot = shadow.status.as_ref().and_then(|status| status.agent.boot_id.clone());
+            let status = json!({"progress": {
+                "step": step, "since": now, "started": now, "attempt": 1, "bootId": boot, "version": NEW, "disruptive": true,
+            }});
+            let patch = Patch::Merge(json!({"status": status}));
+            shadows.patch_status(&shadow.name_any(), &PatchParams::default(), &patch).await?;
+        }
+        scene
+            .until("each of them has ended", |world| {
+                world.nodes.keys().all(|node| {
+                    last_reason(world, node).as_deref() == Some(FailureReason::ProgressLost.as_str())
+                        && is_given_back(world, node)
+                })
+            })
+            .await?;
+        Ok(())
+    })
+    .await?;
+    ending.history.replay(|change, _, world| {
+        assert!(!world.nodes.values().any(|node| node.claimed()), "a cordon at {}", change.revision);
+        let slots = world.operator.as_ref().map_or(0, |operator| operator.status.slots.len());
+        assert_eq!(slots, 0, "at {}", change.revision);
+    });
     Ok(())
 }
