@@ -5,11 +5,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use kube::ResourceExt as _;
 use kube::core::DeserializeGuard;
-use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use models::shadow::BottlerocketShadow;
 use tokio::sync::watch;
@@ -17,6 +17,15 @@ use tokio::sync::watch;
 use crate::cluster::Cluster;
 use crate::metrics::Metrics;
 use crate::shadow::Shadow;
+
+/// The longest pause after a failure: the watch is back within seconds after an outage, however long that was.
+const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+
+/// How long to wait after so many failures in a row. A part of it is random, so that not all replicas come back at once.
+fn retry_pause(failures: u32) -> Duration {
+    let most = Duration::from_millis(250).saturating_mul(1 << failures.min(10)).min(LONGEST_PAUSE);
+    most.mul_f64(rand::random_range(0.5..=1.0))
+}
 
 /// What is known of a shadow.
 #[derive(Clone, Debug, PartialEq)]
@@ -153,13 +162,22 @@ impl Store {
     /// Watches the cluster for ever.
     pub(crate) async fn run(self: Arc<Self>, cluster: Cluster) {
         // The list is consistent (no resource version is asked for), so it never goes back behind the watch before it.
-        let mut events = watcher::watcher(cluster.shadows(), watcher::Config::default()).default_backoff().boxed();
+        let mut events = watcher::watcher(cluster.shadows(), watcher::Config::default()).boxed();
+        let mut failures: u32 = 0;
         while let Some(event) = events.next().await {
             match event {
-                Ok(event) => self.observe(event),
+                Ok(event) => {
+                    // Each try of a list begins with an event of its own.
+                    if !matches!(event, Event::Init) {
+                        failures = 0;
+                    }
+                    self.observe(event);
+                }
                 Err(error) => {
                     self.metrics.watch_errors.inc();
                     tracing::warn!(error = &error as &dyn std::error::Error, "the watch on shadows was interrupted");
+                    tokio::time::sleep(retry_pause(failures)).await;
+                    failures = failures.saturating_add(1);
                 }
             }
         }

@@ -2,14 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-/// How long things take in an election: client-go's defaults.
+/// How long things take in an election: client-go's defaults, but for how often a leader renews. Each renewal is a write that the
+/// whole cluster pays for, also when nothing else happens.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters {
     /// How long a record has to stay unchanged before another candidate may take it.
     pub lease_duration: Duration,
     /// How long a leader goes on after its last successful renewal.
     pub renew_deadline: Duration,
-    /// How often candidates look and leaders renew.
+    /// How often a leader renews.
+    pub renew_period: Duration,
+    /// How long a renewal may take before it is tried again.
+    pub call_limit: Duration,
+    /// How long after a failure a candidate or leader tries again.
     pub retry_period: Duration,
 }
 
@@ -18,7 +23,9 @@ impl Default for Parameters {
         Self {
             lease_duration: Duration::from_secs(15),
             renew_deadline: Duration::from_secs(10),
-            retry_period: Duration::from_secs(2),
+            renew_period: Duration::from_secs(6),
+            call_limit: Duration::from_secs(2),
+            retry_period: Duration::from_secs(1),
         }
     }
 }

@@ -2,21 +2,25 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
-use futures::stream::BoxStream;
+use futures::stream::{self, BoxStream};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, ObjectMeta, PostParams};
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::runtime::watcher;
 use tokio::sync::watch;
 
 use super::election::{Next, Observed, Parameters, Record, next};
+use crate::view::retry_pause;
 
 /// On a Lease that was handed over: the node that was next, which the leader before ran on.
 const HANDED_OVER_ANNOTATION: &str = "brupop.bottlerocket.aws/handed-over-for";
+
+/// How long after a conflict a leader looks at the Lease again.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The lease is lost: this process must not write any more, and ends.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +67,7 @@ impl Leadership {
     #[cfg(test)]
     pub fn forever() -> Self {
         let (_, leads) = watch::channel(true);
-        let parameters = Parameters { renew_deadline: std::time::Duration::from_secs(3600), ..Parameters::default() };
+        let parameters = Parameters { renew_deadline: Duration::from_secs(3600), ..Parameters::default() };
         Self { renewed: Arc::new(Mutex::new(Some(Instant::now()))), leads, handed_over: Arc::default(), parameters }
     }
 }
@@ -92,9 +96,7 @@ fn record_of(lease: &Lease) -> Record {
     let spec = lease.spec.clone().unwrap_or_default();
     Record {
         holder: spec.holder_identity.unwrap_or_default(),
-        duration: std::time::Duration::from_secs(
-            spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).unwrap_or(15),
-        ),
+        duration: Duration::from_secs(spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).unwrap_or(15)),
         version: lease.metadata.resource_version.clone().unwrap_or_default(),
     }
 }
@@ -128,6 +130,21 @@ impl Campaign {
             self.after = None;
         }
         self.lease = lease;
+    }
+
+    /// When the lease may be taken, if that is not now.
+    fn due(&self) -> Option<Instant> {
+        match next(&self.identity, self.observed.as_ref(), self.after, Instant::now()) {
+            Next::Wait(until) => Some(until),
+            Next::Create | Next::Take | Next::Renew => None,
+        }
+    }
+
+    /// Ends when the lease may be taken, as far as this candidate has seen.
+    async fn until_due(&self) {
+        if let Some(at) = self.due() {
+            tokio::time::sleep_until(at.into()).await;
+        }
     }
 
     /// One try to get or keep the lease. `Ok(true)`: it is ours as of the beginning of this call.
@@ -201,18 +218,25 @@ impl Campaign {
     }
 }
 
-/// Ends when the lease is seen released.
-async fn released(changes: &mut Option<BoxStream<'static, watcher::Result<watcher::Event<Lease>>>>) {
-    let Some(stream) = changes else { return std::future::pending().await };
-    while let Some(event) = stream.next().await {
-        if let Ok(watcher::Event::Apply(lease) | watcher::Event::InitApply(lease)) = event
-            && record_of(&lease).holder.is_empty()
-        {
-            return;
+/// What becomes of the Lease, as the API server tells it: `None` when it is deleted. A watch that fails is taken up again; until
+/// then the Lease is looked at when it has run out.
+fn changes(api: Api<Lease>, name: &str) -> BoxStream<'static, Option<Lease>> {
+    let own = watcher::Config::default().fields(&format!("metadata.name={name}"));
+    let mut failures = 0;
+    let events = watcher(api, own).then(move |event| {
+        let pause = if event.is_err() { retry_pause(failures) } else { Duration::ZERO };
+        failures = if event.is_err() { failures.saturating_add(1) } else { 0 };
+        async move {
+            tokio::time::sleep(pause).await;
+            event
         }
-    }
-    *changes = None;
-    std::future::pending::<()>().await;
+    });
+    let lease = |event: watcher::Result<watcher::Event<Lease>>| match event {
+        Ok(watcher::Event::Apply(lease) | watcher::Event::InitApply(lease)) => Some(Some(lease)),
+        Ok(watcher::Event::Delete(_)) => Some(None),
+        Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_) => None,
+    };
+    events.filter_map(move |event| std::future::ready(lease(event))).boxed()
 }
 
 /// Stands for election until the lease is lost or given back. The future ends with an error when a lease that was held is
@@ -230,45 +254,67 @@ pub fn campaign(
     let (lead, leads) = watch::channel(false);
     let handed_over = Arc::new(AtomicBool::new(false));
     let leadership = Leadership { renewed: renewed.clone(), leads, handed_over: handed_over.clone(), parameters };
-    let own = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    // A standby hears of a release at once; a leader that died says nothing, and is found out by looking.
-    let mut releases = Some(watcher(api.clone(), own).default_backoff().boxed());
+    // A standby hears of renewals and of a release at once. What a leader that died does not say, it finds out when the Lease has
+    // run out.
+    let mut changes = changes(api.clone(), &name);
     let mut campaign = Campaign { api, name, identity, parameters, after, observed: None, lease: None };
     let run = async move {
         let mut last: Option<Instant> = None;
         loop {
             let began = Instant::now();
-            let answer = tokio::time::timeout(parameters.renew_deadline, campaign.attempt()).await;
-            match answer {
+            let limit = if last.is_some() { parameters.call_limit } else { parameters.renew_deadline };
+            let answer = tokio::time::timeout(limit, campaign.attempt()).await;
+            let pause = match answer {
                 Ok(Ok(true)) => {
                     if last.is_none() {
                         handed_over.store(campaign.was_handed_over(), Ordering::Relaxed);
                     }
                     last = Some(began);
                     *renewed.lock().unwrap_or_else(PoisonError::into_inner) = last;
+                    changes = stream::pending().boxed();
                     lead.send_if_modified(|leads| !std::mem::replace(leads, true));
+                    parameters.renew_period
                 }
                 Ok(Ok(false)) if last.is_some() => return Err(LostLease),
-                Ok(Ok(false)) => {}
-                Ok(Err(kube::Error::Api(status))) if status.code == 409 && last.is_none() => {
-                    tracing::debug!("another candidate was faster");
+                Ok(Ok(false)) => Duration::ZERO,
+                Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
+                    // To a leader: the answer to a renewal was lost, or the lease is. The next look shows which.
+                    tracing::debug!("the lease has changed meanwhile");
+                    if last.is_some() { CONFLICT_PAUSE } else { parameters.retry_period }
                 }
                 Ok(Err(error)) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "the lease could not be written");
+                    parameters.retry_period
                 }
-                Err(_) => tracing::warn!("the API server did not answer for the lease in time"),
-            }
+                Err(_) => {
+                    tracing::warn!("the API server did not answer for the lease in time");
+                    Duration::ZERO
+                }
+            };
             if last.is_some_and(|at| at.elapsed() >= parameters.renew_deadline) {
                 return Err(LostLease);
             }
-            if last.is_some() {
-                releases = None;
-            }
-            let stopped = tokio::select! {
-                () = tokio::time::sleep(parameters.retry_period) => None,
-                () = released(&mut releases) => None,
-                // Without a sender nobody is left to lead.
-                how = stop.wait_for(Option::is_some) => Some(how.ok().and_then(|how| how.clone()).unwrap_or(Release::Stopped)),
+            let rest = tokio::time::sleep(pause);
+            tokio::pin!(rest);
+            let stopped = loop {
+                tokio::select! {
+                    // Without a sender nobody is left to lead.
+                    how = stop.wait_for(Option::is_some) => {
+                        break Some(how.ok().and_then(|how| how.clone()).unwrap_or(Release::Stopped));
+                    }
+                    lease = changes.next(), if last.is_none() => {
+                        let Some(lease) = lease else { break None };
+                        campaign.saw(lease);
+                        if campaign.due().is_none() {
+                            break None;
+                        }
+                    }
+                    () = &mut rest, if !rest.is_elapsed() => {}
+                    () = campaign.until_due(), if last.is_none() && rest.is_elapsed() => break None,
+                }
+                if last.is_some() && rest.is_elapsed() {
+                    break None;
+                }
             };
             if let Some(how) = stopped {
                 *renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -28,6 +28,15 @@ struct State {
     log: Vec<String>,
     /// Called at each write, before it is answered.
     at_write: Option<Look>,
+    /// Watches that have been told of everything so far. Each ends with the next change.
+    watches: Vec<Reply>,
+}
+
+type Reply = tower_test::mock::SendResponse<Response<Body>>;
+
+fn send(reply: Reply, code: u16, answer: &Value) {
+    let answer = Body::from(format!("{answer}\n").into_bytes());
+    reply.send_response(Response::builder().status(code).body(answer).unwrap());
 }
 
 fn status(code: u16, reason: &str) -> Value {
@@ -39,7 +48,35 @@ impl State {
         self.version += 1;
         lease["metadata"]["resourceVersion"] = json!(self.version.to_string());
         self.lease = Some(lease.clone());
+        for reply in self.watches.drain(..) {
+            send(reply, 200, &json!({"type": "MODIFIED", "object": lease}));
+        }
         lease
+    }
+
+    /// A list, or a watch of what comes after a version.
+    fn follow(&mut self, query: &str, reply: Reply) {
+        let known = query.split('&').find_map(|part| part.strip_prefix("resourceVersion="));
+        let lease = self.lease.clone();
+        match known.filter(|_| query.contains("watch=true")).map(|version| version.parse::<u64>().unwrap()) {
+            None => {
+                let items: Vec<_> = lease.into_iter().collect();
+                let version = json!({"resourceVersion": self.version.to_string()});
+                let kind = json!("LeaseList");
+                send(
+                    reply,
+                    200,
+                    &json!({"kind": kind, "apiVersion": "coordination.k8s.io/v1", "metadata": version, "items": items}),
+                );
+            }
+            Some(known) => {
+                self.log.push("WATCH".into());
+                match lease.filter(|_| self.version > known) {
+                    Some(lease) => send(reply, 200, &json!({"type": "MODIFIED", "object": lease})),
+                    None => self.watches.push(reply),
+                }
+            }
+        }
     }
 
     fn answer(&mut self, method: &Method, body: Value) -> (u16, Value) {
@@ -68,18 +105,16 @@ impl Server {
         let server = Self { state: Arc::default(), changed: watch::channel(0).0 };
         let (state, changed) = (server.state.clone(), server.changed.clone());
         tokio::spawn(async move {
-            let mut watches = Vec::new();
             while let Some((request, reply)) = handle.next_request().await {
                 let (parts, body) = request.into_parts();
                 if parts.uri.path().ends_with("/leases") && parts.method == Method::GET {
-                    // Lists and watches: what they would tell is found out by looking, too.
-                    watches.push(reply);
+                    state.lock().unwrap().follow(parts.uri.query().unwrap_or_default(), reply);
+                    changed.send_modify(|n| *n += 1);
                     continue;
                 }
                 let body = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or(Value::Null);
                 let (code, answer) = state.lock().unwrap().answer(&parts.method, body);
-                let answer = Body::from(answer.to_string().into_bytes());
-                reply.send_response(Response::builder().status(code).body(answer).unwrap());
+                send(reply, code, &answer);
                 changed.send_modify(|n| *n += 1);
             }
         });
@@ -120,7 +155,9 @@ struct Candidate {
 
 fn stand(api: &Api<Lease>, after: Option<Instant>) -> Candidate {
     let (stop, stopped) = watch::channel(None);
-    let parameters = Parameters { retry_period: Duration::from_millis(2), ..Parameters::default() };
+    let often = Duration::from_millis(2);
+    let call_limit = Duration::from_secs(60);
+    let parameters = Parameters { renew_period: often, retry_period: often, call_limit, ..Parameters::default() };
     let (leadership, run) = campaign(api.clone(), "l".into(), "a".into(), parameters, after, stopped);
     Candidate { leadership, stop, end: tokio::spawn(run) }
 }
@@ -157,10 +194,11 @@ async fn who_handed_over_leaves_the_lease_to_others_and_is_a_candidate_as_ever_o
     let (server, api) = Server::start();
     server.held_by("");
     let candidate = stand(&api, Some(Instant::now() + Duration::from_secs(3600)));
-    server.asked("GET", 20).await;
+    // It watches the Lease after it has seen it, and again after each change.
+    server.asked("WATCH", 1).await;
     assert_eq!((server.count("PUT a"), server.holder().as_deref()), (0, Some("")));
     server.held_by("b");
-    server.asked("GET", server.count("GET") + 2).await;
+    server.asked("WATCH", 2).await;
     assert_eq!(server.count("PUT a"), 0);
     server.held_by("");
     candidate.leads().await;
@@ -202,4 +240,32 @@ async fn a_hand_over_is_known_to_the_next_leader_until_that_one_gives_the_lease_
         candidate.end.await.unwrap().unwrap();
         assert_eq!(server.holder().as_deref(), Some(""));
     }
+}
+
+#[tokio::test]
+async fn a_standby_that_watches_reads_the_lease_once_and_takes_it_when_it_is_released() {
+    let (server, api) = Server::start();
+    server.held_by("b");
+    let candidate = stand(&api, None);
+    for renewal in 1..=5 {
+        server.asked("WATCH", renewal).await;
+        server.held_by("b");
+    }
+    server.asked("WATCH", 6).await;
+    assert_eq!((server.count("GET"), server.count("PUT a")), (1, 0));
+    server.held_by("");
+    candidate.leads().await;
+    assert_eq!(server.holder().as_deref(), Some("a"));
+}
+
+#[tokio::test]
+async fn a_leader_that_hears_no_answer_to_a_renewal_looks_and_goes_on() {
+    let (server, api) = Server::start();
+    let candidate = stand(&api, None);
+    candidate.leads().await;
+    // The renewal has come in, and its answer is lost.
+    server.held_by("a");
+    let renewals = server.count("PUT a");
+    server.asked("PUT a", renewals + 5).await;
+    assert!(candidate.leadership.check().is_ok() && !candidate.end.is_finished());
 }
