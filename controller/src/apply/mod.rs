@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::api::Api;
+use kube::api::{Api, ListParams};
 use models::names;
 use tokio::sync::mpsc;
 
@@ -190,16 +190,23 @@ impl Applier {
         }
     }
 
-    /// Reads an object until there is an answer, or this process no longer leads.
+    /// Reads an object until there is an answer, or this process no longer leads. As a list of one, which is what it has the
+    /// right to.
     async fn read<K>(&self, api: Api<K>, name: &str, take: impl Fn(&K))
     where
         K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
+        let only = ListParams::default().fields(&format!("metadata.name={name}"));
         let mut pause = READ_PAUSE;
         while self.leadership.check().is_ok() {
-            match api.get_opt(name).await {
-                Err(error) if is_unknown(&error) => {}
-                answer => return answer.ok().flatten().iter().for_each(take),
+            match api.list(&only).await {
+                Ok(found) => return found.items.iter().for_each(take),
+                Err(error) if !is_unknown(&error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(name, error, "an object could not be read again after a call without an answer");
+                    return;
+                }
+                Err(_) => {}
             }
             tokio::time::sleep(pause).await;
             pause = (2 * pause).min(LONGEST_READ_PAUSE);

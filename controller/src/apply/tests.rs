@@ -324,16 +324,18 @@ async fn action_without_answer_ends_and_its_node_is_read_again() {
     tokio::spawn(async move {
         let (mut unanswered, mut reads) = (Vec::new(), 0);
         while let Some((request, reply)) = handle.next_request().await {
-            let answer = match (request.method().as_str(), request.uri().path()) {
-                ("GET", "/api/v1/nodes/a") => {
+            let only = |name: &str| request.uri().query() == Some(&format!("&fieldSelector=metadata.name%3D{name}"));
+            let item = match (request.method().as_str(), request.uri().path()) {
+                ("GET", "/api/v1/nodes") if only("a") => {
                     reads += 1;
                     json!({"metadata": {"name": "a", "uid": "node-uid", "resourceVersion": "42"},
                         "spec": {"unschedulable": true}})
                 }
-                ("GET", _) => json!({"metadata": {"name": "brs-a", "uid": "shadow-uid", "resourceVersion": "42"},
-                    "spec": {"attempt": 0}}),
+                ("GET", _) if only("brs-a") => json!({"metadata": {"name": "brs-a", "uid": "shadow-uid",
+                    "resourceVersion": "42"}, "spec": {"attempt": 0}}),
                 _ => Value::Null,
             };
+            let answer = if item.is_null() { item } else { json!({"metadata": {}, "items": [item]}) };
             if answer.is_null() || reads == 1 {
                 unanswered.push(reply);
                 continue;

@@ -4,24 +4,31 @@ use jiff::Timestamp;
 
 use crate::support::{Scene, nodes, run};
 
-/// What the log of the leaders says about decisions on a node, in the order of time.
-fn decisions(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
-    let mut lines: Vec<(Timestamp, String)> = Vec::new();
+/// All lines that the operator's pods have written, also those that have ended.
+pub(crate) fn lines(scene: &Scene) -> anyhow::Result<Vec<String>> {
+    let mut lines = Vec::new();
     for pod in std::fs::read_dir(scene.bed.control_plane.dir().join("log"))? {
         for log in std::fs::read_dir(pod?.path())? {
             let content = String::from_utf8_lossy(&std::fs::read(log?.path())?).into_owned();
-            for line in content.lines() {
-                // E.g. `2026-01-01T00:00:00.000000Z  INFO controller::decisions: node drained node="a" attempt=1 version=1.20.5`.
-                let Some((head, said)) = line.split_once(" controller::decisions: ") else { continue };
-                let Some((text, fields)) = said.split_once(&format!(" node={node:?}")) else { continue };
-                anyhow::ensure!(fields.contains("attempt=1") && fields.contains("version=1.20.5"), "{line}");
-                let at = head.split_whitespace().next().unwrap_or_default().parse()?;
-                lines.push((at, text.to_owned()));
-            }
+            lines.extend(content.lines().map(str::to_owned));
         }
     }
-    lines.sort();
-    Ok(lines.into_iter().map(|(_, text)| text).collect())
+    Ok(lines)
+}
+
+/// What the log of the leaders says about decisions on a node, in the order of time.
+fn decisions(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
+    let mut decisions: Vec<(Timestamp, String)> = Vec::new();
+    for line in lines(scene)? {
+        // E.g. `2026-01-01T00:00:00.000000Z  INFO controller::decisions: node drained node="a" attempt=1 version=1.20.5`.
+        let Some((head, said)) = line.split_once(" controller::decisions: ") else { continue };
+        let Some((text, fields)) = said.split_once(&format!(" node={node:?}")) else { continue };
+        anyhow::ensure!(fields.contains("attempt=1") && fields.contains("version=1.20.5"), "{line}");
+        let at = head.split_whitespace().next().unwrap_or_default().parse()?;
+        decisions.push((at, text.to_owned()));
+    }
+    decisions.sort();
+    Ok(decisions.into_iter().map(|(_, text)| text).collect())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use crate::logs::lines;
 use crate::support::{nodes, run};
 
 /// Stands before the API server, and can lose the answer to a request.
@@ -122,6 +123,11 @@ async fn update_goes_on_after_a_lost_answer() -> anyhow::Result<()> {
         scene.release();
         scene.updated().await?;
         anyhow::ensure!(proxy.has_lost(), "no answer was lost");
+        let lines = lines(scene)?;
+        let lost: Vec<_> = lines.iter().filter(|line| line.contains("WARN") && line.contains("within 15s")).collect();
+        anyhow::ensure!(lost.len() == 1 && lost[0].contains("node=\"node-1\""), "{lost:#?}");
+        let refused = lines.iter().find(|line| line.contains("could not be read again"));
+        anyhow::ensure!(refused.is_none(), "{refused:?}");
         Ok(())
     })
     .await?
