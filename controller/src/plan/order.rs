@@ -1,24 +1,28 @@
 //! Who comes first.
 
+use models::reason::FailureReason;
+
 use super::survey::Survey;
 use crate::view::{ClusterView, NodeView};
 
 /// What nodes are ordered by: the leader's own node last; then a higher priority label; then the groups in their order,
-/// nodes in none last; then zone by zone; then the fewest failures; then by name. The same for the same facts, whatever
-/// order they came in.
+/// nodes in none last; then zone by zone; then the fewest failures; then those whose last attempt was released at a user's
+/// request after the others; then by name. The same for the same facts, whatever order they came in.
 pub(super) fn key<'a>(
     view: &ClusterView,
     survey: &Survey<'_>,
     node: &'a NodeView,
-) -> (bool, std::cmp::Reverse<i64>, usize, &'a str, i64, &'a str) {
+) -> (bool, std::cmp::Reverse<i64>, usize, &'a str, (i64, bool), &'a str) {
     let name = node.facts.name.as_str();
     let record = node.record();
+    let last = record.and_then(|record| record.last.as_ref());
+    let released = last.is_some_and(|last| last.reason == FailureReason::ReleaseRequested.as_str());
     (
         view.own_node.as_deref() == Some(name),
         std::cmp::Reverse(node.facts.priority()),
         survey.groups.get(name).copied().unwrap_or(usize::MAX),
         node.facts.zone(),
-        record.map_or(0, |r| r.failures),
+        (record.map_or(0, |r| r.failures), released),
         name,
     )
 }
@@ -51,7 +55,13 @@ mod tests {
             let shadow = n.shadow.as_mut().unwrap();
             shadow.status.controller.record = Some(Record { failures: 2, ..Record::default() });
         };
+        let released = |n: &mut NodeView| {
+            let mut record = crate::plan::fixtures::updated();
+            record.last.as_mut().unwrap().reason = "ReleaseRequested".into();
+            n.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        };
         let nodes = vec![
+            with("a-released", &released),
             with("g-urgent", &|n| n.facts.labels = labels(&[(models::names::PRIORITY_LABEL, "10")])),
             with("f-in-a-group", &|n| n.facts.labels = labels(&[("tier", "db")])),
             with("e-no-zone", &|_| {}),
@@ -78,6 +88,7 @@ mod tests {
                 "f-in-a-group",
                 "e-no-zone",
                 "i-odd-priority",
+                "a-released",
                 "d-failed",
                 "b-zone-1",
                 "c-zone-1",

@@ -22,9 +22,6 @@ impl Case<'_> {
         if counts {
             record.failures = record.failures.saturating_add(1);
             record.not_before = Some(after(self.now, self.policy.back_off_after(record.failures)));
-        } else if reason == FailureReason::ReleaseRequested {
-            // Who asks for a node back wants to keep it for a while; a retry ends that.
-            record.not_before = Some(after(self.now, self.policy.back_off));
         }
         if reason.class() == FailureClass::Version {
             self.charge(&mut record, progress, reason);
