@@ -44,15 +44,20 @@ pub fn changes(nodes: &BTreeMap<String, NodeFacts>, shadows: &BTreeMap<String, S
 }
 
 /// A shadow goes when it belongs to a node that was deleted and re-created under its name, or when its node left the
-/// operator and nothing of ours is under way or armed there. (The shadow of a node that is gone is the garbage
+/// operator and nothing of the operator's is under way, armed or set there. What was set stands nowhere else: without it the version
+/// lock would be taken for another client's when the node comes back. (The shadow of a node that is gone is the garbage
 /// collector's.)
 fn goes(node: &NodeFacts, shadow: &ShadowFacts) -> bool {
     if shadow.owner_uid.as_deref() != Some(node.uid.as_str()) {
         return true;
     }
     let armed = shadow.status.agent.armed.as_ref().is_some_and(|armed| armed.boot_id == node.boot_id);
+    // The write that takes back the settings brings all that the agent has reported until then, and refuses what it reports for
+    // the desired state before.
+    let settings = shadow.spec.host.as_ref().is_some_and(models::shadow::HostPolicy::asks_settings)
+        || shadow.status.agent.host.as_ref().is_some_and(|host| host.set.is_some());
     let under_way = shadow.status.controller.progress.is_some() || shadow.spec.state != HostState::Idle;
-    !node.labelled && !armed && !under_way && !node.claimed()
+    !node.labelled && !armed && !settings && !under_way && !node.claimed()
 }
 
 #[cfg(test)]
@@ -105,6 +110,14 @@ mod tests {
             nonce: "n".into(),
         });
         assert_eq!(changes_of(unlabelled.clone(), Some(armed)), []);
+        let mut asked = shadow();
+        asked.spec.host.get_or_insert_default().version_lock = Some("1.20.5".into());
+        assert_eq!(changes_of(unlabelled.clone(), Some(asked)), []);
+        let mut set = shadow();
+        set.status.agent.host.get_or_insert_default().set = Some(models::shadow::SetSettings::default());
+        assert_eq!(changes_of(unlabelled.clone(), Some(set.clone())), []);
+        set.status.agent.host.as_mut().unwrap().set = None;
+        assert_eq!(changes_of(unlabelled.clone(), Some(set)).len(), 1);
         let mut ordered = shadow();
         ordered.spec.state = HostState::StagedUpdate;
         assert_eq!(changes_of(unlabelled.clone(), Some(ordered)), []);

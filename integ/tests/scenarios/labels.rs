@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use integ::bed::BedOptions;
-use integ::host::{Command, EventKind, Fault, Worker};
+use integ::host::{Command, EventKind, Fault, UpdatesSettings, VersionLock, Worker};
 use integ::oracle::{Attempt, Field, World};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::interfere::{
     finish_command, is_activate, is_armed, is_call, release_into_a_blocked_drain, unblock, until_host, withdraw,
 };
-use crate::support::{LIMIT, NEW, OLD, Scene, is_given_back, is_updated, nodes, run, shadow_of, step_of};
+use crate::support::{LIMIT, NEW, OLD, Scene, is_given_back, is_on, is_updated, nodes, run, shadow_of, step_of};
 
 fn label() -> Field {
     Field::Label(INTERFACE_LABEL.to_owned())
@@ -225,6 +225,41 @@ async fn a_node_that_loses_its_label_after_its_go_ends_its_update_before_it_lose
     })
     .await?;
     assert_eq!(ending.history.attempts().len(), 2);
+    assert_eq!(ending.verdict.stats.reboots, 2);
+    Ok(())
+}
+
+/// The label takes the agent's pod with it, so that the settings can be put back only when the node has it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn pinned_node_without_its_label_keeps_the_record_of_its_settings_and_gets_them_back_with_the_label()
+-> anyhow::Result<()> {
+    const NEWER: Version = Version::new(1, 20, 6);
+    let mut options = unlabelled();
+    options.policy["version"]["target"] = json!(NEW.to_string());
+    let ending = run(options, async |scene| {
+        scene.bed.install().await?;
+        let host = &scene.bed.member(NODE)?.host;
+        join(scene).await?;
+        scene.release();
+        scene.until("the node is updated", |world| is_updated(world, NODE)).await?;
+        anyhow::ensure!(host.snapshot().settings.version_lock == Some(VersionLock::to(&NEW)));
+        leave(scene, None).await?;
+        scene
+            .until("the settings are withdrawn", |world| {
+                shadow_of(world, NODE).is_some_and(|s| s.spec.host.as_ref().is_some_and(|host| !host.asks_settings()))
+            })
+            .await?;
+        scene.policy(&json!({"version": {"target": null}})).await?;
+        scene.bed.releases.publish(NEWER);
+        scene.renewals(2).await?;
+        join(scene).await?;
+        scene.until("it is updated to the newest release", |world| is_on(world, NODE, &NEWER)).await?;
+        anyhow::ensure!(host.snapshot().settings == UpdatesSettings::defaults(42), "{:?}", host.snapshot().settings);
+        // Nothing is to be put back any more.
+        leave(scene, None).await?;
+        left(scene, LIMIT).await
+    })
+    .await?;
     assert_eq!(ending.verdict.stats.reboots, 2);
     Ok(())
 }

@@ -78,9 +78,11 @@ impl<'a> Case<'a> {
 
     fn host_policy(&self) -> HostPolicy {
         let pin = self.survey.wants.get(self.facts().name.as_str()).and_then(|want| want.pin.as_ref());
+        // A host that leaves the operator gets its settings back.
+        let labelled = self.facts().labelled;
         HostPolicy {
-            version_lock: pin.map(ToString::to_string),
-            ignore_waves: self.policy.ignore_waves.then_some(true),
+            version_lock: pin.filter(|_| labelled).map(ToString::to_string),
+            ignore_waves: (labelled && self.policy.ignore_waves).then_some(true),
             refresh_interval: Some(self.policy.refresh_interval),
             disarm_in_boot: self.disarm_in_boot(),
             // Whoever writes it signs it.
