@@ -117,7 +117,6 @@ fn node(number: usize) -> NodeView {
             started: at(-120),
             go_given: false,
             soak_restarted: false,
-            restarts: None,
             watched_since: None,
             disruptive,
         });

@@ -25,7 +25,8 @@ use crate::plan::{Action, Plan, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
 use crate::view::{
-    Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Reading, Standings,
+    Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, OwnerHealth, PodFacts, Projection as _, Reading,
+    Standings,
     newer,
 };
 use crate::writes::{self, Priority};
@@ -51,6 +52,7 @@ struct Memory {
     /// The version of the budget before its refusal, by the pod's uid.
     budget_versions: BTreeMap<String, String>,
     lease: Option<LeaseLooks>,
+    owners: BTreeMap<String, OwnerHealth>,
     /// How often the node was claimed in this attempt.
     claims: u32,
     busy: bool,
@@ -336,6 +338,7 @@ impl Driver {
                     memory.blocked.clear();
                     memory.budget_versions.clear();
                     memory.lease = None;
+                    memory.owners.clear();
                     memory.claims = 0;
                 }
                 node.claims_made = memory.claims;
@@ -348,6 +351,7 @@ impl Driver {
                 }
                 node.blocked.clone_from(&memory.blocked);
                 node.lease = memory.lease;
+                node.owners.clone_from(&memory.owners);
             }
             view.nodes.insert(name, node);
         }
@@ -401,6 +405,7 @@ impl Driver {
                     }
                     memory.blocked.insert(uid, new);
                 }
+                memory.owners.extend(learned.owner);
                 if let Some((renewed, now)) = learned.lease {
                     memory.lease = Some(LeaseLooks::look(memory.lease, renewed, now));
                 }

@@ -181,7 +181,9 @@ fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Ac
         Action::Status { status, .. } => {
             status.report.progress.as_ref().is_some_and(|p| matches!(p.step, Step::LeavingBalancer | Step::Draining))
         }
-        Action::Spec { .. } | Action::Release | Action::Go { .. } | Action::LookAtLease => false,
+        Action::Spec { .. } | Action::Release | Action::Go { .. } | Action::ReadOwner { .. } | Action::LookAtLease => {
+            false
+        }
     };
     let has_slot = view.slots().any(|slot| slot.uid == node.facts.uid);
     (disrupts && !has_slot).then(|| Finding {

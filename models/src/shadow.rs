@@ -476,9 +476,6 @@ pub struct Progress {
     /// Whether the attempt holds a slot and may have claims on the node.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disruptive: bool,
-    /// While `Monitoring`: how often the containers on the node had been restarted when the soak began.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub restarts: Option<i64>,
     /// While `Monitoring`: since when the node has been watched; the soak itself may have begun anew since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
@@ -557,10 +554,6 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic")))]
     pub returned: Vec<ReturnedOwner>,
-    /// Owners (uid) of pods that were not healthy before the drain: theirs are not judged after it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
-    pub unhealthy_before: Vec<String>,
     /// What we claim on the node and somebody else had set before, by the name of the label or annotation: it is theirs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), inner(length(max = 128)), extend("x-kubernetes-list-type" = "atomic")))]
@@ -660,6 +653,11 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
     pub not_before: Option<Timestamp>,
+    /// Owners (uid) of pods that were not healthy before the node was last drained. Their pods are not waited for after that
+    /// update, and the version is blamed for them on no node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
+    pub unhealthy_before: Vec<String>,
     /// One-shot requests that were carried out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<ShadowRequests>,

@@ -23,7 +23,7 @@ use crate::leader::{Leadership, LostLease};
 use crate::metrics::Metrics;
 use crate::plan::{Action, Note};
 use crate::tls::Signer;
-use crate::view::{Blocked, Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
+use crate::view::{Blocked, Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
 
 /// How long the check before a reboot permit and the write of the permit may take together.
 const PERMIT_LIMIT: Duration = Duration::from_secs(15);
@@ -105,6 +105,8 @@ pub struct Learned {
     pub evictions: BTreeMap<String, Blocked>,
     /// Whether the node was claimed.
     pub claimed: bool,
+    /// How the pods of an owner (uid) are on other nodes.
+    pub owner: Option<(String, OwnerHealth)>,
     /// A look at the node's own Lease: when it was last renewed, if there is one, and when that was seen.
     pub lease: Option<(Option<jiff::Timestamp>, jiff::Timestamp)>,
 }
@@ -267,6 +269,10 @@ impl Applier {
                     Ok(given) => given.map(|()| Learned::default()),
                     Err(_) => Err(ApplyError::Late),
                 }
+            }
+            Action::ReadOwner { owner, namespace, labels, nodes } => {
+                let health = self.read_owner(&owner, &namespace, &labels, &nodes).await;
+                Ok(Learned { owner: Some((owner, health)), ..Learned::default() })
             }
             Action::LookAtLease => self.look_at_lease(&node.facts.name).await,
         }

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::Eviction as EvictionBody;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
+use kube::core::DeserializeGuard;
 use models::go::GoClaims;
 use models::shadow::{BottlerocketShadowSpec, Go};
 
@@ -16,7 +17,10 @@ use crate::claims::Part;
 use crate::drain::answer::{Meaning, meaning};
 use crate::drain::filter::{self, Rules};
 use crate::plan::Eviction;
-use crate::view::{Blocked, NodeFacts, NodeView, PodFacts, Projection};
+use crate::view::{Blocked, Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, Projection};
+
+/// How many pods of an owner are read at a time.
+const PAGE: u32 = 200;
 
 /// How long an accepted eviction may take to show in the watch before it is asked for again.
 const ACCEPTED: Duration = Duration::from_secs(30);
@@ -142,6 +146,49 @@ impl Applier {
                     "eviction got no answer"
                 );
                 Ok((Meaning::Retry(Duration::from_secs(1)), error.to_string()))
+            }
+        }
+    }
+
+    /// Counts the pods of an owner by how they are on these nodes, page by page. Where they cannot be read, nothing is known of them,
+    /// which is evidence of nothing.
+    pub(super) async fn read_owner(
+        &self,
+        owner: &str,
+        namespace: &str,
+        labels: &BTreeMap<String, String>,
+        nodes: &BTreeMap<String, Compared>,
+    ) -> OwnerHealth {
+        let api: Api<DeserializeGuard<Pod>> = Api::namespaced(self.client.clone(), namespace);
+        let selector: Vec<_> = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let mut params = ListParams::default().labels(&selector.join(",")).limit(PAGE);
+        let mut health = OwnerHealth::default();
+        let now = crate::clock::now();
+        loop {
+            let page = match api.list(&params).await {
+                Ok(page) => page,
+                Err(error) => {
+                    tracing::warn!(
+                        namespace,
+                        owner,
+                        error = &error as &dyn std::error::Error,
+                        "the pods of an owner cannot be read; its pods on updated nodes count against no version"
+                    );
+                    return OwnerHealth::default();
+                }
+            };
+            for pod in page.items.iter().filter_map(|pod| pod.0.as_ref().ok()).map(PodFacts::of) {
+                if pod.controller_uid.as_deref() != Some(owner) || pod.finished || pod.terminating {
+                    continue;
+                }
+                let on = nodes.get(&pod.node).copied();
+                if on.is_some() || pod.node.is_empty() {
+                    health.count(&pod, on, now);
+                }
+            }
+            match page.metadata.continue_ {
+                Some(token) if !token.is_empty() => params.continue_token = Some(token),
+                _ => return health,
             }
         }
     }

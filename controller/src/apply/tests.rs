@@ -1,5 +1,6 @@
 //! What the writes look like on the wire: each carries what guards it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use http::{Request, Response};
@@ -13,7 +14,7 @@ use tokio::sync::watch;
 use super::{Applier, ApplyError};
 use crate::leader::Leadership;
 use crate::plan::{Action, Eviction, Note};
-use crate::view::{Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
+use crate::view::{Cache, ClusterView, Compared, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
 
 #[derive(Clone, Debug)]
 struct Call {
@@ -370,4 +371,36 @@ async fn reboot_permit_is_given_up_when_its_check_has_no_answer() {
     (shadow.spec.version, shadow.spec.boot_id) = (Some(semver::Version::new(1, 20, 5)), Some("b".into()));
     let action = Action::Go { nonce: "n".into(), rules: Default::default() };
     assert!(matches!(applier.carry_out(&view, action).await, Err(ApplyError::Late)));
+}
+
+#[tokio::test]
+async fn pods_of_an_owner_are_counted_over_all_pages_and_by_their_owner() {
+    let pod = |owner: &str, node: &str, ready: &str| {
+        json!({
+            "metadata": {"name": "p", "namespace": "shop", "ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "web", "uid": owner, "controller": true}]},
+            "spec": {"nodeName": node, "containers": []},
+            "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        })
+    };
+    let pages = Mutex::new(vec![
+        json!({"metadata": {}, "items": [pod("owner", "updated", "False"), pod("owner", "elsewhere", "False")]}),
+        json!({"metadata": {"continue": "next"}, "items": [pod("owner", "old", "True"), pod("other", "old", "False")]}),
+    ]);
+    let (applier, calls) = applier_answering(move |_| pages.lock().unwrap().pop().unwrap());
+    let labels = [("app".to_owned(), "web".to_owned()), ("hash".to_owned(), "1".to_owned())].into();
+    let nodes = [("old".to_owned(), Compared::NotUpdated), ("updated".to_owned(), Compared::Updated)].into();
+    let health = applier.read_owner("owner", "shop", &labels, &nodes).await;
+    assert_eq!(health, OwnerHealth { updated_failing: 1, others_healthy: 1, ..OwnerHealth::default() });
+    let calls = calls.lock().unwrap();
+    assert!(calls.len() == 2 && calls.iter().all(|call| call.path == "/api/v1/namespaces/shop/pods"), "{calls:?}");
+    assert!(calls[0].query.contains("labelSelector=app%3Dweb%2Chash%3D1"), "{}", calls[0].query);
+    assert!(calls[1].query.contains("continue=next"), "{}", calls[1].query);
+}
+
+#[tokio::test]
+async fn an_owner_whose_pods_cannot_be_read_is_evidence_of_nothing() {
+    let (applier, _) = applier_answering(|_| json!({"items": "none"}));
+    let health = applier.read_owner("owner", "shop", &BTreeMap::new(), &BTreeMap::new()).await;
+    assert_eq!(health, OwnerHealth::default());
 }

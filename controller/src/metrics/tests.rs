@@ -29,7 +29,6 @@ fn at(step: Step, since: i64) -> ControllerReport {
         go_given: false,
         soak_restarted: false,
         disruptive: false,
-        restarts: None,
         watched_since: None,
     };
     ControllerReport { progress: Some(progress), ..ControllerReport::default() }

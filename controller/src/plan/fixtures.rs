@@ -84,7 +84,6 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
         started: t(0),
         go_given: false,
         soak_restarted: false,
-        restarts: None,
         watched_since: None,
         disruptive: !matches!(step, Step::Staging | Step::Staged),
     }

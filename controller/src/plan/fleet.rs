@@ -395,6 +395,7 @@ impl Plan {
             | Action::Evict { .. }
             | Action::Delete { .. }
             | Action::Go { .. }
+            | Action::ReadOwner { .. }
             | Action::LookAtLease => false,
         }
     }

@@ -26,6 +26,8 @@ mod gates;
 #[cfg(test)]
 mod hand_over_cases;
 #[cfg(test)]
+mod health_cases;
+#[cfg(test)]
 mod key_cases;
 mod order;
 mod quarantine;
@@ -50,7 +52,7 @@ use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
 
 use crate::claims::Parts;
 use crate::drain::filter::Rules;
-use crate::view::PodFacts;
+use crate::view::{Compared, PodFacts};
 
 pub(crate) use attempt::LISTED_PODS;
 pub use fleet::plan;
@@ -133,6 +135,17 @@ pub enum Action {
         nonce: String,
         /// Which pods are in the way.
         rules: Rules,
+    },
+    /// Read how the pods of an owner are on other nodes.
+    ReadOwner {
+        /// The uid of the owner.
+        owner: String,
+        /// Its namespace.
+        namespace: String,
+        /// Labels that its pods have.
+        labels: BTreeMap<String, String>,
+        /// The nodes that count.
+        nodes: BTreeMap<String, Compared>,
     },
     /// Look whether the node's own Lease is still renewed.
     LookAtLease,

@@ -23,7 +23,8 @@ use crate::drain::filter;
 use crate::lint::lint;
 use crate::policy::Policy;
 use crate::view::{
-    Blocked, ClusterView, LeaseLooks, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts, Standings,
+    Blocked, ClusterView, DaemonSetIs, LeaseLooks, NodeFacts, NodeView, OperatorFacts, OwnerHealth, PodFacts,
+    ShadowFacts, Standings,
 };
 
 const OLD: Version = Version::new(1, 20, 0);
@@ -52,6 +53,8 @@ struct Host {
     pinned: bool,
     /// How many pods of that owner have left in the last drain.
     pinned_left: u32,
+    /// When the pod that is slow to become Ready after each boot becomes it.
+    slow_until: Option<Timestamp>,
     next_boot_fails: bool,
     next_stage_fails: bool,
 }
@@ -84,6 +87,10 @@ struct World {
     held: BTreeSet<String>,
     /// The last time at which each node was without the label.
     left: BTreeMap<String, Timestamp>,
+    /// Pods that were evicted and have no node yet.
+    homeless: Vec<PodFacts>,
+    /// Whether the new version breaks the pods of the DaemonSet `driver`.
+    breaks_driver: bool,
 }
 
 /// How many earlier states a cache may be behind by.
@@ -139,6 +146,21 @@ fn leave(node: &mut NodeView, host: &mut Host, uids: &BTreeSet<&str>) {
         }
     }
 }
+
+/// A pod of a DaemonSet.
+fn daemon(node: &str, set: &str) -> PodFacts {
+    PodFacts {
+        name: format!("{set}-{node}"),
+        uid: format!("{set}-{node}"),
+        controller_uid: Some(set.into()),
+        daemon_set: Some(set.into()),
+        daemon_set_is: DaemonSetIs::There,
+        ..pod(node, 0)
+    }
+}
+
+/// How long the pods of the DaemonSet `slow` take to become Ready: longer than an update waits for pods.
+const SLOW: SignedDuration = SignedDuration::from_mins(16);
 
 fn some_labels(rng: &mut StdRng) -> BTreeMap<String, String> {
     let zone = if rng.random_bool(0.5) { "a" } else { "b" };
@@ -242,7 +264,50 @@ impl World {
             forged: BTreeSet::new(),
             held: BTreeSet::new(),
             left: BTreeMap::new(),
+            homeless: Vec::new(),
+            breaks_driver: false,
         }
+    }
+
+    /// Adds pods that are sick without any fault of the version: some of a Deployment are broken wherever they are, a DaemonSet crash-loops
+    /// everywhere and is Ready in between, another one is slow to become Ready after each boot. And one that is well.
+    fn add_sick_pods(&mut self) {
+        let operator = self.view.operator.as_mut().unwrap();
+        // These may keep a node with a sick pod from being touched, or the world from ending within its limit.
+        (operator.spec.health, operator.spec.schedule) = (None, None);
+        self.policy = Policy::from_spec(&operator.spec).unwrap();
+        for (name, node) in &mut self.view.nodes {
+            let broken = self.rng.random_bool(0.5);
+            let owned = PodFacts { controller_uid: Some("partly-broken".into()), ..pod(name, 5) };
+            let crash_loops = PodFacts { restarts: 5, restarted_at: Some(self.now), ..daemon(name, "crash-loops") };
+            let all = [PodFacts { ready: !broken, ..owned }, crash_loops, daemon(name, "slow"), daemon(name, "driver")];
+            node.pods.as_mut().unwrap().extend(all);
+        }
+    }
+
+    /// The state of sick pods after some time.
+    fn pods_go_on(&mut self) {
+        let mut homeless = std::mem::take(&mut self.homeless);
+        for (name, node) in &mut self.view.nodes {
+            let host = &self.hosts[name];
+            let updated = host.runs == Some(NEW);
+            if !node.facts.unschedulable
+                && let Some(pod) = homeless.pop()
+            {
+                node.pods.as_mut().unwrap().push(PodFacts { node: name.clone(), ..pod });
+            }
+            for pod in node.pods.iter_mut().flatten() {
+                match pod.daemon_set.as_deref() {
+                    Some("crash-loops") => {
+                        (pod.ready, pod.restarted_at) = (self.rng.random_bool(0.8), Some(self.now));
+                    }
+                    Some("slow") => pod.ready = host.slow_until.is_none_or(|until| until <= self.now),
+                    Some("driver") => pod.ready = !(updated && self.breaks_driver),
+                    _ => {}
+                }
+            }
+        }
+        self.homeless = homeless;
     }
 
     fn names(&self) -> Vec<String> {
@@ -409,6 +474,11 @@ impl World {
             Action::Evict { pods, .. } => {
                 for eviction in pods {
                     if up {
+                        let evicted = node.pods.iter().flatten().find(|p| p.uid == eviction.uid);
+                        if let Some(pod) = evicted.filter(|p| p.controller_uid.as_deref() == Some("partly-broken")) {
+                            let uid = format!("{}-again", pod.uid);
+                            self.homeless.push(PodFacts { uid, ..pod.clone() });
+                        }
                         leave(node, host, &[eviction.uid.as_str()].into());
                         node.blocked.remove(&eviction.uid);
                     } else {
@@ -435,6 +505,16 @@ impl World {
                     shadow.spec.go = Some(Go { nonce, jws: String::new() });
                     shadow.generation += 1;
                 }
+            }
+            Action::ReadOwner { owner, nodes, .. } => {
+                let mut health = OwnerHealth::default();
+                for (other, compared) in &nodes {
+                    let pods = self.view.nodes[other].pods.iter().flatten();
+                    for pod in pods.filter(|pod| pod.controller_uid.as_ref() == Some(&owner)) {
+                        health.count(pod, Some(*compared), now);
+                    }
+                }
+                self.view.nodes.get_mut(name).unwrap().owners.insert(owner, health);
             }
             Action::LookAtLease => {
                 // A host that is going down renews nothing.
@@ -563,6 +643,7 @@ impl World {
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
         host.boots += 1;
+        host.slow_until = Some(self.now + SLOW);
         node.facts.boot_id = format!("boot-{}", host.boots);
         if host.armed && !host.next_boot_fails {
             host.runs = host.staged.take();
@@ -746,6 +827,7 @@ impl World {
             }
         }
         self.now = self.now.checked_add(jiff::SignedDuration::try_from(span).unwrap()).unwrap();
+        self.pods_go_on();
     }
 
     /// Faults stop; the world goes on until nothing changes any more, however long that takes.
@@ -781,7 +863,14 @@ impl World {
                 .all(|n| n.shadow.as_ref().is_none_or(|s| s.status.controller.progress.is_none()));
             let rests = idle && self.plan().actions.is_empty();
             quiet = if rests { quiet + 1 } else { 0 };
-            self.advance(Duration::from_secs(if idle { 1700 } else { 7 }));
+            let watched = self.view.nodes.values().filter_map(NodeView::step).all(|step| step == Step::Monitoring);
+            self.advance(Duration::from_secs(if idle {
+                1700
+            } else if watched {
+                60
+            } else {
+                7
+            }));
         }
     }
 }
@@ -827,6 +916,44 @@ fn run(seed: u64, trouble: bool) {
         }
     }
     assert!(world.view.operator.unwrap().status.slots.is_empty(), "seed {seed}: slots are left");
+}
+
+/// The world after an update of all its nodes, without faults but with sick pods, and whether the rollout is frozen.
+fn run_with_sick_pods(seed: u64, nodes: usize, breaks_driver: bool) -> (World, bool) {
+    let budget = if seed.is_multiple_of(2) { 1 } else { 2 };
+    let mut world = World::new(seed, nodes, budget);
+    world.add_sick_pods();
+    world.breaks_driver = breaks_driver;
+    world.settle(budget as usize);
+    let frozen = super::Quarantine::of(&world.view, 1).frozen_by().is_some();
+    (world, frozen)
+}
+
+#[test]
+fn sick_pods_freeze_no_rollout_that_is_not_to_blame_for_them() {
+    for seed in 0..25 {
+        let (world, frozen) = run_with_sick_pods(seed, 1 + seed as usize % 5, false);
+        assert!(!frozen, "seed {seed}: {:#?}", world.view.nodes.values().map(NodeView::record).collect::<Vec<_>>());
+        for (name, node) in &world.view.nodes {
+            assert_eq!(world.hosts[name].runs, Some(NEW), "seed {seed}: {name}");
+            let record = node.record().unwrap();
+            let last = record.last.as_ref().unwrap();
+            assert!(last.reason == models::shadow::UPDATED && record.failures == 0, "seed {seed}: {name}: {last:?}");
+        }
+    }
+}
+
+#[test]
+fn version_that_breaks_the_pods_of_an_owner_freezes_its_rollout() {
+    for seed in 0..10 {
+        let (world, frozen) = run_with_sick_pods(seed, 6, true);
+        let updated = world.hosts.values().filter(|host| host.runs == Some(NEW)).count();
+        assert!(frozen && updated < 6, "seed {seed}: {updated} nodes run it");
+        let records = world.view.nodes.values().filter_map(NodeView::record);
+        let failed = records.filter(|record| !record.version_failures.is_empty());
+        let messages: Vec<_> = failed.filter_map(|record| Some(record.last.as_ref()?.message.clone())).collect();
+        assert!(messages.iter().all(|message| message.contains("driver-node-")), "seed {seed}: {messages:?}");
+    }
 }
 
 /// What order the server lists things in must not matter.

@@ -269,10 +269,12 @@ pub enum Wait {
     },
     /// The leader runs on the node: it comes after all others, and another replica leads then.
     HandingOver,
-    /// Pods on the updated node are not Ready yet.
+    /// Pods on the updated node are not healthy yet.
     Settling {
         /// One of them.
         pod: String,
+        /// Why it is not.
+        why: String,
         /// How many there are.
         count: usize,
     },
@@ -566,8 +568,8 @@ impl fmt::Display for Wait {
             Self::HandingOver => {
                 f.write_str("the leader runs on this node: other nodes come first, and then another replica leads")
             }
-            Self::Settling { pod, count } => {
-                write!(f, "{count} pod(s) on the updated node are not Ready yet, {pod} first")
+            Self::Settling { pod, why, count } => {
+                write!(f, "{count} pod(s) on the updated node are not healthy yet, {pod} first ({why})")
             }
             Self::Acting => f.write_str("an action is under way"),
         }

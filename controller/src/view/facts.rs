@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, NodeStatus, Pod, Toleration, Volume};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, Toleration, Volume};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use models::names;
 use models::operator::BottlerocketUpdateOperator;
-use models::plain::plain;
+use models::plain::{cut, plain};
 use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus};
 
 use crate::claims;
@@ -202,6 +203,42 @@ fn claim(pod: &ObjectMeta, volume: &Volume) -> Option<String> {
     named.or_else(own)
 }
 
+/// The containers of a pod, those first that start before the others.
+fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.iter();
+    status.flat_map(|s| s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten()))
+}
+
+/// When a container ended last before it was restarted. Kubelets write whole seconds: it ended before the next one.
+fn restarted_at(container: &ContainerStatus) -> Option<Timestamp> {
+    let ended = container.last_state.as_ref()?.terminated.as_ref()?.finished_at.as_ref()?.0;
+    (container.restart_count > 0).then(|| ended.checked_add(SignedDuration::from_secs(1)).unwrap_or(ended))
+}
+
+/// Why a pod is not Ready: the state of the first container that is neither ready nor done, else the condition that is not true.
+fn trouble(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let is_true = |type_: &str| status.conditions.iter().flatten().any(|c| c.type_ == type_ && c.status == "True");
+    if is_true("Ready") {
+        return None;
+    }
+    let state = |container: &ContainerStatus| {
+        let state = container.state.as_ref()?;
+        let reason = match (&state.waiting, &state.terminated) {
+            (Some(waiting), _) => waiting.reason.clone()?,
+            (None, Some(ended)) if ended.exit_code != 0 => format!("exit code {}", ended.exit_code),
+            _ => return None,
+        };
+        Some(format!("container {}: {reason}", container.name))
+    };
+    let not_true = || {
+        let condition = status.conditions.iter().flatten().find(|c| c.status != "True" && c.reason.is_some())?;
+        condition.reason.clone()
+    };
+    let text = containers(pod).find_map(state).or_else(not_true).unwrap_or_else(|| "not Ready".to_owned());
+    Some(cut(&plain(&text), 128))
+}
+
 impl PodFacts {
     /// Makes the facts of a pod.
     pub fn of(pod: &Pod) -> Self {
@@ -238,12 +275,9 @@ impl PodFacts {
                 .as_ref()
                 .and_then(|s| s.conditions.as_ref())
                 .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")),
-            restarts: pod
-                .status
-                .iter()
-                .flat_map(|s| s.container_statuses.iter().flatten())
-                .map(|container| i64::from(container.restart_count))
-                .sum(),
+            restarts: containers(pod).map(|container| container.restart_count).max().unwrap_or_default(),
+            restarted_at: containers(pod).filter_map(restarted_at).max(),
+            trouble: trouble(pod),
         }
     }
 }
@@ -352,5 +386,55 @@ mod tests {
         let node = |image: &str| NodeFacts { os_image: image.into(), ..NodeFacts::default() };
         assert_eq!(node("Bottlerocket OS 1.20.5 (aws-k8s-1.37)").os_version(), Some(semver::Version::new(1, 20, 5)));
         assert_eq!(node("Debian GNU/Linux 12 (bookworm)").os_version(), None);
+    }
+
+    #[test]
+    fn pod_names_its_last_restart_and_why_it_is_not_ready() {
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
+        let ended =
+            |second: i64| serde_json::json!({"terminated": {"exitCode": 1, "finishedAt": at(second).to_string()}});
+        let pod = |status: serde_json::Value| {
+            PodFacts::of(&serde_json::from_value(serde_json::json!({"metadata": {}, "status": status})).unwrap())
+        };
+        let container = |name: &str, restarts: i32, state: serde_json::Value, last: serde_json::Value| {
+            serde_json::json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": restarts,
+                "state": state, "lastState": last})
+        };
+        let running = serde_json::json!({"running": {"startedAt": at(0).to_string()}});
+        let waiting = serde_json::json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        let crashed = pod(serde_json::json!({
+            "initContainerStatuses": [container("sidecar", 4, running.clone(), ended(5))],
+            "containerStatuses": [
+                container("app", 2, waiting, ended(9)),
+                container("other", 0, running.clone(), ended(20)),
+            ],
+        }));
+        let expected = (4, Some(at(10)), Some("container app: CrashLoopBackOff"));
+        assert_eq!((crashed.restarts, crashed.restarted_at, crashed.trouble.as_deref()), expected);
+        for (sentence, status, expected) in [
+            ("no status yet", serde_json::json!({}), Some("not Ready")),
+            (
+                "no place",
+                serde_json::json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}),
+                Some("Unschedulable"),
+            ),
+            (
+                "it has just ended",
+                serde_json::json!({"containerStatuses": [container("app", 0, ended(1), serde_json::json!({}))]}),
+                Some("container app: exit code 1"),
+            ),
+            (
+                "its probe fails",
+                serde_json::json!({
+                    "containerStatuses": [container("app", 0, running, serde_json::json!({}))],
+                    "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}],
+                }),
+                Some("ContainersNotReady"),
+            ),
+            ("it is Ready", serde_json::json!({"conditions": [{"type": "Ready", "status": "True"}]}), None),
+        ] {
+            let pod = pod(status);
+            assert_eq!((pod.trouble.as_deref(), pod.restarted_at), (expected, None), "{sentence}");
+        }
     }
 }

@@ -184,8 +184,12 @@ pub struct PodFacts {
     pub labels: BTreeMap<String, String>,
     /// Whether its kubelet says that it is Ready.
     pub ready: bool,
-    /// How often its containers have been restarted.
-    pub restarts: i64,
+    /// How often the container that was restarted most often has been.
+    pub restarts: i32,
+    /// When a container of it ended last before it was restarted, by the node's clock, to the end of that second.
+    pub restarted_at: Option<Timestamp>,
+    /// Why it is not Ready, as far as its status says.
+    pub trouble: Option<String>,
 }
 
 /// What is known of the DaemonSet that a pod names.
@@ -223,7 +227,19 @@ pub struct BudgetFacts {
     pub selector: Option<kube::core::Selector>,
 }
 
+/// From how many restarts of a container on its pod is one that crash-loops. Each reboot of a node restarts once what stays on it.
+const CRASH_LOOP: i32 = 3;
+
+/// How long ago the last restart of a container that crash-loops is at most.
+const CRASH_LOOP_PAUSE: jiff::SignedDuration = jiff::SignedDuration::from_hours(1);
+
 impl PodFacts {
+    /// Returns whether it is not Ready, or Ready at this moment between two crashes.
+    pub fn is_unhealthy(&self, now: Timestamp) -> bool {
+        let recent = self.restarted_at.is_some_and(|at| now.duration_since(at) < CRASH_LOOP_PAUSE);
+        !self.ready || (recent && self.restarts >= CRASH_LOOP)
+    }
+
     /// What people call it: its namespace and its name.
     pub fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
@@ -290,6 +306,51 @@ impl LeaseLooks {
     }
 }
 
+/// A node that the pods of an owner are compared on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// It does not run the version.
+    NotUpdated,
+    /// It runs the version, and a pod has had enough time on it to become healthy.
+    Updated,
+    /// It runs the version, and a pod may still need time.
+    JustUpdated,
+}
+
+/// How the pods of one owner are on other nodes than the one that is judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnerHealth {
+    /// How many are Ready on nodes that run the version.
+    pub updated_ready: usize,
+    /// How many have had enough time and are not Ready on nodes that run the version.
+    pub updated_failing: usize,
+    /// How many are healthy on nodes that do not run it.
+    pub others_healthy: usize,
+    /// How many are unhealthy on nodes that do not run it, or on none.
+    pub others_unhealthy: usize,
+}
+
+impl OwnerHealth {
+    /// Counts one more pod; `on` is `None` for one without a node.
+    pub fn count(&mut self, pod: &PodFacts, on: Option<Compared>, now: Timestamp) {
+        let counter = match on {
+            None => &mut self.others_unhealthy,
+            Some(Compared::NotUpdated) if pod.is_unhealthy(now) => &mut self.others_unhealthy,
+            Some(Compared::NotUpdated) => &mut self.others_healthy,
+            Some(Compared::Updated | Compared::JustUpdated) if pod.ready => &mut self.updated_ready,
+            Some(Compared::Updated) => &mut self.updated_failing,
+            Some(Compared::JustUpdated) => return,
+        };
+        *counter += 1;
+    }
+
+    /// Returns whether a further pod that fails on an updated node is evidence against the version: the owner's pods fail on updated
+    /// nodes alone, and on more than one.
+    pub fn is_evidence(&self) -> bool {
+        self.updated_failing > 0 && self.updated_ready == 0 && self.others_healthy > 0 && self.others_unhealthy == 0
+    }
+}
+
 /// One node with all that belongs to it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeView {
@@ -303,6 +364,8 @@ pub struct NodeView {
     pub blocked: BTreeMap<String, Blocked>,
     /// The node's own Lease; looked up only where a release depends on it.
     pub lease: Option<LeaseLooks>,
+    /// How the pods of owners (uid) are on other nodes; read only where a pod fails on this one after its update.
+    pub owners: BTreeMap<String, OwnerHealth>,
     /// How often this attempt has claimed the node, as far as this leader knows: more than once, and somebody has taken
     /// the claim away.
     pub claims_made: u32,

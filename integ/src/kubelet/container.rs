@@ -395,7 +395,11 @@ impl ContainerTask {
             let restarts = annotation(&pod, RESTARTS).and_then(|r| r.parse().ok());
             self.update(|v| {
                 v.ready = ready;
-                v.restarts = restarts.unwrap_or(v.restarts);
+                let before = v.restarts;
+                v.restarts = restarts.unwrap_or(before);
+                if v.restarts > before {
+                    v.last = Some(completed(Timestamp::now(), v.container_id.clone()));
+                }
             });
             tokio::select! {
                 () = stopped(&mut stop) => break,

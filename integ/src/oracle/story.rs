@@ -407,7 +407,6 @@ impl Story {
                 from: Some(version(OLD)),
                 started: old.map_or(since, |old| old.started),
                 soak_restarted: false,
-                restarts: None,
                 watched_since: None,
                 go_given: false,
                 disruptive: !matches!(step, Step::Staging | Step::Staged),

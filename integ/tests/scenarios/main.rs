@@ -9,6 +9,7 @@ mod crashes;
 mod decide;
 mod drains;
 mod failures;
+mod health;
 mod hostile;
 mod interfere;
 mod kubectl;

@@ -26,7 +26,6 @@ impl Case<'_> {
                 started: self.now,
                 go_given: spec.go.is_some(),
                 soak_restarted: false,
-                restarts: None,
                 watched_since: None,
                 disruptive: self.slot || self.facts().claimed(),
             };
@@ -109,7 +108,6 @@ impl Case<'_> {
             started: self.now,
             go_given: false,
             soak_restarted: false,
-            restarts: None,
             watched_since: None,
             disruptive: false,
         });

@@ -77,7 +77,7 @@ impl Case<'_> {
         }
         let pods: Vec<_> = sorted.go.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| listed(pod)).collect();
         let evicted_owners = owners(tolerating_owners(sorted.go.iter().copied()), EVICTED_OWNERS);
-        let unhealthy = on_node.iter().filter(|pod| !pod.ready && !pod.finished && !pod.terminating);
+        let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(self.now) && !pod.finished && !pod.terminating);
         let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
         let set_before: Vec<String> = self.facts().set_by_others.iter().map(|part| part.name().to_owned()).collect();
         let first = if self.policy.leave_balancer.is_some() { Step::LeavingBalancer } else { Step::Draining };
@@ -87,8 +87,8 @@ impl Case<'_> {
             let reason = if theirs { "CordonedBefore" } else { "Updating" };
             set_condition(&mut status.conditions, self.condition(CORDONED, true, reason, &message));
             set_condition(&mut status.conditions, self.condition(DRAINED, false, "Draining", "pods are being evicted"));
-            status.report.drain =
-                Some(DrainStatus { pods, evicted_owners, unhealthy_before, set_before, ..DrainStatus::default() });
+            status.report.drain = Some(DrainStatus { pods, evicted_owners, set_before, ..DrainStatus::default() });
+            status.report.record.get_or_insert_default().unhealthy_before = unhealthy_before;
         });
         if let Action::Status { note, .. } = &mut action {
             *note = Some(Note {

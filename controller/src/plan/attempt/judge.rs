@@ -1,5 +1,7 @@
 //! The node in another boot: did it work, and does it hold?
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use jiff::Timestamp;
 use models::condition::set_condition;
 use models::reason::FailureReason;
@@ -7,6 +9,17 @@ use models::shadow::{CORDONED, ControllerStatus, DRAINED, HEALTHY, HostState, Pr
 
 use super::{Case, after, unblock};
 use crate::plan::{Action, Decision, Note, Wait, gates};
+use crate::view::{Compared, NodeView, PodFacts};
+
+/// How many unhealthy pods a record names.
+const NAMED: usize = 4;
+
+/// How many owners of unhealthy pods are compared with their pods on other nodes.
+const JUDGED_OWNERS: usize = 8;
+
+/// Labels that controllers give to one pod alone, so that they select no other pod of the same owner.
+const OF_ONE_POD: &[&str] =
+    &["statefulset.kubernetes.io/pod-name", "apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index"];
 
 impl Case<'_> {
     /// Whether the Node itself, or else its agent, says that the wanted version runs in its present boot.
@@ -26,15 +39,7 @@ impl Case<'_> {
             if self.to_release() {
                 return Decision::act(Action::Release);
             }
-            let watched = self.watched();
-            if self.group().after.pods_ready && watched.is_none() {
-                return Decision::wait(Wait::ReadingPods);
-            }
-            let monitored = Progress {
-                restarts: watched.map(|watched| watched.restarts),
-                watched_since: progress.watched_since.or(Some(self.now)),
-                ..progress.clone()
-            };
+            let monitored = Progress { watched_since: progress.watched_since.or(Some(self.now)), ..progress.clone() };
             return Decision::act(self.step(&monitored, Step::Monitoring, |status| {
                 let message = format!("back on {}", progress.version);
                 set_condition(&mut status.conditions, self.condition(CORDONED, false, "Updated", &message));
@@ -98,22 +103,45 @@ impl Case<'_> {
             }
             return self.soaking(progress, until);
         }
-        let lonely = self.watched().is_some_and(|watched| watched.workload == 0);
+        self.updated(progress)
+    }
+
+    /// The soak is over and the desired state withdrawn: the node is updated. Pods that are still unhealthy are named, and count
+    /// against nothing.
+    fn updated(&self, progress: &Progress) -> Decision {
+        let watched = self.watched();
+        let lonely = watched.as_ref().is_some_and(|watched| !watched.iter().any(|pod| is_workload(pod)));
         let nobody = if lonely { ", and no pods of workloads were scheduled to it" } else { "" };
-        let message = format!("Ready on {} for the soak time{nobody}", progress.version);
+        let sick = self.sick(progress, &watched.unwrap_or_default());
         let mut status = self.half();
         let mut record = status.report.record.take().unwrap_or_default();
         record.failures = 0;
         record.not_before = None;
+        let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
+        let mut text = format!("updated from {from} to {}", progress.version);
+        let message = if sick.is_empty() {
+            let message = format!("Ready on {} for the soak time{nobody}", progress.version);
+            set_condition(&mut status.conditions, self.condition(HEALTHY, true, "Soaked", &message));
+            message
+        } else {
+            let names: Vec<_> =
+                sick.iter().take(NAMED).map(|sick| format!("{} ({})", sick.pod.title(), sick.why)).collect();
+            let message = format!(
+                "Ready on {}, but {} pod(s) are not healthy, which does not count against the version: {}",
+                progress.version,
+                sick.len(),
+                names.join(", ")
+            );
+            text = format!("{text}; {message}");
+            set_condition(&mut status.conditions, self.condition(HEALTHY, false, "PodsUnhealthy", &message));
+            message
+        };
         record.last = Some(self.result(progress, UPDATED, &message));
         status.report.record = Some(record);
         status.report.progress = None;
         status.report.drain = None;
-        set_condition(&mut status.conditions, self.condition(HEALTHY, true, "Soaked", &message));
         unblock(&mut status);
-        let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
-        let note =
-            Note { warning: false, reason: "Updated", message: format!("updated from {from} to {}", progress.version) };
+        let note = Note { warning: !sick.is_empty(), reason: "Updated", message: text };
         Decision::act(Action::Status { status: Box::new(status), note: Some(note) })
     }
 
@@ -124,29 +152,30 @@ impl Case<'_> {
         let deadline = self.deadline(progress.watched_since.unwrap_or(progress.since), after_policy.timeout);
         let queries = gates::queries(&after_policy.expressions, &self.facts().name).map(|(_, query)| query);
         let looking = |decision: Decision| decision.asking(queries);
-        let Some(watched) = self.watched().or_else(|| (!after_policy.pods_ready).then(Watched::default)) else {
+        let Some(watched) = self.watched() else {
             return looking(self.unknown_until(progress, deadline, Wait::ReadingPods));
         };
-        if after_policy.pods_ready && progress.restarts.is_some_and(|before| watched.restarts > before) {
+        // None was there before: a node under pressure is not taken out of service.
+        if let Some(condition) = self.facts().pressure.clone() {
             if self.now >= deadline {
-                let message = format!("containers keep restarting on {}", progress.version);
+                let message = format!("the node has had {condition} since its update to {}", progress.version);
                 return self.fail(progress, FailureReason::SoakFailed, &message);
             }
-            // The soak begins anew with what has been restarted by now.
-            let anew = Progress { restarts: Some(watched.restarts), ..progress.clone() };
-            return looking(Decision::act(self.step(&anew, Step::Monitoring, |_| {})));
+            return looking(Decision::wait(Wait::NodePressure { condition }).waking_at(deadline));
         }
         if self.now < until {
             return looking(Decision::wait(Wait::Soaking { until }).waking_at(until));
         }
-        if after_policy.pods_ready
-            && let Some((pod, count)) = watched.not_ready
-        {
-            if self.now >= deadline {
-                let message = format!("{count} pod(s) are not Ready on {}, {pod} first", progress.version);
-                return self.fail(progress, FailureReason::SoakFailed, &message);
+        let sick = self.sick(progress, &watched);
+        if let Some(first) = sick.first() {
+            if self.now < deadline {
+                let settled = sick.iter().filter_map(|sick| sick.until).min().unwrap_or(deadline).min(deadline);
+                let (pod, why) = (first.pod.title(), first.why.clone());
+                return looking(Decision::wait(Wait::Settling { pod, why, count: sick.len() }).waking_at(settled));
             }
-            return looking(Decision::wait(Wait::Settling { pod, count }).waking_at(deadline));
+            if let Some(decision) = self.blame(progress, &sick) {
+                return looking(decision);
+            }
         }
         match gates::quiet_since(&after_policy.expressions, &self.facts().name, &self.view.expressions) {
             Err(Wait::ExpressionFires { name, series, .. }) if self.now >= deadline => {
@@ -163,6 +192,65 @@ impl Case<'_> {
         }
     }
 
+    /// Pods are still unhealthy at the deadline: reads how the other pods of their owners are, and fails the attempt where that is
+    /// evidence against the version. `None` where nothing is.
+    fn blame(&self, progress: &Progress, sick: &[Sick<'_>]) -> Option<Decision> {
+        let mut seen = BTreeSet::new();
+        let owned = sick.iter().filter_map(|sick| Some((sick, sick.pod.controller_uid.as_ref()?)));
+        let candidates = owned
+            .filter(|(sick, owner)| !sick.pod.mirror && seen.insert(*owner) && !self.was_unhealthy(progress, owner));
+        for (Sick { pod, why, .. }, owner) in candidates.take(JUDGED_OWNERS) {
+            let Some(health) = self.node.owners.get(owner) else {
+                let labels = pod.labels.iter().filter(|(name, _)| !OF_ONE_POD.contains(&name.as_str()));
+                return Some(Decision::act(Action::ReadOwner {
+                    owner: owner.clone(),
+                    namespace: pod.namespace.clone(),
+                    labels: labels.map(|(name, value)| (name.clone(), value.clone())).collect(),
+                    nodes: self.compared(progress),
+                }));
+            };
+            if health.is_evidence() {
+                let message = format!(
+                    "{} is not healthy ({why}): pods of its owner fail on {} other node(s) with {}, and are healthy on {} without it",
+                    pod.title(),
+                    health.updated_failing,
+                    progress.version,
+                    health.others_healthy
+                );
+                return Some(self.fail(progress, FailureReason::SoakFailed, &message));
+            }
+        }
+        None
+    }
+
+    /// Returns whether this owner's pods were unhealthy before a node was drained for the same version.
+    fn was_unhealthy(&self, progress: &Progress, owner: &String) -> bool {
+        self.view.nodes.values().any(|node| {
+            let Some(record) = node.record() else { return false };
+            let now = node.progress().map(|progress| &progress.version);
+            let version = now.or(record.last.as_ref().map(|last| &last.version));
+            version == Some(&progress.version) && record.unhealthy_before.contains(owner)
+        })
+    }
+
+    /// The nodes on which an owner's other pods say something about the version: those that are in service. A pod on an updated one
+    /// has had enough time when it has had as much again as an update waits for pods.
+    fn compared(&self, progress: &Progress) -> BTreeMap<String, Compared> {
+        let others = self.view.nodes.values().filter(|node| node.facts.name != self.facts().name);
+        let in_service = others.filter(|node| node.facts.ready && !node.disrupted());
+        let class = |node: &NodeView| {
+            if node.facts.os_version().as_ref() != Some(&progress.version) {
+                return Compared::NotUpdated;
+            }
+            let last = node.record().and_then(|record| record.last.as_ref());
+            let by = last
+                .filter(|last| last.version == progress.version)
+                .map(|last| after(last.ended, self.group().after.timeout));
+            if by.is_some_and(|by| by <= self.now) { Compared::Updated } else { Compared::JustUpdated }
+        };
+        in_service.map(|node| (node.facts.name.clone(), class(node))).collect()
+    }
+
     /// Waits for what is not known, and gives up when it takes too long: nobody can call the version bad for that.
     fn unknown_until(&self, progress: &Progress, deadline: Timestamp, wait: Wait) -> Decision {
         if self.now >= deadline {
@@ -172,33 +260,46 @@ impl Case<'_> {
         Decision::wait(wait).waking_at(deadline)
     }
 
-    /// What the pods on the node come to; `None` while they are not known.
-    fn watched(&self) -> Option<Watched> {
-        let excused = self.drain().map(|drain| drain.unhealthy_before.as_slice()).unwrap_or_default();
-        let pods = self.node.pods.as_ref()?.iter().filter(|pod| {
-            let sick_before = pod.controller_uid.as_ref().is_some_and(|owner| excused.contains(owner));
-            !pod.finished && !pod.terminating && !sick_before
-        });
-        let mut watched = Watched::default();
-        for pod in pods {
-            watched.restarts = watched.restarts.saturating_add(pod.restarts);
-            watched.workload += usize::from(!pod.mirror && pod.daemon_set.is_none());
-            if !pod.ready {
-                let (_, count) = watched.not_ready.get_or_insert_with(|| (pod.title(), 0));
-                *count += 1;
-            }
+    /// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of owners that were
+    /// not healthy before the drain are left out.
+    fn watched(&self) -> Option<Vec<&PodFacts>> {
+        if !self.group().after.pods_ready {
+            return Some(Vec::new());
         }
-        Some(watched)
+        let record = self.node.record();
+        let excused = record.map(|record| record.unhealthy_before.as_slice()).unwrap_or_default();
+        let watched = |pod: &&PodFacts| {
+            let unhealthy_before = pod.controller_uid.as_ref().is_some_and(|owner| excused.contains(owner));
+            !pod.finished && !pod.terminating && !unhealthy_before
+        };
+        Some(self.node.pods.as_ref()?.iter().filter(watched).collect())
+    }
+
+    /// Those of them that are not Ready, or had a container restarted since the soak began and less than the soak ago.
+    fn sick<'b>(&self, progress: &Progress, watched: &[&'b PodFacts]) -> Vec<Sick<'b>> {
+        let soak = self.group().after.soak;
+        let sick = |pod: &&'b PodFacts| {
+            let restarted = pod.restarted_at.filter(|at| *at > progress.since && after(*at, soak) > self.now);
+            match (pod.ready, restarted) {
+                (false, _) => Some(Sick { pod, why: pod.trouble.clone().unwrap_or_default(), until: None }),
+                (true, Some(at)) => {
+                    Some(Sick { pod, why: format!("a container was restarted at {at}"), until: Some(after(at, soak)) })
+                }
+                (true, None) => None,
+            }
+        };
+        watched.iter().filter_map(sick).collect()
     }
 }
 
-/// What the pods on a node come to after its update. Pods of owners that were not healthy before the drain are left out.
-#[derive(Default)]
-struct Watched {
-    /// How often their containers have been restarted.
-    restarts: i64,
-    /// How many are not a DaemonSet's, or static.
-    workload: usize,
-    /// The first that is not Ready, and how many are not.
-    not_ready: Option<(String, usize)>,
+/// A pod that is not healthy on an updated node.
+struct Sick<'a> {
+    pod: &'a PodFacts,
+    why: String,
+    /// When it counts as healthy again if nothing happens to it.
+    until: Option<Timestamp>,
+}
+
+fn is_workload(pod: &PodFacts) -> bool {
+    !pod.mirror && pod.daemon_set.is_none()
 }

@@ -1,0 +1,260 @@
+//! Nodes after their update: what pods on them count for, and what they do not.
+
+use integ::bed::{BedOptions, workload};
+use integ::oracle::World;
+use models::condition::{ConditionStatus, find_condition};
+use models::reason::FailureReason;
+use models::shadow::{BLOCKED, HEALTHY, Step};
+use serde_json::{Value, json};
+
+use crate::support::{
+    EVENTS_OF_NODES, OLD, SHOP, Scene, condition_of, is_given_back, is_on, is_updated, nodes, other, record, run,
+    shadow_of, status, step_of, until_event,
+};
+
+/// Options for so many nodes that are watched after their update by these rules.
+fn watched(count: usize, after: &Value) -> BedOptions {
+    let mut options = nodes(count);
+    options.policy["health"]["after"] = after.clone();
+    options
+}
+
+fn container() -> Value {
+    json!([{"name": "app", "image": "example.invalid/app:1"}])
+}
+
+fn namespace() -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SHOP}})
+}
+
+/// Makes a DaemonSet `driver` with a pod on each node. They are Ready; those that are made after a reboot never are by themselves.
+async fn driver(scene: &Scene) -> anyhow::Result<()> {
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"name": "driver", "namespace": SHOP},
+        "spec": {
+            "selector": {"matchLabels": {"app": "driver"}},
+            "template": {
+                "metadata": {"labels": {"app": "driver"}, "annotations": {"sim/never-ready": "true"}},
+                "spec": {"containers": container()},
+            },
+        },
+    });
+    workload::apply(&scene.bed.client, vec![namespace(), set]).await?;
+    for member in &scene.bed.members {
+        annotate_driver(scene, &member.name, "sim/never-ready=false").await?;
+    }
+    let nodes = scene.bed.members.len();
+    scene
+        .until("all pods are Ready", |world| {
+            world.pods.values().filter(|pod| pod.namespace == SHOP && pod.ready).count() == nodes
+        })
+        .await?;
+    Ok(())
+}
+
+/// The pod of the DaemonSet on a node.
+fn driver_on(world: &World, node: &str) -> Option<String> {
+    let on_node = |pod: &&integ::oracle::Pod| {
+        pod.namespace == SHOP && pod.node.as_deref() == Some(node) && !pod.terminating && !pod.finished
+    };
+    world.pods.values().map(AsRef::as_ref).find(on_node).map(|pod| pod.name.clone())
+}
+
+/// Annotates the pod of the DaemonSet on a node.
+async fn annotate_driver(scene: &Scene, node: &str, annotation: &str) -> anyhow::Result<()> {
+    let world = scene.until("the node has a pod", |world| driver_on(world, node).is_some()).await?;
+    let pod = driver_on(&world, node).expect("just seen");
+    scene.kubectl(&["-n", SHOP, "annotate", "--overwrite", "pod", &pod, annotation]).await?;
+    Ok(())
+}
+
+/// The node that has begun, once there is one.
+async fn next_node(scene: &Scene, done: &[String]) -> anyhow::Result<String> {
+    let begun = |world: &World| {
+        let names = world.nodes.keys().filter(|node| !done.contains(node));
+        names
+            .into_iter()
+            .find(|node| step_of(world, node).is_some_and(|step| !matches!(step, Step::Staging | Step::Staged)))
+            .cloned()
+    };
+    let world = scene.until("another node has begun", |world| begun(world).is_some()).await?;
+    Ok(begun(&world).expect("just seen"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn broken_pod_on_an_updated_node_is_reported_and_freezes_nothing() -> anyhow::Result<()> {
+    let ending = run(watched(2, &json!({"soak": "1s", "timeout": "3s"})), async |scene| {
+        scene.install().await?;
+        // Pods that no node takes before the first one has been updated, and that are never Ready.
+        let mut broken = workload::deployment(SHOP, "broken", 2);
+        broken["spec"]["template"]["metadata"]["annotations"] = json!({"sim/never-ready": "true"});
+        broken["spec"]["template"]["spec"]["nodeSelector"] = json!({"example.com/updated": "true"});
+        workload::apply(&scene.bed.client, vec![namespace(), broken]).await?;
+        scene.release();
+        let first = next_node(scene, &[]).await?;
+        scene.kubectl(&["label", "node", &first, "example.com/updated=true"]).await?;
+        let world = scene
+            .until("both nodes are updated", |world| is_updated(world, &first) && is_updated(world, other(&first)))
+            .await?;
+        let last = record(&world, &first).last.unwrap();
+        assert!(last.message.contains("shop/broken-") && last.message.contains("2 pod(s)"), "{}", last.message);
+        let healthy = condition_of(&world, &first, HEALTHY).unwrap();
+        assert_eq!((healthy.status, healthy.reason.as_str()), (ConditionStatus::False, "PodsUnhealthy"));
+        until_event(scene, EVENTS_OF_NODES, "Updated", &["shop/broken-"]).await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(2);
+    let world = ending.world();
+    for node in world.nodes.keys() {
+        let record = record(&world, node);
+        assert_eq!((record.failures, record.version_failures, record.not_before), (0, vec![], None), "{node}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemon_set_that_fails_on_updated_nodes_alone_freezes_the_rollout() -> anyhow::Result<()> {
+    let mut done = Vec::new();
+    let ending = run(watched(3, &json!({"soak": "1s", "timeout": "3s"})), async |scene| {
+        driver(scene).await?;
+        scene.install().await?;
+        scene.release();
+        for _ in 0..2 {
+            done.push(next_node(scene, &done).await?);
+            if done.len() == 1 {
+                scene.until("the first node is updated, with a warning", |world| is_updated(world, &done[0])).await?;
+                assert_eq!(record(&scene.bed.recorder.so_far()?.end(), &done[0]).version_failures, []);
+            }
+        }
+        scene.until_operator("Frozen", ConditionStatus::True).await?;
+        let world = scene
+            .until("the second node is given back", |world| {
+                is_given_back(world, &done[1]) && status(world).slots.is_empty()
+            })
+            .await?;
+        let failed = record(&world, &done[1]);
+        let message = failed.last.as_ref().unwrap().message.clone();
+        assert!(message.contains("shop/driver-") && message.contains("fail on 1 other node(s)"), "{message}");
+        let charged: Vec<_> = failed.version_failures.iter().map(|failure| failure.reason).collect();
+        assert_eq!(charged, [FailureReason::SoakFailed]);
+        scene.renewals(2).await?;
+        Ok(())
+    })
+    .await?;
+    let world = ending.world();
+    let third = world.nodes.keys().find(|node| !done.contains(node)).unwrap();
+    assert!(is_on(&world, third, &OLD), "the third node was left alone");
+    assert_eq!(record(&world, &done[0]).version_failures, []);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pod_that_was_unhealthy_before_the_drain_is_not_waited_for() -> anyhow::Result<()> {
+    // Longer than a scenario may take: whoever waited for that pod would not end.
+    let ending = run(watched(1, &json!({"soak": "1s", "timeout": "2h"})), async |scene| {
+        driver(scene).await?;
+        annotate_driver(scene, "node-1", "sim/never-ready=true").await?;
+        scene
+            .until("the pod is not Ready", |world| world.pods.values().all(|pod| pod.namespace != SHOP || !pod.ready))
+            .await?;
+        scene.install().await?;
+        scene.release();
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(1);
+    let record = record(&ending.world(), "node-1");
+    assert_eq!(record.unhealthy_before.len(), 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_pod_and_restarted_container_hold_the_node_until_they_are_healthy() -> anyhow::Result<()> {
+    let ending = run(watched(1, &json!({"soak": "2s", "timeout": "2h"})), async |scene| {
+        driver(scene).await?;
+        scene.install().await?;
+        scene.release();
+        let settling = |world: &World, word: &str| {
+            condition_of(world, "node-1", BLOCKED).is_some_and(|blocked| {
+                blocked.status == ConditionStatus::True
+                    && blocked.reason == "Settling"
+                    && blocked.message.contains(word)
+            })
+        };
+        scene.until("the node waits for the pod by name", |world| settling(world, "shop/driver-")).await?;
+        scene.renewals(2).await?;
+        assert_eq!(step_of(&scene.bed.recorder.so_far()?.end(), "node-1"), Some(Step::Monitoring));
+        annotate_driver(scene, "node-1", "sim/restarts=1").await?;
+        annotate_driver(scene, "node-1", "sim/never-ready=false").await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(1);
+    let world = ending.world();
+    let conditions = &shadow_of(&world, "node-1").unwrap().status.conditions;
+    assert_eq!(find_condition(conditions, HEALTHY).unwrap().reason, "Soaked");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_ready_before_keeps_a_node_with_an_unhealthy_pod_in_service() -> anyhow::Result<()> {
+    let mut options = nodes(1);
+    options.policy["health"] = json!({"before": {"podsReady": true}, "after": {"soak": "1s", "podsReady": false}});
+    let ending = run(options, async |scene| {
+        driver(scene).await?;
+        scene.install().await?;
+        annotate_driver(scene, "node-1", "sim/never-ready=true").await?;
+        scene
+            .until("the pod is not Ready", |world| world.pods.values().all(|pod| pod.namespace != SHOP || !pod.ready))
+            .await?;
+        scene.release();
+        scene
+            .until("the node waits for its pod, staged", |world| {
+                step_of(world, "node-1") == Some(Step::Staged)
+                    && condition_of(world, "node-1", BLOCKED)
+                        .is_some_and(|c| c.reason == "PodsNotReady" && c.message.contains("shop/driver-"))
+            })
+            .await?;
+        assert_eq!(scene.bed.recorder.so_far()?.max_out_of_service(), 0);
+        annotate_driver(scene, "node-1", "sim/never-ready=false").await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn max_unhealthy_nodes_keeps_all_nodes_in_service_while_too_many_are_not_ready() -> anyhow::Result<()> {
+    let mut options = nodes(3);
+    options.policy["health"]["before"] = json!({"maxUnhealthyNodes": 1});
+    // So that the budget alone would let the third one go.
+    options.policy["maxUnavailable"] = json!(3);
+    let expected = integ::oracle::Expectations { max_unavailable: Some(3), nothing_left: true };
+    let off = ["node-1", "node-2"];
+    let ending = crate::support::run_expecting(options, expected, async |scene| {
+        scene.install().await?;
+        for node in off {
+            scene.bed.member(node)?.host.power_off();
+        }
+        scene.until("two nodes are not Ready", |world| off.iter().all(|node| !world.nodes[*node].ready)).await?;
+        scene.release();
+        let world = scene
+            .until("the third node waits for them", |world| crate::policy::wait_for(world, "UnhealthyNodes", 1))
+            .await?;
+        assert!(!world.nodes["node-3"].claimed());
+        for node in off {
+            scene.bed.member(node)?.host.power_on();
+        }
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    ending.assert_updates(3);
+    Ok(())
+}
