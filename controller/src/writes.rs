@@ -30,6 +30,7 @@ pub fn priority(node: &NodeView, action: &Action) -> Priority {
         | Action::Delete { .. }
         | Action::Release
         | Action::Claim { .. }
+        | Action::ReadOwner { .. }
         | Action::LookAtLease => Priority::Urgent,
         Action::Spec { .. } | Action::Status { .. } if node.disrupted() => Priority::Urgent,
         Action::Spec { .. } => Priority::Spec,
