@@ -294,10 +294,14 @@ impl<'a> Case<'a> {
 
     /// What is next.
     pub(super) fn decide(&self) -> Decision {
+        let progress = self.shadow.status.controller.progress.as_ref();
+        // Before any request: its answer would be a write with the forged attempt in it.
+        if let Some(progress) = progress.filter(|progress| self.unbacked(progress)) {
+            return self.repair(progress);
+        }
         if let Some(action) = requests::resume(self).or_else(|| self.retry()) {
             return Decision::act(action);
         }
-        let progress = self.shadow.status.controller.progress.as_ref();
         if self.pending_release().is_some() {
             let under_way = progress.filter(|p| p.step != Step::Releasing);
             return match under_way {
@@ -308,9 +312,6 @@ impl<'a> Case<'a> {
             };
         }
         let Some(progress) = progress else { return self.idle() };
-        if self.unbacked(progress) {
-            return self.repair(progress);
-        }
         if let Some(action) = self.order_signed_anew(progress) {
             let decision = Decision::act(action);
             let calm = matches!(progress.step, Step::Staging | Step::Staged);
