@@ -258,7 +258,6 @@ mod tests {
             started: Timestamp::UNIX_EPOCH,
             go_given: false,
             soak_restarted: false,
-            restarts: None,
             watched_since: None,
             disruptive: false,
         };

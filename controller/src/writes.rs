@@ -87,7 +87,6 @@ mod tests {
                 started: jiff::Timestamp::UNIX_EPOCH,
                 go_given: false,
                 soak_restarted: false,
-                restarts: None,
                 watched_since: None,
                 disruptive,
             });
