@@ -58,6 +58,13 @@ pub struct Memory {
     pub prepared: Option<AttemptKey>,
     /// The attempt for which this process told the host to arm.
     pub armed: Option<AttemptKey>,
+    /// The attempt that this process saw armed.
+    pub activated: Option<AttemptKey>,
+    /// An activation, from this process or the one before it, after which the host has recorded nothing yet that clears or
+    /// sets the disk's boot flags.
+    pub unconfirmed: Option<Unconfirmed>,
+    /// Whether an activation of the process before this one has been taken into account, or cannot be asked about any more.
+    pub inherited: bool,
     /// Whether this process disarmed the host and has not reported it yet.
     pub disarmed: bool,
     /// Whether this process told the host to look for updates.
@@ -71,10 +78,37 @@ pub struct Memory {
     pub settings: Option<FoundSettings>,
 }
 
+/// An activation whose effect on the disk is not known. Its worker may have died between its change of the disk's flags and
+/// the record of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unconfirmed {
+    /// When the host's last command from before it had ended, as the host writes it.
+    pub before: Option<String>,
+}
+
 impl Memory {
+    /// Takes over that the process before this one reported that it was about to arm, once. Whether it did so cannot be
+    /// known, unless the host's last command disarmed. Returns whether anything changed.
+    pub fn inherit(&mut self, status: Option<&UpdateStatus>) -> bool {
+        if std::mem::replace(&mut self.inherited, true) {
+            return false;
+        }
+        let last = status.and_then(|status| status.last.as_ref());
+        if self.unconfirmed.is_some() || last.is_some_and(|last| last.is(Command::Deactivate) && last.succeeded()) {
+            return false;
+        }
+        self.unconfirmed = Some(Unconfirmed { before: last.map(|last| last.timestamp.clone()) });
+        true
+    }
+
     /// Learns from a status that was just read, under this order.
     pub fn learn(&mut self, status: &UpdateStatus, order: &OrderKey) {
         let Some(last) = &status.last else { return };
+        let newer = |unconfirmed: &Unconfirmed| unconfirmed.before.as_deref() != Some(last.timestamp.as_str());
+        let cleared = last.is(Command::Deactivate) || (last.is(Command::Prepare) && !wrote_nothing(&last.stderr));
+        if last.succeeded() && cleared && self.unconfirmed.as_ref().is_some_and(newer) {
+            self.unconfirmed = None;
+        }
         if last.is(Command::Refresh) {
             let found = last.succeeded() && status.state != UpdateState::Idle;
             self.chosen = status.chosen.clone().filter(|_| found && self.asked_to_refresh);
@@ -98,15 +132,20 @@ impl Memory {
 /// version that it chose at its last look, but the downloader chooses anew; its output tells, where it says anything.
 pub fn wrote_another(stderr: &str, wanted: &Version) -> bool {
     const STARTING: &str = "Starting update to ";
-    stderr.lines().any(|line| {
-        line.contains("No update required")
-            || line.split_once(STARTING).is_some_and(|(_, rest)| {
+    wrote_nothing(stderr)
+        || stderr.lines().any(|line| {
+            line.split_once(STARTING).is_some_and(|(_, rest)| {
                 let word = rest.split_whitespace().next().unwrap_or_default().trim_start_matches('v');
                 let named =
                     Version::parse(word).or_else(|_| Version::parse(word.trim_end_matches(['.', ',', ';', '"'])));
                 named.is_ok_and(|named| named != *wanted)
             })
-    })
+        })
+}
+
+/// Whether a prepare's own output says that it wrote nothing.
+fn wrote_nothing(stderr: &str) -> bool {
+    stderr.contains("No update required")
 }
 
 #[cfg(test)]

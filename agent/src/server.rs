@@ -108,6 +108,8 @@ impl Server {
     ///
     /// When it cannot be opened.
     pub async fn watch(&self, from: Option<&str>) -> Result<Lines, ServerError> {
+        // What a compromised web API made up must not keep an honest one from answering.
+        let from = from.filter(|version| is_resource_version(version));
         let query = from.map(|version| format!("?resourceVersion={version}")).unwrap_or_default();
         let request = self.client()?.get(format!("{}/watch{query}", self.address)).bearer_auth(self.token()?);
         let answer = timeout(ANSWER, request.send()).await.map_err(|_| ServerError::Timeout)?;
@@ -202,6 +204,11 @@ impl Server {
             .map_err(ServerError::Client)?;
         Ok((bundle, client))
     }
+}
+
+/// Whether the web API takes this as a resource version: a positive whole number of no more digits than it accepts.
+fn is_resource_version(text: &str) -> bool {
+    (1..=40).contains(&text.len()) && !text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// The authorities of a bundle. What cannot be read, or be trusted as an authority, is left out and spoils no other one.

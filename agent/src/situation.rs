@@ -1,6 +1,6 @@
 //! From facts to the row of the step table: the order as we understand it, and the host as it answered.
 
-use models::agent_step::{self, ArmedBy, Boot, Image, Order, Running, Situation};
+use models::agent_step::{self, ArmedBy, Boot, Image, Mark, Order, Running, Situation};
 use models::shadow::{Armed, HostState};
 use models::wire::{AgentStatus, ShadowView};
 use semver::Version;
@@ -29,9 +29,16 @@ pub fn situation(view: &ShadowView, facts: &Facts, memory: &Memory) -> Situation
         failed: report.failure.as_ref().is_some_and(|failure| failure.attempt == key.attempt.attempt),
         boot: if ordered_boot == facts.boot_id { Boot::Same } else { Boot::Other },
         image: image(facts.status.as_ref(), &key, memory),
+        // In any other update state the host has a record of it, or could not have begun it.
+        perhaps_armed: memory.unconfirmed.is_some()
+            && facts.status.as_ref().is_some_and(|status| status.state == UpdateState::Staged),
         armed_by: armed_by(report.armed.as_ref(), &facts.boot_id, &key.attempt, memory),
         may_disarm: view.spec.host.as_ref().and_then(|host| host.disarm_in_boot.as_deref()) == Some(&facts.boot_id),
-        mark: agent_step::mark(report.armed.as_ref(), ordered_boot, key.attempt.attempt),
+        mark: if memory.activated.as_ref() == Some(&key.attempt) && ordered_boot == facts.boot_id {
+            Mark::Activated
+        } else {
+            agent_step::mark(report.armed.as_ref(), ordered_boot, key.attempt.attempt)
+        },
         running: running(&facts.os.version, key.version.as_ref(), &view.status, ordered_boot),
     }
 }
@@ -102,7 +109,7 @@ pub fn standing(situation: &Situation) -> HostState {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use models::agent_step::{Mark, Step, step};
+    use models::agent_step::{Step, step};
     use models::reason::FailureReason;
     use models::shadow::{ArmedPhase, BottlerocketShadowSpec, Failure};
     use models::wire::ShadowMetadata;

@@ -18,18 +18,22 @@ pub struct Known {
     replaced: VecDeque<String>,
     /// How many streams have been opened: behind each there may be another web API.
     pub streams: u64,
+    /// Whether the open stream has not shown the shadow yet.
+    first: bool,
 }
 
 impl Known {
     /// Takes a view from the stream, unless it is older than what is known. The stream comes from a cache that may lag
-    /// behind the answer to our own write.
+    /// behind the answer to our own write. The first view of a stream is taken whatever its generation: nothing signs a
+    /// generation, so one that a compromised web API made up must not outlive the connection to it.
     fn streamed(&mut self, view: ShadowView) -> bool {
+        let first = std::mem::take(&mut self.first);
         if let Some(current) = &self.view
             && current.metadata.uid == view.metadata.uid
         {
             let (old, new) = (current.metadata.generation, view.metadata.generation);
             let known = current.etag == view.etag || self.replaced.contains(&view.etag);
-            if new < old || (new == old && known) {
+            if (new < old && !first) || (new == old && known) {
                 return false;
             }
         }
@@ -39,14 +43,15 @@ impl Known {
 
     /// Takes the answer to our own write. It is newer than anything that the stream said of the same generation. One that
     /// comes late may speak of a shadow that was replaced meanwhile, or is gone: an answer about another shadow than the
-    /// known one is news only where it answers what was written on the known one.
+    /// known one is news only where it answers what was written on the known one. So is one of a lower generation: the web
+    /// API has read the cluster for it.
     fn answered(&mut self, view: ShadowView, replaced: &str) -> bool {
         let Some(current) = &self.view else { return false };
         let same = current.metadata.uid == view.metadata.uid;
         if !same && current.etag != replaced {
             return false;
         }
-        let older = same && current.metadata.generation > view.metadata.generation;
+        let older = same && current.etag != replaced && current.metadata.generation > view.metadata.generation;
         if replaced != view.etag {
             self.replaced.push_back(replaced.to_owned());
             if self.replaced.len() > REMEMBERED {
@@ -73,7 +78,10 @@ impl Views {
 
     /// A stream was opened.
     pub fn opened(&self) {
-        self.0.send_modify(|known| known.streams = known.streams.wrapping_add(1));
+        self.0.send_modify(|known| {
+            known.streams = known.streams.wrapping_add(1);
+            known.first = true;
+        });
     }
 
     /// How many streams have been opened.
@@ -152,6 +160,32 @@ mod tests {
         assert_eq!(etag(&views), "a");
         views.answered(view("u", 3, "b"), "a");
         views.streamed(view("u", 4, "c"));
+        assert_eq!(etag(&views), "c");
+    }
+
+    #[test]
+    fn made_up_generation_does_not_outlive_its_stream() {
+        let views = Views::new();
+        views.opened();
+        views.streamed(view("u", i64::MAX, "forged"));
+        views.streamed(view("u", 3, "a"));
+        assert_eq!(etag(&views), "forged");
+        views.opened();
+        views.streamed(view("u", 3, "a"));
+        assert_eq!(etag(&views), "a");
+        views.streamed(view("u", 2, "z"));
+        assert_eq!(etag(&views), "a");
+    }
+
+    #[test]
+    fn refused_write_shows_the_shadow_whatever_its_generation() {
+        let views = Views::new();
+        views.streamed(view("u", i64::MAX, "forged"));
+        views.answered(view("u", 3, "a"), "forged");
+        assert_eq!(etag(&views), "a");
+        // Unless something newer has come meanwhile.
+        views.streamed(view("u", 5, "c"));
+        views.answered(view("u", 4, "b"), "a");
         assert_eq!(etag(&views), "c");
     }
 

@@ -38,7 +38,7 @@ async fn until_failed(bench: &Bench, reason: FailureReason) -> ShadowView {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_update_takes_eleven_host_calls_and_five_reports() {
+async fn an_update_takes_twelve_host_calls_and_five_reports() {
     let mut bench = Bench::new().await;
     let first = bench.web.view().status.report;
     assert_eq!((first.state, first.current_version), (Some(HostState::Idle), Some(OLD)));
@@ -70,6 +70,7 @@ async fn an_update_takes_eleven_host_calls_and_five_reports() {
             "GET /updates/status",
             "GET /updates/status",
             "POST /actions/activate-update",
+            "GET /updates/status",
             "GET /updates/status",
             "POST /actions/reboot",
             "GET /os",
@@ -174,6 +175,93 @@ async fn what_was_armed_for_a_withdrawn_order_is_disarmed_also_by_another_proces
     assert_eq!(idle.status.report.armed, None);
     assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
     assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
+}
+
+/// Whether any reboot takes the image that was staged.
+fn disk_armed(bench: &Bench) -> bool {
+    let disk = bench.host.snapshot().disk;
+    disk.next() == Some(disk.inactive())
+}
+
+async fn until_disk_armed(bench: &Bench) {
+    let wait = async {
+        while !disk_armed(bench) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(tokio::time::timeout(LIMIT, wait).await.is_ok(), "the disk is not armed: {}", bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disk_armed_without_a_record_is_reported_and_disarmed_by_another_download() {
+    let bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    bench.host.script(Fault::command(Command::Activate, Worker::LosesRecord));
+    bench.give(&bench.claims(&asking));
+    until_failed(&bench, FailureReason::ActivateFailed).await;
+    let status = bench.host.snapshot().status.unwrap();
+    assert!(disk_armed(&bench) && status.update_state == UpdateState::Staged);
+    bench.host.script(Fault::command(
+        Command::Prepare,
+        Worker::Exits { status: 1, stderr: "no network".into(), overwrote: false },
+    ));
+    bench.withdraw();
+    let pending = |v: &ShadowView| reached(v) == Some("DeactivateFailed") && v.status.report.armed.is_some();
+    let view = bench.web.until("it is reported", pending).await;
+    assert!(!acknowledged(&view) && disk_armed(&bench));
+    let idle = bench.web.until("it is disarmed", acknowledged).await;
+    assert_eq!((idle.status.report.armed, disk_armed(&bench)), (None, false));
+    assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disk_armed_without_a_record_is_disarmed_by_a_restarted_agent() {
+    let mut bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    bench.host.script(Fault::command(Command::Activate, Worker::LosesRecord));
+    bench.give(&bench.claims(&asking));
+    until_disk_armed(&bench).await;
+    bench.kill_agent().await;
+    bench.withdraw();
+    bench.start_agent();
+    let idle = bench.web.until("it is disarmed", acknowledged).await;
+    assert_eq!((idle.status.report.armed, disk_armed(&bench)), (None, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempt_withdrawn_before_its_permit_downloads_nothing_again() {
+    let bench = Bench::new().await;
+    bench.staged(1).await;
+    bench.asked().await;
+    bench.withdraw();
+    let idle = bench.web.until("it is idle", acknowledged).await;
+    assert_eq!(idle.status.report.armed, None);
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn host_that_another_client_disarmed_is_not_rebooted() {
+    let bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.asked().await;
+    // The report that comes before the reboot does not arrive until the other client has acted.
+    bench.web.refuse(Some(|report| report.report.armed.as_ref().is_some_and(|a| a.phase == ArmedPhase::Activated)));
+    bench.give(&bench.claims(&asking));
+    until_disk_armed(&bench).await;
+    bench.host.lock_free().await;
+    bench.host.foreign(Command::Deactivate).await.unwrap();
+    bench.web.refuse(None);
+    let view = until_failed(&bench, FailureReason::DisarmedByOther).await;
+    assert!(view.status.report.failure.unwrap().message.contains("another client disarmed it"));
+    assert!(!bench.calls().iter().any(|call| call.contains("reboot")), "{:?}", bench.calls());
+    bench.withdraw();
+    let idle = bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    assert_eq!((idle.status.report.armed, disk_armed(&bench)), (None, false));
+    let calls = bench.calls();
+    let times = |what: &str| calls.iter().filter(|call| call.contains(what)).count();
+    assert_eq!((times("prepare"), times("activate-update")), (1, 1), "{calls:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -89,6 +89,8 @@ pub struct Situation {
     pub boot: Boot,
     /// What is staged.
     pub image: Image,
+    /// Whether an activation of this operator may have changed the disk's boot flags without a record of the host.
+    pub perhaps_armed: bool,
     /// Who armed it.
     pub armed_by: ArmedBy,
     /// Whether a person permits, in the boot that runs, to disarm what somebody else armed.
@@ -108,6 +110,8 @@ pub enum Step {
     Rest,
     /// Disarm the image.
     Deactivate,
+    /// Download an image again, which clears the disk's boot flags.
+    PrepareAgain,
     /// Look for updates where needed, check that the version is offered, download it.
     Stage,
     /// Ask for a go; at the go: activate, report it, reboot.
@@ -133,6 +137,8 @@ pub struct Row {
     pub boot: Option<Boot>,
     /// What is staged.
     pub image: Option<Image>,
+    /// Whether the disk may be armed without a record.
+    pub perhaps_armed: Option<bool>,
     /// Who armed it.
     pub armed_by: Option<ArmedBy>,
     /// Whether a person permits to disarm what somebody else armed.
@@ -152,6 +158,7 @@ const ANY: Row = Row {
     failed: None,
     boot: None,
     image: None,
+    perhaps_armed: None,
     armed_by: None,
     may_disarm: None,
     mark: None,
@@ -210,6 +217,12 @@ pub const TABLE: &[Row] = &[
         why: "what somebody else armed is theirs",
         ..idle()
     },
+    Row {
+        perhaps_armed: Some(true),
+        step: Step::PrepareAgain,
+        why: "an activation left no record: the disk may be armed, and only another download is sure to clear it",
+        ..idle()
+    },
     Row { step: Step::Reached(HostState::Idle), why: "nothing is armed", ..idle() },
     // A failed attempt is not tried again: the controller decides about another one.
     Row {
@@ -243,12 +256,27 @@ pub const TABLE: &[Row] = &[
     },
     Row {
         image: Some(Image::Staged),
+        perhaps_armed: Some(false),
         step: Step::Reached(HostState::StagedUpdate),
         why: "the image is there",
         ..stage()
     },
     Row { step: Step::Stage, why: "the image is not there, or not to be trusted", ..stage() },
-    // Arming is allowed only in the boot that the order names.
+    // Arming is allowed only in the boot that the order names, and once.
+    Row {
+        image: Some(Image::Staged),
+        mark: Some(Mark::Activated),
+        step: Step::Fail(FailureReason::DisarmedByOther),
+        why: "what we armed was disarmed by another client; the permit is used up",
+        ..reboot(Boot::Same)
+    },
+    Row {
+        image: Some(Image::Doubtful),
+        mark: Some(Mark::Activated),
+        step: Step::Fail(FailureReason::DisarmedByOther),
+        why: "what we armed was disarmed by another client; the permit is used up",
+        ..reboot(Boot::Same)
+    },
     Row {
         image: Some(Image::Staged),
         step: Step::Arm,
@@ -315,11 +343,12 @@ impl Row {
         fn ok<T: PartialEq>(cell: Option<&T>, value: &T) -> bool {
             cell.is_none_or(|c| c == value)
         }
-        let Situation { order, failed, boot, image, armed_by, may_disarm, mark, running } = s;
+        let Situation { order, failed, boot, image, perhaps_armed, armed_by, may_disarm, mark, running } = s;
         ok(self.order.as_ref(), order)
             && ok(self.failed.as_ref(), failed)
             && ok(self.boot.as_ref(), boot)
             && ok(self.image.as_ref(), image)
+            && ok(self.perhaps_armed.as_ref(), perhaps_armed)
             && ok(self.armed_by.as_ref(), armed_by)
             && ok(self.may_disarm.as_ref(), may_disarm)
             && ok(self.mark.as_ref(), mark)
@@ -358,15 +387,16 @@ pub fn table_markdown() -> String {
         value.map_or_else(|| "any".to_owned(), |v| format!("{v:?}"))
     }
     let mut out = String::from(
-        "| order | failed | boot | image | armed by | may disarm | mark | running | step | why |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        "| order | failed | boot | image | perhaps armed | armed by | may disarm | mark | running | step | why |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for row in TABLE {
         out.push_str(&format!(
-            "| {} | {} | {} | {} | {} | {} | {} | {} | `{:?}` | {} |\n",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | `{:?}` | {} |\n",
             cell(row.order.as_ref()),
             cell(row.failed.as_ref()),
             cell(row.boot.as_ref()),
             cell(row.image.as_ref()),
+            cell(row.perhaps_armed.as_ref()),
             cell(row.armed_by.as_ref()),
             cell(row.may_disarm.as_ref()),
             cell(row.mark.as_ref()),
@@ -385,6 +415,10 @@ mod tests {
     use super::*;
 
     fn all() -> Vec<Situation> {
+        [false, true].into_iter().flat_map(all_with).collect()
+    }
+
+    fn all_with(perhaps_armed: bool) -> Vec<Situation> {
         let mut out = Vec::new();
         for order in [Order::Idle, Order::Stage, Order::Reboot, Order::Unknown] {
             for failed in [false, true] {
@@ -399,6 +433,7 @@ mod tests {
                                             failed,
                                             boot,
                                             image,
+                                            perhaps_armed,
                                             armed_by,
                                             may_disarm,
                                             mark,
@@ -470,6 +505,21 @@ mod tests {
             if s.order == Order::Idle && s.image == Image::Ready && s.armed_by != ArmedBy::Other {
                 assert_eq!(step(&s), Step::Deactivate, "{s:?}");
             }
+        }
+    }
+
+    #[test]
+    fn idle_and_staged_are_never_reached_while_the_disk_may_be_armed() {
+        for s in all().into_iter().filter(|s| s.perhaps_armed) {
+            let reached = matches!(step(&s), Step::Reached(HostState::Idle | HostState::StagedUpdate));
+            assert!(!reached, "{s:?}");
+        }
+    }
+
+    #[test]
+    fn an_image_that_was_armed_once_in_an_attempt_is_not_armed_again_in_it() {
+        for s in all().into_iter().filter(|s| s.mark == Mark::Activated) {
+            assert_ne!(step(&s), Step::Arm, "{s:?}");
         }
     }
 

@@ -68,6 +68,8 @@ reasons! {
     NotStaged => Node,
     /// Somebody else armed an image on the host.
     HostArmedByOther => Node,
+    /// Another client of the host's API disarmed the image after the agent had armed it.
+    DisarmedByOther => Node,
     /// The host booted the armed image and fell back to the old one.
     BootFellBack => Version,
     /// The host was rebooted by somebody or something else in the middle of the attempt.

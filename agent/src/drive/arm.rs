@@ -26,7 +26,7 @@ use crate::go::{is_fresh, new_nonce, verify};
 use crate::host::client::{HostError, Posted};
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState, UpdateStatus};
-use crate::memory::OrderKey;
+use crate::memory::{OrderKey, Unconfirmed};
 use crate::report::Word;
 use crate::situation::Facts;
 use crate::staging::TRIES;
@@ -67,6 +67,11 @@ impl Ask {
         };
         let again = sent + GO_LIFETIME + extra;
         Self { key: key.clone(), nonce: new_nonce(), sent, before, again, refused: String::new() }
+    }
+
+    /// Whether this is its nonce.
+    pub(super) fn asked(&self, nonce: &str) -> bool {
+        self.nonce == nonce
     }
 
     fn is_fresh(&self) -> bool {
@@ -111,7 +116,18 @@ impl Driver<'_> {
                 self.ask = Some(ask);
                 return Ok(Turn::At(again));
             }
-            Some(ask) if ask.key == *key => Ask::new(key, ask.before.saturating_add(1)),
+            Some(ask) if ask.key == *key => {
+                // What was armed when the last nonce was sent may have been disarmed since.
+                if ready {
+                    if let Some(turn) = self.read_status(key).await? {
+                        return Ok(turn);
+                    }
+                    if !self.status.as_ref().is_some_and(armed_rightly) {
+                        return Ok(Turn::Again);
+                    }
+                }
+                Ask::new(key, ask.before.saturating_add(1))
+            }
             _ => Ask::new(key, 0),
         };
         self.ask = Some(ask.clone());
@@ -141,6 +157,15 @@ impl Driver<'_> {
         }
         if let Some(turn) = self.refuse(&newest, facts, &ask) {
             return Ok(turn);
+        }
+        // Another client may have disarmed the host since: a drained node is not rebooted into the version that it runs.
+        if ready {
+            if let Some(turn) = self.read_status(key).await? {
+                return Ok(turn);
+            }
+            if !self.status.as_ref().is_some_and(armed_rightly) {
+                return Ok(Turn::Again);
+            }
         }
         // The last look before the act: a process that was stopped meanwhile finds its go too old, or another boot.
         let same_boot = boot::read(&self.config.boot_id_file).is_ok_and(|boot_id| boot_id == facts.boot_id);
@@ -184,18 +209,24 @@ impl Driver<'_> {
 
     async fn activate(&mut self, key: &OrderKey, version: &semver::Version) -> Result<Turn, AgentError> {
         // From here on, what is found armed is ours, whatever becomes of the answer.
-        let earlier = self.memory.armed.replace(key.attempt.clone());
+        let before = self.status.as_ref().and_then(UpdateStatus::timestamp).map(str::to_owned);
+        let earlier = (self.memory.armed.clone(), self.memory.unconfirmed.clone());
+        self.memory.armed = Some(key.attempt.clone());
+        self.memory.unconfirmed.get_or_insert(Unconfirmed { before });
         let outcome = self.command(Command::Activate, key).await;
         match &outcome {
             Outcome::Done(status) => {
                 let right = status.state == UpdateState::Ready
                     && status.staging.as_ref().is_some_and(|s| s.next_to_boot && s.version.as_ref() == Some(version));
                 if right {
+                    self.memory.activated = Some(key.attempt.clone());
                     return Ok(Turn::Again);
                 }
             }
-            Outcome::Refused(_) | Outcome::Busy => self.memory.armed = earlier,
-            Outcome::Host(error) if !error.may_have_arrived() => self.memory.armed = earlier,
+            Outcome::Refused(_) | Outcome::Busy => (self.memory.armed, self.memory.unconfirmed) = earlier,
+            Outcome::Host(error) if !error.may_have_arrived() => {
+                (self.memory.armed, self.memory.unconfirmed) = earlier;
+            }
             _ => {}
         }
         self.failed(key, outcome, |tries| &mut tries.activate).await
@@ -208,6 +239,11 @@ impl Driver<'_> {
             // An answer that does not come may well be one that the shutdown cut off.
             Err(error @ (HostError::Cut(_) | HostError::Timeout(_))) => {
                 tracing::info!(error = chain(&error), "the host was told to reboot");
+                return Ok(self.await_reboot());
+            }
+            // The number is the signal that ended the host's command, which the very shutdown sends.
+            Ok(Posted::Failed(message)) if message.contains("exit code: 15") => {
+                tracing::info!(?message, "the host was told to reboot");
                 return Ok(self.await_reboot());
             }
             Ok(Posted::Refused(message) | Posted::Failed(message)) => message,

@@ -57,7 +57,12 @@ impl Driver<'_> {
             return true;
         }
         let armed = view.status.report.armed.as_ref().is_some_and(|armed| armed.boot_id == self.boot_id);
-        if self.status_of.is_some() && key.state == HostState::Idle && !armed && self.memory.armed.is_none() {
+        if self.status_of.is_some()
+            && key.state == HostState::Idle
+            && !armed
+            && self.memory.armed.is_none()
+            && self.memory.unconfirmed.is_none()
+        {
             self.status_of = Some(key.clone());
             return true;
         }

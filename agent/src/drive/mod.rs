@@ -64,13 +64,15 @@ enum Turn {
     Again,
     /// Waits until then, or for a change.
     At(Instant),
+    /// Waits until then, or for another order: nothing else that the stream brings cuts a back-off short.
+    BackOff(Instant),
     /// Waits for a change.
     Wait,
 }
 
 impl Turn {
     fn after(wait: Duration) -> Self {
-        Self::At(Instant::now() + wait)
+        Self::BackOff(Instant::now() + wait)
     }
 }
 
@@ -182,11 +184,21 @@ impl<'a> Driver<'a> {
                     () = sleep_until(time) => {}
                     _ = self.changed.changed() => {}
                 },
+                Turn::BackOff(time) => tokio::select! {
+                    () = sleep_until(time) => {}
+                    () = self.another_order() => {}
+                },
                 Turn::Wait => {
                     let _ = self.changed.changed().await;
                 }
             }
         }
+    }
+
+    /// Returns when the newest shadow carries another order than the one of the last turn.
+    async fn another_order(&mut self) {
+        let current = self.tries_of.clone();
+        let _ = self.changed.wait_for(|known| known.view.as_deref().map(OrderKey::of) != current).await;
     }
 
     async fn turn(&mut self) -> Result<Turn, AgentError> {
@@ -196,12 +208,12 @@ impl<'a> Driver<'a> {
             Ok(boot_id) => self.begin_boot(boot_id),
             Err(error) => {
                 tracing::warn!(error = chain(&error), "the boot is not known");
-                return Ok(Turn::after(BOOT_POLL));
+                return Ok(Turn::At(Instant::now() + BOOT_POLL));
             }
         }
         if let Some(since) = self.rebooting {
             if since.elapsed() < REBOOT_PATIENCE {
-                return Ok(Turn::after(BOOT_POLL));
+                return Ok(Turn::At(Instant::now() + BOOT_POLL));
             }
             tracing::warn!("the host took the order to reboot, but still runs");
             self.rebooting = None;
@@ -218,9 +230,21 @@ impl<'a> Driver<'a> {
             self.looks.idle_since = None;
         }
         match self.facts(&view, &key).await? {
-            Ok(facts) => self.act(&view, &key, &facts).await,
+            Ok(facts) => {
+                self.inherit(&view);
+                self.act(&view, &key, &facts).await
+            }
             Err(turn) => Ok(turn),
         }
+    }
+
+    /// Takes over what the process before this one may have done in this boot. Returns whether there was anything.
+    fn inherit(&mut self, view: &ShadowView) -> bool {
+        let armed = view.status.report.armed.as_ref().filter(|armed| armed.boot_id == self.boot_id);
+        let own = self.ask.as_ref().zip(armed).is_some_and(|(ask, armed)| ask.asked(&armed.nonce));
+        // Without a status there is no record to compare later ones with.
+        let known = self.status_of.is_some();
+        armed.is_some() && !own && known && self.memory.inherit(self.status.as_ref())
     }
 
     /// Forgets everything of another boot.
@@ -244,7 +268,7 @@ impl<'a> Driver<'a> {
             let reach = Reach::Unsupported(format!("the host's update state '{state}' is not known"));
             let word = Word::Standing(view.status.report.state.unwrap_or_default());
             self.status_of = None;
-            return Ok(self.tell(key, facts, &word, &reach, Turn::after(LOOK_AGAIN)).await);
+            return Ok(self.tell(key, facts, &word, &reach, Turn::At(Instant::now() + LOOK_AGAIN)).await);
         }
         let found = situation(view, facts, &self.memory);
         let step = step(&found);
@@ -262,7 +286,7 @@ impl<'a> Driver<'a> {
             Step::LeaveArmed => {
                 self.status_of = None;
                 let word = Word::Rest(HostState::Idle);
-                Ok(self.tell(key, facts, &word, &reach, Turn::after(LOOK_AGAIN)).await)
+                Ok(self.tell(key, facts, &word, &reach, Turn::At(Instant::now() + LOOK_AGAIN)).await)
             }
             Step::Unsupported => {
                 let reach = Reach::Unsupported("the order is not understood by this version of the agent".to_owned());
@@ -273,6 +297,7 @@ impl<'a> Driver<'a> {
                 Ok(self.fail(key, facts, &found, reason, message).await)
             }
             Step::Deactivate => self.deactivate(key, facts, &found).await,
+            Step::PrepareAgain => self.prepare_again(key, facts, &found).await,
             Step::Stage => self.stage(view, key, facts, &found).await,
             Step::Arm => self.arm(key, facts, &found, false).await,
             Step::RebootArmed => self.arm(key, facts, &found, true).await,

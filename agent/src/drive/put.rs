@@ -41,6 +41,9 @@ impl Driver<'_> {
             build(&view.status, view.metadata.generation, facts, &memory, word, reach, Timestamp::now())
         };
         let put = self.put(key, make).await;
+        if let (Put::Acknowledged(_), Word::Armed(_)) = (&put, word) {
+            self.memory.inherited = true;
+        }
         if let Put::Acknowledged(view) = &put
             && (view.status.report.armed.is_none() || matches!(word, Word::Armed(_)))
         {
@@ -54,6 +57,9 @@ impl Driver<'_> {
             let Some(view) = self.views.newest().filter(|view| OrderKey::of(view) == *key) else {
                 return Put::Moved;
             };
+            if self.inherit(&view) {
+                return Put::Moved;
+            }
             let new = make(&view);
             let shortened = self.shortened.as_ref().filter(|(streams, _)| *streams == self.views.streams());
             if !differs(&view.status, &new) || shortened.is_some_and(|(_, kept)| kept.covers(&view.status, &new)) {

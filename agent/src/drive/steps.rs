@@ -33,6 +33,9 @@ const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_s
 /// Waits after a command that the host's state did not allow, which somebody else must have changed.
 const REFUSED: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
+/// What is reported while a disk may be armed without a record.
+const PERHAPS_ARMED: &str = "the disk may be armed without a record; an image is downloaded again, which disarms it";
+
 const LEFT_NO_TRACE: &str = "the host's command ended without a trace";
 
 impl Driver<'_> {
@@ -268,13 +271,49 @@ impl Driver<'_> {
         }
         match self.command(Command::Deactivate, key).await {
             Outcome::Done(status) if status.state != UpdateState::Ready => {
-                self.memory.armed = None;
-                self.memory.disarmed = true;
+                (self.memory.armed, self.memory.activated, self.memory.disarmed) = (None, None, true);
                 self.ask = None;
                 Ok(Turn::Again)
             }
             outcome => self.failed(key, outcome, |tries| &mut tries.deactivate).await,
         }
+    }
+
+    /// Clears the disk's boot flags by another download: the host has no record of an activation, so it refuses to disarm,
+    /// but the disk may be armed. Retried until it succeeds, and reported meanwhile.
+    pub(super) async fn prepare_again(
+        &mut self,
+        key: &OrderKey,
+        facts: &Facts,
+        found: &Situation,
+    ) -> Result<Turn, AgentError> {
+        let last = &self.tries.message;
+        let message = if last.is_empty() { PERHAPS_ARMED.to_owned() } else { format!("{PERHAPS_ARMED}: {last}") };
+        // What matters is the disarming, so the report may fail.
+        let _ = self.report(key, facts, &Word::Standing(standing(found)), &Reach::DisarmFails(message)).await;
+        // Only a refresh makes the choice that a download needs.
+        let outcome = if facts.status.as_ref().is_some_and(|status| status.chosen.is_some()) {
+            self.command(Command::Prepare, key).await
+        } else if let Some(allowed) = too_soon(self.looks.asked, Instant::now()) {
+            return Ok(Turn::At(allowed));
+        } else {
+            self.command(Command::Refresh, key).await
+        };
+        let outcome = match outcome {
+            Outcome::Done(_) if self.memory.unconfirmed.is_none() => {
+                tracing::info!("the disk's boot flags are cleared");
+                (self.memory.armed, self.memory.activated, self.memory.disarmed) = (None, None, true);
+                return Ok(Turn::Again);
+            }
+            Outcome::Done(status)
+                if status.chosen.is_some() && status.last.as_ref().is_some_and(|last| last.is(Command::Refresh)) =>
+            {
+                return Ok(Turn::Again);
+            }
+            Outcome::Done(_) => Outcome::NotStarted("the host found nothing to download".to_owned()),
+            outcome => outcome,
+        };
+        self.failed(key, outcome, |tries| &mut tries.prepare).await
     }
 
     /// A command did not do what it is for: counts it where it ran and failed, and says when to go on.
@@ -318,6 +357,9 @@ pub(super) fn explain(reason: FailureReason, key: &OrderKey, facts: &Facts) -> S
         FailureReason::BootFellBack => format!("the host was armed with {wanted}, rebooted, and runs {runs} again"),
         FailureReason::RebootedByOther => format!("the host was rebooted before it was armed with {wanted}"),
         FailureReason::BootedOtherVersion => format!("the host was to boot {wanted} and runs {runs}"),
+        FailureReason::DisarmedByOther => {
+            format!("the host was armed with {wanted}, and another client disarmed it before it rebooted")
+        }
         FailureReason::HostArmedByOther => "an image that we did not arm is armed".to_owned(),
         FailureReason::NotStaged => {
             let staged = facts.status.as_ref().and_then(UpdateStatus::staged_version);

@@ -15,8 +15,14 @@ use crate::settings::{Change, HostSettings};
 /// The host answers one request at a time and each within milliseconds; a time-out this long means that it hangs.
 const TIMEOUT: Duration = CALL_LIMIT;
 
-/// The longest answer that is read. A status with a verbose stderr has some kilobytes.
+/// The longest answer that is kept, after its long strings were cut.
 const LONGEST_BODY: usize = 1024 * 1024;
+
+/// The longest answer that is read at all. A status carries all that the host's updater printed, which has no limit.
+const LONGEST_ANSWER: usize = 256 * 1024 * 1024;
+
+/// As much of a string in an answer as is kept, in bytes. What is longer is output of a program.
+const LONGEST_STRING: usize = 256 * 1024;
 
 /// The settings that are read: these two keys. Without their `settings.` the host finds nothing, and says nothing of it.
 const SETTINGS: &str = "/settings?keys=settings.updates.version-lock,settings.updates.ignore-waves";
@@ -252,14 +258,63 @@ impl HostClient {
         }
         let mut response = request.send().await.map_err(classify)?;
         let status = response.status();
-        let mut body = Vec::new();
+        let mut body = Shortened::new(LONGEST_STRING);
+        let mut read = 0;
         while let Some(chunk) = response.chunk().await.map_err(classify)? {
-            if body.len() + chunk.len() > LONGEST_BODY {
-                return Err(bad(status, b"an answer of more than 1 MiB"));
+            body.extend(&chunk);
+            read += chunk.len();
+            if body.kept.len() > LONGEST_BODY || read > LONGEST_ANSWER {
+                return Err(bad(status, format!("an answer of more than {read} bytes").as_bytes()));
             }
-            body.extend_from_slice(&chunk);
         }
-        Ok((status, body))
+        Ok((status, body.kept))
+    }
+}
+
+/// JSON as it arrives, with the ends of long strings left out, so that it stays JSON and needs little memory.
+#[derive(Debug)]
+struct Shortened {
+    kept: Vec<u8>,
+    longest: usize,
+    /// How many bytes of the string have been kept that the next byte belongs to.
+    string: Option<usize>,
+    /// The next byte belongs to an escape.
+    escaped: bool,
+    /// The rest of the string is left out.
+    cut: bool,
+}
+
+impl Shortened {
+    const fn new(longest: usize) -> Self {
+        Self { kept: Vec::new(), longest, string: None, escaped: false, cut: false }
+    }
+
+    fn extend(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.push(*byte);
+        }
+    }
+
+    fn push(&mut self, byte: u8) {
+        let Some(length) = self.string else {
+            self.string = (byte == b'"').then_some(0);
+            self.kept.push(byte);
+            return;
+        };
+        let escape = self.escaped;
+        self.escaped = byte == b'\\' && !escape;
+        if byte == b'"' && !escape {
+            (self.string, self.cut) = (None, false);
+            self.kept.push(byte);
+            return;
+        }
+        // Never within a character or an escape, of which none goes on with a space or a punctuation mark.
+        let between = !escape && byte != b'\\' && (byte == b' ' || byte.is_ascii_punctuation());
+        self.cut = self.cut || (length >= self.longest && between);
+        if !self.cut {
+            self.string = Some(length + 1);
+            self.kept.push(byte);
+        }
     }
 }
 
@@ -301,4 +356,34 @@ fn io_kind(error: &reqwest::Error) -> Option<std::io::ErrorKind> {
         source = inner.source();
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shortened(text: &str, chunk: usize) -> String {
+        let mut body = Shortened::new(4);
+        text.as_bytes().chunks(chunk).for_each(|chunk| body.extend(chunk));
+        String::from_utf8(body.kept).unwrap()
+    }
+
+    #[test]
+    fn long_strings_of_an_answer_are_cut_and_it_stays_json() {
+        for (text, short) in [
+            (r#"{"a":"12 45 78","b":[1,null]}"#, r#"{"a":"12 45","b":[1,null]}"#),
+            (r#"{"a":"1234 \" \\","b":"x"}"#, r#"{"a":"1234","b":"x"}"#),
+            (r#"{"a":"12\"4\n\u00e4/x\"y"}"#, r#"{"a":"12\"4\n\u00e4"}"#),
+            (r#"{"a":"\ud83d\ude00 more"}"#, r#"{"a":"\ud83d\ude00"}"#),
+            (r#"{"a":"äöü€ more"}"#, r#"{"a":"äöü€"}"#),
+            (r#"{"a":"nowheretocut"}"#, r#"{"a":"nowheretocut"}"#),
+            ("[]", "[]"),
+            ("", ""),
+        ] {
+            for chunk in [1, 3, 100] {
+                assert_eq!(shortened(text, chunk), short);
+            }
+            assert!(text.is_empty() || json(short.as_bytes()).is_some(), "{short}");
+        }
+    }
 }

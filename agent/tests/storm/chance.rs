@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 
 use integ::host::{BootFault, Command, Fault, HostOptions, RebootFault, Transport, Worker};
+use integ::machine::Power;
 use models::shadow::HostState;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
@@ -179,7 +180,7 @@ impl<'a> World<'a> {
             }
             4 => host.script(Fault::connection().times(times)),
             5 | 6 => {
-                let worker = match self.chance.random_range(0..6) {
+                let worker = match self.chance.random_range(0..7) {
                     0 => {
                         Worker::Exits { status: 1, stderr: "no space".into(), overwrote: self.chance.random_bool(0.5) }
                     }
@@ -187,6 +188,7 @@ impl<'a> World<'a> {
                     2 => Worker::Vanishes,
                     3 => Worker::BadConfig,
                     4 => Worker::WritesNothing,
+                    5 => Worker::LosesRecord,
                     _ => Worker::Writes(Version::new(1, 19, 0)),
                 };
                 host.script(Fault::command(command, worker).times(times.min(5)));
@@ -247,7 +249,22 @@ impl<'a> World<'a> {
         while Instant::now() < end {
             pass(Duration::from_secs(1)).await;
             self.kubelet().await;
+            self.withdrawn_is_disarmed();
             self.controller();
+        }
+    }
+
+    /// Once it is acknowledged that an order was withdrawn, and nothing is reported as armed, no boot takes another image.
+    fn withdrawn_is_disarmed(&self) {
+        let (view, host) = (self.bench.web.view(), self.bench.host.snapshot());
+        let report = &view.status.report;
+        let withdrawn = view.spec.state == HostState::Idle
+            && report.observed_generation == Some(view.metadata.generation)
+            && report.state == Some(HostState::Idle)
+            && report.armed.is_none()
+            && report.boot_id.as_ref() == Some(&host.boot_id);
+        if withdrawn && host.power == Power::Up {
+            assert_eq!(host.disk.next(), Some(host.disk.active), "armed after it was withdrawn: {view:#?}");
         }
     }
 

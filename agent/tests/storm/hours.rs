@@ -1,7 +1,7 @@
 //! An hour of each fault, in simulated time: the agent lives through it, asks neither host nor web API without pause, and
 //! goes on when it is over.
 
-use integ::host::{Command, Fault, Transport, Worker};
+use integ::host::{Command, Fault, RebootFault, Transport, Worker};
 use models::condition::find_condition;
 use models::shadow::{HOST_REACHABLE, HostPolicy, HostState};
 use semver::Version;
@@ -183,6 +183,80 @@ fn however_often_policy_and_orders_ask_for_it_the_host_looks_for_updates_once_a_
         let ordered = looks() - idle;
         assert!((30..=61).contains(&idle), "{idle} looks in an idle minute");
         assert!((30..=61).contains(&ordered), "{ordered} looks in a minute of orders");
+        agent.end().await.unwrap();
+    });
+}
+
+/// A host with a staged image whose agent asks for a permit.
+async fn asking(bench: &Bench) -> models::wire::ShadowView {
+    let report = || bench.web.view().status.report;
+    bench.stage(1);
+    assert!(pass_until(MINUTE, || report().state == Some(HostState::StagedUpdate)).await, "it stages");
+    bench.order_reboot();
+    assert!(pass_until(MINUTE, || report().armed.is_some()).await, "it asks");
+    bench.web.view()
+}
+
+#[test]
+fn refused_reboot_is_requested_again_only_after_the_back_off() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = Within::start(&bench);
+        let asking = asking(&bench).await;
+        let refused = RebootFault::Refused { stderr: "an inhibitor".into() };
+        bench.host.script(Fault::reboot(refused).times(u32::MAX));
+        let refusals = || bench.calls().iter().filter(|call| call.contains("/reboot")).count();
+        bench.give(&bench.claims(&asking));
+        assert!(pass_until(MINUTE, || refusals() == 1).await);
+        for _ in 0..20 {
+            // Another generation of the same order.
+            bench.web.order(|_| {});
+            settle(100).await;
+        }
+        assert_eq!(refusals(), 1);
+        let failed = || bench.web.view().status.report.failure.is_some();
+        assert!(pass_until(MINUTE, failed).await);
+        assert_eq!(refusals(), 3);
+        agent.end().await.unwrap();
+    });
+}
+
+#[test]
+fn status_of_many_megabytes_is_read() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = Within::start(&bench);
+        let output = "a line that the updater printed\n".repeat(70_000);
+        bench.host.script(Fault::fails(Command::Prepare, output));
+        bench.stage(1);
+        let staged = || bench.web.view().status.report.state == Some(HostState::StagedUpdate);
+        assert!(pass_until(5 * MINUTE, staged).await, "{:#?}", bench.web.view());
+        agent.end().await.unwrap();
+    });
+}
+
+#[test]
+fn activation_carried_out_long_after_its_order_was_withdrawn_is_disarmed() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = Within::start(&bench);
+        let asking = asking(&bench).await;
+        let queued = Transport::Slow(Duration::from_secs(68));
+        bench.host.script(Fault::request("POST", "/actions/activate", queued));
+        bench.give(&bench.claims(&asking));
+        pass(Duration::from_secs(2)).await;
+        bench.withdraw();
+        let view = || bench.web.view();
+        let idle = || view().status.report.observed_generation == Some(view().metadata.generation);
+        assert!(pass_until(5 * MINUTE, idle).await, "{:#?}", view());
+        let log = bench.host.log();
+        assert_eq!((arms(&log), reboots(&log)), (1, 0));
+        pass(5 * MINUTE).await;
+        let disk = bench.host.snapshot().disk;
+        assert_eq!((disk.next(), view().status.report.armed), (Some(disk.active), None));
         agent.end().await.unwrap();
     });
 }

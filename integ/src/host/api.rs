@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::core::{Core, Job, State};
 use super::faults::RebootFault;
@@ -12,7 +12,10 @@ use super::settings::SettingsTree;
 use super::state::{Command, Refusal, Unreadable};
 
 /// The largest JSON body taken, in bytes.
-const BODY_LIMIT: usize = 2 * 1024 * 1024;
+pub(super) const BODY_LIMIT: usize = 2 * 1024 * 1024;
+
+/// The longest name of a transaction, which is that of a file.
+const LONGEST_TRANSACTION: usize = 255;
 
 /// A request that was read whole.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +25,15 @@ pub(super) struct Request {
     pub(super) target: String,
     pub(super) content_type: Option<String>,
     pub(super) body: Vec<u8>,
+    /// The length that the head announced, where it said one.
+    pub(super) announced: Option<usize>,
+}
+
+impl Request {
+    /// Whether it is answered without its body: an action takes none, and one that is too long is refused.
+    pub(super) fn needs_no_body(&self) -> bool {
+        self.target.starts_with("/actions/") || self.announced.is_some_and(|length| length > BODY_LIMIT)
+    }
 }
 
 /// An answer. A 204 has no body and says no length.
@@ -74,7 +86,16 @@ pub(super) fn answer(core: &Arc<Core>, request: &Request) -> (Response, Then) {
         None => (request.target.as_str(), BTreeMap::new()),
     };
     let state = &mut *core.lock();
-    let transaction = query.get("tx").map_or("default", String::as_str);
+    let transaction = match query.get("tx") {
+        None => "default",
+        Some(name) if name.len() > LONGEST_TRANSACTION => {
+            return (Response::error(500, "File name too long (os error 36)"), Then::Nothing);
+        }
+        Some(name) if !name.is_ascii() || name.contains('"') => {
+            return (Response::error(400, format!("Invalid transaction name '{name}'")), Then::Nothing);
+        }
+        Some(name) => name.as_str(),
+    };
     let response = match (request.method.as_str(), path) {
         ("GET", "/os") => os(core, state, query.get("prefix")),
         ("GET", "/settings") => settings(state, query.get("keys"), query.get("prefix")),
@@ -85,7 +106,6 @@ pub(super) fn answer(core: &Arc<Core>, request: &Request) -> (Response, Then) {
                 Response::no_content()
             },
         ),
-        ("PATCH", "/settings/keypair") => keypair(state, transaction, request),
         ("POST", "/tx/commit") => commit(state, transaction).map_or_else(|error| error, |keys| Response::json(&keys)),
         ("POST", "/tx/commit_and_apply") => commit(state, transaction).map_or_else(
             |error| error,
@@ -137,15 +157,19 @@ fn update_status(state: &State) -> Response {
 }
 
 fn reboot(state: &mut State) -> (Response, Then) {
-    let failed = |stderr: &str| {
-        let text = format!("Failed to reboot, exit code: 1, stderr: {stderr}");
-        (Response::error(500, text), Then::Nothing)
+    let failure = |code: i32, stderr: &str| {
+        Response::error(500, format!("Failed to reboot, exit code: {code}, stderr: {stderr}"))
     };
+    let failed = |stderr: &str| (failure(1, stderr), Then::Nothing);
     if state.shutting_down {
         return failed("Call to Reboot failed: There's already a shutdown or sleep operation in progress\n");
     }
     let reply_cut = match state.script.reboot() {
         Some(RebootFault::Refused { stderr }) => return failed(&stderr),
+        Some(RebootFault::Terminated) => {
+            state.shutting_down = true;
+            return (failure(15, ""), Then::Reboot { reply_cut: false });
+        }
         Some(RebootFault::ReplyCut) => true,
         None => false,
     };
@@ -180,6 +204,11 @@ fn os(core: &Core, state: &State, prefix: Option<&String>) -> Response {
 fn settings(state: &State, keys: Option<&String>, prefix: Option<&String>) -> Response {
     match (keys, prefix) {
         (Some(keys), _) if keys.is_empty() => empty_input("keys"),
+        (Some(keys), _) if !keys.split(',').all(is_key) => Response::error(400, format!("Invalid key in '{keys}'")),
+        // A table is a folder of the data store.
+        (Some(keys), _) if keys.split(',').any(|key| matches!(key, "settings" | "settings.updates")) => {
+            Response::error(500, "Is a directory (os error 21)")
+        }
         (Some(keys), _) => Response::json(&state.settings.at(keys)),
         (None, Some(prefix)) if prefix.is_empty() => empty_input("prefix"),
         (None, Some(prefix)) => Response::json(&state.settings.under(prefix)),
@@ -188,6 +217,12 @@ fn settings(state: &State, keys: Option<&String>, prefix: Option<&String>) -> Re
             .whole()
             .map_or_else(|| Response::error(404, "Found no 'settings' in datastore"), |tree| Response::json(&tree)),
     }
+}
+
+/// Whether it has the form of a key: segments of letters, digits, `-` and `_`, with dots between them.
+fn is_key(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    text.split('.').all(|segment| !segment.is_empty() && segment.bytes().all(allowed))
 }
 
 fn commit(state: &mut State, transaction: &str) -> Result<Vec<String>, Response> {
@@ -210,7 +245,7 @@ fn json_body<T: serde::de::DeserializeOwned>(request: &Request) -> Result<T, Res
     if !request.content_type.as_deref().is_some_and(is_json) {
         return Err(Response::extractor(400, "Content type error".to_owned()));
     }
-    let length = request.body.len();
+    let length = request.announced.unwrap_or(request.body.len());
     if length > BODY_LIMIT {
         let text = format!("JSON payload ({length} bytes) is larger than allowed (limit: {BODY_LIMIT} bytes).");
         return Err(Response::extractor(413, text));
@@ -221,38 +256,9 @@ fn json_body<T: serde::de::DeserializeOwned>(request: &Request) -> Result<T, Res
 
 fn is_json(content_type: &str) -> bool {
     let essence = content_type.split(';').next().unwrap_or_default().trim();
-    essence.eq_ignore_ascii_case("application/json")
-}
-
-/// What `apiclient set a=b c=d` sends: `settings.` may be left out, and a value is JSON or else text.
-#[derive(Debug, Deserialize)]
-struct KeyPairs {
-    request_payload: Vec<String>,
-}
-
-fn keypair(state: &mut State, transaction: &str, request: &Request) -> Response {
-    let pairs: KeyPairs = match json_body(request) {
-        Ok(pairs) => pairs,
-        Err(error) => return error,
-    };
-    let mut updates = Map::new();
-    for pair in pairs.request_payload {
-        let Some((key, text)) = pair.split_once('=') else {
-            return Response::error(400, format!("Not a pair of key and value: '{pair}'"));
-        };
-        let Some(name) = key.strip_prefix("settings.").unwrap_or(key).strip_prefix("updates.") else {
-            return Response::error(400, format!("Unknown setting '{key}'"));
-        };
-        let value = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
-        updates.insert(name.to_owned(), value);
-    }
-    match serde_json::from_value::<SettingsTree>(json!({ "updates": updates })) {
-        Ok(tree) => {
-            state.settings.stage(transaction, tree.updates.unwrap_or_default());
-            Response::no_content()
-        }
-        Err(error) => Response::error(400, error.to_string()),
-    }
+    let essence = essence.to_ascii_lowercase();
+    matches!(essence.as_str(), "application/json" | "text/json")
+        || (essence.starts_with("application/") && essence.ends_with("+json"))
 }
 
 fn parse_query(query: &str) -> BTreeMap<String, String> {

@@ -156,6 +156,9 @@ impl Core {
                 _ => self.pick(state, &self.listing(state)),
             };
             if writes.is_some() {
+                if state.disk.next() != Some(state.disk.active) {
+                    self.note(EventKind::Disarmed);
+                }
                 state.disk.clear_inactive();
             }
         }
@@ -206,39 +209,45 @@ impl Core {
             Worker::Vanishes | Worker::NeverEnds => Ending::Unrecorded,
             Worker::Killed { signal } => Ending::Failed { exit_status: *signal, stderr: String::new() },
             Worker::Exits { status, stderr, .. } => Ending::Failed { exit_status: *status, stderr: stderr.clone() },
-            Worker::BadConfig if job.command == Command::Refresh => success("", None),
-            Worker::Succeeds | Worker::Waits | Worker::BadConfig | Worker::Writes(_) | Worker::WritesNothing => {
-                match job.command {
-                    Command::Refresh => {
-                        let listing = self.listing(state);
-                        version = self.pick(state, &listing);
-                        let chosen = version.clone().map(|version| self.image(version));
-                        success("", Some(Found { available: listing.available, chosen }))
+            Worker::BadConfig if job.command == Command::Refresh => {
+                success("", Some(Found { available: self.listing(state).available, chosen: None }))
+            }
+            Worker::Succeeds
+            | Worker::Waits
+            | Worker::LosesRecord
+            | Worker::BadConfig
+            | Worker::Writes(_)
+            | Worker::WritesNothing => match job.command {
+                Command::Refresh => {
+                    let listing = self.listing(state);
+                    version = self.pick(state, &listing);
+                    let chosen = version.clone().map(|version| self.image(version));
+                    success("", Some(Found { available: listing.available, chosen: Some(chosen) }))
+                }
+                Command::Prepare => match &job.writes {
+                    Some(written) => {
+                        state.disk.write_inactive(written.clone());
+                        version = Some(written.clone());
+                        success(&self.options.updog.starting(written), None)
                     }
-                    Command::Prepare => match &job.writes {
-                        Some(written) => {
-                            state.disk.write_inactive(written.clone());
-                            version = Some(written.clone());
-                            success(&self.options.updog.starting(written), None)
-                        }
-                        None => success("No update required\n", None),
-                    },
-                    Command::Activate => match state.disk.upgrade_to_inactive() {
-                        Ok(()) => {
-                            version = state.disk.inactive_set().version.clone();
-                            flags = version.clone().map(|version| EventKind::Armed { version });
-                            success("", None)
-                        }
-                        Err(refusal) => Ending::Failed { exit_status: 1, stderr: format!("{refusal}\n") },
-                    },
-                    Command::Deactivate => {
-                        state.disk.cancel_upgrade();
-                        flags = Some(EventKind::Disarmed);
+                    None => success("No update required\n", None),
+                },
+                Command::Activate => match state.disk.upgrade_to_inactive() {
+                    Ok(()) => {
+                        version = state.disk.inactive_set().version.clone();
+                        flags = version.clone().map(|version| EventKind::Armed { version });
                         success("", None)
                     }
+                    Err(refusal) => Ending::Failed { exit_status: 1, stderr: format!("{refusal}\n") },
+                },
+                Command::Deactivate => {
+                    state.disk.cancel_upgrade();
+                    flags = Some(EventKind::Disarmed);
+                    success("", None)
                 }
-            }
+            },
         };
+        let ending = if job.worker == Worker::LosesRecord { Ending::Unrecorded } else { ending };
         let ok = matches!(ending, Ending::Succeeded { .. });
         let at = Timestamp::now().max(state.last_record + Duration::from_nanos(1));
         state.last_record = at;

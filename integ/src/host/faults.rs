@@ -45,11 +45,13 @@ pub enum Worker {
     },
     /// The worker itself dies: no record, the lock is free.
     Vanishes,
+    /// The worker dies after its work was done and before the record of it: the disk has changed, the status has not.
+    LosesRecord,
     /// It holds the lock until the machine (or the API server) goes down.
     NeverEnds,
     /// It goes on until [`super::Host::release_command`], then succeeds.
     Waits,
-    /// A refresh whose updog succeeds, but whose output or configuration cannot be used.
+    /// A refresh whose updog succeeds, but whose configuration cannot be used: the list is new, state and choice stay.
     BadConfig,
     /// A prepare that writes this version, whatever was chosen.
     Writes(Version),
@@ -67,6 +69,8 @@ pub enum RebootFault {
     },
     /// The machine reboots but the answer is lost.
     ReplyCut,
+    /// The machine reboots, and the shutdown ends the very command that ordered it: 500 with the signal's number.
+    Terminated,
 }
 
 /// What goes wrong with a boot.

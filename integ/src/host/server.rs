@@ -100,9 +100,11 @@ async fn serve(listener: UnixListener, core: Arc<Core>) {
 /// One client's connection, until either side ends it.
 async fn connection(mut stream: UnixStream, core: Arc<Core>) {
     let mut buffer = Vec::new();
+    let mut first = true;
     loop {
-        match read_request(&mut stream, &mut buffer, core.options.head_timeout).await {
+        match read_request(&mut stream, &mut buffer, core.options.head_timeout, first).await {
             Ok(Some(head)) => {
+                first = false;
                 if !exchange(&mut stream, &core, head).await {
                     return;
                 }
@@ -191,11 +193,13 @@ async fn exchange(stream: &mut UnixStream, core: &Arc<Core>, incoming: Incoming)
     written && status.is_some() && keep_alive
 }
 
-/// Reads one request. `None`: the client is gone, or was silent for too long. An error is the status to end with.
+/// Reads one request. `None`: the client is gone, or was silent for too long after its `first` one. An error is the status to
+/// end with.
 async fn read_request(
     stream: &mut UnixStream,
     buffer: &mut Vec<u8>,
     head_timeout: Duration,
+    first: bool,
 ) -> Result<Option<Incoming>, u16> {
     let deadline = Instant::now() + head_timeout;
     let (mut incoming, framing, length) = loop {
@@ -205,15 +209,23 @@ async fn read_request(
         match tokio::time::timeout_at(deadline, stream.read_buf(buffer)).await {
             Ok(Ok(1..)) => {}
             Ok(Ok(0) | Err(_)) => return Ok(None),
-            Err(_) if buffer.is_empty() => return Ok(None),
+            Err(_) if buffer.is_empty() && !first => return Ok(None),
             Err(_) => return Err(408),
         }
     };
     buffer.drain(..length);
+    if let Framing::Length(length) = framing {
+        incoming.request.announced = Some(length);
+    }
     loop {
         if let Some((body, taken)) = framing.body(buffer)? {
             buffer.drain(..taken);
             incoming.request.body = body;
+            return Ok(Some(incoming));
+        }
+        if incoming.request.needs_no_body() {
+            // What follows of it is no request.
+            incoming.keep_alive = false;
             return Ok(Some(incoming));
         }
         match stream.read_buf(buffer).await {
@@ -285,6 +297,7 @@ fn parse_head(buffer: &[u8]) -> Result<Option<(Incoming, Framing, usize)>, u16> 
         target: head.path.unwrap_or_default().to_owned(),
         content_type: header("content-type").map(str::to_owned),
         body: Vec::new(),
+        announced: None,
     };
     Ok(Some((Incoming { request, keep_alive, http_1_1 }, framing, length)))
 }

@@ -51,10 +51,10 @@ impl<'de> Deserialize<'de> for VersionLock {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct UpdatesSettings {
     /// Where the repository's metadata is.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "url")]
     pub metadata_base_url: Option<String>,
     /// Where the repository's images are.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "url")]
     pub targets_base_url: Option<String>,
     /// The host's place in the waves, 0 to 2047.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,6 +65,18 @@ pub struct UpdatesSettings {
     /// Whether to take releases whose wave has not come yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
+}
+
+/// Reads a URL, as far as the host looks at it.
+fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    let rest = |text: &str| text.split_once("://").is_some_and(|(_, rest)| !rest.is_empty() && !rest.contains(' '));
+    match text {
+        Some(text) if !rest(&text) => {
+            Err(D::Error::custom(format!("Unable to deserialize into Url: Invalid URL '{text}'")))
+        }
+        text => Ok(text),
+    }
 }
 
 impl UpdatesSettings {

@@ -180,8 +180,7 @@ pub enum Ending {
     Succeeded {
         /// Its standard error.
         stderr: String,
-        /// What a refresh found; `None` for the other commands, and for a refresh whose output or configuration could
-        /// not be used.
+        /// What a refresh found; `None` for the other commands.
         found: Option<Found>,
     },
 }
@@ -191,8 +190,8 @@ pub enum Ending {
 pub struct Found {
     /// All versions listed.
     pub available: Vec<Version>,
-    /// The one that the lock selects.
-    pub chosen: Option<UpdateImage>,
+    /// The one that the lock selects; absent where the configuration could not be read, so that state and choice stay.
+    pub chosen: Option<Option<UpdateImage>>,
 }
 
 /// The dispatcher: the status file and the lock.
@@ -286,11 +285,13 @@ fn conclude(status: &mut UpdateStatus, command: Command, ending: Ending, at: Tim
         Ending::Succeeded { stderr, found } => {
             match (command, found) {
                 (C::Refresh, Some(Found { available, chosen })) => {
-                    if early {
-                        status.update_state = if chosen.is_some() { S::Available } else { S::Idle };
-                    }
                     status.available_updates = available;
-                    status.chosen_update = chosen;
+                    if let Some(chosen) = chosen {
+                        if early {
+                            status.update_state = if chosen.is_some() { S::Available } else { S::Idle };
+                        }
+                        status.chosen_update = chosen;
+                    }
                 }
                 (C::Refresh, None) => {}
                 // The dispatcher records what it had chosen, not what updog wrote.
@@ -346,7 +347,7 @@ mod tests {
             stderr: String::new(),
             found: Some(Found {
                 available: chosen.map(|version| Version::parse(version).unwrap()).into_iter().collect(),
-                chosen: chosen.map(image),
+                chosen: Some(chosen.map(image)),
             }),
         }
     }

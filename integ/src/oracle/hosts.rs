@@ -39,6 +39,8 @@ pub enum HostFact {
         /// What it is.
         version: Version,
     },
+    /// From now on no boot takes another image than the one that runs.
+    Disarmed,
     /// A shutdown has begun.
     Shutdown {
         /// Whether the host API was asked for it.
@@ -95,10 +97,23 @@ impl HostLog {
                     }
                 }
                 HostFact::ActivateEnded | HostFact::Booted { .. } => asked = None,
-                HostFact::Shutdown { .. } | HostFact::Other => {}
+                HostFact::Shutdown { .. } | HostFact::Disarmed | HostFact::Other => {}
             }
         }
         all
+    }
+
+    /// The image that any boot would take now, where that is not the one that runs, and the boot in which it was armed.
+    pub fn armed_at_end(&self) -> Option<(&str, &Version)> {
+        let mut armed = None;
+        for event in &self.events {
+            match &event.fact {
+                HostFact::Armed { version } => armed = Some((event.boot_id.as_str(), version)),
+                HostFact::Disarmed | HostFact::Booted { .. } => armed = None,
+                HostFact::ActivateAsked | HostFact::ActivateEnded | HostFact::Shutdown { .. } | HostFact::Other => {}
+            }
+        }
+        armed
     }
 }
 
@@ -114,13 +129,12 @@ fn fact(kind: &EventKind) -> HostFact {
         }
         EventKind::CommandFinished { command: Command::Activate, .. } => HostFact::ActivateEnded,
         EventKind::Armed { version } => HostFact::Armed { version: version.clone() },
+        EventKind::Disarmed => HostFact::Disarmed,
         EventKind::ShutdownOrdered { by } => HostFact::Shutdown { by_api: *by == ShutdownBy::Api },
         EventKind::Booted { boot_id, .. } => HostFact::Booted { boot_id: boot_id.clone() },
-        EventKind::Call { .. }
-        | EventKind::CommandFinished { .. }
-        | EventKind::Disarmed
-        | EventKind::PowerLoss
-        | EventKind::Down => HostFact::Other,
+        EventKind::Call { .. } | EventKind::CommandFinished { .. } | EventKind::PowerLoss | EventKind::Down => {
+            HostFact::Other
+        }
     }
 }
 

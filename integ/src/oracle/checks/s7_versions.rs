@@ -1,6 +1,7 @@
 //! S7: what is armed through the host API is the version of the order that stood, armed on a go for this boot while that go
-//! was good. Nothing is armed without one.
+//! was good. Nothing is armed without one, and nothing stays armed in a host whose agent reports that nothing is.
 
+use models::shadow::HostState;
 use semver::Version;
 
 use super::{Evidence, Moment, Property, Verdict, World};
@@ -35,8 +36,18 @@ impl super::Check for Check {
         }
     }
 
-    fn end(&mut self, _: &World, evidence: &Evidence, verdict: &mut Verdict) {
+    fn end(&mut self, world: &World, evidence: &Evidence, verdict: &mut Verdict) {
         for (node, logs) in &evidence.hosts {
+            let reported = world.shadows.values().find(|shadow| shadow.node() == *node).map(|s| &s.status.agent);
+            if let (Some(agent), Some((boot, version))) = (reported, logs.last().and_then(|log| log.armed_at_end()))
+                && logs.last().is_some_and(|log| !log.arms_by_api().is_empty())
+                && agent.state == Some(HostState::Idle)
+                && agent.armed.is_none()
+                && agent.boot_id.as_deref() == Some(boot)
+            {
+                let text = format!("{version} is armed in boot {boot}, and the agent reports that nothing is");
+                verdict.report(Property::S7, None, Some(node), text);
+            }
             for (at, boot, version) in logs.iter().flat_map(|log| log.arms_by_api()) {
                 verdict.stats.arms += 1;
                 let go = self.gos.iter().rfind(|go| {
@@ -109,6 +120,20 @@ mod tests {
         story.until_go("a");
         story.host_reboots_by_hand("a");
         story.host_arms("a");
+        story.assert_only(Property::S7);
+    }
+
+    #[test]
+    fn disk_left_armed_by_a_withdrawn_attempt_is_caught() {
+        let mut story = Story::new(&["a"]);
+        story.until_go("a");
+        story.host_arms("a");
+        story.withdraw("a");
+        assert_eq!(story.judge().violations, []);
+        story.agent("a", |agent| {
+            agent.boot_id = agent.armed.take().map(|armed| armed.boot_id);
+            agent.state = Some(super::HostState::Idle);
+        });
         story.assert_only(Property::S7);
     }
 
