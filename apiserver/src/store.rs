@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use kube::ResourceExt as _;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::{self, Event};
+use kube::{Resource as _, ResourceExt as _};
 use models::shadow::BottlerocketShadow;
 use tokio::sync::watch;
 
@@ -164,6 +164,7 @@ impl Store {
         // The list is consistent (no resource version is asked for), so it never goes back behind the watch before it.
         let mut events = watcher::watcher(cluster.shadows(), watcher::Config::default()).boxed();
         let mut failures: u32 = 0;
+        let mut missing = false;
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {
@@ -175,13 +176,30 @@ impl Store {
                 }
                 Err(error) => {
                     self.metrics.watch_errors.inc();
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the watch on shadows was interrupted");
+                    let was_missing = std::mem::replace(&mut missing, is_not_served(&error));
+                    if !missing {
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            "the watch on shadows was interrupted"
+                        );
+                    } else if !was_missing {
+                        tracing::warn!(
+                            "the API server does not serve bottlerocketshadows in version {}: their definition is missing, or is the \
+                             earlier operator's (docs/install.md); waiting for it",
+                            BottlerocketShadow::version(&())
+                        );
+                    }
                     tokio::time::sleep(retry_pause(failures)).await;
                     failures = failures.saturating_add(1);
                 }
             }
         }
     }
+}
+
+/// Whether a watch failed because its resource is not served at all.
+fn is_not_served(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

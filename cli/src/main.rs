@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod page;
+mod preflight;
 mod status;
 mod uninstall;
 
@@ -29,6 +30,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Check whether the operator can be installed in the cluster; changes nothing.
+    Preflight,
     /// Show the rollout and each node: where its update stands, and what it waits for.
     Status,
     /// End what is under way, give every node back, and remove the operator from the cluster.
@@ -53,6 +56,7 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
         .context("no usable kubeconfig: set KUBECONFIG, or check `kubectl config view`")?;
     let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
     match arguments.command {
+        Command::Preflight => preflight::preflight(client).await?,
         Command::Status => {
             let page = status::status(client, &arguments.namespace).await?;
             page.print().context("the standard output cannot be written")?;

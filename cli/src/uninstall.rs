@@ -12,7 +12,7 @@ use clap::Args;
 use controller::view::{NodeFacts, Projection as _};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions};
 use kube::core::GroupVersionKind;
 use kube::discovery::{ApiResource, Scope, pinned_kind};
 use kube::{Client, ResourceExt as _};
@@ -63,9 +63,12 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
         );
     }
     let objects = deploy::everything()?;
+    let mut kinds = Kinds { client: client.clone(), known: HashMap::new() };
     if options.dry_run {
         for object in objects.iter().rev() {
-            say(format_args!("would delete {}", deploy::yaml::id(object)));
+            if let Some(found) = kinds.find(object).await? {
+                say(format_args!("would delete {}", found.id));
+            }
         }
         return Ok(());
     }
@@ -82,7 +85,6 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
 
     let (workloads, rest): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| is_one_of(object, &WORKLOADS));
     let (containers, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|object| is_one_of(object, &CONTAINERS));
-    let mut kinds = Kinds { client: client.clone(), known: HashMap::new() };
     // Nobody is left to claim or to label a node when the nodes are looked through.
     kinds.remove(&workloads, false).await?;
     ended(&client).await?;
@@ -252,6 +254,21 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
     }
 }
 
+/// Whether an object carries the label of everything that is installed with this operator. The earlier operator has objects of the
+/// same name, above all the definition of the shadows.
+pub(crate) fn is_marked(meta: &ObjectMeta) -> bool {
+    let label = meta.labels.as_ref().and_then(|labels| labels.get(names::APPLICATION_LABEL));
+    label.is_some_and(|value| value == names::APPLICATION)
+}
+
+/// An object of this operator in the cluster.
+struct Found {
+    api: Api<DynamicObject>,
+    name: String,
+    uid: Option<String>,
+    id: String,
+}
+
 /// The kinds of object, as the server serves them.
 struct Kinds {
     client: Client,
@@ -285,26 +302,48 @@ impl Kinds {
         }))
     }
 
-    /// Deletes objects, last ones first, and, where that is asked for, waits until they are gone.
+    /// The object in the cluster, where it is there and was installed with this operator.
+    async fn find(&mut self, object: &Value) -> anyhow::Result<Option<Found>> {
+        let id = deploy::yaml::id(object);
+        let Some((api, name)) = self.api(object).await? else { return Ok(None) };
+        let meta = match api.get_metadata_opt(&name).await {
+            Ok(Some(found)) => found.metadata,
+            Ok(None) => return Ok(None),
+            Err(error) if is_gone(&error) => return Ok(None),
+            Err(error) => return Err(error).with_context(|| format!("{id} cannot be read")),
+        };
+        if !is_marked(&meta) {
+            say(format_args!(
+                "{id} stays: it has no label {}={}, so it was not installed with this operator",
+                names::APPLICATION_LABEL,
+                names::APPLICATION
+            ));
+            return Ok(None);
+        }
+        Ok(Some(Found { api, name, uid: meta.uid, id }))
+    }
+
+    /// Deletes objects, last ones first, and, where that is asked for, waits until they are gone. What was not installed with this
+    /// operator stays.
     async fn remove(&mut self, objects: &[Value], wait: bool) -> anyhow::Result<()> {
         let mut going = Vec::new();
         for object in objects.iter().rev() {
-            let id = deploy::yaml::id(object);
-            let Some((api, name)) = self.api(object).await? else { continue };
-            match api.delete(&name, &DeleteParams::background()).await {
+            let Some(found) = self.find(object).await? else { continue };
+            let only_this = Preconditions { uid: found.uid.clone(), resource_version: None };
+            match found.api.delete(&found.name, &DeleteParams::background().preconditions(only_this)).await {
                 Ok(_) => {
-                    say(format_args!("deleted {id}"));
-                    going.push((api, name, id));
+                    say(format_args!("deleted {}", found.id));
+                    going.push(found);
                 }
                 Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(error).with_context(|| format!("{id} cannot be deleted")),
+                Err(error) => return Err(error).with_context(|| format!("{} cannot be deleted", found.id)),
             }
         }
         if !wait {
             return Ok(());
         }
         let deadline = Instant::now() + GONE;
-        for (api, name, id) in going {
+        for Found { api, name, id, .. } in going {
             loop {
                 match api.get_metadata_opt(&name).await {
                     Ok(None) => break,
@@ -387,5 +426,9 @@ mod tests {
         assert_eq!((kinds(&WORKLOADS), kinds(&["Namespace"])), (3, 2));
         assert!(kinds(&["CustomResourceDefinition"]) >= 2);
         assert!(objects.iter().any(|object| object["metadata"]["name"] == "brupop-controller-force"));
+        for object in &objects {
+            let meta: ObjectMeta = serde_json::from_value(object["metadata"].clone()).unwrap();
+            assert!(is_marked(&meta), "{} would stay", deploy::yaml::id(object));
+        }
     }
 }

@@ -11,6 +11,7 @@ pub mod claims;
 pub mod clock;
 pub mod config;
 pub mod decisions;
+pub mod definitions;
 pub mod drain;
 pub mod driver;
 pub mod expressions;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use futures::FutureExt as _;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -44,6 +46,7 @@ use models::shadow::BottlerocketShadow;
 use tokio::sync::watch;
 
 use crate::config::Config;
+use crate::definitions::Served;
 use crate::driver::End;
 use crate::view::{BudgetFacts, Cache, NodeFacts, OperatorFacts, PodFacts, Reading, ShadowFacts};
 
@@ -73,14 +76,23 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     let namespace = config.namespace.as_str();
     let everything = watcher::Config::default;
     tokio::spawn(nodes.run(Api::<DeserializeGuard<Node>>::all(client.clone()), everything()));
-    tokio::spawn(
-        shadows.run(Api::<DeserializeGuard<BottlerocketShadow>>::namespaced(client.clone(), namespace), everything()),
+    let (served, shadows_served) = watch::channel(Served::Unknown);
+    let definition =
+        definitions::wait_until_served::<BottlerocketShadow>(client.clone(), metrics.clone(), served.clone());
+    let watch_shadows =
+        shadows.run(Api::<DeserializeGuard<BottlerocketShadow>>::namespaced(client.clone(), namespace), everything());
+    tokio::spawn(definition.then(|()| watch_shadows));
+    let definition = definitions::wait_until_served::<BottlerocketUpdateOperator>(
+        client.clone(),
+        metrics.clone(),
+        watch::Sender::default(),
     );
-    tokio::spawn(operator.run(
+    let watch_operator = operator.run(
         Api::<DeserializeGuard<BottlerocketUpdateOperator>>::namespaced(client.clone(), namespace),
         // There is no other one, and the right to read it is to it by its name.
         everything().fields(&format!("metadata.name={}", names::OPERATOR_NAME)),
-    ));
+    );
+    tokio::spawn(definition.then(|()| watch_operator));
     tokio::spawn(budgets.run(Api::<DeserializeGuard<PodDisruptionBudget>>::all(client.clone()), everything()));
     let peers = leader::Peers { identity: config.identity.clone(), pods: Cache::<PodFacts>::new(changed.clone()) };
     let own_kind = format!("{}={}", names::COMPONENT_LABEL, names::CONTROLLER);
@@ -127,6 +139,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
             metrics.clone(),
             calls.clone(),
             caches,
+            shadows_served.clone(),
             peers.clone(),
             changed.clone(),
             stop.clone(),
@@ -175,6 +188,7 @@ async fn lead(
     metrics: metrics::Metrics,
     calls: calls::Calls,
     caches: Caches,
+    served: watch::Receiver<Served>,
     peers: leader::Peers,
     changed: Arc<watch::Sender<u64>>,
     mut stop: watch::Receiver<bool>,
@@ -218,6 +232,10 @@ async fn lead(
         shadows,
         operator,
     );
+    tokio::select! {
+        _ = stop.wait_for(|stop| *stop) => {}
+        () = definitions::report_until_served(&applier, served, &changed) => {}
+    }
     let expressions =
         expressions::Expressions::start(changed.clone(), metrics.clone(), config.prometheus_ca_file.clone());
     let driver = driver::Driver::new(

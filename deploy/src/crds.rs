@@ -9,6 +9,8 @@ use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use serde_json::{Map, Value};
 
+use crate::object;
+
 /// All custom resource definitions.
 ///
 /// # Errors
@@ -29,6 +31,8 @@ pub fn of_kind(kind: &str) -> anyhow::Result<Value> {
 }
 
 fn definition(mut crd: CustomResourceDefinition) -> anyhow::Result<Value> {
+    // Tells our definitions from those of the earlier operator, which have the same group and in part the same names.
+    crd.metadata.labels = object::cluster("").labels;
     // There is no converter that an upgrade could wait for or that could be down.
     crd.spec.conversion = Some(CustomResourceConversion { strategy: "None".to_owned(), webhook: None });
     let mut crd = serde_json::to_value(crd)?;

@@ -44,6 +44,7 @@ pub struct Metrics {
     registry: Registry,
     memory: Arc<Mutex<Memory>>,
     leader: GaugeVec,
+    served: GaugeVec,
     clock_offset: GaugeVec,
     fleet: Fleet,
     transitions: IntCounterVec,
@@ -124,6 +125,11 @@ impl Metrics {
         let mut register = Register::default();
         let metrics = Self {
             leader: register.gauge("leader", &[], "Whether this replica leads (1) or stands by (0)")?,
+            served: register.gauge(
+                "resource_served",
+                &["resource"],
+                "Whether the API server serves this custom resource in the version that this program uses (1)",
+            )?,
             clock_offset: register.gauge(
                 "clock_offset_seconds",
                 &[],
@@ -274,6 +280,11 @@ impl Metrics {
             self.tls.reset();
             self.clock_offset.reset();
         }
+    }
+
+    /// Takes in whether a custom resource is served.
+    pub fn served(&self, resource: &str, served: bool) {
+        self.served.with_label_values(&[resource]).set(f64::from(u8::from(served)));
     }
 
     /// Takes in how far the API server's clock is ahead.

@@ -12,6 +12,7 @@ use models::shadow::Step;
 
 use super::survey::Survey;
 use super::{Note, Plan, Wait, requests};
+use crate::definitions::NOT_SERVED;
 use crate::policy::{Policy, PolicyError, WindowState};
 use crate::view::{Answer, ClusterView, NodeView, OperatorFacts, TlsFacts};
 
@@ -153,6 +154,7 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
         let changed = before.is_none_or(|c| c.message != now.message);
         let (begins, ends) = match if holds { Some(now) } else { before } {
             Some(condition) if condition.reason == CERTIFICATES => (CERTIFICATES, "CertificatesInOrder"),
+            Some(condition) if condition.reason == NOT_SERVED => (NOT_SERVED, "ShadowsServed"),
             _ => (begins, ends),
         };
         if holds && (!held || changed) {
@@ -161,6 +163,7 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
             let message = match type_ {
                 FROZEN => "no version is held back any more: new updates start",
                 _ if ends == "CertificatesInOrder" => "keys and certificates are in order",
+                _ if ends == "ShadowsServed" => "the API server serves the shadows",
                 _ => "every field of the policy can be obeyed: it is in force",
             };
             notes.push(Note { warning: false, reason: ends, message: message.to_owned() });

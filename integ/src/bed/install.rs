@@ -15,8 +15,9 @@ use super::BedOptions;
 /// Field manager of the installation.
 const MANAGER: &str = "brupop-install";
 
-/// The manifest that users apply.
-const MANIFEST: &str = include_str!("../../../deploy/manifests/brupop.yaml");
+/// What users apply, in their order.
+const MANIFESTS: [&str; 2] =
+    [include_str!("../../../deploy/manifests/crds.yaml"), include_str!("../../../deploy/manifests/brupop.yaml")];
 
 /// How long a definition may take to be served.
 const ESTABLISHED: Duration = Duration::from_secs(20);
@@ -51,10 +52,16 @@ pub(super) async fn install(client: &Client, options: &BedOptions) -> anyhow::Re
     Ok(())
 }
 
-/// The checked-in manifest, unless something is asked for that it does not have.
+/// The checked-in manifests, unless something is asked for that it does not have.
 fn objects(options: &deploy::Options) -> anyhow::Result<Vec<Value>> {
     if *options == deploy::Options::default() {
-        return serde_saphyr::from_multiple(MANIFEST).context("the checked-in manifest cannot be read");
+        let mut objects = Vec::new();
+        for manifest in MANIFESTS {
+            let read: Vec<Value> =
+                serde_saphyr::from_multiple(manifest).context("a checked-in manifest cannot be read")?;
+            objects.extend(read);
+        }
+        return Ok(objects);
     }
     deploy::objects(options)
 }

@@ -224,3 +224,98 @@ async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_me
     .await?;
     Ok(())
 }
+
+const EARLIER: &str = "integ/testdata/earlier-operator.yaml";
+const EARLIER_SHADOW: &str = "integ/testdata/earlier-shadow.yaml";
+
+/// The lines of `docs/install.md` that install, with the programs that this build has.
+fn install_lines() -> anyhow::Result<String> {
+    const DOCS: &str = include_str!("../../../docs/install.md");
+    let (_, section) = DOCS.split_once("\n## Install\n").context("no section")?;
+    let block = section.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).context("no lines")?;
+    let deploy = integ::bed::Programs::find()?.plugin.with_file_name("brupop-deploy");
+    Ok(block.replace("cargo run -p deploy --", &deploy.display().to_string()))
+}
+
+/// What there is of the earlier operator, to the version.
+async fn of_the_earlier_operator(scene: &Scene) -> anyhow::Result<String> {
+    let columns = "custom-columns=:.kind,:.metadata.name,:.metadata.uid,:.metadata.resourceVersion";
+    let definition =
+        scene.kubectl(&["get", "crd", "bottlerocketshadows.brupop.bottlerocket.aws", "-o", columns]).await?;
+    let objects = scene
+        .kubectl(&[
+            "-n",
+            "brupop-bottlerocket-aws",
+            "get",
+            "bottlerocketshadows.v2.brupop.bottlerocket.aws",
+            "-o",
+            columns,
+        ])
+        .await?;
+    Ok(format!("{definition}{objects}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_earlier_operator_is_left_as_it_is() -> anyhow::Result<()> {
+    run_expecting(nodes(1), ANY, async |scene| {
+        let free = plugin(scene, &["preflight"]).await?;
+        assert!(free.status.success(), "{}", said(&free));
+        shell(scene, &format!("kubectl apply --server-side --field-manager=helm -f {EARLIER}")).await?;
+        shell(scene, &format!("kubectl wait --for=condition=Established -f {EARLIER}")).await?;
+        poll("the earlier operator's shadow", async || {
+            Ok(shell(scene, &format!("kubectl apply --server-side -f {EARLIER_SHADOW}")).await.ok())
+        })
+        .await?;
+        let theirs = of_the_earlier_operator(scene).await?;
+        let before = everything(scene).await?;
+
+        // The documented install stops before it changes anything, whoever applied the definition.
+        let refused = format!("{:#}", shell(scene, &install_lines()?).await.expect_err("installed"));
+        assert!(refused.contains(".spec.versions"), "{refused}");
+        let forced = install_lines()?.replace("--server-side", "--server-side --force-conflicts");
+        let refused = format!("{:#}", shell(scene, &forced).await.expect_err("installed"));
+        assert!(refused.contains("status.storedVersions"), "{refused}");
+        let checked = plugin(scene, &["preflight"]).await?;
+        assert!(!checked.status.success() && said(&checked).contains("versions v1, v2"), "{}", said(&checked));
+        assert_eq!(everything(scene).await?, before);
+
+        // With everything applied that is not refused, the operator waits, and reports for what, once.
+        let _ = shell(scene, "kubectl apply --server-side -f deploy/manifests/crds.yaml").await;
+        poll("the manifest is applied", async || {
+            Ok(shell(scene, "kubectl apply --server-side -f deploy/manifests/brupop.yaml").await.ok())
+        })
+        .await?;
+        let degraded = scene.until_operator("Degraded", models::condition::ConditionStatus::True).await?;
+        assert_eq!(degraded.reason, "ShadowsNotServed", "{degraded:?}");
+        assert!(degraded.message.contains("earlier bottlerocket-update-operator"), "{degraded:?}");
+        scene.renewals(3).await?;
+        for component in [deploy::Component::Controller, deploy::Component::Apiserver] {
+            for process in scene.bed.processes_of(component) {
+                let log = log_of(scene, &process)?;
+                let lines = log.lines().filter(|line| line.contains("bottlerocketshadows"));
+                assert_eq!(lines.count(), 1, "{log}");
+            }
+        }
+
+        let done = plugin(scene, &["uninstall", "--yes"]).await?;
+        assert!(done.status.success(), "{}", said(&done));
+        let stays = "CustomResourceDefinition bottlerocketshadows.brupop.bottlerocket.aws stays";
+        assert!(said(&done).contains(stays), "{}", said(&done));
+        until_left(scene, &before, |left, lost| left.is_empty() && lost.is_empty()).await?;
+        assert_eq!(of_the_earlier_operator(scene).await?, theirs);
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+/// The output of a process.
+fn log_of(scene: &Scene, process: &integ::kubelet::PodProcess) -> anyhow::Result<String> {
+    let member = scene
+        .bed
+        .members
+        .iter()
+        .find_map(|member| member.kubelet.log_file(&process.namespace, &process.pod, &process.container));
+    let path = member.context("no log")?;
+    std::fs::read_to_string(&path).with_context(|| path.display().to_string())
+}

@@ -1,0 +1,49 @@
+//! `kubectl brupop preflight`: reports what keeps the operator from being installed, and changes nothing.
+
+use anyhow::{Context as _, bail};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams};
+
+use crate::page::say;
+use crate::uninstall::is_marked;
+
+/// The minor version of Kubernetes 1 from which tokens name their node.
+const MINOR: u32 = 32;
+
+/// The field manager of `kubectl apply --server-side`.
+const KUBECTL: &str = "kubectl";
+
+/// Checks the cluster.
+pub(crate) async fn preflight(client: Client) -> anyhow::Result<()> {
+    let mut problems = Vec::new();
+    let version = client.apiserver_version().await.context("the API server's version cannot be read")?;
+    let minor: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
+    if version.major == "1" && minor.parse::<u32>().is_ok_and(|minor| minor < MINOR) {
+        problems.push(format!("Kubernetes 1.{MINOR} or later is needed; this is {}", version.git_version));
+    }
+    let definitions: Api<CustomResourceDefinition> = Api::all(client);
+    for wanted in deploy::crds::all()? {
+        let name = wanted["metadata"]["name"].as_str().context("a definition without a name")?;
+        let found =
+            definitions.get_opt(name).await.with_context(|| format!("{name} cannot be read; may you read it?"))?;
+        if let Some(found) = found.filter(|found| !is_marked(&found.metadata)) {
+            let versions: Vec<String> = found.spec.versions.into_iter().map(|version| version.name).collect();
+            problems.push(format!(
+                "the definition {name} (versions {}) is another operator's, probably the earlier bottlerocket-update-operator's: \
+                 it has to be removed first, with its shadows (docs/install.md, \"Over the earlier operator\")",
+                versions.join(", ")
+            ));
+            continue;
+        }
+        let dry = PatchParams { dry_run: true, ..PatchParams::apply(KUBECTL) };
+        if let Err(error) = definitions.patch(name, &dry, &Patch::Apply(&wanted)).await {
+            problems.push(format!("the API server refuses the definition {name}: {error}"));
+        }
+    }
+    if !problems.is_empty() {
+        bail!("the operator cannot be installed, and nothing was changed:\n  {}", problems.join("\n  "));
+    }
+    say("nothing keeps the operator from being installed");
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! The custom resources as the API server serves them. Where the earlier operator's definition is installed, or none is, nothing
+//! can be decided: that is reported once, and waited for.
+
+use std::time::Duration;
+
+use kube::Resource;
+use kube::discovery::{self, ApiGroup};
+use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
+use models::names;
+use models::operator::DEGRADED;
+use models::plain::cut;
+use tokio::sync::watch;
+
+use crate::apply::Applier;
+use crate::metrics::Metrics;
+use crate::view::ClusterView;
+
+/// Reason of the condition `Degraded` while the shadows are not served.
+pub const NOT_SERVED: &str = "ShadowsNotServed";
+
+/// How long the API server may take to list what it serves.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// The first and the longest pause before the API server is asked again.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// What is known of a custom resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Served {
+    /// Nothing yet: the API server has not answered.
+    #[default]
+    Unknown,
+    /// It is served in the version that this program reads and writes.
+    Yes,
+    /// It is not, for this reason.
+    No(String),
+}
+
+/// Returns why resource `K` is not served in the version that this program uses.
+fn problem<K: Resource<DynamicType = ()>>(group: Option<&ApiGroup>) -> Option<String> {
+    let (plural, version) = (K::plural(&()), K::version(&()));
+    let served: Vec<&str> = group
+        .into_iter()
+        .flat_map(|group| group.versions().map(move |version| (group, version)))
+        .filter(|(group, version)| group.versioned_resources(version).iter().any(|(r, _)| r.plural == plural))
+        .map(|(_, version)| version)
+        .collect();
+    if served.contains(&version.as_ref()) {
+        return None;
+    }
+    let name = format!("{plural}.{}", names::GROUP);
+    Some(if served.is_empty() {
+        format!(
+            "the API server does not serve {name}: install the definitions (kubectl apply --server-side -f crds.yaml)"
+        )
+    } else {
+        format!(
+            "the API server serves {name} in {} and not in {version}: the definition is another operator's, probably the \
+             earlier bottlerocket-update-operator's, which has to be removed first (docs/install.md). No node is updated",
+            served.join(", ")
+        )
+    })
+}
+
+/// Waits until resource `K` is served, and publishes what is known in `state`. A problem is logged once.
+pub async fn wait_until_served<K: Resource<DynamicType = ()>>(
+    client: kube::Client,
+    metrics: Metrics,
+    state: watch::Sender<Served>,
+) {
+    let (mut pause, longest) = PAUSES;
+    let plural = K::plural(&());
+    loop {
+        let new = match tokio::time::timeout(DEADLINE, discovery::group(&client, names::GROUP)).await {
+            Ok(Ok(group)) => problem::<K>(Some(&group)),
+            Ok(Err(kube::Error::Discovery(_))) => problem::<K>(None),
+            Ok(Err(error)) => Some(format!("the API server does not list what it serves: {error}")),
+            Err(_) => Some("the API server does not list what it serves: no answer".to_owned()),
+        };
+        let new = new.map_or(Served::Yes, Served::No);
+        metrics.served(&plural, new == Served::Yes);
+        if state.send_replace(new.clone()) != new
+            && let Served::No(problem) = &new
+        {
+            tracing::warn!(resource = %plural, problem, "custom resource not served, waiting for it");
+        }
+        if new == Served::Yes {
+            return;
+        }
+        tokio::time::sleep(pause).await;
+        pause = pause.saturating_mul(2).min(longest);
+    }
+}
+
+/// Reports in the operator's resource that the shadows are not served, and returns once they are.
+pub async fn report_until_served(applier: &Applier, mut state: watch::Receiver<Served>, changed: &watch::Sender<u64>) {
+    let mut changes = changed.subscribe();
+    loop {
+        let now = state.borrow_and_update().clone();
+        let mut retry = None;
+        match now {
+            Served::Yes => return,
+            Served::Unknown => {}
+            Served::No(problem) => {
+                if let Err(error) = report(applier, &problem).await {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "the condition Degraded was not written");
+                    retry = Some(PAUSES.1);
+                }
+            }
+        }
+        let again = async {
+            match retry {
+                Some(pause) => tokio::time::sleep(pause).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ended = state.changed() => if ended.is_err() { return },
+            _ = changes.changed(), if retry.is_none() => {}
+            () = again => {}
+        }
+    }
+}
+
+async fn report(applier: &Applier, problem: &str) -> Result<(), crate::apply::ApplyError> {
+    let Some(operator) = applier.operator.get(names::OPERATOR_NAME) else { return Ok(()) };
+    let mut status = operator.status.clone();
+    let known = find_condition(&status.conditions, DEGRADED);
+    if known.is_some_and(|c| c.status == ConditionStatus::True && c.reason == NOT_SERVED && c.message == problem) {
+        return Ok(());
+    }
+    let condition = Condition {
+        type_: DEGRADED.to_owned(),
+        status: ConditionStatus::True,
+        reason: NOT_SERVED.to_owned(),
+        message: cut(problem, 2000),
+        last_transition_time: crate::clock::now(),
+        observed_generation: None,
+    };
+    set_condition(&mut status.conditions, condition);
+    let view = ClusterView { operator: Some(operator), ..ClusterView::default() };
+    applier.write_operator(&view, &status).await
+}
