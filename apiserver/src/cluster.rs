@@ -15,16 +15,50 @@ use models::shadow::BottlerocketShadow;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
+use crate::metrics::{CallResult, Metrics};
 use crate::shadow::{Shadow, ShadowError};
 
-/// How long a call may take. The agent waits behind it, and asks again by itself.
-const DEADLINE: Duration = Duration::from_secs(10);
+/// How long a connection to the API server may be silent. A watch gets a bookmark about every minute; without this limit one
+/// whose connection has died would never end, and streams would show what was true then.
+pub(crate) const SILENCE: Duration = Duration::from_secs(150);
+
+/// A call to the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    TokenReview,
+    Keys,
+    Read,
+    Apply,
+}
+
+impl Call {
+    pub(crate) const ALL: [Self; 4] = [Self::TokenReview, Self::Keys, Self::Read, Self::Apply];
+
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::TokenReview => "token-review",
+            Self::Keys => "keys",
+            Self::Read => "read",
+            Self::Apply => "apply",
+        }
+    }
+
+    /// How long it may take. An agent waits 15 s for its answer, and behind a report are a review, a read and an apply.
+    const fn deadline(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::TokenReview | Self::Keys => 4,
+            Self::Read => 5,
+            // The longest, since its outcome is unknown afterwards. Admission webhooks may be behind it.
+            Self::Apply => 10,
+        })
+    }
+}
 
 /// Why a call to the API server brought no result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    #[error("the API server did not answer within {}s", DEADLINE.as_secs())]
-    TimedOut,
+    #[error("the API server did not answer the {} within {}s", .0.as_str(), .0.deadline().as_secs())]
+    TimedOut(Call),
     #[error("the call was ended with the server")]
     Ended,
     #[error("the request could not be built")]
@@ -55,6 +89,16 @@ impl CallError {
         match self {
             Self::Answered(status) => Some(status.code),
             _ => None,
+        }
+    }
+
+    /// Whether the call may have had its effect although there was no answer.
+    pub(crate) fn outcome_is_unknown(&self) -> bool {
+        match self {
+            Self::TimedOut(_) | Self::Ended | Self::Call(_) | Self::Answer(_) | Self::Shadow(_) => true,
+            // The API server gave up in the middle.
+            Self::Answered(status) => status.code == 504,
+            Self::Request(_) => false,
         }
     }
 
@@ -100,12 +144,13 @@ pub(crate) struct Cluster {
     client: Client,
     namespace: String,
     runtime: Handle,
+    metrics: Metrics,
 }
 
 impl Cluster {
     /// Has to be called on the main runtime. The client must not retry by itself: the answers are the caller's to judge.
-    pub(crate) fn new(client: Client, namespace: String) -> Self {
-        Self { client, namespace, runtime: Handle::current() }
+    pub(crate) fn new(client: Client, namespace: String, metrics: Metrics) -> Self {
+        Self { client, namespace, runtime: Handle::current(), metrics }
     }
 
     /// The shadows, for the watch: one that cannot be read does not end it.
@@ -129,7 +174,7 @@ impl Cluster {
             .map_err(CallError::Request)?;
         let client = self.client.clone();
         // Read here and not by the client, which logs an answer that it cannot read, and this answer repeats the token.
-        let text = self.run(async move { client.request_text(request).await }).await?;
+        let text = self.run(Call::TokenReview, async move { client.request_text(request).await }).await?;
         let review: TokenReview = serde_json::from_str(&text).map_err(|e| CallError::Answer(position_only(&e)))?;
         Ok(review.status.unwrap_or_default())
     }
@@ -138,13 +183,13 @@ impl Cluster {
     pub(crate) async fn published(&self, path: &'static str) -> Result<String, CallError> {
         let request = http::Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError)?;
         let client = self.client.clone();
-        self.run(async move { client.request_text(request).await }).await
+        self.run(Call::Keys, async move { client.request_text(request).await }).await
     }
 
     /// Reads a shadow from the store behind the API server, past all caches.
     pub(crate) async fn shadow(&self, name: &str) -> Result<Option<Shadow>, CallError> {
         let (api, name) = (self.api(), name.to_owned());
-        let object = self.run(async move { api.get_opt(&name).await }).await?;
+        let object = self.run(Call::Read, async move { api.get_opt(&name).await }).await?;
         object.map(Shadow::try_from).transpose().map_err(CallError::Shadow)
     }
 
@@ -164,20 +209,32 @@ impl Cluster {
         });
         let (api, name) = (self.api(), checked.name.clone());
         let params = PatchParams::apply(AGENT_MANAGER).force();
-        let object = self.run(async move { api.patch_status(&name, &params, &Patch::Apply(patch)).await }).await?;
+        let call = async move { api.patch_status(&name, &params, &Patch::Apply(patch)).await };
+        let object = self.run(Call::Apply, call).await?;
         Shadow::try_from(object).map_err(CallError::Shadow)
     }
 
     async fn run<T: Send + 'static>(
         &self,
-        call: impl Future<Output = kube::Result<T>> + Send + 'static,
+        call: Call,
+        answer: impl Future<Output = kube::Result<T>> + Send + 'static,
     ) -> Result<T, CallError> {
         // The timer has to be made over there too: one of the server's own runtime panics when that one is shut down first.
-        match self.runtime.spawn(async move { tokio::time::timeout(DEADLINE, call).await }).await {
+        let result = match self.runtime.spawn(async move { tokio::time::timeout(call.deadline(), answer).await }).await
+        {
             Ok(Ok(result)) => result.map_err(CallError::from),
-            Ok(Err(_)) => Err(CallError::TimedOut),
+            Ok(Err(_)) => Err(CallError::TimedOut(call)),
             Err(_) => Err(CallError::Ended),
-        }
+        };
+        self.metrics.call(
+            call,
+            match &result {
+                Ok(_) | Err(CallError::Answered(_)) => CallResult::Answered,
+                Err(CallError::TimedOut(_)) => CallResult::TimedOut,
+                Err(_) => CallResult::Failed,
+            },
+        );
+        result
     }
 }
 
@@ -199,6 +256,7 @@ pub(crate) mod tests {
     use tower_test::mock;
 
     use super::*;
+    use crate::shadow::tests::shadow;
 
     /// A request that reached the fake API server.
     #[derive(Clone, Debug)]
@@ -241,7 +299,10 @@ pub(crate) mod tests {
                 reply.send_response(Response::builder().status(code).body(body).unwrap());
             }
         });
-        Fake { cluster: Cluster::new(Client::new(service, "default"), "brupop-system".into()), seen }
+        Fake {
+            cluster: Cluster::new(Client::new(service, "default"), "brupop-system".into(), Metrics::new().unwrap()),
+            seen,
+        }
     }
 
     pub(crate) fn failure(code: u16, reason: &str) -> (u16, Value) {
@@ -249,6 +310,32 @@ pub(crate) mod tests {
             code,
             json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": "no"}),
         )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_call_ends_at_its_deadline_and_is_counted() {
+        let (service, mut handle) = mock::pair::<http::Request<Body>, Response<Body>>();
+        let metrics = Metrics::new().unwrap();
+        let cluster = Cluster::new(Client::new(service, "default"), "brupop-system".into(), metrics.clone());
+        tokio::spawn(async move {
+            let mut unanswered = Vec::new();
+            while let Some(request) = handle.next_request().await {
+                unanswered.push(request);
+            }
+        });
+        let shadow = shadow("u", 5, 1, json!({"state": "Idle"}));
+        let ended = [
+            (Call::TokenReview, cluster.review("t", "a").await.map(drop)),
+            (Call::Keys, cluster.published("/openid/v1/jwks").await.map(drop)),
+            (Call::Read, cluster.shadow("brs-a").await.map(drop)),
+            (Call::Apply, cluster.apply_status(&shadow, &json!({})).await.map(drop)),
+        ];
+        let text = String::from_utf8(metrics.text().unwrap()).unwrap();
+        for (call, result) in ended {
+            assert!(matches!(result, Err(CallError::TimedOut(ended)) if ended == call), "{call:?}: {result:?}");
+            let counted = format!("brupop_apiserver_calls_total{{call=\"{}\",result=\"timed-out\"}} 1", call.as_str());
+            assert!(text.contains(&counted), "{text}");
+        }
     }
 
     #[tokio::test]

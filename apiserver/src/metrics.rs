@@ -1,19 +1,24 @@
 //! What the web API counts. Labels take fixed words only, so that no client can make series.
 
+use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 
 use crate::auth::Refusal;
+use crate::cluster::Call;
 
 /// All metrics of one server.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
+    /// What is about the process and its build.
+    process: Registry,
     requests: IntCounterVec,
     refusals: IntCounterVec,
     token_reviews: IntCounterVec,
     status_writes: IntCounterVec,
     key_fetches: IntCounterVec,
-    /// Tokens that went to a TokenReview unchecked, for want of keys or because of their issuer.
+    calls: IntCounterVec,
+    /// Tokens that went to a TokenReview unchecked, for want of keys.
     pub(crate) unchecked_tokens: IntCounter,
     /// Streams that are open.
     pub(crate) streams: IntGauge,
@@ -48,6 +53,8 @@ pub(crate) enum ReviewResult {
 }
 
 impl ReviewResult {
+    const ALL: [Self; 5] = [Self::Authenticated, Self::Refused, Self::Error, Self::Cached, Self::RefusedByKeys];
+
     const fn as_str(self) -> &'static str {
         match self {
             Self::Authenticated => "authenticated",
@@ -67,10 +74,35 @@ pub(crate) enum FetchResult {
 }
 
 impl FetchResult {
+    const ALL: [Self; 2] = [Self::Read, Self::Error];
+
     const fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::Error => "error",
+        }
+    }
+}
+
+/// How a call to the API server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallResult {
+    /// With an answer, a refusal included.
+    Answered,
+    /// At its deadline.
+    TimedOut,
+    /// Without an answer that can be read.
+    Failed,
+}
+
+impl CallResult {
+    const ALL: [Self; 3] = [Self::Answered, Self::TimedOut, Self::Failed];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::TimedOut => "timed-out",
+            Self::Failed => "failed",
         }
     }
 }
@@ -82,19 +114,37 @@ pub(crate) enum WriteResult {
     Unchanged,
     Stale,
     Invalid,
+    Unknown,
     Error,
 }
 
 impl WriteResult {
+    const ALL: [Self; 6] = [Self::Applied, Self::Unchanged, Self::Stale, Self::Invalid, Self::Unknown, Self::Error];
+
     const fn as_str(self) -> &'static str {
         match self {
             Self::Applied => "applied",
             Self::Unchanged => "unchanged",
             Self::Stale => "stale",
             Self::Invalid => "invalid",
+            Self::Unknown => "unknown",
             Self::Error => "error",
         }
     }
+}
+
+/// What Prometheus wants to know of every process, and which build it is.
+fn process() -> Result<Registry, prometheus::Error> {
+    let registry = Registry::new();
+    registry.register(Box::new(ProcessCollector::for_self()))?;
+    let build = IntGauge::with_opts(
+        Opts::new("brupop_build_info", "The build that runs (1)")
+            .const_label("program", models::names::APISERVER)
+            .const_label("version", env!("CARGO_PKG_VERSION")),
+    )?;
+    build.set(1);
+    registry.register(Box::new(build))?;
+    Ok(registry)
 }
 
 impl Metrics {
@@ -131,8 +181,23 @@ impl Metrics {
             "Attempts to read the cluster's public keys, by result.",
             &["result"],
         )?;
+        let calls =
+            vec("brupop_apiserver_calls_total", "Calls to the API server, by how they ended.", &["call", "result"])?;
+        // A counter that begins at 1 has not increased, as far as Prometheus can see.
         for refusal in Refusal::ALL {
             refusals.with_label_values(&[refusal.as_str()]);
+        }
+        for result in ReviewResult::ALL {
+            token_reviews.with_label_values(&[result.as_str()]);
+        }
+        for result in WriteResult::ALL {
+            status_writes.with_label_values(&[result.as_str()]);
+        }
+        for result in FetchResult::ALL {
+            key_fetches.with_label_values(&[result.as_str()]);
+        }
+        for (call, result) in Call::ALL.into_iter().flat_map(|call| CallResult::ALL.map(|result| (call, result))) {
+            calls.with_label_values(&[call.as_str(), result.as_str()]);
         }
         Ok(Self {
             requests,
@@ -140,9 +205,10 @@ impl Metrics {
             token_reviews,
             status_writes,
             key_fetches,
+            calls,
             unchecked_tokens: counter(
                 "brupop_apiserver_unchecked_tokens_total",
-                "Tokens that went to a TokenReview without a look at their signature: the cluster's keys could not be read, or the issuer is another.",
+                "Tokens that went to a TokenReview without a check of their signature: the cluster's keys could not be read.",
             )?,
             streams: gauge("brupop_apiserver_streams", "Streams that are open.")?,
             dropped_fields: counter(
@@ -178,6 +244,7 @@ impl Metrics {
                 "Certificates that were put into service.",
             )?,
             registry,
+            process: process()?,
         })
     }
 
@@ -197,6 +264,10 @@ impl Metrics {
         self.status_writes.with_label_values(&[result.as_str()]).inc();
     }
 
+    pub(crate) fn call(&self, call: Call, result: CallResult) {
+        self.calls.with_label_values(&[call.as_str(), result.as_str()]).inc();
+    }
+
     pub(crate) fn key_fetch(&self, result: FetchResult) {
         self.key_fetches.with_label_values(&[result.as_str()]).inc();
     }
@@ -205,6 +276,7 @@ impl Metrics {
     pub(crate) fn text(&self) -> Result<Vec<u8>, prometheus::Error> {
         let mut out = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut out)?;
+        TextEncoder::new().encode(&self.process.gather(), &mut out)?;
         Ok(out)
     }
 }
@@ -245,11 +317,13 @@ mod tests {
         // Destructured, so that a new metric does not compile until it stands here.
         let Metrics {
             registry: _,
+            process: _,
             requests,
             refusals,
             token_reviews,
             status_writes,
             key_fetches,
+            calls,
             unchecked_tokens,
             streams,
             dropped_fields,
@@ -261,26 +335,13 @@ mod tests {
             certificate_expiry,
             certificate_swaps,
         } = Metrics::new().unwrap();
-        let reviews = [
-            ReviewResult::Authenticated,
-            ReviewResult::Refused,
-            ReviewResult::Error,
-            ReviewResult::Cached,
-            ReviewResult::RefusedByKeys,
-        ];
-        let writes = [
-            WriteResult::Applied,
-            WriteResult::Unchanged,
-            WriteResult::Stale,
-            WriteResult::Invalid,
-            WriteResult::Error,
-        ];
-        let all: [(&dyn Collector, Vec<&str>); 15] = [
+        let all: [(&dyn Collector, Vec<&str>); 16] = [
             (&requests, vec![]),
             (&refusals, vec![]),
-            (&token_reviews, reviews.map(ReviewResult::as_str).to_vec()),
-            (&status_writes, writes.map(WriteResult::as_str).to_vec()),
-            (&key_fetches, [FetchResult::Read, FetchResult::Error].map(FetchResult::as_str).to_vec()),
+            (&token_reviews, ReviewResult::ALL.map(ReviewResult::as_str).to_vec()),
+            (&status_writes, WriteResult::ALL.map(WriteResult::as_str).to_vec()),
+            (&calls, Call::ALL.map(Call::as_str).into_iter().chain(CallResult::ALL.map(CallResult::as_str)).collect()),
+            (&key_fetches, FetchResult::ALL.map(FetchResult::as_str).to_vec()),
             (&unchecked_tokens, vec![]),
             (&streams, vec![]),
             (&dropped_fields, vec![]),

@@ -30,12 +30,13 @@ pub(crate) enum Kind {
     TooManyRequests,
     HeadersTooLarge,
     Unavailable,
+    OutcomeUnknown,
     Internal,
 }
 
 impl Kind {
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::Unauthorized,
         Self::Forbidden,
         Self::AgentTokenForOldNode,
@@ -51,6 +52,7 @@ impl Kind {
         Self::TooManyRequests,
         Self::HeadersTooLarge,
         Self::Unavailable,
+        Self::OutcomeUnknown,
         Self::Internal,
     ];
 
@@ -86,6 +88,9 @@ impl Kind {
                 ("headers-too-large", "The headers are too large", StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
             }
             Self::Unavailable => ("unavailable", "The cluster does not answer now", StatusCode::SERVICE_UNAVAILABLE),
+            Self::OutcomeUnknown => {
+                ("outcome-unknown", "The report may or may not have been written", StatusCode::SERVICE_UNAVAILABLE)
+            }
             Self::Internal => ("internal", "Something is wrong here", StatusCode::INTERNAL_SERVER_ERROR),
         }
     }
@@ -108,7 +113,7 @@ pub(crate) struct ApiError {
 
 impl ApiError {
     pub(crate) fn new(kind: Kind) -> Self {
-        let retry_after = (kind == Kind::Unavailable).then_some(1);
+        let retry_after = matches!(kind, Kind::Unavailable | Kind::OutcomeUnknown).then_some(1);
         Self { kind, detail: None, cause: None, refusal: None, retry_after }
     }
 

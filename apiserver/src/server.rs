@@ -23,7 +23,7 @@ use crate::app::App;
 use crate::auth::identity::agent_username;
 use crate::auth::keys::Wanted;
 use crate::auth::review::Reviewer;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, SILENCE};
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::heads::limited;
@@ -134,6 +134,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     let mut kubernetes = kube::Config::infer().await.map_err(RunError::Infer)?;
     // The client would repeat writes and TokenReviews behind our back.
     kubernetes.default_retry = false;
+    kubernetes.read_timeout = Some(SILENCE);
     let client = Client::try_from(kubernetes).map_err(RunError::Client)?;
     let running = Running::start(&config, Patience::USUAL, client).await?;
     tracing::info!(api = %running.api, plain = %running.plain, "listening");
@@ -155,7 +156,7 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) async fn start(config: &Config, patience: Patience, client: Client) -> Result<Self, RunError> {
         let metrics = Metrics::new().map_err(RunError::Metrics)?;
-        let cluster = Cluster::new(client, config.namespace.clone());
+        let cluster = Cluster::new(client, config.namespace.clone(), metrics.clone());
         let store = Arc::new(Store::new(metrics.clone()));
         let certificate = Arc::new(CertificateSlot::default());
         let ending = watch::Sender::new(None);

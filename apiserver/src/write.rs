@@ -54,8 +54,10 @@ pub(crate) enum WriteError {
     Access(AccessError),
     /// The API server does not accept the report.
     Invalid(CallError),
-    /// The cluster did not answer, or not in a way that tells what became of the report.
+    /// The API server did not write it.
     Call(CallError),
+    /// The API server was asked to write it, and whether it did is not known.
+    Unknown(CallError),
     /// The object changed at every turn.
     Contended,
 }
@@ -118,6 +120,7 @@ pub(crate) async fn write_status(
                 return Err(match error.code() {
                     Some(404) => WriteError::Access(AccessError::NoShadow),
                     Some(400 | 422) => WriteError::Invalid(error),
+                    _ if error.outcome_is_unknown() => WriteError::Unknown(error),
                     _ => WriteError::Call(error),
                 });
             }
@@ -333,5 +336,7 @@ mod tests {
         let broken = fake(|_| failure(503, "ServiceUnavailable"));
         assert!(matches!(write(&broken, &store, &idle_etag(), &staged()).await, Err(WriteError::Call(_))));
         assert_eq!(broken.requests().len(), 1, "the agent tries again, not this server");
+        let unfinished = fake(|_| failure(504, "Timeout"));
+        assert!(matches!(write(&unfinished, &store, &idle_etag(), &staged()).await, Err(WriteError::Unknown(_))));
     }
 }

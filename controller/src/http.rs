@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::calls::Calls;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, about_process};
 
 /// Serves until `stop` turns true. `ready` says whether the caches are warm: a standby is ready too, since it can take
 /// over at once.
@@ -57,5 +57,5 @@ async fn healthz(calls: web::Data<Calls>) -> HttpResponse {
 
 async fn text(metrics: web::Data<Metrics>, calls: web::Data<Calls>) -> HttpResponse {
     metrics.ages(&calls.ages(Instant::now()));
-    HttpResponse::Ok().content_type("text/plain; version=0.0.4").body(metrics.text())
+    HttpResponse::Ok().content_type("text/plain; version=0.0.4").body(metrics.text() + &about_process())
 }

@@ -226,9 +226,7 @@ fn apiserver_in_cluster() -> Vec<Rule> {
             why: "The cluster's public keys, so that what it did not sign need not be asked about. Clusters give this to every \
                   service account; those that have taken it away give it back here.",
             rule: PolicyRule {
-                non_resource_urls: Some(
-                    ["/.well-known/openid-configuration", "/openid/v1/jwks"].map(str::to_owned).to_vec(),
-                ),
+                non_resource_urls: Some(vec!["/openid/v1/jwks".to_owned()]),
                 verbs: vec!["get".to_owned()],
                 ..PolicyRule::default()
             },

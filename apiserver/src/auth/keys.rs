@@ -19,17 +19,15 @@ const LEEWAY: SignedDuration = SignedDuration::from_secs(60);
 /// The most keys that are taken from a set. A cluster publishes one, or two while it changes them.
 const MOST_KEYS: usize = 64;
 
-/// What a cluster publishes about the tokens that it issues (OpenID Connect Discovery, and RFC 7517).
+/// What a cluster publishes about the tokens that it issues (RFC 7517). The keys of all issuers that it accepts are among them, so
+/// that the issuer is left to the TokenReview: a token may name any, a signature cannot be invented.
 pub(crate) struct ClusterKeys {
-    issuer: String,
     keys: HashMap<String, (DecodingKey, Algorithm)>,
 }
 
 /// What a cluster publishes cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeysError {
-    #[error("the discovery document is not understood")]
-    Discovery(#[source] serde_json::Error),
     #[error("the key set is not understood")]
     Set(#[source] serde_json::Error),
     #[error("the key set has no key that can be used")]
@@ -57,26 +55,18 @@ pub(crate) enum Said {
     Refused(Refusal),
     /// It is signed by a key that is not among these. They may be old.
     UnknownKey,
-    /// It is from another issuer: a cluster may accept tokens of several and names one.
-    OtherIssuer,
 }
 
 impl ClusterKeys {
-    /// Reads what the API server answers to `/.well-known/openid-configuration` and `/openid/v1/jwks`. Keys of kinds that
-    /// nobody here knows do no harm.
-    pub(crate) fn read(discovery: &str, set: &str) -> Result<Self, KeysError> {
-        #[derive(Deserialize)]
-        struct Discovery {
-            issuer: String,
-        }
+    /// Reads what the API server answers to `/openid/v1/jwks`. Keys of unknown kinds do no harm.
+    pub(crate) fn read(set: &str) -> Result<Self, KeysError> {
         #[derive(Deserialize)]
         struct Set {
             keys: Vec<Value>,
         }
-        let Discovery { issuer } = serde_json::from_str(discovery).map_err(KeysError::Discovery)?;
         let set: Set = serde_json::from_str(set).map_err(KeysError::Set)?;
         let keys: HashMap<_, _> = set.keys.into_iter().take(MOST_KEYS).filter_map(usable).collect();
-        if keys.is_empty() { Err(KeysError::NoKey) } else { Ok(Self { issuer, keys }) }
+        if keys.is_empty() { Err(KeysError::NoKey) } else { Ok(Self { keys }) }
     }
 
     /// What they say about a token.
@@ -90,11 +80,8 @@ impl ClusterKeys {
     fn check(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Result<Option<String>, Said> {
         let malformed = || Said::Refused(Refusal::MalformedToken);
         let header = decode_header(token).map_err(|_| malformed())?;
-        // Read before the signature is checked, and so only to tell which keys could have made it.
-        let claims: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed())?;
-        if claims.iss.ok_or_else(malformed)? != self.issuer {
-            return Err(Said::OtherIssuer);
-        }
+        // Read before the signature is checked, only to tell garbage from a token of another key.
+        let _: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed())?;
         let (key, algorithm) = header.kid.and_then(|id| self.keys.get(&id)).ok_or(Said::UnknownKey)?;
         // The key says how it signs, and never the token: one of another algorithm is refused below.
         let mut validation = Validation::new(*algorithm);
@@ -111,7 +98,6 @@ impl ClusterKeys {
 /// The registered claims that count (RFC 7519, 4.1).
 #[derive(Clone, Deserialize)]
 struct Claims {
-    iss: Option<String>,
     sub: Option<String>,
     aud: Option<Audience>,
     exp: Option<i64>,
@@ -231,10 +217,6 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn discovery() -> String {
-        json!({"issuer": ISSUER, "jwks_uri": "x"}).to_string()
-    }
-
     /// What an agent's token says. The name tells one from another.
     pub(crate) fn claims(name: &str, expires: i64) -> Value {
         json!({"iss": ISSUER, "aud": [AUDIENCE], "exp": expires, "nbf": expires - 600, "sub": AGENT, "jti": name,
@@ -249,7 +231,7 @@ pub(crate) mod tests {
     }
 
     fn keys(issuers: &[&Issuer]) -> ClusterKeys {
-        ClusterKeys::read(&discovery(), &set(issuers)).unwrap()
+        ClusterKeys::read(&set(issuers)).unwrap()
     }
 
     fn judge(keys: &ClusterKeys, token: &str) -> Said {
@@ -344,22 +326,21 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_or_an_issuer_that_is_not_known_is_told_from_a_forgery() {
+    fn an_unknown_key_is_told_from_a_forgery_and_the_issuer_that_a_token_names_changes_nothing() {
         let (old, new) = (Issuer::new("old"), Issuer::new("new"));
         let keys = keys(&[&old]);
         assert_eq!(judge(&keys, &new.sign(&good())), Said::UnknownKey);
-        assert_eq!(judge(&keys, &old.sign(&with("iss", json!("https://elsewhere")))), Said::OtherIssuer);
-        let nobodys = old.sign(&with("iss", Value::Null));
-        assert_eq!(judge(&keys, &nobodys), Said::Refused(Refusal::MalformedToken));
+        let elsewhere = with("iss", json!("https://elsewhere"));
+        assert_eq!(judge(&keys, &new.sign(&elsewhere)), Said::UnknownKey);
+        assert_eq!(judge(&keys, &Issuer::new("old").sign(&elsewhere)), Said::Refused(Refusal::Forged));
+        assert_eq!(judge(&keys, &old.sign(&elsewhere)), Said::Signed { node: Some("uid of a".into()) });
     }
 
     #[test]
     fn what_the_cluster_publishes_has_to_be_understood() {
-        let good = set(&[&Issuer::new("k")]);
-        assert!(matches!(ClusterKeys::read("{}", &good), Err(KeysError::Discovery(_))));
         for (text, no_key) in [("", false), ("[]", false), ("{}", false), (r#"{"keys": []}"#, true), (&set(&[]), true)]
         {
-            match ClusterKeys::read(&discovery(), text) {
+            match ClusterKeys::read(text) {
                 Err(KeysError::NoKey) => assert!(no_key, "{text}"),
                 Err(KeysError::Set(_)) => assert!(!no_key, "{text}"),
                 _ => panic!("{text}"),
@@ -368,6 +349,6 @@ pub(crate) mod tests {
         let mut encryption = Issuer::new("k").jwk();
         encryption["use"] = json!("enc");
         let set = json!({"keys": [encryption]}).to_string();
-        assert!(matches!(ClusterKeys::read(&discovery(), &set), Err(KeysError::NoKey)), "a key for something else");
+        assert!(matches!(ClusterKeys::read(&set), Err(KeysError::NoKey)), "a key for something else");
     }
 }

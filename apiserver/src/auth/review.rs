@@ -66,7 +66,7 @@ pub(crate) enum Standing {
         /// Uid of the agent's node, where the token says so.
         node: Option<String>,
     },
-    /// Nothing: the cluster's keys cannot be read, or they are not of this token's issuer.
+    /// Nothing: the cluster's keys cannot be read.
     Unchecked,
 }
 
@@ -113,7 +113,7 @@ impl Reviewer {
             Some((Said::Refused(refusal), _)) => Err(self.forged(refusal)),
             Some((Said::UnknownKey, true)) => Err(self.forged(Refusal::UnknownKey)),
             Some((Said::UnknownKey, false)) => Err(ReviewError::NoKeys),
-            Some((Said::OtherIssuer, _)) | None => Ok(Standing::Unchecked),
+            None => Ok(Standing::Unchecked),
         }
     }
 
@@ -236,7 +236,7 @@ mod tests {
     use tower_test::mock;
 
     use super::*;
-    use crate::auth::keys::tests::{Issuer, claims, discovery, wanted};
+    use crate::auth::keys::tests::{Issuer, claims, wanted};
     use crate::auth::token::tests::of;
     use crate::cluster::tests::{Fake, Seen, failure, fake};
 
@@ -271,7 +271,6 @@ mod tests {
             let published = Arc::new(Mutex::new(json!({"keys": [issuer.jwk()]})));
             let keys = Arc::clone(&published);
             let fake = fake(move |request| match request.path.as_str() {
-                "/.well-known/openid-configuration" => (200, serde_json::from_str(&discovery()).unwrap()),
                 "/openid/v1/jwks" => match keys.lock().unwrap().clone() {
                     Value::Null => failure(403, "Forbidden"),
                     keys => (200, keys),
@@ -340,8 +339,12 @@ mod tests {
     async fn what_the_cluster_did_not_sign_never_reaches_it_and_fills_no_memory() {
         let world = World::new(good);
         let forger = Issuer::new("k");
+        let mut invented = claims("a", NOW + 600);
+        invented["iss"] = json!("https://elsewhere");
         let bad = [
             (of("garbage".into()), Refusal::MalformedToken),
+            (of(forger.sign(&invented)), Refusal::Forged),
+            (of(Issuer::new("new").sign(&invented)), Refusal::UnknownKey),
             (of(forger.sign(&claims("a", NOW + 600))), Refusal::Forged),
             (of(Issuer::new("new").sign(&claims("a", NOW + 600))), Refusal::UnknownKey),
             (world.token("a", NOW - 600), Refusal::Expired),
@@ -373,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_keys_and_for_other_issuers_the_review_alone_decides() {
+    async fn without_keys_the_review_alone_decides() {
         let world = World::new(good);
         world.publish(Value::Null);
         world.judge(&of("opaque".into())).await.unwrap();
@@ -381,12 +384,9 @@ mod tests {
         assert_eq!((world.reviews(), world.looks()), (2, 1));
         world.publish(json!({"keys": [world.issuer.jwk()]}));
         tokio::time::advance(Duration::from_secs(10)).await;
-        let mut foreign = claims("b", NOW + 600);
-        foreign["iss"] = json!("https://elsewhere");
-        world.judge(&of(Issuer::new("x").sign(&foreign))).await.unwrap();
-        assert_eq!((world.reviews(), world.looks()), (3, 2));
-        let result = world.judge(&of("opaque".into())).await;
+        let result = world.judge(&of("another".into())).await;
         assert!(matches!(result, Err(ReviewError::Refused(Refusal::MalformedToken))), "now there are keys");
+        assert_eq!((world.reviews(), world.looks()), (2, 2));
     }
 
     #[tokio::test(start_paused = true)]
@@ -435,18 +435,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn tokens_that_anybody_can_write_take_no_turn_and_no_memory_of_those_that_the_cluster_signed() {
         let world = World::new(good);
-        let foreign = |name: &str| {
-            let mut claims = claims(name, NOW + 600);
-            claims["iss"] = json!("https://elsewhere");
-            of(Issuer::new("x").sign(&claims))
-        };
-        world.judge(&foreign("a")).await.unwrap();
+        world.publish(Value::Null);
+        world.judge(&of("a".into())).await.unwrap();
         assert_eq!((world.reviewer.signed.slots().len(), world.reviewer.unchecked.slots().len()), (0, 1));
         let turns = world.reviewer.unchecked.permits.acquire_many(8).await.unwrap();
-        assert!(matches!(world.judge(&foreign("b")).await, Err(ReviewError::Busy)));
-        world.judge(&world.token("c", NOW + 600)).await.unwrap();
+        assert!(matches!(world.judge(&of("b".into())).await, Err(ReviewError::Busy)));
+        let signed = Standing::Signed { node: None };
+        world.reviewer.review(&world.token("c", NOW + 600), &signed).await.unwrap();
         drop(turns);
-        world.judge(&foreign("b")).await.unwrap();
+        world.judge(&of("b".into())).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -480,7 +477,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn of_many_tokens_so_many_are_asked_about_at_a_time_and_the_others_are_told_to_come_again() {
         let (service, mut slow) = mock::pair::<http::Request<Body>, http::Response<Body>>();
-        let cluster = Cluster::new(kube::Client::new(service, "default"), "brupop-system".into());
+        let cluster =
+            Cluster::new(kube::Client::new(service, "default"), "brupop-system".into(), Metrics::new().unwrap());
         let reviewer = Arc::new(Reviewer::new(cluster, wanted(), Metrics::new().unwrap(), now));
         let review = |number: usize| {
             let reviewer = Arc::clone(&reviewer);

@@ -52,7 +52,7 @@ impl KeyRing {
         let judged = |keys: &Option<Arc<ClusterKeys>>| keys.as_ref().map(|k| k.judge(token.expose(), wanted, now));
         match judged(&before) {
             Some(said @ (Said::Signed { .. } | Said::Refused(_))) => return Some((said, true)),
-            None | Some(Said::UnknownKey | Said::OtherIssuer) => {}
+            None | Some(Said::UnknownKey) => {}
         }
         let fresh = self.look(cluster, metrics, before.as_ref()).await;
         judged(&self.current()).map(|said| (said, fresh))
@@ -107,7 +107,6 @@ impl KeyRing {
 }
 
 async fn read(cluster: &Cluster) -> Result<ClusterKeys, LookError> {
-    let discovery = cluster.published("/.well-known/openid-configuration").await?;
     let set = cluster.published("/openid/v1/jwks").await?;
-    Ok(ClusterKeys::read(&discovery, &set)?)
+    Ok(ClusterKeys::read(&set)?)
 }

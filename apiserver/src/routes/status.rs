@@ -49,6 +49,7 @@ pub(super) async fn put(
         Ok(Written::Unchanged(_)) => WriteResult::Unchanged,
         Ok(Written::Stale(_)) => WriteResult::Stale,
         Err(WriteError::Invalid(_)) => WriteResult::Invalid,
+        Err(WriteError::Unknown(_)) => WriteResult::Unknown,
         Err(WriteError::Access(_) | WriteError::Call(_) | WriteError::Contended) => WriteResult::Error,
     };
     app.metrics.status_write(result);
@@ -69,6 +70,7 @@ pub(super) async fn put(
             }
             Err(problem.cause(error))
         }
+        Err(WriteError::Unknown(error)) => Err(ApiError::new(Kind::OutcomeUnknown).cause(error)),
         Err(WriteError::Call(error)) => Err(unavailable(error)),
         Err(WriteError::Contended) => {
             Err(ApiError::new(Kind::Unavailable).detail("the shadow changes too often; try again"))

@@ -309,7 +309,7 @@ async fn many_tokens_at_once_that_nobody_signed_are_no_way_past_the_limit() {
     let refused =
         |status: u16| answers.iter().filter(|answer| answer.as_ref().is_ok_and(|a| a.status() == status)).count();
     assert!(refused(429) > 0 && refused(401) > 0, "{} {}", refused(429), refused(401));
-    assert_eq!(world.reviews(), refused(401), "what was over the limit asked nobody");
+    assert_eq!(world.reviews(), 0, "the issuer that a token names is no way past the keys");
     server.stop().await;
 }
 

@@ -5,6 +5,7 @@
 
 mod bounded;
 mod family;
+mod process;
 mod snapshot;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use models::operator::Counts;
 use models::reason::FailureReason;
 use models::shadow::{ControllerStatus, Progress, Step, UPDATED};
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
@@ -24,6 +26,7 @@ use crate::view::{Answer, ShadowFacts};
 use bounded::Bounded;
 use family::Register;
 
+pub use process::about_process;
 pub use snapshot::{NodeState, Snapshot, TlsSnapshot, Waits};
 
 /// The step of a node without an attempt.
@@ -34,6 +37,26 @@ const UNKNOWN: &str = "unknown";
 
 /// The safety properties, by their numbers in the design.
 const PROPERTIES: [&str; 9] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9"];
+
+/// What is tried, as it stands in `rejected_writes_total`.
+const KINDS: [&str; 13] = [
+    "shadow_create",
+    "shadow_spec",
+    "shadow_status",
+    "shadow_delete",
+    "operator_status",
+    "node_claim",
+    "node_release",
+    "node_leftover",
+    "node_label",
+    "node_lease",
+    "node_get",
+    "pod_list",
+    "other",
+];
+
+/// The answers that are to be expected.
+const CODES: [&str; 9] = ["403", "404", "409", "422", "429", "500", "503", "504", "none"];
 
 /// No label: a gauge that can be left out altogether.
 const ALONE: [&str; 0] = [];
@@ -66,6 +89,7 @@ pub struct Metrics {
 #[derive(Clone)]
 struct Fleet {
     nodes: GaugeVec,
+    states: GaugeVec,
     waiting: GaugeVec,
     waiting_since: GaugeVec,
     slots: GaugeVec,
@@ -78,8 +102,10 @@ struct Fleet {
 
 impl Fleet {
     fn reset(&self) {
-        let Self { nodes, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window } = self;
-        for gauge in [nodes, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window] {
+        let Self { nodes, states, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window } =
+            self;
+        for gauge in [nodes, states, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window]
+        {
             gauge.reset();
         }
     }
@@ -112,6 +138,17 @@ struct Memory {
     moves: Bounded<(Option<Version>, Version)>,
 }
 
+impl Memory {
+    /// The labels of a move from one version to another.
+    fn label_move(&mut self, from: Option<&Version>, to: &Version) -> (String, String) {
+        let text = |version: &Version| version.to_string();
+        let key = (from.cloned(), to.clone());
+        let from = self.moves.admit(&key, |(from, _)| from.as_ref().map_or_else(|| UNKNOWN.to_owned(), text));
+        let to = self.moves.admit(&key, |(_, to)| text(to));
+        (from, to)
+    }
+}
+
 /// Why a node waits, at which step, and since when.
 struct Waiting {
     reason: &'static str,
@@ -140,6 +177,11 @@ impl Metrics {
                     "nodes",
                     &["step", "version"],
                     "Nodes by the step of their update and the version that they run",
+                )?,
+                states: register.gauge(
+                    "nodes_by_state",
+                    &["state"],
+                    "Nodes by the counts of the operator's status, which overlap",
                 )?,
                 waiting: register.gauge("nodes_waiting", &["reason"], "Nodes by the reason why they wait")?,
                 waiting_since: register.gauge(
@@ -249,6 +291,13 @@ impl Metrics {
         for result in crate::expressions::KINDS {
             metrics.expressions.with_label_values(&[result]);
         }
+        for (kind, code) in KINDS.into_iter().flat_map(|kind| CODES.map(|code| (kind, code))) {
+            metrics.rejected.with_label_values(&[kind, code]);
+        }
+        let steps = || std::iter::once(None).chain(Step::ALL.into_iter().map(Some));
+        for (from, to) in steps().flat_map(|from| steps().map(move |to| (from, to))).filter(|(from, to)| from != to) {
+            metrics.transitions.with_label_values(&[word(from), word(to)]);
+        }
         Ok(metrics)
     }
 
@@ -323,6 +372,7 @@ impl Metrics {
         let Snapshot {
             now,
             nodes,
+            counts,
             slots_in_use,
             slots_limit,
             frozen,
@@ -333,6 +383,19 @@ impl Metrics {
         self.fleet.reset();
         let set = |gauge: &GaugeVec, value: f64| gauge.with_label_values(&ALONE).set(value);
         let flag = |gauge: &GaugeVec, holds: bool| set(gauge, f64::from(u8::from(holds)));
+        if let Some(Counts { total, current, updating, staged, blocked, failed }) = counts {
+            for (state, count) in [
+                ("total", total),
+                ("current", current),
+                ("updating", updating),
+                ("staged", staged),
+                ("blocked", blocked),
+                ("failed", failed),
+            ] {
+                let count = usize::try_from(*count).unwrap_or_default();
+                self.fleet.states.with_label_values(&[state]).set(float(count));
+            }
+        }
         set(&self.fleet.slots, float(*slots_in_use));
         if let Some(limit) = slots_limit {
             set(&self.fleet.slots_limit, float(*limit));
@@ -386,6 +449,13 @@ impl Metrics {
         let step = |progress: Option<&Progress>| progress.map(|p| p.step);
         if step(was) != step(is) {
             self.transitions.with_label_values(&[word(step(was)), word(step(is))]).inc();
+            if let (None, Some(begun)) = (was, is) {
+                // What may come of it, before it comes: an increase from nothing is none.
+                let (from, to) = self.lock().label_move(begun.from.as_ref(), &begun.version);
+                for result in results() {
+                    self.updates.with_label_values(&[from.as_str(), to.as_str(), result]);
+                }
+            }
             if let Some(was) = was {
                 // A soak that was begun anew is one time of being watched.
                 let began = was.watched_since.filter(|_| was.step == Step::Monitoring).unwrap_or(was.since);
@@ -401,11 +471,7 @@ impl Metrics {
         if ended != last(before.record.as_ref())
             && let Some(ended) = ended
         {
-            let text = |version: &Version| version.to_string();
-            let key = (ended.from, ended.version);
-            let mut memory = self.lock();
-            let from = memory.moves.admit(&key, |(from, _)| from.as_ref().map_or_else(|| UNKNOWN.to_owned(), text));
-            let to = memory.moves.admit(&key, |(_, to)| text(to));
+            let (from, to) = self.lock().label_move(ended.from.as_ref(), &ended.version);
             self.updates.with_label_values(&[from.as_str(), to.as_str(), result(&ended.reason)]).inc();
         }
     }
@@ -454,6 +520,11 @@ const fn word(step: Option<Step>) -> &'static str {
         Some(step) => step.as_str(),
         None => IDLE,
     }
+}
+
+/// The words of all results.
+fn results() -> impl Iterator<Item = &'static str> {
+    FailureReason::ALL.iter().map(|reason| reason.as_str()).chain([UPDATED])
 }
 
 /// The word of a result. A resource can hold any word; a label cannot.

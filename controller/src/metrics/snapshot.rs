@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use jiff::Timestamp;
+use models::operator::Counts;
 use models::shadow::Step;
 use semver::Version;
 
@@ -56,6 +57,8 @@ pub struct Snapshot<'a> {
     pub now: Timestamp,
     /// The nodes under the operator, and those that still have something of ours.
     pub nodes: Vec<NodeState<'a>>,
+    /// The counts of the operator's status; `None` without the operator's resource.
+    pub counts: Option<Counts>,
     /// How many slots are taken.
     pub slots_in_use: usize,
     /// How many there are; `None` without the operator's resource.
@@ -77,6 +80,7 @@ impl<'a> Snapshot<'a> {
         Self {
             now,
             nodes: view.nodes.iter().map(|(name, node)| node_state(name, node, plan)).collect(),
+            counts: plan.status.as_ref().and_then(|status| status.counts.clone()),
             slots_in_use: view.operator.as_ref().map_or(0, |operator| operator.status.slots.len()),
             slots_limit: policy.max_unavailable.of(labelled).filter(|_| policy.present),
             frozen: plan.quarantine.frozen_by().is_some(),

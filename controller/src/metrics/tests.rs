@@ -63,6 +63,7 @@ fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Sna
     Snapshot {
         now: t(now),
         nodes: nodes.into_iter().collect(),
+        counts: Some(models::operator::Counts { total: 2, blocked: 1, ..models::operator::Counts::default() }),
         slots_in_use: 1,
         slots_limit: Some(2),
         frozen: false,
@@ -129,6 +130,17 @@ fn one_update_leaves_this_text() {
 }
 
 #[test]
+fn the_first_failure_of_a_version_is_an_increase() {
+    let metrics = leading();
+    let failures =
+        || value(&metrics, r#"updates_total{from_version="1.20.0",result="DrainTimedOut",to_version="1.20.5"}"#);
+    write(&metrics, &ControllerReport::default(), &at(Step::Staging, 0), 0);
+    assert_eq!(failures(), Some(0.0), "a scrape before the attempt ends finds it");
+    write(&metrics, &at(Step::Staging, 0), &ended(Some("1.20.0"), "1.20.5", "DrainTimedOut"), 10);
+    assert_eq!(failures(), Some(1.0));
+}
+
+#[test]
 fn a_standby_says_nothing_about_the_fleet() {
     let metrics = Metrics::new().unwrap();
     let fleet = || snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
@@ -137,8 +149,15 @@ fn a_standby_says_nothing_about_the_fleet() {
     metrics.clock_offset(SignedDuration::from_secs(2));
     let standby = metrics.text();
     let of: Vec<_> = exported(&standby).into_iter().map(|(name, ..)| name).collect();
-    let own = ["calls_without_answer_total", "expressions_total", "leader", "lint_findings_total"]
-        .map(|name| format!("brupop_controller_{name}"));
+    let own = [
+        "calls_without_answer_total",
+        "expressions_total",
+        "leader",
+        "lint_findings_total",
+        "rejected_writes_total",
+        "transitions_total",
+    ];
+    let own = own.map(|name| format!("brupop_controller_{name}"));
     assert_eq!(of, own, "what it has counted itself, and that it does not lead");
     assert_eq!(value(&metrics, "leader"), Some(0.0));
 
@@ -339,6 +358,7 @@ fn full() -> Metrics {
     metrics.observe(&snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]));
     metrics.clock_offset(SignedDuration::from_millis(-20));
     one_update(&metrics);
+    metrics.served("bottlerocketshadows", true);
     metrics.rejected("shadow_status", Some(409));
     metrics.finding("S1");
     metrics.expression(&Answer::Quiet { since: t(0) });

@@ -1,5 +1,6 @@
 //! Tokens that are not the wanted node's agent's.
 
+use anyhow::Context as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
@@ -107,9 +108,12 @@ async fn of_the_future(court: &Court) -> anyhow::Result<()> {
 }
 
 async fn from_another_issuer(court: &Court) -> anyhow::Result<()> {
-    // Nothing published speaks of that issuer, so the API server is asked, and it does not know it either.
+    // The cluster's own signature: only the API server knows which issuers it accepts.
     let token = court.signed_with(|claims| claims["iss"] = json!("https://elsewhere.invalid"))?;
-    court.refuses_token(&token, UNAUTHORIZED, "NotAuthenticated").await
+    court.refuses_token(&token, UNAUTHORIZED, "NotAuthenticated").await?;
+    // Without it, the issuer that a token names brings it no further.
+    let (head, _) = token.rsplit_once('.').context("a token has three parts")?;
+    court.refuses_token(&format!("{head}.{}", "A".repeat(342)), UNAUTHORIZED, "Forged").await
 }
 
 async fn garbage(court: &Court) -> anyhow::Result<()> {

@@ -31,6 +31,14 @@ fn series(text: &str) -> String {
             continue;
         }
         let plain = name.split('{').next().unwrap_or(name);
+        // Born at 0, and not touched by this update; or of the process and not of the update.
+        let born = ["_updates_total", "_transitions_total", "_rejected_writes_total"];
+        if (value == "0" && born.iter().any(|born| plain.ends_with(born)))
+            || plain.starts_with("process_")
+            || plain == "brupop_build_info"
+        {
+            continue;
+        }
         let endless = name.contains("le=\"+Inf\"");
         let timed = (plain.ends_with("_bucket") && !endless) || plain.ends_with("_sum") || plain.ends_with("_seconds");
         lines.push_str(&format!("{name} {}\n", if timed { "*" } else { value }));
