@@ -43,11 +43,12 @@ impl Call {
         }
     }
 
-    /// How long it may take. An agent waits 15 s for its answer, and behind a report are a review, a read and an apply.
+    /// How long it may take. An agent waits 15 s for its answer, at most 5 s of which its token waits for its review's turn.
     const fn deadline(self) -> Duration {
         Duration::from_secs(match self {
-            Self::TokenReview | Self::Keys => 4,
+            Self::Keys => 4,
             Self::Read => 5,
+            Self::TokenReview => 8,
             // The longest, since its outcome is unknown afterwards. Admission webhooks may be behind it.
             Self::Apply => 10,
         })

@@ -32,8 +32,8 @@ struct Arguments {
 enum Command {
     /// Check whether the operator can be installed in the cluster; changes nothing.
     Preflight,
-    /// Show the rollout and each node: where its update stands, and what it waits for.
-    Status,
+    /// Show the rollout and each node: the step of its update, and what it waits for.
+    Status(status::Options),
     /// End what is under way, give every node back, and remove the operator from the cluster.
     Uninstall(uninstall::Options),
 }
@@ -57,8 +57,8 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let client = kube::Client::try_from(config).context("the Kubernetes client cannot be set up")?;
     match arguments.command {
         Command::Preflight => preflight::preflight(client).await?,
-        Command::Status => {
-            let page = status::status(client, &arguments.namespace).await?;
+        Command::Status(options) => {
+            let page = status::status(client, &arguments.namespace, &options).await?;
             page.print().context("the standard output cannot be written")?;
         }
         Command::Uninstall(options) => uninstall::uninstall(client, &arguments.namespace, &options).await?,

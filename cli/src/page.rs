@@ -20,15 +20,26 @@ impl Page {
         self.0.push('\n');
     }
 
-    /// Adds a table.
-    pub(crate) fn table<const N: usize>(&mut self, header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) {
+    /// Adds a table. A row that is wider than `width` is cut there, and ends with an ellipsis.
+    pub(crate) fn table<const N: usize>(
+        &mut self,
+        header: [&str; N],
+        rows: impl IntoIterator<Item = [String; N]>,
+        width: Option<usize>,
+    ) {
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_header(header);
         for row in rows {
             table.add_row(row.map(|cell| plain(&cell)));
         }
         for line in table.lines() {
-            self.line(line);
+            match width {
+                Some(width) if line.trim_end().chars().count() > width => {
+                    let kept: String = line.chars().take(width.saturating_sub(1)).collect();
+                    self.line(format_args!("{}…", kept.trim_end()));
+                }
+                _ => self.line(line.trim_end()),
+            }
         }
     }
 
@@ -81,7 +92,7 @@ mod tests {
     fn whatever_is_printed_a_line_is_one_line_and_nothing_in_it_is_for_the_terminal() {
         let mut page = Page::default();
         page.line(HOSTILE);
-        page.table(["A", "B"], [[HOSTILE.to_owned(), "b".to_owned()]]);
+        page.table(["A", "B"], [[HOSTILE.to_owned(), "b".to_owned()]], None);
         let text = page.to_string();
         assert_eq!(text.lines().count(), 3, "{text:?}");
         assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");

@@ -1,37 +1,146 @@
 //! `kubectl brupop status`.
 
+use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
+
 use anyhow::Context as _;
+use clap::Args;
+use controller::annotations::{Place, misunderstood};
+use controller::plan::{Plan, Wait, plan};
+use controller::policy::Policy;
+use controller::view::{
+    BudgetFacts, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
+};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
-use models::condition::true_condition;
+use models::condition::{find_condition, true_condition};
 use models::names;
-use models::operator::BottlerocketUpdateOperator;
-use models::shadow::{BLOCKED, BottlerocketShadow, Step};
+use models::operator::{BottlerocketUpdateOperator, DEGRADED, FROZEN, WINDOW_OPEN};
+use models::shadow::{BLOCKED, BottlerocketShadow, HOST_REACHABLE, Step};
 
 use crate::page::Page;
 
-/// Reads the cluster and says where everything stands.
-pub(crate) async fn status(client: Client, namespace: &str) -> anyhow::Result<Page> {
+/// The widest line where the output is no terminal.
+const WIDTH: usize = 120;
+
+/// How many nodes' pods are read, for the reasons that lie in them. More are about to have their turn in no usual fleet.
+const LOOKS: usize = 8;
+
+/// How `status` is shown.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Show every text in full, however wide the rows become.
+    #[arg(long)]
+    wide: bool,
+    /// `wide` is the same as --wide.
+    #[arg(long, short, value_parser = ["wide"])]
+    output: Option<String>,
+}
+
+impl Options {
+    /// The widest line; `None`: any.
+    fn width(&self) -> Option<usize> {
+        if self.wide || self.output.is_some() {
+            return None;
+        }
+        let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        let terminal = || comfy_table::Table::new().width().map(usize::from);
+        if std::io::stdout().is_terminal() { terminal().or(columns).or(Some(WIDTH)) } else { columns.or(Some(WIDTH)) }
+    }
+}
+
+/// What was read of the cluster.
+#[derive(Default)]
+struct Cluster {
+    namespace: String,
+    operator: Option<BottlerocketUpdateOperator>,
+    shadows: Vec<BottlerocketShadow>,
+    nodes: Vec<Node>,
+    /// The pods of the nodes that are about to have their turn, by node.
+    pods: BTreeMap<String, Vec<PodFacts>>,
+    budgets: Vec<BudgetFacts>,
+}
+
+/// Reads the cluster and reports the state of the fleet.
+pub(crate) async fn status(client: Client, namespace: &str, options: &Options) -> anyhow::Result<Page> {
     let operators: Api<BottlerocketUpdateOperator> = Api::namespaced(client.clone(), namespace);
-    let shadows: Api<BottlerocketShadow> = Api::namespaced(client, namespace);
+    let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), namespace);
+    let nodes: Api<Node> = Api::all(client.clone());
+    let all = ListParams::default();
     let operator = operators
         .get_opt(names::OPERATOR_NAME)
         .await
         .context("the operator's resource cannot be read; is the operator installed, and may you read it?")?;
-    let shadows = shadows.list(&ListParams::default()).await.context("the shadows cannot be read")?;
-    Ok(render(operator.as_ref(), &shadows.items))
+    let mut cluster = Cluster {
+        namespace: namespace.to_owned(),
+        operator,
+        shadows: shadows.list(&all).await.context("the shadows cannot be read")?.items,
+        nodes: nodes.list(&all).await.context("the nodes cannot be read; may you read them?")?.items,
+        ..Cluster::default()
+    };
+    let now = Timestamp::now();
+    let wanted = cluster.plan(now).pods;
+    if !wanted.is_empty() {
+        let budgets: Api<PodDisruptionBudget> = Api::all(client.clone());
+        let found = budgets.list(&all).await.context("the PodDisruptionBudgets cannot be read; may you read them?")?;
+        cluster.budgets = found.iter().filter_map(BudgetFacts::project).collect();
+    }
+    for node in wanted.into_iter().take(LOOKS) {
+        let pods: Api<Pod> = Api::all(client.clone());
+        let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let found = pods.list(&on_node).await.context("the pods cannot be read; may you read them?")?;
+        cluster.pods.insert(node, found.iter().filter_map(PodFacts::project).collect());
+    }
+    Ok(render(&cluster, options.width(), now))
 }
 
-fn render(operator: Option<&BottlerocketUpdateOperator>, shadows: &[BottlerocketShadow]) -> Page {
+impl Cluster {
+    fn operator_facts(&self) -> Option<OperatorFacts> {
+        self.operator.as_ref().and_then(OperatorFacts::project)
+    }
+
+    /// What the controller decides about this cluster, by the controller's own rules.
+    fn plan(&self, now: Timestamp) -> Plan {
+        let facts = self.shadows.iter().filter_map(ShadowFacts::project);
+        let mut shadows: BTreeMap<String, ShadowFacts> = facts.map(|shadow| (shadow.node.clone(), shadow)).collect();
+        let mut view = ClusterView {
+            operator: self.operator_facts(),
+            own_namespace: self.namespace.clone(),
+            budgets: self.budgets.clone(),
+            leader_since: now.saturating_sub(SignedDuration::from_hours(1)).unwrap_or(now),
+            ..ClusterView::default()
+        };
+        for facts in self.nodes.iter().filter_map(NodeFacts::project) {
+            let shadow = shadows.remove(&facts.name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
+            if facts.labelled || facts.claimed() || shadow.is_some() {
+                let pods = self.pods.get(&facts.name).cloned();
+                view.nodes.insert(facts.name.clone(), NodeView { facts, shadow, pods, ..NodeView::default() });
+            }
+        }
+        let (policy, _) = Policy::in_force(view.operator.as_ref());
+        plan(&view, &policy, now)
+    }
+
+    /// A text with the names that it leaves open.
+    fn filled(&self, text: &str, node: &str) -> String {
+        text.replace("<namespace>", &self.namespace).replace("<node>", node)
+    }
+}
+
+fn render(cluster: &Cluster, width: Option<usize>, now: Timestamp) -> Page {
     let mut page = Page::default();
-    match operator {
+    let plan = cluster.plan(now);
+    match &cluster.operator {
         None => page.line(format_args!(
             "There is no BottlerocketUpdateOperator named {}: nothing new starts. Create it to start updates.",
             names::OPERATOR_NAME
         )),
         Some(operator) => {
             let status = operator.status.clone().unwrap_or_default();
-            if let Some(counts) = status.counts {
+            if let Some(counts) = &status.counts {
                 page.line(format_args!(
                     "{} nodes: {} current, {} updating, {} staged, {} blocked, {} failed",
                     counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed
@@ -40,15 +149,28 @@ fn render(operator: Option<&BottlerocketUpdateOperator>, shadows: &[Bottlerocket
             if operator.spec.enabled == Some(false) {
                 page.line("Updates are switched off (spec.enabled is false).");
             }
-            if let Some(condition) = true_condition(&status.conditions, "Frozen") {
-                page.line(format_args!("Frozen: {}", condition.message));
+            let target = operator.spec.version.as_ref().and_then(|version| version.target.as_deref());
+            page.line(format_args!("Target version: {}", target.unwrap_or("latest")));
+            if let Some(window) = find_condition(&status.conditions, WINDOW_OPEN) {
+                let message = if window.message.is_empty() { &window.reason } else { &window.message };
+                let open = if window.status == models::condition::ConditionStatus::True { "open" } else { "closed" };
+                page.line(format_args!("Window: {open}, {message}"));
             }
-            for waiting in status.waiting {
-                page.line(format_args!("  {} wait: {}", waiting.nodes, waiting.reason));
+            for (type_, title) in [(DEGRADED, "Degraded"), (FROZEN, "Frozen")] {
+                if let Some(condition) = true_condition(&status.conditions, type_) {
+                    page.line(format_args!("{title}: {}", cluster.filled(&condition.message, "")));
+                }
             }
         }
     }
-    if shadows.is_empty() {
+    let approval = plan.waits.values().find(|wait| matches!(wait, Wait::CanaryStep { approval: true, .. }));
+    if let Some(wait) = approval {
+        page.line(format_args!("Approval wanted: {}", cluster.filled(&wait.to_string(), "")));
+    }
+    for sentence in misplaced(cluster) {
+        page.line(sentence);
+    }
+    if cluster.shadows.is_empty() {
         page.line(format_args!(
             "No node is under the operator. Label Bottlerocket nodes with {}={}.",
             names::INTERFACE_LABEL,
@@ -56,64 +178,221 @@ fn render(operator: Option<&BottlerocketUpdateOperator>, shadows: &[Bottlerocket
         ));
         return page;
     }
-    page.table(["NODE", "VERSION", "TARGET", "STEP", "WAITS FOR", "LAST"], shadows.iter().map(row));
+    let rows: Vec<_> = cluster.shadows.iter().map(|shadow| row(cluster, shadow, &plan, now)).collect();
+    page.table(["NODE", "VERSION", "TARGET", "STEP", "LAST", "WAITS FOR"], rows, width);
     page
 }
 
-fn row(shadow: &BottlerocketShadow) -> [String; 6] {
+/// The requests that have no effect, each with the object that they are on.
+fn misplaced(cluster: &Cluster) -> Vec<String> {
+    let of = |kind: &str, name: String, place: Place, meta: &kube::api::ObjectMeta| -> Vec<String> {
+        let found = misunderstood(place, meta.annotations.iter().flat_map(BTreeMap::keys));
+        found.into_iter().map(|sentence| format!("{kind} {name}: {sentence}")).collect()
+    };
+    let operator = cluster.operator.iter().flat_map(|o| of("bruo", o.name_any(), Place::Operator, &o.metadata));
+    let shadows = cluster.shadows.iter().flat_map(|s| of("brs", s.name_any(), Place::Shadow, &s.metadata));
+    let nodes = cluster.nodes.iter().flat_map(|n| of("node", n.name_any(), Place::Node, &n.metadata));
+    operator.chain(shadows).chain(nodes).collect()
+}
+
+fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, now: Timestamp) -> [String; 6] {
     let name = shadow.name_any();
+    let node = names::node_of_shadow(&name);
     let status = shadow.status.clone().unwrap_or_default();
     let text = |value: Option<String>| value.unwrap_or_default();
-    let blocked = true_condition(&status.conditions, BLOCKED);
     let last = status.controller.record.and_then(|r| r.last);
+    let progress = status.controller.progress.as_ref();
+    // What the controller has written knows more: of evictions that were refused, say, and expressions that were asked.
+    let blocked = true_condition(&status.conditions, BLOCKED).map(|c| c.message.clone());
+    let reach = find_condition(&status.conditions, HOST_REACHABLE)
+        .filter(|c| c.status != models::condition::ConditionStatus::True)
+        .map(|c| format!("the host is not reached ({}): {}", c.reason, c.message));
+    let planned = plan.waits.get(node).filter(|wait| !matches!(wait, Wait::UpToDate | Wait::Acting));
+    let waits = blocked.or(reach).or_else(|| planned.map(ToString::to_string));
+    let ends = deadline(cluster, node, progress).map(|at| {
+        let left = at.duration_since(now).max(SignedDuration::ZERO).as_secs();
+        format!(" (deadline {at}, in {}m{:02}s)", left / 60, left % 60)
+    });
     [
-        names::node_of_shadow(&name).to_owned(),
+        node.to_owned(),
         text(status.agent.current_version.map(|v| v.to_string())),
         text(shadow.spec.version.as_ref().map(ToString::to_string)),
-        status.controller.progress.map_or("Idle", |p| Step::as_str(p.step)).to_owned(),
-        text(blocked.map(|c| c.message.clone())),
+        progress.map_or("Idle", |p| Step::as_str(p.step)).to_owned(),
         text(last.map(|l| if l.message.is_empty() { l.reason } else { format!("{}: {}", l.reason, l.message) })),
+        format!("{}{}", cluster.filled(&text(waits), node), text(ends)).trim().to_owned(),
     ]
+}
+
+/// When the step of a node's attempt has to have ended, by the policy for that node.
+fn deadline(cluster: &Cluster, node: &str, progress: Option<&models::shadow::Progress>) -> Option<Timestamp> {
+    let progress = progress?;
+    let (policy, _) = Policy::in_force(cluster.operator_facts().as_ref());
+    let facts = cluster.nodes.iter().filter_map(NodeFacts::project).find(|facts| facts.name == node)?;
+    let limit = match progress.step {
+        Step::Staging => policy.stage,
+        Step::Draining => {
+            policy.group_of(&facts).map_or(&policy.all, |group| &policy.groups[group].policy).drain.timeout
+        }
+        Step::Rebooting => policy.reboot,
+        Step::Returning => policy.returning,
+        _ => return None,
+    };
+    progress.since.checked_add(SignedDuration::try_from(limit).ok()?).ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+
+    fn now() -> Timestamp {
+        "2026-01-01T00:10:00Z".parse().unwrap()
+    }
+
+    fn cluster(operator: Option<Value>, shadows: Vec<Value>, nodes: Vec<Value>) -> Cluster {
+        Cluster {
+            namespace: "brupop-system".to_owned(),
+            operator: operator.map(|operator| serde_json::from_value(operator).unwrap()),
+            shadows: shadows.into_iter().map(|shadow| serde_json::from_value(shadow).unwrap()).collect(),
+            nodes: nodes.into_iter().map(|node| serde_json::from_value(node).unwrap()).collect(),
+            ..Cluster::default()
+        }
+    }
+
+    fn shown(cluster: &Cluster, width: Option<usize>) -> String {
+        render(cluster, width, now()).to_string()
+    }
+
+    fn node(name: &str, annotations: &Value) -> Value {
+        json!({
+            "metadata": {
+                "name": name, "uid": format!("uid of {name}"), "resourceVersion": "5", "annotations": annotations,
+                "labels": {names::INTERFACE_LABEL: names::INTERFACE_VERSION},
+            },
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "nodeInfo": {
+                    "bootID": "b", "osImage": "Bottlerocket OS 1.20.0 (aws-k8s-1.37)", "architecture": "amd64",
+                    "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "",
+                    "machineID": "", "operatingSystem": "", "systemUUID": "",
+                },
+            },
+        })
+    }
+
+    fn shadow(name: &str, status: Value) -> Value {
+        let mut shadow = json!({
+            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
+            "metadata": {
+                "name": format!("brs-{name}"), "uid": "s", "resourceVersion": "5", "generation": 1,
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": format!("uid of {name}")}],
+            },
+            "spec": {"state": "Idle", "attempt": 0},
+        });
+        shadow["status"] = status;
+        shadow
+    }
+
+    fn idle() -> Value {
+        json!({
+            "state": "Idle", "observedGeneration": 1, "currentVersion": "1.20.0", "variant": "aws-k8s-1.37", "arch": "x86_64",
+            "bootId": "b",
+            "updates": {"chosenVersion": "1.20.5", "availableVersions": ["1.20.5"], "lastRefresh": "2026-01-01T00:00:00Z"},
+        })
+    }
+
+    fn operator(spec: &Value, status: &Value) -> Value {
+        json!({
+            "metadata": {"name": "default", "uid": "o", "resourceVersion": "5", "generation": 1,
+                "annotations": {"brupop.bottlerocket.aws/resum": "1"}},
+            "spec": spec, "status": status,
+        })
+    }
 
     #[test]
     fn an_empty_cluster_says_what_to_do_next() {
-        let text = render(None, &[]).to_string();
+        let text = shown(&cluster(None, vec![], vec![]), None);
         assert!(text.contains("Create it to start updates"), "{text}");
         assert!(text.contains("bottlerocket.aws/updater-interface-version=2.0.0"), "{text}");
     }
 
     #[test]
-    fn a_blocked_node_says_what_blocks_it_and_a_failed_one_why() {
-        let shadow: BottlerocketShadow = serde_json::from_value(serde_json::json!({
-            "apiVersion": "brupop.bottlerocket.aws/v3", "kind": "BottlerocketShadow",
-            "metadata": {"name": "brs-a"},
-            "spec": {"state": "StagedUpdate", "version": "1.20.5", "bootId": "b", "attempt": 2},
-            "status": {
-                "currentVersion": "1.20.0",
-                "conditions": [{"type": "Blocked", "status": "True", "reason": "DrainBlocked",
-                    "message": "the PodDisruptionBudget shop/web does not let shop/web-1 go; 1 pod(s) left",
-                    "lastTransitionTime": "2026-01-01T00:00:00Z"}],
-                "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": "PrepareFailed",
-                    "message": "no space", "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
-            },
-        }))
-        .unwrap();
-        let text = render(None, &[shadow]).to_string();
-        for part in ["a ", "1.20.0", "1.20.5", "Idle", "shop/web does not let shop/web-1 go", "PrepareFailed: no space"]
-        {
+    fn every_node_that_waits_shows_its_reason() {
+        let held = json!({names::HOLD_ANNOTATION: "mine", names::APPROVE_STEP_ANNOTATION: "1"});
+        let blocked = json!({
+            "currentVersion": "1.20.0",
+            "conditions": [{"type": "Blocked", "status": "True", "reason": "DrainBlocked",
+                "message": "the PodDisruptionBudget shop/web does not let shop/web-1 go; 1 pod(s) left",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            "progress": {"step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z",
+                "attempt": 2, "bootId": "b", "version": "1.20.5", "disruptive": true},
+            "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": "PrepareFailed",
+                "message": "no space", "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
+        });
+        let disabled = operator(
+            &json!({"enabled": false, "version": {"target": "1.20.5"}}),
+            &json!({
+                "observedGeneration": 1,
+                "conditions": [
+                    {"type": "Degraded", "status": "True", "reason": "InvalidPolicy", "message": "spec.schedule: no such zone",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                    {"type": "WindowOpen", "status": "False", "reason": "Closed", "message": "the next one opens at noon",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                ],
+            }),
+        );
+        let cluster = cluster(
+            Some(disabled),
+            vec![shadow("a", idle()), shadow("b", blocked), shadow("c", idle())],
+            vec![node("a", &json!({})), node("b", &json!({})), node("c", &held)],
+        );
+        let text = shown(&cluster, None);
+        for part in [
+            "Target version: 1.20.5",
+            "Window: closed, the next one opens at noon",
+            "Degraded: spec.schedule: no such zone",
+            "bruo default: the annotation brupop.bottlerocket.aws/resum is not known",
+            "node c: the annotation brupop.bottlerocket.aws/approve-step has no effect here",
+            "updates are switched off",
+            "shop/web does not let shop/web-1 go",
+            "PrepareFailed: no space",
+            "deadline 2026-01-01T00:30:00Z, in 20m00s",
+            names::HOLD_ANNOTATION,
+        ] {
             assert!(text.contains(part), "{part} is missing in:\n{text}");
         }
+        let narrow = shown(&cluster, Some(80));
+        let table = narrow.lines().skip_while(|line| !line.starts_with("NODE") && !line.starts_with(" NODE"));
+        assert!(table.clone().count() == 4 && table.clone().all(|line| line.chars().count() <= 80), "{narrow}");
+        assert!(narrow.contains('…'), "{narrow}");
     }
 
     #[test]
-    fn nothing_that_a_host_or_an_agent_said_reaches_the_terminal_but_as_text() {
+    fn a_canary_step_that_waits_for_approval_shows_the_command() {
+        let policy = json!({"strategy": {"canary": [{"nodes": 1, "approval": "Manual"}]}});
+        let rollout = json!({
+            "observedGeneration": 1,
+            "activeRollouts": [{"version": "1.20.5", "started": "2026-01-01T00:00:00Z", "stepsPassed": 0}],
+        });
+        let mut done = idle();
+        done["currentVersion"] = json!("1.20.5");
+        done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+        let cluster = cluster(
+            Some(operator(&policy, &rollout)),
+            vec![shadow("a", done), shadow("b", idle())],
+            vec![node("a", &json!({})), node("b", &json!({}))],
+        );
+        let text = shown(&cluster, None);
+        let command =
+            "Approval wanted: canary step 1 waits for approval: kubectl annotate bruo default -n brupop-system";
+        assert!(text.contains(command), "{text}");
+    }
+
+    #[test]
+    fn nothing_that_a_host_or_an_agent_reported_reaches_the_terminal_but_as_text() {
         const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
-        let shadow = serde_json::from_value(serde_json::json!({
+        let hostile = json!({
             "metadata": {"name": format!("brs-a{HOSTILE}")},
             "spec": {"state": "StagedUpdate", "version": "1.20.5", "bootId": HOSTILE, "attempt": 2},
             "status": {
@@ -125,18 +404,17 @@ mod tests {
                 "record": {"failures": 1, "last": {"attempt": 1, "version": "1.20.5", "reason": HOSTILE,
                     "message": HOSTILE, "started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:00:00Z"}},
             },
-        }));
-        let operator = serde_json::from_value(serde_json::json!({
+        });
+        let frozen = json!({
             "metadata": {"name": "brupop"}, "spec": {},
             "status": {
-                "waiting": [{"reason": HOSTILE, "nodes": 1}],
                 "conditions": [{"type": "Frozen", "status": "True", "reason": "R", "message": HOSTILE,
                     "lastTransitionTime": "2026-01-01T00:00:00Z"}],
             },
-        }));
-        let text = render(Some(&operator.unwrap()), &[shadow.unwrap()]).to_string();
-        assert_eq!(text.lines().count(), 4, "frozen, what waits, a header and a row: {text:?}");
+        });
+        let text = shown(&cluster(Some(frozen), vec![hostile], vec![]), None);
+        assert_eq!(text.lines().count(), 4, "target, frozen, a header and a row: {text:?}");
         assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
-        assert_eq!(text.matches("[2J  ok").count(), 6, "and all of it is there: {text:?}");
+        assert_eq!(text.matches("[2J  ok").count(), 5, "and all of it is there: {text:?}");
     }
 }

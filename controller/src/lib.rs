@@ -5,6 +5,7 @@
 //! (gather)  (pure)   (pure)   (I/O, makes no choices)
 //! ```
 
+pub mod annotations;
 pub mod apply;
 pub mod calls;
 pub mod claims;

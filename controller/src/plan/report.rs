@@ -28,6 +28,12 @@ const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
 /// Why the operator is degraded although its policy is good.
 const CERTIFICATES: &str = "CertificatesNotInOrder";
 
+/// Why the operator is degraded although its policy and its certificates are good.
+const MISUNDERSTOOD: &str = "UnknownRequest";
+
+/// Why the operator makes no progress by itself.
+const APPROVAL: &str = "AwaitingApproval";
+
 /// Whether nodes may start now.
 pub(super) fn open(state: &WindowState) -> bool {
     matches!(state, WindowState::Open { .. })
@@ -104,10 +110,21 @@ fn frozen(survey: &Survey<'_>, resumed: bool) -> Said {
     (true, "VersionFailed", message.chars().take(2000).collect())
 }
 
-fn degraded(errors: &[PolicyError], policy: &Policy, tls: &TlsFacts) -> Said {
+fn progress(progressing: bool, plan: &Plan, namespace: &str) -> Said {
+    let approval = plan.waits.values().find(|wait| matches!(wait, Wait::CanaryStep { approval: true, .. }));
+    match approval {
+        Some(wait) => (progressing, APPROVAL, wait.to_string().replace("<namespace>", namespace)),
+        None => (progressing, if progressing { "Updating" } else { "Idle" }, String::new()),
+    }
+}
+
+fn degraded(errors: &[PolicyError], policy: &Policy, tls: &TlsFacts, misunderstood: &[String]) -> Said {
     if errors.is_empty() {
         return match &tls.problem {
             Some(problem) => (true, CERTIFICATES, models::plain::cut(problem, 2000)),
+            None if !misunderstood.is_empty() => {
+                (true, MISUNDERSTOOD, models::plain::cut(&misunderstood.join("; "), 2000))
+            }
             None => (false, "AsExpected", String::new()),
         };
     }
@@ -155,6 +172,7 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
         let (begins, ends) = match if holds { Some(now) } else { before } {
             Some(condition) if condition.reason == CERTIFICATES => (CERTIFICATES, "CertificatesInOrder"),
             Some(condition) if condition.reason == NOT_SERVED => (NOT_SERVED, "ShadowsServed"),
+            Some(condition) if condition.reason == MISUNDERSTOOD => (MISUNDERSTOOD, "RequestsUnderstood"),
             _ => (begins, ends),
         };
         if holds && (!held || changed) {
@@ -164,6 +182,7 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
                 FROZEN => "no version is held back any more: new updates start",
                 _ if ends == "CertificatesInOrder" => "keys and certificates are in order",
                 _ if ends == "ShadowsServed" => "the API server serves the shadows",
+                _ if ends == "RequestsUnderstood" => "every annotation that is meant as a request is known",
                 _ => "every field of the policy can be obeyed: it is in force",
             };
             notes.push(Note { warning: false, reason: ends, message: message.to_owned() });
@@ -179,6 +198,12 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
             notes.push(Note { warning: false, reason: EXPRESSIONS_QUIET, message });
         }
         _ => {}
+    }
+    let awaits = |conditions| find_condition(conditions, PROGRESSING).filter(|c| c.reason == APPROVAL);
+    if let Some(now) = awaits(new)
+        && awaits(old).is_none_or(|before| before.message != now.message)
+    {
+        notes.push(Note { warning: false, reason: APPROVAL, message: now.message.clone() });
     }
     notes
 }
@@ -203,9 +228,9 @@ pub(super) fn status(
     let said = [
         (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
         (WINDOW_OPEN, window(survey)),
-        (PROGRESSING, (progressing, if progressing { "Updating" } else { "Idle" }, String::new())),
+        (PROGRESSING, progress(progressing, plan, &view.own_namespace)),
         (FROZEN, frozen(survey, resumed)),
-        (DEGRADED, degraded(&errors, policy, &view.tls)),
+        (DEGRADED, degraded(&errors, policy, &view.tls, &operator.misunderstood)),
     ];
     for (type_, (holds, reason, message)) in said.into_iter().chain(blocked.map(|said| (BLOCKED, said))) {
         let condition = Condition {
@@ -280,7 +305,7 @@ mod tests {
             ("the other", vec![error.clone()], TlsFacts::default(), "InvalidPolicy", vec!["spec.schedule"]),
             ("both", vec![error], trouble, "InvalidPolicy", vec!["spec.schedule", "brupop-ca is spoilt"]),
         ] {
-            let (_, word, message) = degraded(&errors, &Policy::default(), &tls);
+            let (_, word, message) = degraded(&errors, &Policy::default(), &tls, &[]);
             assert_eq!(word, reason, "{sentence}");
             assert!(told.iter().all(|told| message.contains(told)), "{sentence}: {message}");
             assert!(message.chars().count() <= 2000, "{sentence}");
@@ -297,6 +322,32 @@ mod tests {
             observed_generation: None,
         };
         frozen.into_iter().map(condition).collect()
+    }
+
+    #[test]
+    fn a_canary_step_that_waits_for_approval_emits_one_event_with_the_command() {
+        let wait = Wait::CanaryStep { step: 2, until: None, approval: true };
+        let mut plan = Plan::default();
+        plan.waits.insert("a".to_owned(), wait);
+        let (_, reason, message) = progress(false, &plan, "brupop-system");
+        let waiting = |reason: &str, message: &str| {
+            let mut condition = conditions(Some((false, message))).remove(0);
+            (condition.type_, condition.reason) = (PROGRESSING.to_owned(), reason.to_owned());
+            vec![condition]
+        };
+        let (idle, approval) = (waiting("Idle", ""), waiting(reason, &message));
+        let notes = news(&idle, &approval);
+        assert!(notes.len() == 1 && notes[0].reason == "AwaitingApproval", "{notes:?}");
+        assert!(notes[0].message.contains("kubectl annotate bruo default -n brupop-system"), "{notes:?}");
+        assert_eq!(news(&approval, &approval), []);
+        assert_eq!(news(&approval, &idle), []);
+    }
+
+    #[test]
+    fn a_request_that_is_not_understood_degrades_the_operator() {
+        let unknown = ["the annotation brupop.bottlerocket.aws/resum is not known".to_owned()];
+        let (holds, reason, message) = degraded(&[], &Policy::default(), &TlsFacts::default(), &unknown);
+        assert!(holds && reason == "UnknownRequest" && message.contains("resum"), "{reason}: {message}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! How each kind of object becomes the facts that decisions need.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -12,6 +12,7 @@ use models::operator::BottlerocketUpdateOperator;
 use models::plain::{cut, plain};
 use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus};
 
+use crate::annotations::{Place, misunderstood};
 use crate::claims;
 
 use super::cache::{Projection, key, key_of};
@@ -187,6 +188,7 @@ impl Projection for OperatorFacts {
             resume: request(meta, names::RESUME_ANNOTATION),
             approve_step: request(meta, names::APPROVE_STEP_ANNOTATION),
             rotate_certificates: request(meta, names::ROTATE_CERTIFICATES_ANNOTATION),
+            misunderstood: misunderstood(Place::Operator, meta.annotations.iter().flat_map(BTreeMap::keys)),
             rotate_signing_key: request(meta, names::ROTATE_SIGNING_KEY_ANNOTATION),
         })
     }

@@ -139,6 +139,8 @@ pub struct OperatorFacts {
     pub rotate_certificates: Option<String>,
     /// The value of the annotation that asks for a new signing key.
     pub rotate_signing_key: Option<String>,
+    /// Annotations that are meant as requests and cannot be carried out, each as a sentence.
+    pub misunderstood: Vec<String>,
 }
 
 /// A pod on a node that is looked at.
