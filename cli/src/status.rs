@@ -108,7 +108,6 @@ impl Cluster {
         let mut shadows: BTreeMap<String, ShadowFacts> = facts.map(|shadow| (shadow.node.clone(), shadow)).collect();
         let mut view = ClusterView {
             operator: self.operator_facts(),
-            own_namespace: self.namespace.clone(),
             budgets: self.budgets.clone(),
             leader_since: now.saturating_sub(SignedDuration::from_hours(1)).unwrap_or(now),
             ..ClusterView::default()

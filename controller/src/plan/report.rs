@@ -110,10 +110,10 @@ fn frozen(survey: &Survey<'_>, resumed: bool) -> Said {
     (true, "VersionFailed", message.chars().take(2000).collect())
 }
 
-fn progress(progressing: bool, plan: &Plan, namespace: &str) -> Said {
+fn progress(progressing: bool, plan: &Plan) -> Said {
     let approval = plan.waits.values().find(|wait| matches!(wait, Wait::CanaryStep { approval: true, .. }));
     match approval {
-        Some(wait) => (progressing, APPROVAL, wait.to_string().replace("<namespace>", namespace)),
+        Some(wait) => (progressing, APPROVAL, wait.to_string()),
         None => (progressing, if progressing { "Updating" } else { "Idle" }, String::new()),
     }
 }
@@ -228,7 +228,7 @@ pub(super) fn status(
     let said = [
         (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
         (WINDOW_OPEN, window(survey)),
-        (PROGRESSING, progress(progressing, plan, &view.own_namespace)),
+        (PROGRESSING, progress(progressing, plan)),
         (FROZEN, frozen(survey, resumed)),
         (DEGRADED, degraded(&errors, policy, &view.tls, &operator.misunderstood)),
     ];
@@ -329,7 +329,7 @@ mod tests {
         let wait = Wait::CanaryStep { step: 2, until: None, approval: true };
         let mut plan = Plan::default();
         plan.waits.insert("a".to_owned(), wait);
-        let (_, reason, message) = progress(false, &plan, "brupop-system");
+        let (_, reason, message) = progress(false, &plan);
         let waiting = |reason: &str, message: &str| {
             let mut condition = conditions(Some((false, message))).remove(0);
             (condition.type_, condition.reason) = (PROGRESSING.to_owned(), reason.to_owned());
@@ -338,7 +338,7 @@ mod tests {
         let (idle, approval) = (waiting("Idle", ""), waiting(reason, &message));
         let notes = news(&idle, &approval);
         assert!(notes.len() == 1 && notes[0].reason == "AwaitingApproval", "{notes:?}");
-        assert!(notes[0].message.contains("kubectl annotate bruo default -n brupop-system"), "{notes:?}");
+        assert!(notes[0].message.contains("kubectl annotate bruo default -n <namespace>"), "{notes:?}");
         assert_eq!(news(&approval, &approval), []);
         assert_eq!(news(&approval, &idle), []);
     }
