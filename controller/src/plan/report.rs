@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_canary_step_that_waits_for_approval_emits_one_event_with_the_command() {
-        let wait = Wait::CanaryStep { step: 2, until: None, approval: true };
+        let wait = Wait::CanaryStep { step: 2, until: None, approval: true, nodes: vec![] };
         let mut plan = Plan::default();
         plan.waits.insert("a".to_owned(), wait);
         let (_, reason, message) = progress(false, &plan);
