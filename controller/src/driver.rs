@@ -10,24 +10,25 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::runtime::watcher;
+use models::shadow::Step;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
-use crate::apply::{Applier, ApplyError, Outcome, pause};
+use crate::apply::{self, Applier, ApplyError, Evicted, Outcome};
 use crate::calls::{Calls, TURN_PERIOD};
+use crate::drain::answer::{Meaning, pause};
 use crate::drain::daemon_sets::DaemonSets;
 use crate::expressions::Expressions;
 use crate::labels::{Labelling, labels};
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
-use crate::plan::{Action, Plan, plan};
+use crate::plan::{Evictions, Plan, Wait, plan};
 use crate::policy::Policy;
 use crate::shadows::{Change, changes};
 use crate::view::{
-    Blocked, BudgetFacts, Cache, ClusterView, LeaseLooks, NodeView, OwnerHealth, PodFacts, Projection as _, Reading,
-    Standings,
-    newer,
+    Blocked, BudgetFacts, Cache, ClusterView, InFlight, LeaseLooks, NodeView, OwnerHealth, PodFacts, Projection as _,
+    Reading, Refused, Standings, newer,
 };
 use crate::writes::{self, Priority};
 
@@ -42,15 +43,39 @@ const LONGEST_REST: Duration = Duration::from_millis(250);
 /// cut off may use its budget up for two minutes. The pod's grace period is 30 s.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
+/// How long an accepted eviction may take to show in the watch before it is asked for again.
+const ACCEPTED: Duration = Duration::from_secs(30);
+
+/// How long a node whose pods spoke against draining it is left alone at first.
+const FIRST_PAUSE: Duration = Duration::from_secs(60);
+
+/// And how long at the longest.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
+
+/// A request for the eviction of a pod that was not answered yet. It ends with this.
+struct Sent {
+    request: u64,
+    what: InFlight,
+    /// The versions of the budgets of its namespace when it was sent, by the budget's key.
+    budgets: Arc<BTreeMap<String, String>>,
+    task: AbortHandle,
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 /// What the leader remembers of a node besides what Kubernetes keeps. Losing it costs a repeated request, never a wrong
 /// one.
 #[derive(Default)]
 struct Memory {
+    /// The last answer, by the pod's uid.
     blocked: BTreeMap<String, Blocked>,
-    /// The versions of the budgets concerned when the evictions under way were sent off, by the budget's key.
-    budgets_before: BTreeMap<String, String>,
-    /// The version of the budget before its refusal, by the pod's uid.
-    budget_versions: BTreeMap<String, String>,
+    /// The evictions under way, by the pod's uid.
+    in_flight: BTreeMap<String, Sent>,
+    refused: Option<RefusedLook>,
     lease: Option<LeaseLooks>,
     owners: BTreeMap<String, OwnerHealth>,
     /// How often the node was claimed in this attempt.
@@ -60,6 +85,15 @@ struct Memory {
     can_wait: bool,
     failures: u32,
     paused_until: Option<Instant>,
+}
+
+/// The last look at a staged node that spoke against draining it.
+struct RefusedLook {
+    what: Refused,
+    /// How long it is left alone.
+    pause: Duration,
+    /// The policy that it was looked at under.
+    generation: Option<i64>,
 }
 
 struct PodWatch {
@@ -136,6 +170,11 @@ pub struct Driver {
     operator_written: Option<Instant>,
     operator_paused: Option<Instant>,
     operator_failures: u32,
+    /// The version of each budget before its last refusal, by the budget's key. What it refused one pod it refuses others too.
+    refused_at: BTreeMap<String, String>,
+    /// How many evictions were sent.
+    requests: u64,
+    evicted: (mpsc::UnboundedSender<Evicted>, mpsc::UnboundedReceiver<Evicted>),
     outcomes: (mpsc::UnboundedSender<Outcome>, mpsc::UnboundedReceiver<Outcome>),
     done: (mpsc::UnboundedSender<Done>, mpsc::UnboundedReceiver<Done>),
 }
@@ -175,6 +214,9 @@ impl Driver {
             operator_written: None,
             operator_paused: None,
             operator_failures: 0,
+            refused_at: BTreeMap::new(),
+            requests: 0,
+            evicted: mpsc::unbounded_channel(),
             outcomes: mpsc::unbounded_channel(),
             done: mpsc::unbounded_channel(),
         }
@@ -200,6 +242,7 @@ impl Driver {
                 _ = stop.wait_for(|stop| *stop) => break,
                 _ = changes.changed() => {}
                 Some(outcome) = self.outcomes.1.recv() => self.ended(outcome),
+                Some(evicted) = self.evicted.1.recv() => self.answered(evicted),
                 Some(done) = self.done.1.recv() => self.written(done),
                 () = timer => {}
             }
@@ -209,6 +252,9 @@ impl Driver {
             changes.mark_unchanged();
             while let Ok(outcome) = self.outcomes.1.try_recv() {
                 self.ended(outcome);
+            }
+            while let Ok(evicted) = self.evicted.1.try_recv() {
+                self.answered(evicted);
             }
             while let Ok(done) = self.done.1.try_recv() {
                 self.written(done);
@@ -224,18 +270,11 @@ impl Driver {
         }
         let deadline = Instant::now() + STOP_LIMIT;
         while self.writing() {
-            let outcomes = &mut self.outcomes.1;
-            let done = &mut self.done.1;
-            let end = async {
-                tokio::select! {
-                    outcome = outcomes.recv() => (outcome, None),
-                    done = done.recv() => (None, done),
-                }
-            };
-            match tokio::time::timeout_at(deadline, end).await {
-                Ok((Some(outcome), _)) => self.ended(outcome),
-                Ok((_, Some(done))) => self.written(done),
-                Ok((None, None)) | Err(_) => break,
+            tokio::select! {
+                () = tokio::time::sleep_until(deadline) => break,
+                Some(outcome) = self.outcomes.1.recv() => self.ended(outcome),
+                Some(evicted) = self.evicted.1.recv() => self.answered(evicted),
+                Some(done) = self.done.1.recv() => self.written(done),
             }
         }
         if self.handing_over && !*stop.borrow() { End::HandedOver } else { End::Stopped }
@@ -243,7 +282,7 @@ impl Driver {
 
     /// Whether anything of ours is under way.
     fn writing(&self) -> bool {
-        self.memory.values().any(|m| m.busy)
+        self.memory.values().any(|m| m.busy || !m.in_flight.is_empty())
             || self.operator_busy
             || self.shadow_changes.values().any(Option::is_none)
             || self.labelling.under_way()
@@ -284,8 +323,10 @@ impl Driver {
         self.change_shadows(&policy);
         self.label_nodes(&policy);
         self.watch_pods(&plan.pods);
+        self.remember_refused(&view, std::mem::take(&mut plan.refused), now);
         let mut wakes = vec![self.write_operator(&view, &plan)];
         self.act(&view, &mut plan);
+        self.evict(std::mem::take(&mut plan.evictions), now);
         let until = plan.wake.map(|at| {
             let ahead = at.duration_since(now).max(jiff::SignedDuration::ZERO);
             // A timestamp has millisecond precision; waking a little late beats waking early and again.
@@ -316,6 +357,7 @@ impl Driver {
             tls: self.applier.signer.facts(),
             ..ClusterView::default()
         };
+        let generation = view.operator.as_ref().map(|operator| operator.generation);
         for (name, facts) in nodes {
             let shadow = shadows.remove(&name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
             if !facts.labelled && !facts.claimed() && shadow.is_none() {
@@ -334,22 +376,39 @@ impl Driver {
                 if memory.paused_until.is_some() {
                     view.paused.insert(name.clone());
                 }
+                if node.step() != Some(Step::Draining) {
+                    memory.in_flight.clear();
+                }
                 if node.progress().is_none() {
                     memory.blocked.clear();
-                    memory.budget_versions.clear();
                     memory.lease = None;
                     memory.owners.clear();
                     memory.claims = 0;
                 }
                 node.claims_made = memory.claims;
-                for (uid, blocked) in &mut memory.blocked {
-                    let Some(budget) = blocked.budget.as_ref().and_then(|key| self.budgets.get(key)) else { continue };
-                    let seen = memory.budget_versions.get(uid).map_or("", String::as_str);
-                    if budget.allowed > 0 && newer(&budget.resource_version, seen) {
+                node.blocked.clone_from(&memory.blocked);
+                for blocked in node.blocked.values_mut() {
+                    let Some(key) = &blocked.budget else { continue };
+                    let seen = self.refused_at.get(key).map_or("", String::as_str);
+                    let lets_go = match self.budgets.get(key) {
+                        Some(budget) => budget.allowed > 0 && newer(&budget.resource_version, seen),
+                        // It was deleted.
+                        None => !seen.is_empty(),
+                    };
+                    if lets_go {
                         blocked.retry_at = now;
                     }
                 }
-                node.blocked.clone_from(&memory.blocked);
+                if !matches!(node.step(), Some(Step::Staging | Step::Staged)) {
+                    memory.refused = None;
+                }
+                node.refused = memory.refused.as_ref().filter(|r| r.generation == generation).map(|r| r.what.clone());
+                if let Some(Refused { wait: Wait::BudgetNeverAllows { budget, .. }, again_at }) = &mut node.refused
+                    && self.budgets.get(budget).is_none_or(|budget| budget.desired < budget.expected)
+                {
+                    *again_at = now;
+                }
+                node.in_flight = memory.in_flight.iter().map(|(uid, sent)| (uid.clone(), sent.what)).collect();
                 node.lease = memory.lease;
                 node.owners.clone_from(&memory.owners);
             }
@@ -376,15 +435,85 @@ impl Driver {
             let memory = self.memory.entry(node.facts.name.clone()).or_default();
             memory.busy = true;
             memory.can_wait = priority != Priority::Urgent;
-            if let Action::Evict { pods, .. } = &action {
-                // As they are before the first request. A budget can refuse a pod and allow it again while the others are
-                // asked for; looked up after the last answer, that change would pass for one that the refusal knew of.
-                let concerned = self.budgets.select(|budget| pods.iter().any(|pod| pod.namespace == budget.namespace));
-                memory.budgets_before =
-                    concerned.into_iter().map(|budget| (budget.key(), budget.resource_version)).collect();
+            if Plan::ends_drain(&action) {
+                memory.in_flight.clear();
             }
             self.applier.spawn(node.clone(), action, self.outcomes.0.clone());
         }
+    }
+
+    /// Remembers which candidates were refused, so that they are looked at again after a pause that grows.
+    fn remember_refused(&mut self, view: &ClusterView, refused: BTreeMap<String, Wait>, now: Timestamp) {
+        let generation = view.operator.as_ref().map(|operator| operator.generation);
+        for (name, wait) in refused {
+            let last = &mut self.memory.entry(name).or_default().refused;
+            let pause = match last {
+                // It is watched, since there are places enough.
+                Some(last) if last.what.again_at > now && last.generation == generation => {
+                    last.what.wait = wait;
+                    continue;
+                }
+                Some(last) => last.pause.saturating_mul(2).min(LONGEST_PAUSE),
+                None => FIRST_PAUSE,
+            };
+            let again_at = jiff::SignedDuration::try_from(pause).ok().and_then(|p| now.checked_add(p).ok());
+            let what = Refused { wait, again_at: again_at.unwrap_or(now) };
+            *last = Some(RefusedLook { what, pause, generation });
+        }
+    }
+
+    /// Sends evictions, each in a task of its own, and none of them keeps the node busy.
+    fn evict(&mut self, evictions: BTreeMap<String, Evictions>, now: Timestamp) {
+        for (name, Evictions { pods, grace, delete }) in evictions {
+            // As they are before the request. A budget can refuse a pod and allow it again before the refusal is heard of;
+            // looked up then, that change would pass for one that the refusal knew of.
+            let concerned = self.budgets.select(|budget| pods.iter().any(|pod| pod.namespace == budget.namespace));
+            let budgets: BTreeMap<_, _> =
+                concerned.into_iter().map(|budget| (budget.key(), budget.resource_version)).collect();
+            let budgets = Arc::new(budgets);
+            let memory = self.memory.entry(name.clone()).or_default();
+            for pod in pods {
+                self.requests += 1;
+                let (request, uid, done) = (self.requests, pod.uid.clone(), self.evicted.0.clone());
+                let task = self.applier.spawn_eviction(name.clone(), pod, (grace, delete), request, done);
+                let what = InFlight { since: now, deletes: delete };
+                memory.in_flight.insert(uid, Sent { request, what, budgets: budgets.clone(), task });
+            }
+        }
+    }
+
+    /// An eviction was answered, or not in time. One that was given up meanwhile says nothing any more.
+    fn answered(&mut self, evicted: Evicted) {
+        let Some(memory) = self.memory.get_mut(&evicted.node) else { return };
+        if memory.in_flight.get(&evicted.uid).is_none_or(|sent| sent.request != evicted.request) {
+            return;
+        }
+        let Some(sent) = memory.in_flight.remove(&evicted.uid) else { return };
+        let now = crate::clock::now();
+        let namespace = evicted.namespace;
+        let (accepted, fatal, budget, retry) = match evicted.means {
+            Meaning::Leaves | Meaning::OtherPod => (true, false, None, ACCEPTED),
+            Meaning::Blocked { budget, retry } => (false, false, budget.map(|b| format!("{namespace}/{b}")), retry),
+            Meaning::Retry(retry) => (false, false, None, retry),
+            Meaning::Fatal => (false, true, None, ACCEPTED),
+        };
+        if let Some(budget) = &budget {
+            let last = self.refused_at.entry(budget.clone()).or_default();
+            match sent.budgets.get(budget) {
+                Some(before) if newer(before, last) => last.clone_from(before),
+                Some(_) => {}
+                // Of one made meanwhile any version is news.
+                None => last.clear(),
+            }
+        }
+        let alike = memory.blocked.get(&evicted.uid).filter(|old| old.accepted == accepted);
+        let since = alike.map_or(sent.what.since, |old| old.since);
+        let refused = Duration::try_from(now.duration_since(since)).unwrap_or_default();
+        let retry = if accepted { retry } else { pause(retry, refused) };
+        let retry_at = jiff::SignedDuration::try_from(retry).ok().and_then(|s| now.checked_add(s).ok()).unwrap_or(now);
+        let (message, deleted) = (evicted.message, sent.what.deletes);
+        let answer = Blocked { budget, message, since, retry_at, fatal, accepted, deleted };
+        memory.blocked.insert(evicted.uid, answer);
     }
 
     fn ended(&mut self, outcome: Outcome) {
@@ -394,24 +523,13 @@ impl Driver {
             Ok(learned) => {
                 memory.failures = 0;
                 memory.claims = memory.claims.saturating_add(u32::from(learned.claimed));
-                for (uid, mut new) in learned.evictions {
-                    if let Some(old) = memory.blocked.get(&uid).filter(|old| !old.accepted) {
-                        new.since = old.since;
-                    }
-                    if let Some(budget) = &new.budget {
-                        // Of one made meanwhile any version is news.
-                        let before = memory.budgets_before.get(budget).cloned().unwrap_or_default();
-                        memory.budget_versions.insert(uid.clone(), before);
-                    }
-                    memory.blocked.insert(uid, new);
-                }
                 memory.owners.extend(learned.owner);
                 if let Some((renewed, now)) = learned.lease {
                     memory.lease = Some(LeaseLooks::look(memory.lease, renewed, now));
                 }
             }
             Err(error) => {
-                memory.paused_until = Some(Instant::now() + pause(&error, memory.failures));
+                memory.paused_until = Some(Instant::now() + apply::pause(&error, memory.failures));
                 memory.failures = memory.failures.saturating_add(1);
             }
         }
@@ -426,7 +544,7 @@ impl Driver {
                     Err(error) => self.applier.metrics.rejected(error.what(), error.code()),
                 }
                 if let Err(error) = result {
-                    self.operator_paused = Some(Instant::now() + pause(&error, self.operator_failures));
+                    self.operator_paused = Some(Instant::now() + apply::pause(&error, self.operator_failures));
                     self.operator_failures = self.operator_failures.saturating_add(1);
                     if error.code() != Some(409) {
                         tracing::warn!(
@@ -559,6 +677,7 @@ impl Driver {
 mod tests {
     use super::*;
     use crate::leader::Leadership;
+    use crate::plan::Action;
     use crate::view::{NodeFacts, OperatorFacts, ShadowFacts};
     use kube::core::DeserializeGuard;
     use kube::runtime::watcher::Event;
@@ -615,9 +734,10 @@ mod tests {
             actions.insert(name, Action::Spec { spec: Box::default() });
         }
         let pod = crate::plan::Eviction { namespace: "shop".into(), name: "web".into(), uid: "u".into() };
-        actions.insert("node-5000".into(), Action::Evict { pods: vec![pod], grace: None });
+        let evictions = Evictions { pods: vec![pod], grace: None, delete: false };
         let plan = || Plan { actions: actions.clone(), ..Plan::default() };
         driver.act(&view, &mut plan());
+        driver.evict(BTreeMap::from([("node-5000".to_owned(), evictions)]), crate::clock::now());
         let mut unanswered = Vec::new();
         // The clock is moved on as soon as nothing else is to be done.
         while let Ok(Some((request, reply))) = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await
@@ -674,6 +794,50 @@ mod tests {
         take(&driver.applier.shadows, shadow);
     }
 
+    fn evictions(pods: &[&str]) -> BTreeMap<String, Evictions> {
+        let pod = |name: &&str| crate::plan::Eviction {
+            namespace: "shop".into(),
+            name: (*name).into(),
+            uid: format!("uid-{name}"),
+        };
+        let pods = pods.iter().map(pod).collect();
+        BTreeMap::from([("a".to_owned(), Evictions { pods, grace: None, delete: false })])
+    }
+
+    fn refusal(pod: &str, request: u64) -> Evicted {
+        Evicted {
+            node: "a".into(),
+            namespace: "shop".into(),
+            uid: format!("uid-{pod}"),
+            request,
+            means: Meaning::Blocked { budget: Some("web".into()), retry: Duration::from_secs(5) },
+            message: String::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn evictions_under_way_keep_no_node_busy_and_end_with_the_drain() {
+        let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+        let (mut driver, nodes) = driver();
+        take_node_in(&driver, &nodes, "Draining", &order);
+        let now = crate::clock::now();
+        driver.evict(evictions(&["first", "second"]), now);
+        let view = driver.view(now);
+        assert!(view.busy.is_empty());
+        assert_eq!(view.nodes["a"].in_flight.keys().collect::<Vec<_>>(), ["uid-first", "uid-second"]);
+        // Of one that was answered there is the answer alone, and a request that was replaced has none.
+        driver.answered(refusal("first", 1));
+        driver.answered(refusal("second", 1));
+        let view = driver.view(now);
+        assert_eq!(view.nodes["a"].in_flight.keys().collect::<Vec<_>>(), ["uid-second"]);
+        assert_eq!(view.nodes["a"].blocked.keys().collect::<Vec<_>>(), ["uid-first"]);
+        driver.applier.shadows.forget("a");
+        take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
+        assert!(driver.view(now).nodes["a"].in_flight.is_empty());
+        driver.answered(refusal("second", 2));
+        assert_eq!(driver.view(now).nodes["a"].blocked.len(), 1);
+    }
+
     #[tokio::test]
     async fn a_budget_that_lets_go_before_its_refusal_is_heard_of_is_not_missed() {
         let budget = |version: &str, allowed: i32| {
@@ -694,29 +858,12 @@ mod tests {
             );
             take(&driver.budgets, budget("7", 1));
             let now = crate::clock::now();
-            let view = driver.view(now);
-            let pod = |name: &str| crate::plan::Eviction {
-                namespace: "shop".into(),
-                name: name.into(),
-                uid: format!("uid-{name}"),
-            };
-            let action = Action::Evict { pods: vec![pod("first"), pod("second")], grace: None };
-            driver.act(&view, &mut Plan { actions: BTreeMap::from([("a".to_owned(), action)]), ..Plan::default() });
+            driver.view(now);
+            driver.evict(evictions(&["first", "second"]), now);
             for change in meanwhile {
                 take(&driver.budgets, change);
             }
-            let refused = crate::view::Blocked {
-                budget: Some("shop/web".into()),
-                message: String::new(),
-                since: now,
-                retry_at: now + jiff::SignedDuration::from_secs(5),
-                fatal: false,
-                accepted: false,
-                deleted: false,
-            };
-            let evictions = BTreeMap::from([("uid-second".to_owned(), refused)]);
-            let result = Ok(crate::apply::Learned { evictions, ..crate::apply::Learned::default() });
-            driver.ended(Outcome { node: "a".into(), result });
+            driver.answered(refusal("second", 2));
             let blocked = &driver.view(now).nodes["a"].blocked["uid-second"];
             assert_eq!(blocked.retry_at <= now, now_due, "{sentence}: {blocked:?}");
         }

@@ -10,7 +10,7 @@ use models::shadow::{HostState, Step};
 
 use crate::claims::Part;
 use crate::drain::filter;
-use crate::plan::{Action, LISTED_PODS, Plan, Quarantine};
+use crate::plan::{Action, Evictions, LISTED_PODS, Plan, Quarantine};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView, PodFacts};
 
@@ -52,13 +52,19 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             findings.extend(check_offer(name, node, action));
             findings.extend(check_order(name, node, action));
             findings.extend(check_disruption(view, name, node, action));
-            findings.extend(check_evictions(policy, name, node, action));
+        }
+    }
+    for (name, evictions) in &plan.evictions {
+        if let Some(node) = view.nodes.get(name) {
+            findings.extend(check_slot(view, name, node));
+            findings.extend(check_evictions(policy, name, node, evictions));
         }
     }
     if !findings.is_empty() {
         let bad: BTreeSet<_> = findings.iter().filter_map(|f| f.node.clone()).collect();
         plan.actions
             .retain(|name, action| matches!(action, Action::Release) || (!bad.contains(name) && !Plan::starts(action)));
+        plan.evictions.retain(|name, _| !bad.contains(name));
         if findings.iter().any(|f| f.node.is_none()) {
             plan.slots = None;
             if let (Some(status), Some(operator)) = (&mut plan.status, &view.operator) {
@@ -175,9 +181,8 @@ fn check_order(name: &str, node: &NodeView, action: &Action) -> Option<Finding> 
 
 /// S1 again: a node is disrupted only while it has a slot, if there is a resource that holds slots.
 fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
-    view.operator.as_ref()?;
     let disrupts = match action {
-        Action::Claim { .. } | Action::Evict { .. } | Action::Delete { .. } => true,
+        Action::Claim { .. } => true,
         Action::Status { status, .. } => {
             status.report.progress.as_ref().is_some_and(|p| matches!(p.step, Step::LeavingBalancer | Step::Draining))
         }
@@ -185,8 +190,13 @@ fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Ac
             false
         }
     };
+    if disrupts { check_slot(view, name, node) } else { None }
+}
+
+fn check_slot(view: &ClusterView, name: &str, node: &NodeView) -> Option<Finding> {
+    view.operator.as_ref()?;
     let has_slot = view.slots().any(|slot| slot.uid == node.facts.uid);
-    (disrupts && !has_slot).then(|| Finding {
+    (!has_slot).then(|| Finding {
         property: "S1",
         node: Some(name.to_owned()),
         text: "the node would be disrupted without a slot".to_owned(),
@@ -194,11 +204,11 @@ fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Ac
 }
 
 /// S6, and the order of writes: only pods that have to go, only from a node that we have cordoned.
-fn check_evictions(policy: &Policy, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
-    let (Action::Evict { pods, .. } | Action::Delete { pods, .. }) = action else { return None };
+fn check_evictions(policy: &Policy, name: &str, node: &NodeView, evictions: &Evictions) -> Option<Finding> {
+    let Evictions { pods, delete, .. } = evictions;
     let finding = |text: String| Some(Finding { property: "S6", node: Some(name.to_owned()), text });
     let rules = &policy.for_node(&node.facts).drain;
-    if matches!(action, Action::Delete { .. }) && rules.at_deadline != AtDeadline::Force {
+    if *delete && rules.at_deadline != AtDeadline::Force {
         return finding("pods would be deleted although policy does not say so".to_owned());
     }
     if !node.facts.claims.has(Part::Cordon) {
@@ -209,8 +219,11 @@ fn check_evictions(policy: &Policy, name: &str, node: &NodeView, action: &Action
     let sorted = filter::sort(known, rules.rules, drain);
     // What is deleted at the deadline may be on its way out already.
     let mut may_go: Vec<_> = sorted.go.clone();
-    if matches!(action, Action::Delete { .. }) {
+    if *delete {
         may_go.extend(sorted.leaving.iter().copied());
+    }
+    if let Some(twice) = pods.iter().find(|e| node.in_flight.get(&e.uid).is_some_and(|sent| sent.deletes == *delete)) {
+        return finding(format!("the eviction of {}/{} is under way already", twice.namespace, twice.name));
     }
     if let Some(other) = pods.iter().find(|e| !may_go.iter().any(|p| p.uid == e.uid && p.node == name)) {
         return finding(format!("{}/{} is no pod that has to leave this node", other.namespace, other.name));
@@ -299,6 +312,10 @@ mod tests {
         Plan { actions: BTreeMap::from([(node.to_owned(), action)]), ..Plan::default() }
     }
 
+    fn removes(node: &str, evictions: Evictions) -> Plan {
+        Plan { evictions: BTreeMap::from([(node.to_owned(), evictions)]), ..Plan::default() }
+    }
+
     fn goes_to(node: &str, step: Step) -> Plan {
         let mut status = models::shadow::ControllerStatus::default();
         status.report.progress = Some(progress(step, 0));
@@ -318,12 +335,12 @@ mod tests {
 
     fn evicts(node: &str, uid: &str) -> Plan {
         let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
-        acts(node, Action::Evict { pods: vec![pod], grace: None })
+        removes(node, Evictions { pods: vec![pod], grace: None, delete: false })
     }
 
     fn deletes(node: &str, uid: &str) -> Plan {
         let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
-        acts(node, Action::Delete { pods: vec![pod], grace: None })
+        removes(node, Evictions { pods: vec![pod], grace: None, delete: true })
     }
 
     #[test]
@@ -387,7 +404,10 @@ mod tests {
             assert_eq!(findings.first().map(|f| f.property), property, "{sentence}: {findings:?}");
             match property {
                 None => assert_eq!(linted, plan, "{sentence}"),
-                Some(_) => assert!(linted.slots.is_none() && linted.actions.is_empty(), "{sentence}: {linted:?}"),
+                Some(_) => {
+                    let left = linted.actions.len() + linted.evictions.len();
+                    assert!(linted.slots.is_none() && left == 0, "{sentence}: {linted:?}");
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ pub const AT_A_TIME: usize = 20;
 /// How long an action can wait; the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// Not at all: a permit, an eviction, a claim or its release, and whatever is next for a node that is out of service. How
+    /// Not at all: a permit, a claim or its release, and whatever is next for a node that is out of service. How
     /// many there are is bounded by the budget.
     Urgent,
     /// The desired state of a node in service.
@@ -26,8 +26,6 @@ pub enum Priority {
 pub fn priority(node: &NodeView, action: &Action) -> Priority {
     match action {
         Action::Go { .. }
-        | Action::Evict { .. }
-        | Action::Delete { .. }
         | Action::Release
         | Action::Claim { .. }
         | Action::ReadOwner { .. }
@@ -100,14 +98,14 @@ mod tests {
         }
         // Behind them all by name.
         add("permit".into(), Action::Go { nonce: "n".into(), rules: Default::default() }, true);
-        add("pods".into(), Action::Evict { pods: vec![], grace: None }, true);
+        add("claim".into(), Action::Claim { parts: Default::default(), note: None }, true);
         add("release".into(), Action::Release, true);
         add("status".into(), status(), true);
         view.busy.insert("node-0001".into());
         for (under_way, routine) in [(0, AT_A_TIME), (AT_A_TIME - 1, 1), (AT_A_TIME, 0), (AT_A_TIME + 5, 0)] {
             let begun = begin(actions.clone(), &view, under_way);
             let names: Vec<&str> = begun.iter().map(|(node, ..)| node.facts.name.as_str()).collect();
-            assert_eq!(names[..4], ["permit", "pods", "release", "status"]);
+            assert_eq!(names[..4], ["claim", "permit", "release", "status"]);
             assert_eq!(names.len() - 4, routine, "{under_way} under way");
             assert!(begun[4..].iter().all(|(_, _, priority)| *priority == Priority::Spec), "{names:?}");
             assert!(!names.contains(&"node-0001"), "it is busy");

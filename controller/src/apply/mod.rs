@@ -10,7 +10,6 @@ mod shadow;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -18,12 +17,14 @@ use kube::api::{Api, ListParams};
 use models::names;
 use tokio::sync::mpsc;
 
+pub use pods::Evicted;
+
 use crate::decisions::{self, Line, Pair};
 use crate::leader::{Leadership, LostLease};
 use crate::metrics::Metrics;
 use crate::plan::{Action, Note};
 use crate::tls::Signer;
-use crate::view::{Blocked, Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
+use crate::view::{Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
 
 /// How long the check before a reboot permit and the write of the permit may take together.
 const PERMIT_LIMIT: Duration = Duration::from_secs(15);
@@ -101,8 +102,6 @@ impl ApplyError {
 /// What an action brought besides the objects that it wrote, which went into the caches.
 #[derive(Debug, Default)]
 pub struct Learned {
-    /// What became of evictions, by the pod's uid.
-    pub evictions: BTreeMap<String, Blocked>,
     /// Whether the node was claimed.
     pub claimed: bool,
     /// How the pods of an owner (uid) are on other nodes.
@@ -261,8 +260,6 @@ impl Applier {
                 Ok(Learned { claimed: true, ..Learned::default() })
             }
             Action::Release => self.release(node).await.map(|()| Learned::default()),
-            Action::Evict { pods, grace } => self.evict(&pods, grace).await,
-            Action::Delete { pods, grace } => self.delete(&pods, grace).await,
             Action::Go { nonce, rules } => {
                 // What the check has seen is old by then.
                 match tokio::time::timeout(PERMIT_LIMIT, self.give_go(node, &nonce, rules)).await {

@@ -1,9 +1,7 @@
 //! Evictions, and the last look before a go.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::Eviction as EvictionBody;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
@@ -11,103 +9,85 @@ use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use kube::core::DeserializeGuard;
 use models::go::GoClaims;
 use models::shadow::{BottlerocketShadowSpec, Go};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 
-use super::{Applier, ApplyError, Learned};
+use super::{Applier, ApplyError};
 use crate::claims::Part;
 use crate::drain::answer::{Meaning, meaning};
 use crate::drain::filter::{self, Rules};
 use crate::plan::Eviction;
-use crate::view::{Blocked, Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, Projection};
+use crate::view::{Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, Projection};
 
 /// How many pods of an owner are read at a time.
 const PAGE: u32 = 200;
 
-/// How long an accepted eviction may take to show in the watch before it is asked for again.
-const ACCEPTED: Duration = Duration::from_secs(30);
+/// How long it takes until a pod is asked for again where no answer says so.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// The end of an eviction or a deletion.
+#[derive(Debug)]
+pub struct Evicted {
+    /// The node.
+    pub node: String,
+    /// The namespace of the pod.
+    pub namespace: String,
+    /// The uid of the pod.
+    pub uid: String,
+    /// Which request of the driver's it was.
+    pub request: u64,
+    /// What the answer means.
+    pub means: Meaning,
+    /// What the API server said, where it refused.
+    pub message: String,
+}
 
 impl Applier {
-    /// Evicts pods, each under its uid. Namespaces go side by side, and one that is blocked does not hold back the others;
-    /// within a namespace it is one after the other, since evictions that meet on one budget make the API server sleep
-    /// for half a second between its own tries.
-    pub(super) async fn evict(&self, pods: &[Eviction], grace: Option<i64>) -> Result<Learned, ApplyError> {
-        let mut namespaces: BTreeMap<&str, Vec<&Eviction>> = BTreeMap::new();
-        for pod in pods {
-            namespaces.entry(&pod.namespace).or_default().push(pod);
-        }
-        let answers = join_all(namespaces.into_values().map(|pods| async move {
-            let mut answers = Vec::new();
-            for pod in pods {
-                answers.push((pod, self.evict_one(pod, grace).await));
+    /// Evicts, or deletes past its budgets, one pod under its uid, and sends the answer to `done`.
+    pub fn spawn_eviction(
+        &self,
+        node: String,
+        pod: Eviction,
+        (grace, delete): (Option<i64>, bool),
+        request: u64,
+        done: mpsc::UnboundedSender<Evicted>,
+    ) -> AbortHandle {
+        let applier = self.clone();
+        let task = tokio::spawn(async move {
+            let answer = if delete { applier.delete(&pod, grace).await } else { applier.evict(&pod, grace).await };
+            let (means, message) = answer.unwrap_or_else(|error| (Meaning::Retry(RETRY), error.to_string()));
+            if means == Meaning::Leaves {
+                let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
+                tracing::info!(node, namespace, pod = name, past_budgets = delete, "pod evicted");
             }
-            answers
-        }))
-        .await;
-        let now = crate::clock::now();
-        let mut learned = Learned::default();
-        for (pod, answer) in answers.into_iter().flatten() {
-            let (means, message) = answer?;
-            let after = |span: Duration| {
-                jiff::SignedDuration::try_from(span).ok().and_then(|s| now.checked_add(s).ok()).unwrap_or(now)
-            };
-            let blocked = |budget, span, fatal, accepted| Blocked {
-                budget,
-                message: message.clone(),
-                since: now,
-                retry_at: after(span),
-                fatal,
-                accepted,
-                deleted: false,
-            };
-            let state = match means {
-                Meaning::Leaves | Meaning::OtherPod => blocked(None, ACCEPTED, false, true),
-                Meaning::Blocked { budget, retry } => {
-                    blocked(budget.map(|b| format!("{}/{b}", pod.namespace)), retry, false, false)
-                }
-                Meaning::Retry(span) => blocked(None, span, false, true),
-                Meaning::Fatal => blocked(None, ACCEPTED, true, false),
-            };
-            learned.evictions.insert(pod.uid.clone(), state);
-        }
-        Ok(learned)
+            let _ = done.send(Evicted { node, namespace: pod.namespace, uid: pod.uid, request, means, message });
+        });
+        task.abort_handle()
     }
 
-    /// Deletes pods past their budgets, each under its uid.
-    pub(super) async fn delete(&self, pods: &[Eviction], grace: Option<i64>) -> Result<Learned, ApplyError> {
+    /// Deletes a pod past its budgets, under its uid.
+    async fn delete(&self, pod: &Eviction, grace: Option<i64>) -> Result<(Meaning, String), ApplyError> {
         self.leadership.check()?;
-        let answers = join_all(pods.iter().map(|pod| async move {
-            let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-            let params = kube::api::DeleteParams {
-                grace_period_seconds: grace.and_then(|seconds| u32::try_from(seconds).ok()),
-                preconditions: Some(kube::api::Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
-                ..kube::api::DeleteParams::default()
-            };
-            (pod, api.delete(&pod.name, &params).await)
-        }))
-        .await;
-        let now = crate::clock::now();
-        let mut learned = Learned::default();
-        for (pod, answer) in answers {
-            let (message, fatal) = match answer {
-                // 409: the name belongs to another pod by now.
-                Ok(_) => (String::new(), false),
-                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => (String::new(), false),
-                Err(kube::Error::Api(status)) if status.code == 403 => {
-                    let hint = "drain.atDeadline: Force needs the rights of deploy/manifests/force.yaml";
-                    (format!("{}; {hint}", status.message), true)
-                }
-                Err(error) => (error.to_string(), false),
-            };
-            let accepted = message.is_empty();
-            let retry_at = jiff::SignedDuration::try_from(ACCEPTED).ok().and_then(|s| now.checked_add(s).ok());
-            let retry_at = if accepted { retry_at.unwrap_or(now) } else { now + jiff::SignedDuration::from_secs(2) };
-            let state = Blocked { budget: None, message, since: now, retry_at, fatal, accepted, deleted: true };
-            learned.evictions.insert(pod.uid.clone(), state);
-        }
-        Ok(learned)
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+        let params = kube::api::DeleteParams {
+            grace_period_seconds: grace.and_then(|seconds| u32::try_from(seconds).ok()),
+            preconditions: Some(kube::api::Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
+            ..kube::api::DeleteParams::default()
+        };
+        Ok(match api.delete(&pod.name, &params).await {
+            // 409: the name belongs to another pod by now.
+            Ok(_) => (Meaning::Leaves, String::new()),
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => (Meaning::Leaves, String::new()),
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                let hint = "drain.atDeadline: Force needs the rights of deploy/manifests/force.yaml";
+                (Meaning::Fatal, format!("{}; {hint}", status.message))
+            }
+            Err(error) => (Meaning::Retry(RETRY), error.to_string()),
+        })
     }
 
     /// The client's own `evict` drops the delete options, and with them the uid: so the subresource is written directly.
-    async fn evict_one(&self, pod: &Eviction, grace: Option<i64>) -> Result<(Meaning, String), ApplyError> {
+    async fn evict(&self, pod: &Eviction, grace: Option<i64>) -> Result<(Meaning, String), ApplyError> {
         self.leadership.check()?;
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let body = EvictionBody {

@@ -9,9 +9,10 @@ use models::go::SettingsClaims;
 use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy, HostState};
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
-use super::{Applier, ApplyError};
+use super::{Applier, ApplyError, Evicted};
+use crate::drain::answer::Meaning;
 use crate::leader::Leadership;
 use crate::plan::{Action, Eviction, Note};
 use crate::view::{Cache, ClusterView, Compared, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
@@ -113,6 +114,22 @@ async fn call_of(action: Action) -> Call {
     calls[0].clone()
 }
 
+async fn evicted(applier: &Applier, pod: Eviction, how: (Option<i64>, bool)) -> Evicted {
+    let (done, mut ended) = mpsc::unbounded_channel();
+    applier.spawn_eviction("a".into(), pod, how, 7, done);
+    ended.recv().await.unwrap()
+}
+
+async fn call_about(pod: Eviction, how: (Option<i64>, bool)) -> Call {
+    let (applier, calls) = applier();
+    let evicted = evicted(&applier, pod, how).await;
+    assert_eq!((evicted.node.as_str(), evicted.uid.as_str(), evicted.request), ("a", "pod-uid", 7));
+    assert_eq!(evicted.means, Meaning::Leaves, "{}", evicted.message);
+    let calls = calls.lock().unwrap();
+    assert_eq!(calls.len(), 1, "{calls:#?}");
+    calls[0].clone()
+}
+
 #[tokio::test]
 async fn every_apply_to_a_status_carries_the_resource_version_that_was_decided_on() {
     let status = Action::Status { status: Box::new(ControllerStatus::default()), note: None };
@@ -168,8 +185,8 @@ async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
 
 #[tokio::test]
 async fn a_deletion_carries_the_uid_of_the_pod_that_was_seen() {
-    let pods = vec![Eviction { namespace: "shop".into(), name: "p".into(), uid: "pod-uid".into() }];
-    let call = call_of(Action::Delete { pods, grace: Some(0) }).await;
+    let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: "pod-uid".into() };
+    let call = call_about(pod, (Some(0), true)).await;
     assert_eq!((call.method.as_str(), call.path.as_str()), ("DELETE", "/api/v1/namespaces/shop/pods/p"));
     assert_eq!(call.body["preconditions"]["uid"], "pod-uid");
     assert_eq!(call.body["gracePeriodSeconds"], 0);
@@ -242,8 +259,8 @@ async fn a_label_is_applied_alone_under_its_own_manager_with_uid_and_resource_ve
 
 #[tokio::test]
 async fn an_eviction_carries_the_uid_of_the_pod_that_was_seen() {
-    let pods = vec![Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() }];
-    let call = call_of(Action::Evict { pods, grace: None }).await;
+    let pod = Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() };
+    let call = call_about(pod, (None, false)).await;
     assert_eq!(call.path, "/api/v1/namespaces/shop/pods/web-1/eviction");
     // The key is `deleteOptions`; the client's own `evict` writes another one, which the server ignores.
     assert_eq!(call.body["deleteOptions"]["preconditions"]["uid"], "pod-uid");
@@ -300,14 +317,14 @@ async fn an_event_has_the_operators_time_and_its_repetition_is_counted_on_it() {
 async fn a_process_that_lost_the_lease_writes_nothing() {
     let (mut applier, calls) = applier();
     applier.leadership = Leadership::over();
-    let action = Action::Evict {
-        pods: vec![Eviction { namespace: "n".into(), name: "p".into(), uid: "u".into() }],
-        grace: None,
-    };
+    for delete in [false, true] {
+        let pod = Eviction { namespace: "n".into(), name: "p".into(), uid: "u".into() };
+        let means = evicted(&applier, pod, (None, delete)).await.means;
+        assert!(matches!(means, Meaning::Retry(_)), "{means:?}");
+    }
     for action in [
         Action::Claim { parts: crate::claims::Parts::CORDON, note: None },
         Action::Release,
-        action,
         Action::Go { nonce: "n".into(), rules: Default::default() },
     ] {
         assert!(applier.carry_out(&node(), action).await.is_err());

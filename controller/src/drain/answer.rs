@@ -6,6 +6,15 @@ use std::time::Duration;
 /// otherwise: `kubectl drain`'s own figure.
 pub const BLOCKED_RETRY: Duration = Duration::from_secs(5);
 
+/// The longest pause between two requests for the eviction of one pod.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// How long a pod is left alone after a refusal, when it has been refused for `refused` and the answer alone would have it
+/// asked for again after `retry`: the longer it lasts, the longer the pauses.
+pub fn pause(retry: Duration, refused: Duration) -> Duration {
+    retry.max((refused / 2).min(LONGEST_PAUSE))
+}
+
 /// What an answer means for the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meaning {
@@ -63,6 +72,18 @@ pub fn meaning(code: u16, retry_after: Option<Duration>, message: &str, causes: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_that_is_refused_for_long_is_asked_for_less_and_less_often() {
+        let s = Duration::from_secs;
+        let mut asked = vec![0];
+        while asked.last() < Some(&300) {
+            let last = asked[asked.len() - 1];
+            asked.push(last + pause(BLOCKED_RETRY, s(last)).as_secs());
+        }
+        assert_eq!(asked, [0, 5, 10, 15, 22, 33, 49, 73, 109, 163, 223, 283, 343]);
+        assert_eq!(pause(s(120), s(300)), s(120), "the server asks for more");
+    }
 
     #[test]
     fn each_answer_of_the_eviction_endpoint_means_what_was_observed() {

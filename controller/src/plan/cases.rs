@@ -10,7 +10,7 @@ use semver::Version;
 use super::fixtures::*;
 use super::{Action, Plan, Wait, plan};
 use crate::claims::Parts;
-use crate::view::{ClusterView, LeaseLooks, PodFacts, Projection as _, ShadowFacts};
+use crate::view::{ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Refused, ShadowFacts};
 
 /// a node that took the go and never came back: the Lease is looked at every 10 s, not in a loop.
 #[test]
@@ -602,6 +602,55 @@ fn what_a_look_has_found_stands_until_the_next_look() {
     let made = plan(&view, &policy, t(3));
     let Some(Action::Status { status, note: None }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
     assert!(find_condition(&status.conditions, BLOCKED).unwrap().message.contains("shop/other"));
+}
+
+/// A bare pod on each of five hundred staged nodes, and none on the last.
+#[test]
+fn the_pods_of_refused_nodes_are_watched_for_the_free_slots_alone() {
+    let called = |number: usize| format!("node-{number:03}");
+    let nodes = (0..=500).map(|number| at(&called(number), Step::Staged, 0, HostState::StagedUpdate)).collect();
+    let (mut view, policy) = cluster(nodes, &[]);
+    let mut watched = BTreeSet::new();
+    let mut most = 0;
+    let mut given = None;
+    for second in 1..1000 {
+        for (name, node) in &mut view.nodes {
+            let pods = if *name == called(500) { vec![] } else { vec![pod(name, true)] };
+            node.pods = watched.contains(name).then_some(pods);
+        }
+        let made = plan(&view, &policy, t(1));
+        most = most.max(made.pods.len());
+        for (name, wait) in made.refused {
+            view.nodes.get_mut(&name).unwrap().refused = Some(Refused { wait, again_at: t(60) });
+        }
+        for (name, action) in made.actions {
+            let Action::Status { status, .. } = action else { panic!("{name}: {action:?}") };
+            let stored = &mut view.nodes.get_mut(&name).unwrap().shadow.as_mut().unwrap().status;
+            (stored.controller, stored.conditions) = (status.report, status.conditions);
+        }
+        if let Some(slots) = made.slots {
+            given = Some((slots[0].node.clone(), second));
+            break;
+        }
+        watched = made.pods;
+    }
+    assert_eq!(given.map(|(node, _)| node), Some(called(500)), "one after the other gives way to the next");
+    assert!(most <= 6, "{most} nodes were watched at a time, for one slot");
+    let refused = |node: &NodeView| {
+        let blocked = find_condition(&node.shadow.as_ref().unwrap().status.conditions, BLOCKED);
+        blocked.is_some_and(|condition| condition.reason == "DrainRefused")
+    };
+    assert_eq!(view.nodes.values().filter(|node| refused(node)).count(), 500, "each says so");
+
+    // None can be drained, and none is due: as few are watched as there are places.
+    view.nodes.remove(&called(500));
+    let made = plan(&view, &policy, t(2));
+    assert_eq!(made.pods.len(), 3);
+    assert!(made.actions.is_empty() && made.wake == Some(t(60)), "{:?}", made.wake);
+    assert!(made.waits.values().filter(|wait| matches!(wait, Wait::DrainRefused { .. })).count() >= 497);
+    // The pauses are over: those of some are looked at again.
+    let due = plan(&view, &policy, t(60));
+    assert_eq!(due.pods.len(), 3);
 }
 
 #[test]

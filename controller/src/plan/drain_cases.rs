@@ -1,15 +1,16 @@
 //! Decisions about drains and claims that went wrong once, each as a sentence about what holds.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use models::condition::find_condition;
 use models::shadow::{Armed, ArmedPhase, BLOCKED, Go, HostState, Step};
 
 use super::fixtures::*;
-use super::{Action, Wait, plan};
+use super::{Action, Evictions, Plan, Wait, plan};
 use crate::claims::Parts;
 use crate::policy::Policy;
-use crate::view::{Blocked, PodFacts};
+use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
 
 /// the shadow is deleted right after its go (the docs tell people to delete shadows): the new one knows of no go.
 #[test]
@@ -98,7 +99,7 @@ fn a_blocked_drain_names_a_pod_that_is_still_there() {
     let (mut view, policy) = cluster(vec![draining], &["a"]);
     let mut said = || {
         for _ in 0..10 {
-            let made = plan(&view, &policy, t(2));
+            let made = plan(&view, &policy, t(10));
             let node = view.nodes.get_mut("a").unwrap();
             let status = &mut node.shadow.as_mut().unwrap().status;
             let Some(Action::Status { status: written, .. }) = made.actions.get("a") else {
@@ -135,15 +136,19 @@ fn what_does_not_leave_is_deleted_only_where_policy_says_so_recorded_first_and_w
         serde_json::from_value(serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}})).unwrap();
     let force = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
     let before = plan(&view, &force, t(59));
-    assert!(matches!(before.actions.get("a"), Some(Action::Evict { .. })), "{:?}", before.actions);
+    assert!(before.evictions.get("a").is_some_and(|e| !e.delete), "{:?}", before.actions);
     let recorded = plan(&view, &force, t(60)).actions.remove("a").unwrap();
     assert!(matches!(&recorded, Action::Status { note: Some(note), .. } if note.reason == "DrainForced"
         && note.message.contains("shop/p-a") && note.message.contains("shop/stuck")));
     written(&mut view, &recorded);
-    let Some(Action::Delete { pods, grace }) = plan(&view, &force, t(60)).actions.remove("a") else { panic!() };
+    let Evictions { pods, grace, delete: true } = plan(&view, &force, t(60)).evictions.remove("a").unwrap() else {
+        panic!()
+    };
     assert_eq!((names(&pods), grace), (vec!["stuck"], Some(0)), "it has outlived its own grace period");
     view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().retain(|pod| pod.name != "stuck");
-    let Some(Action::Delete { pods, grace }) = plan(&view, &force, t(60)).actions.remove("a") else { panic!() };
+    let Evictions { pods, grace, delete: true } = plan(&view, &force, t(60)).evictions.remove("a").unwrap() else {
+        panic!()
+    };
     assert_eq!((names(&pods), grace), (vec!["p-a"], None));
     // Deleted, and waited for until its grace period is over.
     let leaving = PodFacts { terminating: true, ends_by: Some(t(90)), ..pod("a", false) };
@@ -151,9 +156,9 @@ fn what_does_not_leave_is_deleted_only_where_policy_says_so_recorded_first_and_w
     let waits = plan(&view, &force, t(61));
     assert!(waits.actions.is_empty() && waits.wake <= Some(t(90)), "{:?} {:?}", waits.actions, waits.wake);
     let late = plan(&view, &force, t(90));
-    assert!(matches!(late.actions.get("a"), Some(Action::Delete { grace: Some(0), .. })), "{:?}", late.actions);
+    assert!(late.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", late.actions);
     let last = plan(&view, &force, t(90 + 299));
-    assert!(matches!(last.actions.get("a"), Some(Action::Delete { grace: Some(0), .. })), "{:?}", last.actions);
+    assert!(last.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", last.actions);
     let never = plan(&view, &force, t(90 + 300));
     assert!(
         matches!(never.actions.get("a"), Some(Action::Status { note: Some(note), .. }) if note.reason == "UpdateFailed")
@@ -167,7 +172,8 @@ fn forced_drain_deletes_a_pod_without_grace_when_its_own_grace_period_is_over_ho
     let (mut view, policy) = draining(spec, vec![pod("a", false)]);
     let recorded = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
     written(&mut view, &recorded);
-    let Some(Action::Delete { grace: None, .. }) = plan(&view, &policy, t(60)).actions.remove("a") else { panic!() };
+    let made = plan(&view, &policy, t(60));
+    assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace.is_none()), "{:?}", made.actions);
     let ends = 60 + 3600;
     view.nodes.get_mut("a").unwrap().pods =
         Some(vec![PodFacts { terminating: true, ends_by: Some(t(ends)), ..pod("a", false) }]);
@@ -176,7 +182,7 @@ fn forced_drain_deletes_a_pod_without_grace_when_its_own_grace_period_is_over_ho
         assert!(made.actions.is_empty() && made.wake == Some(t(ends)), "at {at}: {:?} {:?}", made.actions, made.wake);
     }
     let made = plan(&view, &policy, t(ends));
-    assert!(matches!(made.actions.get("a"), Some(Action::Delete { grace: Some(0), .. })), "{:?}", made.actions);
+    assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", made.actions);
 }
 
 /// somebody runs `kubectl uncordon` on a node that is being drained, again and again.
@@ -211,7 +217,7 @@ fn a_node_is_drained_although_somebody_else_keeps_a_part_of_the_claim() {
     assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { .. })), "something is missing");
     let theirs = [crate::claims::Part::ScaleDown, crate::claims::Part::DoNotDisrupt].into_iter().collect();
     view.nodes.get_mut("a").unwrap().facts.set_otherwise = theirs;
-    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })));
+    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
 }
 
 #[test]
@@ -236,7 +242,7 @@ fn a_node_leaves_the_balancer_for_its_time_before_anything_is_evicted() {
     assert_eq!(plan(&view, &policy, t(30)).waits.get("a"), Some(&Wait::LeavingBalancer { until: t(50) }));
     let drains = plan(&view, &policy, t(50)).actions.remove("a").unwrap();
     written(&mut view, &drains);
-    assert!(matches!(plan(&view, &policy, t(51)).actions.get("a"), Some(Action::Evict { .. })));
+    assert!(plan(&view, &policy, t(51)).evictions.get("a").is_some_and(|e| !e.delete));
 }
 
 #[test]
@@ -321,11 +327,11 @@ fn drain_evicts_pods_that_tolerate_the_cordon_once_and_names_those_that_come_bac
     written(&mut view, &started);
     let node = view.nodes.get_mut("a").unwrap();
     (node.facts.claims, node.facts.unschedulable) = (Parts::USUAL, true);
-    let Some(Action::Evict { pods, .. }) = plan(&view, &policy, t(1)).actions.remove("a") else { panic!() };
+    let Evictions { pods, .. } = plan(&view, &policy, t(1)).evictions.remove("a").unwrap();
     assert_eq!(names(&pods), ["first", "p-a", "second"]);
     // One of them is back before the others have left, which are not ready to go.
     view.nodes.get_mut("a").unwrap().pods = Some(vec![addon("third"), addon("second"), pod("a", false)]);
-    let Some(Action::Evict { pods, .. }) = plan(&view, &policy, t(2)).actions.remove("a") else { panic!() };
+    let Evictions { pods, .. } = plan(&view, &policy, t(2)).evictions.remove("a").unwrap();
     assert_eq!(names(&pods), ["p-a", "second"]);
     view.nodes.get_mut("a").unwrap().pods = Some(vec![addon("third"), addon("fourth")]);
     let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
@@ -357,13 +363,14 @@ fn attempt_ends_when_an_owner_puts_pods_on_the_cordoned_node_again_and_again() {
         let policy = with_policy(&mut view, spec.clone());
         let (mut evictions, mut last) = (0, None);
         for second in 0..30 {
-            let Some(action) = plan(&view, &policy, t(second)).actions.remove("a") else { continue };
+            let mut made = plan(&view, &policy, t(second));
             let node = view.nodes.get_mut("a").unwrap();
+            if let Some(Evictions { pods, .. }) = made.evictions.remove("a") {
+                evictions += pods.len();
+                node.pods = Some(vec![pinned(format!("p-{evictions}"))]);
+            }
+            let Some(action) = made.actions.remove("a") else { continue };
             match &action {
-                Action::Evict { pods, .. } | Action::Delete { pods, .. } => {
-                    evictions += pods.len();
-                    node.pods = Some(vec![pinned(format!("p-{evictions}"))]);
-                }
                 Action::Claim { parts, .. } => (node.facts.claims, node.facts.unschedulable) = (*parts, true),
                 Action::Status { status, .. } => {
                     last = status.report.record.as_ref().and_then(|record| record.last.clone());
@@ -420,7 +427,7 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
             shadow.generation = 2;
             let recorded = plan(&view, &policy, t(2)).actions.remove("a").unwrap();
             written(&mut view, &recorded);
-            assert!(matches!(plan(&view, &policy, t(2)).actions.get("a"), Some(Action::Evict { .. })));
+            assert!(plan(&view, &policy, t(2)).evictions.get("a").is_some_and(|e| !e.delete));
             let back = PodFacts { uid: "back".into(), tolerates_cordon, ..pod("a", false) };
             view.nodes.get_mut("a").unwrap().pods = Some(if tolerates_cordon { vec![back] } else { vec![] });
             let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
@@ -506,7 +513,7 @@ fn parts_that_somebody_strips_again_and_again_are_not_worth_an_update() {
     (node.facts.claims, node.claims_made) = (Parts::CORDON, 3);
     assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { note: None, .. })));
     view.nodes.get_mut("a").unwrap().claims_made = 4;
-    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Evict { .. })));
+    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
 }
 
 /// another node is drained at the same time, and its replica of an add-on lands here, since it may run on a cordoned node.
@@ -518,7 +525,9 @@ fn a_pod_that_tolerates_the_cordon_and_comes_in_mid_drain_is_recorded_evicted_on
     status.controller.drain = Some(models::shadow::DrainStatus::default());
     let noted = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
     written(&mut view, &noted);
-    let Some(Action::Evict { pods, .. }) = plan(&view, &policy, t(2)).actions.remove("a") else { panic!() };
+    let Evictions { pods, delete: false, .. } = plan(&view, &policy, t(2)).evictions.remove("a").unwrap() else {
+        panic!()
+    };
     assert_eq!(pods[0].uid, "first");
     view.nodes.get_mut("a").unwrap().pods = Some(vec![ours("second")]);
     let made = plan(&view, &policy, t(3));
@@ -568,4 +577,137 @@ fn a_critical_pod_that_may_not_go_yet_is_no_reason_to_look_again_and_again() {
     }
     assert!(made.actions.is_empty(), "{:?}", made.actions);
     assert!(made.wake.is_some_and(|at| at > t(10)), "{:?}", made.wake);
+}
+
+/// An answer to an eviction that was sent at `since`, asked for again at 1000 s.
+fn answer(budget: Option<&str>, since: i64, accepted: bool) -> Blocked {
+    Blocked {
+        budget: budget.map(str::to_owned),
+        message: "not now".into(),
+        since: t(since),
+        retry_at: t(1000),
+        fatal: false,
+        accepted,
+        deleted: false,
+    }
+}
+
+#[test]
+fn a_hold_and_a_deadline_act_while_evictions_are_not_answered() {
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false)]);
+    let sent = InFlight { since: t(1), deletes: false };
+    view.nodes.get_mut("a").unwrap().in_flight = [("p-a".to_owned(), sent)].into();
+    assert!(plan(&view, &policy, t(3)).evictions.is_empty(), "it is asked for once");
+    view.nodes.get_mut("a").unwrap().in_flight.clear();
+    assert_eq!(plan(&view, &policy, t(1)).wake, Some(t(6)), "if it is not answered, it is named then");
+    view.nodes.get_mut("a").unwrap().in_flight = [("p-a".to_owned(), sent)].into();
+    let ended = |view: &ClusterView, at| {
+        let made = plan(view, &policy, at);
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+        assert!(made.evictions.is_empty() && Plan::ends_drain(&made.actions["a"]));
+    };
+    ended(&view, t(60));
+    view.nodes.get_mut("a").unwrap().facts.held = true;
+    ended(&view, t(3));
+}
+
+#[test]
+fn what_is_forced_is_deleted_while_its_eviction_is_not_answered() {
+    let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+    let (mut view, policy) = draining(spec, vec![pod("a", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    let drain = models::shadow::DrainStatus { forced: Some(t(60)), ..Default::default() };
+    node.shadow.as_mut().unwrap().status.controller.drain = Some(drain);
+    for (deletes, sent) in [(false, 1), (true, 0)] {
+        let in_flight = [("p-a".to_owned(), InFlight { since: t(50), deletes })].into();
+        view.nodes.get_mut("a").unwrap().in_flight = in_flight;
+        let made = plan(&view, &policy, t(61)).evictions;
+        assert_eq!(made.values().filter(|e| e.delete).count(), sent, "{made:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_does_not_leave_is_named_with_what_the_api_server_said() {
+    let guarded = Some("shop/web");
+    let leaving = |by| PodFacts { terminating: true, ends_by: Some(t(by)), ..pod("a", false) };
+    let in_flight = |since| Some(InFlight { since: t(since), deletes: false });
+    for (sentence, pod, known, sent, named) in [
+        ("a budget refuses it for a moment", pod("a", false), Some(answer(guarded, 96, false)), None, None),
+        ("a budget refuses it", pod("a", false), Some(answer(guarded, 95, false)), None, Some("Budget shop/web")),
+        ("a webhook is broken", pod("a", false), Some(answer(None, 95, false)), None, Some("not now")),
+        ("it is asked for again", pod("a", false), Some(answer(None, 9, false)), in_flight(99), Some("not now")),
+        ("no answer for a moment", pod("a", false), None, in_flight(96), None),
+        ("no answer", pod("a", false), None, in_flight(95), Some("has not answered")),
+        ("accepted", pod("a", false), Some(answer(None, 71, true)), None, None),
+        ("accepted in vain", pod("a", false), Some(answer(None, 70, true)), None, Some("not being deleted")),
+        ("it ends", leaving(71), Some(answer(None, 1, true)), None, None),
+        ("it does not end", leaving(70), Some(answer(None, 1, true)), None, Some("was to have ended")),
+    ] {
+        let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod]);
+        let node = view.nodes.get_mut("a").unwrap();
+        node.blocked = known.map(|known| ("p-a".to_owned(), known)).into_iter().collect();
+        node.in_flight = sent.map(|sent| ("p-a".to_owned(), sent)).into_iter().collect();
+        let made = plan(&view, &policy, t(100));
+        let Some(named) = named else {
+            assert!(made.actions.is_empty() && made.wake == Some(t(101)), "{sentence}: {made:?}");
+            continue;
+        };
+        let Some(Action::Status { status, note: Some(note) }) = made.actions.get("a") else {
+            panic!("{sentence}: {:?}", made.waits)
+        };
+        let blocked = find_condition(&status.conditions, BLOCKED).unwrap();
+        assert!(blocked.reason == "DrainBlocked" && blocked.message.contains(named), "{sentence}: {blocked:?}");
+        assert_eq!((note.warning, &note.message), (true, &blocked.message), "{sentence}");
+        assert_eq!(status.report.drain.as_ref().unwrap().blockers[0].pod, "shop/p-a", "{sentence}");
+        // Another leader knows of none of it, and takes nothing back before it has an answer of its own.
+        let action = made.actions["a"].clone();
+        written(&mut view, &action);
+        let node = view.nodes.get_mut("a").unwrap();
+        (node.blocked, node.in_flight) = (BTreeMap::new(), BTreeMap::new());
+        let next = plan(&view, &policy, t(101));
+        assert!(next.actions.is_empty(), "{sentence}: {next:?}");
+    }
+}
+
+/// A budget lets one pod go after the other.
+#[test]
+fn a_pod_that_was_let_go_a_moment_ago_is_worth_no_write() {
+    let spec = serde_json::json!({"drain": {"timeout": "1h"}});
+    let (mut view, policy) = draining(spec, vec![pod("a", false), pod("b", false)]);
+    let refused = || answer(Some("shop/web"), 1, false);
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), refused()), ("p-b".to_owned(), refused())].into();
+    let named = plan(&view, &policy, t(6)).actions.remove("a").unwrap();
+    written(&mut view, &named);
+    assert!(plan(&view, &policy, t(20)).actions.is_empty());
+    let node = view.nodes.get_mut("a").unwrap();
+    node.pods.as_mut().unwrap().remove(0);
+    node.blocked.insert("p-a".to_owned(), answer(None, 20, true));
+    let just_now = plan(&view, &policy, t(21));
+    assert!(just_now.actions.is_empty() && just_now.wake == Some(t(25)), "{just_now:?}");
+    assert!(matches!(just_now.waits["a"], Wait::DrainBlocked { .. }));
+    let Some(Action::Status { status, .. }) = plan(&view, &policy, t(25)).actions.remove("a") else { panic!() };
+    let drain = status.report.drain.unwrap();
+    assert_eq!((drain.blockers.len(), drain.blockers[0].pod.as_str()), (1, "shop/p-b"));
+}
+
+#[test]
+fn a_blocked_drain_is_counted_as_blocked_while_its_pods_are_asked_for_again() {
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
+    let blocked = |view: &ClusterView, at| {
+        let status = plan(view, &policy, at).status.unwrap();
+        (status.counts.unwrap().blocked, status.waiting.iter().map(|w| w.reason.clone()).collect::<Vec<_>>())
+    };
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 1, false))].into();
+    let named = plan(&view, &policy, t(6)).actions.remove("a").unwrap();
+    written(&mut view, &named);
+    let expected = (1, vec!["DrainBlocked".to_owned()]);
+    assert_eq!(blocked(&view, t(7)), expected);
+    assert_eq!(plan(&view, &policy, t(1000)).evictions.len(), 1, "asked for again");
+    assert_eq!(blocked(&view, t(1000)), expected);
+    let sent = InFlight { since: t(1000), deletes: false };
+    view.nodes.get_mut("a").unwrap().in_flight = [("p-a".to_owned(), sent)].into();
+    assert_eq!(blocked(&view, t(1001)), expected);
+    view.busy.insert("a".into());
+    assert_eq!(blocked(&view, t(1001)), expected, "something is written about it");
 }

@@ -5,19 +5,20 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::Slot;
-use models::shadow::{Step, VersionFailure};
+use models::shadow::{ControllerStatus, Step, VersionFailure};
 use semver::Version;
 
 use super::attempt::{Case, after};
 use super::rollout::{self, Rollout};
 use super::slots::Budget;
 use super::survey::Survey;
-use super::{Action, Decision, Plan, Quarantine, Verdict, Wait, gates, order, report, slots};
+use super::{Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, gates, order, report, slots};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView, Standby};
 
 /// How many candidates beyond the free slots have their pods looked at, so that one with a pod in the way gives its turn
-/// to the next at once.
+/// to the next at once. One that was refused is looked at again after a pause, since watching all of them would cost a watch
+/// a node.
 const MARGIN: usize = 2;
 
 /// How long the leader's own node gives way to a node that has a slot. One that takes longer, because its drain is blocked or
@@ -72,6 +73,8 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
 impl<'a> Planner<'a> {
     fn make(mut self) -> Plan {
         let mut asked = self.ask();
+        let held_back_until = evictions::hold_back(self.view, &mut self.plan.evictions, self.now);
+        self.wake(held_back_until);
         let freezes = self.freeze(&asked);
         let survey = &self.survey;
         asked.wanting.sort_by_key(|node| order::key(self.view, survey, node));
@@ -126,6 +129,11 @@ impl<'a> Planner<'a> {
             {
                 asked.pending.push((name, record.version_failures.clone()));
             }
+            if let Some(evictions) = decision.evictions
+                && !view.busy.contains(name)
+            {
+                self.plan.evictions.insert(name.clone(), evictions);
+            }
             if slots::makes_use(&decision.verdict) {
                 asked.wants_slot.insert(name);
             }
@@ -165,6 +173,15 @@ impl<'a> Planner<'a> {
         true
     }
 
+    /// Whether a node was refused a moment ago, so that it need not be looked at again. What expressions return is known
+    /// without a look.
+    fn left_alone(&self, node: &NodeView) -> bool {
+        let Some(refused) = node.refused.as_ref().filter(|refused| refused.again_at > self.now) else { return false };
+        let expressions = &self.survey.group(node).before.expressions;
+        !matches!(refused.wait, Wait::ExpressionFires { .. } | Wait::ExpressionFails { .. })
+            || gates::expression(expressions, &node.facts.name, &self.view.expressions).is_some()
+    }
+
     /// Gives the free slots to the first that may have one. Returns those that wait for nothing but a slot: the others give way,
     /// and nodes may be staged in their place.
     fn give_slots(
@@ -177,6 +194,11 @@ impl<'a> Planner<'a> {
         let used_up = budget.used_up().cloned();
         let busy = slots.first().map(|slot| slot.node.clone());
         let mut given = BTreeMap::new();
+        let places = if free_at_first > 0 { free_at_first + MARGIN } else { 0 };
+        let left_alone: BTreeSet<&str> =
+            wanting.iter().filter(|node| self.left_alone(node)).map(|node| node.facts.name.as_str()).collect();
+        // Where there are places enough, what was refused goes on to be watched, and has its turn as soon as it can.
+        let mut spare = places.saturating_sub(wanting.len() - left_alone.len());
         let (mut looked_at, mut ready, mut looking) = (0, Vec::new(), false);
         for (position, node) in wanting.iter().copied().enumerate() {
             let name = &node.facts.name;
@@ -202,7 +224,14 @@ impl<'a> Planner<'a> {
                 if free_at_first > 0 {
                     wait = rollout.and_then(|rollout| rollout.wait.clone()).unwrap_or(wait);
                 }
-            } else if looked_at < free_at_first + MARGIN && free_at_first > 0 {
+            } else if let Some(refused) =
+                node.refused.as_ref().filter(|_| left_alone.contains(name.as_str()) && spare == 0)
+            {
+                refused_here = true;
+                wait = refused.wait.clone();
+                self.wake(Some(refused.again_at).filter(|_| places > 0));
+            } else if looked_at < places {
+                spare -= usize::from(left_alone.contains(name.as_str()));
                 looked_at += 1;
                 looked = true;
                 self.plan.pods.insert(name.clone());
@@ -218,6 +247,7 @@ impl<'a> Planner<'a> {
                         wait = passing;
                     }
                     Some(refused) => {
+                        self.plan.refused.insert(name.clone(), refused.clone());
                         wait = refused;
                         looked_at -= 1;
                         refused_here = true;
@@ -381,6 +411,16 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
 }
 
 impl Plan {
+    /// Whether no pod is evicted any more once this action is carried out.
+    pub(crate) fn ends_drain(action: &Action) -> bool {
+        let step = |status: &ControllerStatus| status.report.progress.as_ref().map(|progress| progress.step);
+        match action {
+            Action::Status { status, .. } => step(status) != Some(Step::Draining),
+            Action::Claim { .. } => false,
+            Action::Spec { .. } | Action::Release | Action::Go { .. } | Action::LookAtLease => true,
+        }
+    }
+
     /// Whether this action begins the disruption of a node, or an attempt.
     pub(crate) fn starts(action: &Action) -> bool {
         match action {
@@ -392,8 +432,6 @@ impl Plan {
             Action::Spec { .. }
             | Action::Claim { .. }
             | Action::Release
-            | Action::Evict { .. }
-            | Action::Delete { .. }
             | Action::Go { .. }
             | Action::ReadOwner { .. }
             | Action::LookAtLease => false,

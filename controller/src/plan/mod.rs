@@ -17,6 +17,7 @@ mod attempt;
 mod cases;
 #[cfg(test)]
 mod drain_cases;
+mod evictions;
 #[cfg(test)]
 mod expression_cases;
 #[cfg(test)]
@@ -91,6 +92,17 @@ impl Eviction {
     }
 }
 
+/// Pods of one node that are to leave it. Each has a request of its own, which nothing else about the node waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evictions {
+    /// The pods.
+    pub pods: Vec<Eviction>,
+    /// How long they may take to end, in seconds; `None`: as each says.
+    pub grace: Option<i64>,
+    /// Whether they are deleted past their budgets, as policy may say for a drain that has taken too long.
+    pub delete: bool,
+}
+
 /// One write, or look, about one node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -115,20 +127,6 @@ pub enum Action {
     },
     /// Take back what we claimed on the node.
     Release,
-    /// Evict pods.
-    Evict {
-        /// Which.
-        pods: Vec<Eviction>,
-        /// How long they may take to end, in seconds; `None`: as each says.
-        grace: Option<i64>,
-    },
-    /// Delete pods past their budgets, where policy says so for a drain that has taken too long.
-    Delete {
-        /// Which.
-        pods: Vec<Eviction>,
-        /// How long they may take to end, in seconds; `None`: as each says.
-        grace: Option<i64>,
-    },
     /// Look at the node and its pods once more, live, and if nothing is left, sign a go for the agent's nonce.
     Go {
         /// The nonce.
@@ -156,10 +154,14 @@ pub enum Action {
 pub struct Plan {
     /// The next action of each node that has one.
     pub actions: BTreeMap<String, Action>,
+    /// The pods that are to leave their nodes now, by node.
+    pub evictions: BTreeMap<String, Evictions>,
     /// Why each other node waits.
     pub waits: BTreeMap<String, Wait>,
     /// The nodes whose pods have to be watched.
     pub pods: BTreeSet<String>,
+    /// The staged nodes whose pods, budgets or expressions were looked at and speak against draining them.
+    pub refused: BTreeMap<String, Wait>,
     /// The expressions that somebody waits for.
     pub expressions: BTreeSet<String>,
     /// Whether another replica is to lead when this plan is carried out: nothing is left to do but the leader's own node.
@@ -178,6 +180,8 @@ pub struct Plan {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Decision {
     verdict: Verdict,
+    /// The pods that are to leave now, whatever else is done.
+    evictions: Option<Evictions>,
     /// Whether its pods have to be watched.
     pods: bool,
     /// The expressions that it waits for.
@@ -209,6 +213,10 @@ impl Decision {
 
     fn wait(wait: Wait) -> Self {
         Self { verdict: Verdict::Wait(wait), ..Self::default() }
+    }
+
+    fn evicting(self, evictions: Evictions) -> Self {
+        Self { evictions: Some(evictions).filter(|evictions| !evictions.pods.is_empty()), ..self }
     }
 
     fn watching_pods(self) -> Self {

@@ -8,7 +8,7 @@ use models::operator::{
     BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, WINDOW_OPEN,
     WaitingCount,
 };
-use models::shadow::Step;
+use models::shadow::{self, Step};
 
 use super::survey::Survey;
 use super::{Note, Plan, Wait, requests};
@@ -57,16 +57,32 @@ fn counts(view: &ClusterView, plan: &Plan) -> Counts {
         counts.updating += i64::from(node.past_staging());
         counts.staged += i64::from(step == Some(Step::Staged));
         counts.current += i64::from(step.is_none() && wait == Some(&Wait::UpToDate));
-        counts.blocked += i64::from(wait.is_some_and(Wait::blocks));
+        counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
+            Some(wait) => wait.blocks(),
+            // While something is written about it, it is what it was.
+            None => node_blocked(node).is_some(),
+        });
         counts.failed += i64::from(record.is_some_and(|r| r.failures > 0));
     }
     counts
 }
 
-fn waiting(plan: &Plan) -> Vec<WaitingCount> {
-    let mut reasons: BTreeMap<&'static str, i64> = BTreeMap::new();
-    for wait in plan.waits.values().filter(|w| !matches!(w, Wait::UpToDate | Wait::Acting | Wait::NotLabelled)) {
-        *reasons.entry(wait.as_str()).or_default() += 1;
+/// The reason of a node's `Blocked` condition, where it has one.
+fn node_blocked(node: &NodeView) -> Option<&str> {
+    true_condition(&node.shadow.as_ref()?.status.conditions, shadow::BLOCKED).map(|condition| condition.reason.as_str())
+}
+
+fn waiting(view: &ClusterView, plan: &Plan) -> Vec<WaitingCount> {
+    let mut reasons: BTreeMap<&str, i64> = BTreeMap::new();
+    for (name, node) in &view.nodes {
+        let reason = match plan.waits.get(name) {
+            Some(Wait::UpToDate | Wait::NotLabelled) => continue,
+            None | Some(Wait::Acting) => node_blocked(node),
+            Some(wait) => Some(wait.as_str()),
+        };
+        if let Some(reason) = reason {
+            *reasons.entry(reason).or_default() += 1;
+        }
     }
     let mut waiting: Vec<WaitingCount> =
         reasons.into_iter().map(|(reason, nodes)| WaitingCount { reason: reason.to_owned(), nodes }).collect();
@@ -277,7 +293,7 @@ pub(super) fn status(
         update_revision,
         collision_count,
         slots: Vec::new(),
-        waiting: waiting(plan),
+        waiting: waiting(view, plan),
         versions,
         active_rollouts: survey.rollouts.active.clone(),
         next_window: match &survey.windows()[0] {

@@ -17,14 +17,14 @@ use semver::Version;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Action, Plan, Wait, plan};
+use super::{Action, Evictions, Plan, Wait, plan};
 use crate::claims::Parts;
 use crate::drain::filter;
 use crate::lint::lint;
 use crate::policy::Policy;
 use crate::view::{
-    Blocked, ClusterView, DaemonSetIs, LeaseLooks, NodeFacts, NodeView, OperatorFacts, OwnerHealth, PodFacts,
-    ShadowFacts, Standings,
+    Blocked, ClusterView, DaemonSetIs, InFlight, LeaseLooks, NodeFacts, NodeView, OperatorFacts, OwnerHealth, PodFacts,
+    Refused, ShadowFacts, Standings,
 };
 
 const OLD: Version = Version::new(1, 20, 0);
@@ -357,6 +357,13 @@ impl World {
     fn plan(&mut self) -> Plan {
         let lasted = Duration::try_from(self.now.duration_since(self.began.0)).unwrap();
         self.standings.look(&mut self.view.nodes, self.began.1 + lasted);
+        for node in self.view.nodes.values_mut().filter(|node| node.step() != Some(Step::Draining)) {
+            node.in_flight.clear();
+        }
+        let waits_for_slot = |node: &NodeView| matches!(node.step(), Some(Step::Staging | Step::Staged));
+        for node in self.view.nodes.values_mut().filter(|node| !waits_for_slot(node)) {
+            node.refused = None;
+        }
         let seen = self.seen();
         let mut plan = plan(&seen, &self.policy, self.clock());
         let findings = lint(&seen, &self.policy, &mut plan);
@@ -382,9 +389,20 @@ impl World {
             self.history.pop_front();
         }
         self.forged.retain(|name| self.view.nodes[name].progress().is_some());
+        if self.rng.random_bool(0.2) {
+            return self.answer_an_eviction();
+        }
         let plan = self.plan();
+        let (now, pause) = (self.clock(), SignedDuration::from_secs(60));
+        for (name, wait) in &plan.refused {
+            let node = self.view.nodes.get_mut(name).unwrap();
+            if node.refused.as_ref().is_none_or(|refused| refused.again_at <= now) {
+                node.refused = Some(Refused { wait: wait.clone(), again_at: now.checked_add(pause).unwrap() });
+            }
+        }
         let differs = self.view.operator.as_ref().map(|o| &o.status) != plan.status.as_ref();
-        if self.sent.is_none() && ((differs && self.rng.random_bool(0.4)) || plan.actions.is_empty()) {
+        let nothing = plan.actions.is_empty() && plan.evictions.is_empty();
+        if self.sent.is_none() && ((differs && self.rng.random_bool(0.4)) || nothing) {
             let behind = self.behind.as_ref().is_some_and(|behind| behind.operator.is_some());
             if let (Some(status), Some(operator), false) = (plan.status, &self.view.operator, behind) {
                 self.view.retracted.extend(super::retracted(&operator.status.slots, &status.slots));
@@ -395,12 +413,66 @@ impl World {
             }
             return;
         }
-        if plan.actions.is_empty() {
+        if nothing {
             return self.arrives();
         }
-        let index = self.rng.random_range(0..plan.actions.len());
+        let index = self.rng.random_range(0..plan.actions.len() + plan.evictions.len());
+        if index >= plan.actions.len() {
+            let (name, evictions) = plan.evictions.into_iter().nth(index - plan.actions.len()).unwrap();
+            return self.evict(&name, &evictions);
+        }
         let (name, action) = plan.actions.into_iter().nth(index).unwrap();
         self.carry_out(&name, action);
+    }
+
+    /// Sends evictions. Some are answered at once, and some hang.
+    fn evict(&mut self, name: &str, evictions: &Evictions) {
+        for eviction in &evictions.pods {
+            let node = self.view.nodes.get_mut(name).unwrap();
+            let since = self.now + self.ahead;
+            node.in_flight.insert(eviction.uid.clone(), InFlight { since, deletes: evictions.delete });
+            if self.rng.random_bool(0.7) {
+                self.answer(name, &eviction.uid);
+            }
+        }
+    }
+
+    /// One of the evictions that hang is answered.
+    fn answer_an_eviction(&mut self) {
+        let in_flight = self.view.nodes.iter().flat_map(|(n, node)| node.in_flight.keys().map(|uid| (n.clone(), uid)));
+        let in_flight: Vec<_> = in_flight.map(|(name, uid)| (name, uid.clone())).collect();
+        if let Some((name, uid)) = in_flight.first() {
+            self.answer(name, uid);
+        }
+    }
+
+    /// The answer to an eviction: most pods leave, others are held back by a budget or a broken webhook.
+    fn answer(&mut self, name: &str, uid: &str) {
+        let now = self.clock();
+        let (up, budget) = (self.rng.random_bool(0.7), self.rng.random_bool(0.5));
+        let node = self.view.nodes.get_mut(name).unwrap();
+        let host = self.hosts.get_mut(name).unwrap();
+        let Some(sent) = node.in_flight.remove(uid) else { return };
+        if up || sent.deletes {
+            let evicted = node.pods.iter().flatten().find(|p| p.uid == uid);
+            if let Some(pod) = evicted.filter(|p| p.controller_uid.as_deref() == Some("partly-broken")) {
+                let uid = format!("{}-again", pod.uid);
+                self.homeless.push(PodFacts { uid, ..pod.clone() });
+            }
+            leave(node, host, &[uid].into());
+            node.blocked.remove(uid);
+        } else {
+            let blocked = Blocked {
+                budget: budget.then(|| "shop/web".into()),
+                message: "not now".into(),
+                since: node.blocked.get(uid).map_or(sent.since, |old| old.since),
+                retry_at: now.checked_add(SignedDuration::from_secs(5)).unwrap(),
+                fatal: false,
+                accepted: false,
+                deleted: false,
+            };
+            node.blocked.insert(uid.to_owned(), blocked);
+        }
     }
 
     /// The write of the operator's status arrives, if there is one under way, while others were carried out.
@@ -425,11 +497,13 @@ impl World {
         }
         let (now, seed) = (self.clock(), self.seed);
         let frozen = super::Quarantine::of(&self.view, 1).frozen_by().is_some();
-        let up = self.rng.random_bool(0.7);
         let skips = skips(&self.policy, &self.view.nodes[name]);
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
         let shadow = node.shadow.as_mut().unwrap();
+        if Plan::ends_drain(&action) {
+            node.in_flight.clear();
+        }
         match action {
             Action::Status { status, .. } => {
                 let starts =
@@ -467,34 +541,6 @@ impl World {
             Action::Release => {
                 node.facts.claims = Parts::default();
                 node.facts.unschedulable = host.person_cordoned;
-            }
-            Action::Delete { pods, .. } => {
-                leave(node, host, &pods.iter().map(|pod| pod.uid.as_str()).collect());
-            }
-            Action::Evict { pods, .. } => {
-                for eviction in pods {
-                    if up {
-                        let evicted = node.pods.iter().flatten().find(|p| p.uid == eviction.uid);
-                        if let Some(pod) = evicted.filter(|p| p.controller_uid.as_deref() == Some("partly-broken")) {
-                            let uid = format!("{}-again", pod.uid);
-                            self.homeless.push(PodFacts { uid, ..pod.clone() });
-                        }
-                        leave(node, host, &[eviction.uid.as_str()].into());
-                        node.blocked.remove(&eviction.uid);
-                    } else {
-                        let retry_at = now.checked_add(jiff::SignedDuration::from_secs(5)).unwrap();
-                        let blocked = Blocked {
-                            budget: Some("shop/web".into()),
-                            message: "exhausted".into(),
-                            since: now,
-                            retry_at,
-                            fatal: false,
-                            accepted: false,
-                            deleted: false,
-                        };
-                        node.blocked.insert(eviction.uid, blocked);
-                    }
-                }
             }
             Action::Go { nonce, rules } => {
                 // The executor's own last look.
@@ -696,6 +742,8 @@ impl World {
                 self.fall_behind();
                 for node in self.view.nodes.values_mut() {
                     node.blocked.clear();
+                    node.in_flight.clear();
+                    node.refused = None;
                     node.lease = None;
                 }
             }
@@ -861,7 +909,8 @@ impl World {
                 .nodes
                 .values()
                 .all(|n| n.shadow.as_ref().is_none_or(|s| s.status.controller.progress.is_none()));
-            let rests = idle && self.plan().actions.is_empty();
+            let made = self.plan();
+            let rests = idle && made.actions.is_empty() && made.evictions.is_empty();
             quiet = if rests { quiet + 1 } else { 0 };
             let watched = self.view.nodes.values().filter_map(NodeView::step).all(|step| step == Step::Monitoring);
             self.advance(Duration::from_secs(if idle {

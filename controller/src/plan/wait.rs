@@ -107,6 +107,8 @@ pub enum Wait {
         pod: String,
         /// The budget that refuses, where one does.
         budget: Option<String>,
+        /// What the API server said, or did not.
+        message: String,
         /// How many are left.
         left: usize,
     },
@@ -483,10 +485,12 @@ impl fmt::Display for Wait {
             Self::LeavingBalancer { until } => write!(f, "out of external load balancers; the drain begins at {until}"),
             Self::DetachingVolumes { count } => write!(f, "{count} volume(s) are still attached"),
             Self::Draining { left } => write!(f, "{left} pod(s) are on their way out"),
-            Self::DrainBlocked { pod, budget: Some(budget), left } => {
+            Self::DrainBlocked { pod, budget: Some(budget), left, .. } => {
                 write!(f, "the PodDisruptionBudget {budget} does not let {pod} go; {left} pod(s) left")
             }
-            Self::DrainBlocked { pod, budget: None, left } => write!(f, "{pod} cannot be evicted; {left} pod(s) left"),
+            Self::DrainBlocked { pod, budget: None, message, left } => {
+                write!(f, "{pod} does not leave the node: {message}; {left} pod(s) left")
+            }
             Self::AwaitingAgent => f.write_str("the agent has not asked for its go yet"),
             Self::AwaitingReboot => f.write_str("the host reboots"),
             Self::AwaitingReady => f.write_str("the node is back and not Ready yet"),

@@ -15,6 +15,7 @@ use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperato
 use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, Progress, Record, Step};
 
 use crate::claims::{Part, Parts};
+use crate::plan::Wait;
 
 pub(crate) use cache::retry_pause;
 pub use cache::{Cache, Projection, Reading, newer};
@@ -265,23 +266,41 @@ impl BudgetFacts {
     }
 }
 
-/// What blocks the eviction of a pod at present; kept in memory only.
+/// The last answer to the eviction of a pod; kept in memory only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocked {
     /// The budget that refuses, where one does.
     pub budget: Option<String>,
     /// What the API server said.
     pub message: String,
-    /// Since when.
+    /// When the first request of those that were answered alike was sent.
     pub since: Timestamp,
     /// When to try again.
     pub retry_at: Timestamp,
     /// Whether trying again is no use: the drain fails.
     pub fatal: bool,
-    /// Whether nothing blocks it: the eviction was accepted, or the server was just busy.
+    /// Whether it was accepted.
     pub accepted: bool,
     /// Whether it was deleted and not evicted.
     pub deleted: bool,
+}
+
+/// An eviction or deletion that was sent and has not been answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// When it was sent.
+    pub since: Timestamp,
+    /// Whether it deletes the pod past its budgets.
+    pub deletes: bool,
+}
+
+/// What spoke against draining a staged node when it was looked at last; kept in memory only.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refused {
+    /// Why.
+    pub wait: Wait,
+    /// When it is looked at again.
+    pub again_at: Timestamp,
 }
 
 /// What looks at a node's own Lease have shown. Its times are the node's own, whose clock may be off: they are compared
@@ -362,8 +381,12 @@ pub struct NodeView {
     pub shadow: Option<ShadowFacts>,
     /// The pods on it, where they are watched.
     pub pods: Option<Vec<PodFacts>>,
-    /// Evictions that were refused, by the pod's uid.
+    /// What became of evictions, by the pod's uid.
     pub blocked: BTreeMap<String, Blocked>,
+    /// Evictions under way, by the pod's uid.
+    pub in_flight: BTreeMap<String, InFlight>,
+    /// Why it was not drained when it was looked at last.
+    pub refused: Option<Refused>,
     /// The node's own Lease; looked up only where a release depends on it.
     pub lease: Option<LeaseLooks>,
     /// How the pods of owners (uid) are on other nodes; read only where a pod fails on this one after its update.

@@ -120,7 +120,7 @@ async fn a_pod_that_has_ended_is_waited_for_no_longer_than_its_grace_period(case
     Ok(())
 }
 /// What Events say about the node under test.
-async fn events(case: &Case, reason: &str) -> anyhow::Result<Vec<String>> {
+pub(crate) async fn events(case: &Case, reason: &str) -> anyhow::Result<Vec<String>> {
     let selector = format!("reason={reason},involvedObject.name={}", case.node);
     let found = case.kubectl(&["-n", "default", "get", "events", "--field-selector", &selector, "-o", "json"]).await?;
     let found: Value = serde_json::from_str(&found)?;

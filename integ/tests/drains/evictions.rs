@@ -1,8 +1,11 @@
 //! What the eviction endpoint answers, and pods that do not go the usual way.
 
+use anyhow::Context as _;
+use models::names::HOLD_ANNOTATION;
 use models::shadow::Step;
 use serde_json::{Value, json};
 
+use crate::deadlines::events;
 use crate::fleet::Case;
 use crate::webhook::Webhook;
 
@@ -10,6 +13,7 @@ crate::cases![
     an_eviction_that_admission_refuses_ends_the_attempt_and_says_who_refused,
     an_eviction_that_a_webhook_refuses_ends_the_attempt_and_says_why,
     a_webhook_that_does_not_answer_is_asked_again_until_it_does,
+    evictions_that_are_not_answered_delay_no_other_pod_and_no_hold,
     a_namespace_that_is_being_deleted_takes_its_pods_along,
     a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod,
     a_pod_that_tolerates_the_cordon_is_evicted_once_and_left_to_the_reboot_when_it_comes_back,
@@ -127,9 +131,47 @@ async fn a_webhook_that_does_not_answer_is_asked_again_until_it_does(case: Case)
     let pod = case.look()?.at_home("web")[0].name.clone();
     admission(&case, &pod, "failed calling webhook").await?;
     case.go().await?;
-    let look = case.until("the drain has begun", |look| look.step() == Some(Step::Draining)).await?;
-    assert_eq!(look.at_home("web").len(), 1);
+    let message = case.blocked("DrainBlocked").await?;
+    assert!(message.contains(&pod) && message.contains("failed calling webhook"), "{message}");
+    let look = case.look()?;
+    let blocker = look.drain().and_then(|drain| drain.blockers.first()).context("named beside the condition")?;
+    assert!(blocker.pod.ends_with(&pod) && blocker.message.contains("failed calling webhook"), "{blocker:?}");
+    assert_eq!((look.step(), look.at_home("web").len()), (Some(Step::Draining), 1));
     case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
+    case.updated().await?;
+    assert!(!events(&case, "DrainBlocked").await?.is_empty());
+    Ok(())
+}
+
+async fn evictions_that_are_not_answered_delay_no_other_pod_and_no_hold(case: Case) -> anyhow::Result<()> {
+    // One after the other they would take longer than anything is waited for here.
+    const PODS: usize = 12;
+    case.deployment("web", PODS, json!({})).await?;
+    case.deployment("zoo", 1, json!({})).await?;
+    let guard = Webhook::hanging().await?;
+    let name = format!("hangs-in-{}", case.namespace);
+    let mut config = webhook(&case, &name, &json!({"url": guard.url, "caBundle": guard.ca_bundle}));
+    config["webhooks"][0]["timeoutSeconds"] = json!(30);
+    config["webhooks"][0]["matchConditions"] = json!([{"name": "web", "expression": "request.name.startsWith('web')"}]);
+    case.apply(config.clone()).await?;
+    let refusing = format!("refuses-in-{}", case.namespace);
+    // Rules that are made later are not in force earlier.
+    let mut second = webhook(&case, &refusing, &json!({"url": "https://127.0.0.1:1/evictions"}));
+    second["webhooks"][0]["matchConditions"] = json!([{"name": "zoo", "expression": "request.name.startsWith('zoo')"}]);
+    case.apply(second).await?;
+    let pod = case.look()?.at_home("zoo")[0].name.clone();
+    admission(&case, &pod, "failed calling webhook").await?;
+    case.kubectl(&["delete", "validatingwebhookconfiguration", &refusing]).await?;
+
+    case.go().await?;
+    case.until("the pod that nothing holds back is gone", |look| look.at_home("zoo").is_empty()).await?;
+    let message = case.blocked("DrainBlocked").await?;
+    assert!(message.contains("/web-"), "{message}");
+    case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
+    let look = case.until("the attempt has ended", |look| look.step().is_none()).await?;
+    assert_eq!(look.at_home("web").iter().filter(|pod| !pod.terminating).count(), PODS);
+    case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
+    case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
     case.updated().await?;
     Ok(())
 }

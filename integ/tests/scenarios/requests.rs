@@ -172,18 +172,30 @@ fn is_call(event: &Event, of: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_update_of_a_node_stays_within_its_budget_of_requests_and_host_calls() -> anyhow::Result<()> {
-    const PODS: usize = 3;
+    update_of_one_node(PODS).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_that_lets_one_pod_go_at_a_time_costs_refused_evictions_alone() -> anyhow::Result<()> {
+    update_of_one_node(1).await
+}
+
+/// The pods on the node that is updated.
+const PODS: usize = 3;
+
+/// The update of a node, whose pods' budget lets so many go at a time.
+async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.labelled = false;
     options.policy["enabled"] = json!(false);
-    run(options, async |scene| {
+    run(options, async move |scene| {
         // The operator itself runs on node-1, which is not under it; node-2 has an agent and three pods.
         scene.bed.install().await?;
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
         scene.kubectl(&["cordon", "node-1"]).await?;
         scene.bed.options.labelled = true;
         scene.bed.add_node("node-2").await?;
-        scene.shop_with(PODS, json!({"maxUnavailable": PODS})).await?;
+        scene.shop_with(PODS, json!({"maxUnavailable": at_a_time})).await?;
         scene.kubectl(&["uncordon", "node-1"]).await?;
         scene.release();
         scene
@@ -231,7 +243,11 @@ async fn the_update_of_a_node_stays_within_its_budget_of_requests_and_host_calls
         let asked = asked_since(scene, from).await?;
         println!("The agent's reports:\n  {}", reports(&asked).join("\n  "));
         let (refused, records): (Vec<_>, Vec<_>) = asked.into_iter().partition(|record| record.code == 409);
+        let (held_back, records): (Vec<_>, Vec<_>) =
+            records.into_iter().partition(|record| record.what() == "pods/eviction" && record.code == 429);
+        assert!(at_a_time < PODS || held_back.is_empty(), "{held_back:#?}");
         let whole = table(&records);
+        print("Evictions that the budget refused", &table(&held_back));
         print("Requests for the update of one node with three pods", &whole);
         print("Refused for a conflict, and made again", &table(&refused));
         let calls: Vec<_> = host.log()[events..]

@@ -8,13 +8,15 @@ use models::condition::{find_condition, set_condition};
 use models::operator::AtDeadline;
 use models::plain::cut;
 use models::reason::FailureReason;
-use models::shadow::{BLOCKED, CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Progress, ReturnedOwner, Step};
+use models::shadow::{
+    BLOCKED, Blocker, CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Progress, ReturnedOwner, Step,
+};
 
-use super::{BLOCKERS, Case, LISTED_PODS, UNHEALTHY_OWNERS, after, refusal};
+use super::{BLOCKERS, Case, LISTED_PODS, UNHEALTHY_OWNERS, after, refusal, unblock};
 use crate::claims::{self, Part};
 use crate::drain::filter::{self, Sorted};
-use crate::plan::{Action, Decision, Eviction, Note, Wait, gates};
-use crate::view::{Blocked, PodFacts};
+use crate::plan::{Action, Decision, Eviction, Evictions, Note, Wait, gates};
+use crate::view::PodFacts;
 
 /// How many owners of pods that tolerate the cordon a shadow lists.
 const EVICTED_OWNERS: usize = 256;
@@ -34,6 +36,13 @@ const RECLAIMS: u32 = 3;
 
 /// How long the deletion of what is left may take, beyond the grace periods of the pods, before the drain fails after all.
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
+
+/// How long an eviction is refused, or not answered, before the pod is named as what blocks the drain: a budget that lets go
+/// after a moment is in nobody's way.
+const BLOCKED_AFTER: Duration = Duration::from_secs(5);
+
+/// How long a pod that was accepted for eviction may stay beyond its time before it is named as well.
+const NAMED_AFTER: Duration = Duration::from_secs(30);
 
 fn listed(pod: &PodFacts) -> DrainedPod {
     DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
@@ -220,29 +229,24 @@ impl Case<'_> {
             let message = format!("{} cannot be evicted: {}", pod.title(), fatal.message);
             return self.fail(progress, FailureReason::DrainRefused, &message);
         }
-        let due: Vec<_> = sorted
-            .first_to_go()
-            .filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= self.now))
-            .map(Eviction::of)
-            .collect();
-        if !due.is_empty() {
-            return Decision::act(Action::Evict { pods: due, grace: policy.grace });
-        }
+        let waits_for_answer = |pod: &PodFacts| self.node.in_flight.contains_key(&pod.uid);
+        let due = sorted.first_to_go().filter(|pod| !waits_for_answer(pod));
+        let due = due.filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= self.now));
+        let evictions = Evictions { pods: due.map(Eviction::of).collect(), grace: policy.grace, delete: false };
         let left = sorted.go.len() + sorted.leaving.len();
-        let blockers: Vec<_> = sorted
-            .go
-            .iter()
-            .filter_map(|pod| Some((pod, blocked(&pod.uid).filter(|b| !b.accepted)?)))
-            .take(BLOCKERS)
-            .collect();
-        let retry = sorted.first_to_go().filter_map(|p| blocked(&p.uid)).map(|b| b.retry_at).min();
+        let (blockers, changes) = self.blockers(&sorted);
         let wait = match blockers.first() {
-            Some((pod, blocked)) => Wait::DrainBlocked { pod: pod.title(), budget: blocked.budget.clone(), left },
+            Some(Blocker { pod, budget, message, .. }) => {
+                Wait::DrainBlocked { pod: pod.clone(), budget: budget.clone(), message: message.clone(), left }
+            }
             None => Wait::Draining { left },
         };
-        if let Some(action) = self.blockers_changed(&blockers, &wait) {
-            return Decision::act(action);
-        }
+        let decision = match self.blockers_changed(blockers, &wait) {
+            Some(action) => Decision::act(action),
+            None => Decision::wait(wait),
+        };
+        let retries = sorted.first_to_go().filter(|pod| !waits_for_answer(pod)).filter_map(|p| blocked(&p.uid));
+        let retry = retries.map(|b| b.retry_at).filter(|at| *at > self.now).min();
         // A pod that has ended is waited for no longer than its grace period, and others as long beyond it as policy says.
         let given_up = |pod: &&PodFacts| {
             let by = pod.ends_by?;
@@ -250,7 +254,56 @@ impl Case<'_> {
             [ended, policy.skip_terminating_after.map(|skip| after(by, skip))].into_iter().flatten().min()
         };
         let given_up = sorted.leaving.iter().filter_map(given_up).min();
-        [retry, given_up].into_iter().flatten().fold(Decision::wait(wait).waking_at(deadline), Decision::waking_at)
+        // One that is sent now and not answered is named then.
+        let unanswered = (!evictions.pods.is_empty()).then(|| after(self.now, BLOCKED_AFTER));
+        let wakes = [retry, changes, unanswered, given_up].into_iter().flatten();
+        wakes.fold(decision.evicting(evictions).waking_at(deadline), Decision::waking_at)
+    }
+
+    /// The pods that do not leave, as the shadow names them, and when that changes by time alone. A pod that is held back for
+    /// a moment only, or was until a moment ago, changes nothing.
+    fn blockers(&self, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option<Timestamp>) {
+        let stored = self.drain().map(|d| d.blockers.as_slice()).unwrap_or_default();
+        let blocker = |pod: &PodFacts, budget: Option<&String>, message: &str, since| Blocker {
+            pod: pod.title(),
+            budget: budget.cloned(),
+            message: cut(message, 512),
+            since,
+        };
+        // What a leader before this one has named stays named until there is another answer.
+        let named_before = |pod: &PodFacts| stored.iter().find(|b| b.pod == pod.title());
+        let staying = sorted.go.iter().filter_map(|pod| match self.node.blocked.get(&pod.uid) {
+            Some(b) if b.accepted => {
+                let message = "its eviction was accepted, but it is not being deleted";
+                Some((blocker(pod, None, message, b.since), after(b.since, NAMED_AFTER)))
+            }
+            Some(b) => {
+                let since = named_before(pod).map_or(b.since, |before| before.since.min(b.since));
+                Some((blocker(pod, b.budget.as_ref(), &b.message, since), after(since, BLOCKED_AFTER)))
+            }
+            None => named_before(pod).map(|before| (before.clone(), self.now)).or_else(|| {
+                let sent = self.node.in_flight.get(&pod.uid)?;
+                let message = "the API server has not answered its eviction";
+                Some((blocker(pod, None, message, sent.since), after(sent.since, BLOCKED_AFTER)))
+            }),
+        });
+        let leaving = sorted.leaving.iter().filter_map(|pod| {
+            let by = pod.ends_by?;
+            let message = format!("it is being deleted and was to have ended by {by}");
+            Some((blocker(pod, None, &message, by), after(by, NAMED_AFTER)))
+        });
+        let known: Vec<_> = staying.chain(leaving).collect();
+        let next = known.iter().map(|(_, named_at)| *named_at).filter(|at| *at > self.now).min();
+        let mut named: Vec<_> =
+            known.into_iter().filter(|(_, at)| *at <= self.now).map(|(blocker, _)| blocker).collect();
+        named.truncate(BLOCKERS);
+        let same = |a: &Blocker, b: &Blocker| (&a.pod, &a.budget) == (&b.pod, &b.budget);
+        let fewer = named.len() < stored.len() && named.iter().all(|b| stored.iter().any(|s| same(b, s)));
+        let accepted = self.node.blocked.values().filter(|b| b.accepted).map(|b| after(b.since, BLOCKED_AFTER)).max();
+        match accepted.filter(|until| fewer && *until > self.now) {
+            Some(until) => (stored.to_vec(), Some(next.map_or(until, |next| next.min(until)))),
+            None => (named, next),
+        }
     }
 
     /// Records pods that came after the drain began before they are evicted. Those that tolerate the cordon (from another node
@@ -320,20 +373,22 @@ impl Case<'_> {
             let message = format!("still on the node although deleted: {}", names.join(", "));
             return self.fail(progress, FailureReason::DrainTimedOut, &message);
         }
-        let due =
-            |pod: &&PodFacts| self.node.blocked.get(&pod.uid).is_none_or(|b| !b.deleted || b.retry_at <= self.now);
+        let sent = |pod: &PodFacts| self.node.in_flight.get(&pod.uid).is_some_and(|sent| sent.deletes);
+        let due = |pod: &&PodFacts| {
+            !sent(pod) && self.node.blocked.get(&pod.uid).is_none_or(|b| !b.deleted || b.retry_at <= self.now)
+        };
         let overdue = |pod: &&PodFacts| pod.ends_by.is_some_and(|at| at <= self.now);
         let now: Vec<_> = sorted.left().filter(|pod| overdue(pod) && due(pod)).map(Eviction::of).collect();
-        if !now.is_empty() {
-            return Decision::act(Action::Delete { pods: now, grace: Some(0) });
-        }
-        let first: Vec<_> = sorted.left().filter(|pod| !pod.terminating && due(pod)).map(Eviction::of).collect();
-        if !first.is_empty() {
-            return Decision::act(Action::Delete { pods: first, grace: self.group().drain.grace });
-        }
+        let evictions = if now.is_empty() {
+            let first = sorted.left().filter(|pod| !pod.terminating && due(pod)).map(Eviction::of);
+            Evictions { pods: first.collect(), grace: self.group().drain.grace, delete: true }
+        } else {
+            Evictions { pods: now, grace: Some(0), delete: true }
+        };
         let next = sorted.left().filter_map(|pod| pod.ends_by).filter(|at| *at > self.now).min().unwrap_or(limit);
         let retry = sorted.left().filter_map(|pod| self.node.blocked.get(&pod.uid)).map(|b| b.retry_at).min();
         let decision = Decision::wait(Wait::Draining { left: names.len() }).waking_at(next).waking_at(limit);
+        let decision = decision.evicting(evictions);
         retry.filter(|at| *at > self.now).map_or(decision.clone(), |at| decision.waking_at(at))
     }
 
@@ -411,34 +466,27 @@ impl Case<'_> {
         action
     }
 
-    /// Writes who blocks the drain when that has changed. A `Blocked` condition that named one who is gone names the next.
-    pub(super) fn blockers_changed(&self, blockers: &[(&&PodFacts, &Blocked)], wait: &Wait) -> Option<Action> {
-        let wanted: Vec<_> = blockers
-            .iter()
-            .map(|(pod, blocked)| models::shadow::Blocker {
-                pod: pod.title(),
-                budget: blocked.budget.clone(),
-                message: cut(&blocked.message, 512),
-                since: blocked.since,
-            })
-            .collect();
+    /// Writes which pods block the drain when that has changed, and the `Blocked` condition and its Event with it.
+    fn blockers_changed(&self, wanted: Vec<Blocker>, wait: &Wait) -> Option<Action> {
         let stored = self.drain().map(|d| d.blockers.as_slice()).unwrap_or_default();
         let same = stored.len() == wanted.len()
             && stored.iter().zip(&wanted).all(|(a, b)| (&a.pod, &a.budget) == (&b.pod, &b.budget));
-        let gone = self.gone();
-        let counted = self.drain().is_none_or(|drain| drain.gone == gone);
-        // A drain that goes on by itself is not worth a write for each pod; one that is blocked is looked at by people.
-        if same && (counted || wanted.is_empty()) {
+        // How many are gone is written with it: a pod that goes is not worth a write.
+        if same {
             return None;
         }
         let mut status = self.half();
         let drain = status.report.drain.get_or_insert_default();
-        (drain.blockers, drain.gone) = (wanted, gone);
-        let told = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == wait.as_str());
-        if told {
-            set_condition(&mut status.conditions, self.condition(BLOCKED, true, wait.as_str(), &wait.to_string()));
+        (drain.blockers, drain.gone) = (wanted, self.gone());
+        let reason = wait.as_str();
+        let known = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == reason);
+        if wait.blocks() {
+            set_condition(&mut status.conditions, self.condition(BLOCKED, true, reason, &wait.to_string()));
+        } else {
+            unblock(&mut status);
         }
-        Some(Action::Status { status: Box::new(status), note: None })
+        let note = (wait.blocks() && !known).then(|| Note { warning: true, reason, message: wait.to_string() });
+        Some(Action::Status { status: Box::new(status), note })
     }
 
     pub(super) fn rebooting(&self, progress: &Progress) -> Decision {

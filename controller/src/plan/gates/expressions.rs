@@ -20,7 +20,11 @@ pub(in crate::plan) fn queries<'a>(
 }
 
 /// The first expression that objects.
-pub(super) fn gate(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Wait> {
+pub(in crate::plan) fn gate(
+    expressions: &[Expression],
+    node: &str,
+    answers: &BTreeMap<String, Answer>,
+) -> Option<Wait> {
     expressions.iter().find_map(|expression| {
         let name = expression.name.clone();
         let query = match for_node(&expression.query, node) {

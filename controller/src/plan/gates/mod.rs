@@ -21,7 +21,7 @@ use super::survey::Survey;
 use crate::policy::GroupPolicy;
 use crate::view::{NodeView, ShadowFacts};
 
-pub(super) use expressions::{queries, quiet_since};
+pub(super) use expressions::{gate as expression, queries, quiet_since};
 pub(super) use pods::before_drain;
 
 /// What a gate looks at.
