@@ -23,6 +23,8 @@ pub enum Property {
     S8,
     /// A released node is not rebooted by us.
     S9,
+    /// A pod that blocks a drain is named.
+    L3,
     /// No PodDisruptionBudget is violated by us.
     BudgetRespected,
     /// At the end no node carries a claim of ours, and no slot is taken.
@@ -42,6 +44,7 @@ impl Property {
             Self::S7 => "never activate what is not the version asked for",
             Self::S8 => "after the failure budget no new node starts",
             Self::S9 => "a released node is not rebooted by us",
+            Self::L3 => "a pod that blocks a drain is named in the shadow",
             Self::BudgetRespected => "no PodDisruptionBudget is violated by us",
             Self::NoClaimLeft => "at the end no node carries a claim of ours",
         }

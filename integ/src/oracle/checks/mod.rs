@@ -1,6 +1,7 @@
 //! The properties, one file each. Every check sees each revision in order, and then the hosts' logs.
 
 mod budgets;
+mod l3_blocked;
 mod leftovers;
 mod s1_budget;
 mod s2_reboots;
@@ -42,7 +43,7 @@ pub struct Expectations {
 pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectations: &Expectations) -> Verdict {
     let evidence = Evidence::gather(history, hosts, audit, expectations);
     let mut verdict = Verdict::default();
-    let mut checks: [Box<dyn Check>; 11] = [
+    let mut checks: [Box<dyn Check>; 12] = [
         Box::<s1_budget::Check>::default(),
         Box::<s2_reboots::Check>::default(),
         Box::<s3_drained::Check>::default(),
@@ -52,6 +53,7 @@ pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectation
         Box::<s7_versions::Check>::default(),
         Box::<s8_freeze::Check>::default(),
         Box::<s9_released::Check>::default(),
+        Box::<l3_blocked::Check>::default(),
         Box::<budgets::Check>::default(),
         Box::<leftovers::Check>::default(),
     ];

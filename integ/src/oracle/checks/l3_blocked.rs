@@ -1,0 +1,105 @@
+//! L3: a pod whose evictions fail for a while is named as what blocks the drain.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::SignedDuration;
+
+use super::{Evidence, Moment, Object, Property, Verdict, World};
+
+/// For how long requests for one pod have to fail. It is named after five seconds; this is what a slow machine may take.
+const FAILED_FOR: SignedDuration = SignedDuration::from_secs(60);
+
+/// The longest pause between requests that belong together: another attempt begins later.
+const PAUSE: SignedDuration = SignedDuration::from_secs(30);
+
+/// How many pods a shadow names.
+const NAMED: usize = 8;
+
+#[derive(Default)]
+pub(super) struct Check {
+    /// The pods that a shadow has named.
+    named: BTreeSet<String>,
+    /// Whether a shadow has named as many as it can.
+    full: bool,
+}
+
+impl super::Check for Check {
+    fn at(&mut self, moment: &Moment, _: &Evidence, _: &mut Verdict) {
+        if let Object::Shadow(shadow) = &moment.change.object
+            && let Some(drain) = &shadow.status.controller.drain
+        {
+            self.full |= drain.blockers.len() >= NAMED;
+            self.named.extend(drain.blockers.iter().map(|blocker| blocker.pod.clone()));
+        }
+    }
+
+    fn end(&mut self, _: &World, evidence: &Evidence, verdict: &mut Verdict) {
+        let mut failing = BTreeMap::new();
+        for removal in evidence.removals.iter().filter(|removal| removal.part.is_some() && removal.eviction) {
+            let key = (removal.namespace.as_str(), removal.name.as_str(), removal.uid.as_deref());
+            if removal.succeeded {
+                failing.remove(&key);
+                continue;
+            }
+            let (first, last, reported) = failing.entry(key).or_insert((removal.received, removal.received, false));
+            if removal.received.duration_since(*last) > PAUSE {
+                *first = removal.received;
+            }
+            *last = removal.received;
+            let title = format!("{}/{}", removal.namespace, removal.name);
+            let long = last.duration_since(*first) >= FAILED_FOR;
+            if long && !*reported && !self.full && !self.named.contains(&title) {
+                *reported = true;
+                verdict.report(
+                    Property::L3,
+                    None,
+                    None,
+                    format!("{title} could not be evicted, and no shadow named it"),
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::{Blocker, DrainStatus};
+
+    use super::super::super::story::{CONTROLLER, Story};
+    use super::Property;
+
+    /// A drain in which a budget refuses a pod again and again.
+    fn refused(times: i64) -> Story {
+        let mut story = Story::new(&["a"]);
+        story.pod("shop/cart-1", "a", "cart");
+        story.until_claimed("a");
+        let uid = story.uid_of("shop/cart-1");
+        for _ in 0..times {
+            story.evict_as(CONTROLLER, "shop/cart-1", Some(&uid), 429);
+            story.wait(20);
+        }
+        story
+    }
+
+    #[test]
+    fn a_pod_that_is_refused_for_a_minute_and_not_named_is_found() {
+        refused(5).assert_only(Property::L3);
+        assert_eq!(refused(2).judge().violations, []);
+    }
+
+    #[test]
+    fn a_pod_that_is_named_is_none() {
+        let mut story = refused(5);
+        story.controller("a", |shadow| {
+            let blocker = Blocker {
+                pod: "shop/cart-1".into(),
+                budget: None,
+                message: "not now".into(),
+                since: jiff::Timestamp::UNIX_EPOCH,
+            };
+            let drain = shadow.status.controller.drain.get_or_insert_with(DrainStatus::default);
+            drain.blockers = vec![blocker];
+        });
+        assert_eq!(story.judge().violations, []);
+    }
+}
