@@ -25,11 +25,9 @@ pub enum Priority {
 /// Returns how long this action can wait.
 pub fn priority(node: &NodeView, action: &Action) -> Priority {
     match action {
-        Action::Go { .. }
-        | Action::Release
-        | Action::Claim { .. }
-        | Action::ReadOwner { .. }
-        | Action::LookAtLease => Priority::Urgent,
+        Action::Go { .. } | Action::Release | Action::Claim { .. } | Action::ReadOwner { .. } | Action::LookAtLease => {
+            Priority::Urgent
+        }
         Action::Spec { .. } | Action::Status { .. } if node.disrupted() => Priority::Urgent,
         Action::Spec { .. } => Priority::Spec,
         Action::Status { .. } => Priority::Status,

@@ -1,5 +1,6 @@
 //! Evictions, and the last look before a go.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};

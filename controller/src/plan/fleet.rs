@@ -416,7 +416,7 @@ impl Plan {
         let step = |status: &ControllerStatus| status.report.progress.as_ref().map(|progress| progress.step);
         match action {
             Action::Status { status, .. } => step(status) != Some(Step::Draining),
-            Action::Claim { .. } => false,
+            Action::Claim { .. } | Action::ReadOwner { .. } => false,
             Action::Spec { .. } | Action::Release | Action::Go { .. } | Action::LookAtLease => true,
         }
     }
