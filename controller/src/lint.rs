@@ -28,7 +28,9 @@ pub struct Finding {
 /// Checks a plan and takes out what breaks a property.
 pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if view.stale && (!plan.actions.is_empty() || plan.slots.is_some() || plan.status.is_some()) {
+    let decides =
+        !plan.actions.is_empty() || !plan.evictions.is_empty() || plan.slots.is_some() || plan.status.is_some();
+    if view.stale && decides {
         let text = "something was decided before every cache had been read under this leader".into();
         findings.push(Finding { property: "S1", node: None, text });
         // Not even a release: what is not seen yet may be another attempt.

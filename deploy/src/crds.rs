@@ -238,7 +238,10 @@ mod tests {
         assert_eq!(budget["x-kubernetes-int-or-string"], true);
         assert!(budget["x-kubernetes-validations"][0]["rule"].as_str().unwrap().contains("self >= 1"));
         let failures = &operator["properties"]["spec"]["properties"]["failurePolicy"]["properties"]["maxFailures"];
-        assert_eq!((failures["minimum"].as_i64(), failures["maximum"].as_i64()), (Some(1), Some(10_000)));
+        assert_eq!(
+            (failures["minimum"].as_i64(), failures["maximum"].as_i64()),
+            (Some(1), Some(models::operator::MAX_FAILURES.into()))
+        );
     }
 
     #[test]

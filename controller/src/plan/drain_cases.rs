@@ -617,8 +617,7 @@ fn what_is_forced_is_deleted_while_its_eviction_is_not_answered() {
     let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
     let (mut view, policy) = draining(spec, vec![pod("a", false)]);
     let node = view.nodes.get_mut("a").unwrap();
-    let drain = models::shadow::DrainStatus { forced: Some(t(60)), ..Default::default() };
-    node.shadow.as_mut().unwrap().status.controller.drain = Some(drain);
+    node.shadow.as_mut().unwrap().status.controller.drain.as_mut().unwrap().forced = Some(t(60));
     for (deletes, sent) in [(false, 1), (true, 0)] {
         let in_flight = [("p-a".to_owned(), InFlight { since: t(50), deletes })].into();
         view.nodes.get_mut("a").unwrap().in_flight = in_flight;
