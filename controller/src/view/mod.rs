@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, Slot};
-use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, Progress, Record, Step};
+use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Progress, Record, Step};
 
 use crate::claims::{Part, Parts};
 use crate::plan::Wait;
@@ -420,10 +420,13 @@ impl NodeView {
     }
 
     /// Whether the node is, or may be, out of service because of us. A node that a person holds is out of service because of
-    /// that person, also where the cordon is ours.
+    /// that person, also where the cordon is ours, once its desired state is withdrawn.
     pub fn disrupted(&self) -> bool {
-        self.progress()
-            .map_or(self.facts.claimed() && !self.facts.held, |progress| progress.disruptive || self.facts.claimed())
+        let withdrawn = || self.shadow.as_ref().is_none_or(|shadow| shadow.spec.state == HostState::Idle);
+        match self.progress() {
+            Some(progress) => progress.disruptive || self.facts.claimed(),
+            None => self.facts.claimed() && !(self.facts.held && withdrawn()),
+        }
     }
 }
 
