@@ -1,5 +1,6 @@
 //! Nodes after their update: what pods on them count for, and what they do not.
 
+use anyhow::Context as _;
 use integ::bed::{BedOptions, workload};
 use integ::oracle::World;
 use models::condition::{ConditionStatus, find_condition};
@@ -64,7 +65,7 @@ fn driver_on(world: &World, node: &str) -> Option<String> {
 /// Annotates the pod of the DaemonSet on a node.
 async fn annotate_driver(scene: &Scene, node: &str, annotation: &str) -> anyhow::Result<()> {
     let world = scene.until("the node has a pod", |world| driver_on(world, node).is_some()).await?;
-    let pod = driver_on(&world, node).expect("just seen");
+    let pod = driver_on(&world, node).context("just seen")?;
     scene.kubectl(&["-n", SHOP, "annotate", "--overwrite", "pod", &pod, annotation]).await?;
     Ok(())
 }
@@ -79,7 +80,7 @@ async fn next_node(scene: &Scene, done: &[String]) -> anyhow::Result<String> {
             .cloned()
     };
     let world = scene.until("another node has begun", |world| begun(world).is_some()).await?;
-    Ok(begun(&world).expect("just seen"))
+    begun(&world).context("just seen")
 }
 
 #[tokio::test(flavor = "multi_thread")]
