@@ -437,16 +437,20 @@ fn an_attempt_that_neither_slot_nor_claim_backs_gets_no_slot_and_ends() {
 /// the operator's resource was deleted and made again in the middle of updates.
 #[test]
 fn slots_of_a_new_resource_are_made_again_from_claims_before_any_other_is_given() {
+    let mut watched = at("d", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    (watched.facts.claims, watched.facts.unschedulable, watched.facts.boot_id) =
+        (Parts::default(), false, "another boot".into());
     let nodes = vec![
         at("a", Step::Staged, 0, HostState::StagedUpdate),
         at("b", Step::Draining, 0, HostState::StagedUpdate),
         at("c", Step::Rebooting, 0, HostState::RebootedIntoUpdate),
+        watched,
     ];
     let (mut view, _) = cluster(nodes, &[]);
     let policy = with_policy(&mut view, serde_json::json!({"maxUnavailable": 2}));
     let made = plan(&view, &policy, t(1));
     let slots: Vec<_> = made.slots.unwrap().into_iter().map(|slot| slot.node).collect();
-    assert_eq!(slots, ["b", "c"]);
+    assert_eq!(slots, ["b", "c", "d"]);
     assert!(!made.actions.contains_key("a"));
 }
 

@@ -419,6 +419,16 @@ impl NodeView {
         self.step().is_some_and(|step| !matches!(step, Step::Staging | Step::Staged))
     }
 
+    /// Whether the node has rebooted since its desired state, which only the controller writes, asked for that in the attempt under
+    /// way, and is watched now. A slot that went with the operator's resource is given to such a node again.
+    pub fn is_watched_as_desired(&self) -> bool {
+        let (Some(shadow), Some(progress)) = (&self.shadow, self.progress()) else { return false };
+        let BottlerocketShadowSpec { state, attempt, boot_id, .. } = &shadow.spec;
+        matches!(progress.step, Step::Returning | Step::Monitoring)
+            && (*state, *attempt) == (HostState::RebootedIntoUpdate, progress.attempt)
+            && boot_id.as_ref().is_some_and(|before| *before != self.facts.boot_id)
+    }
+
     /// Whether the node is, or may be, out of service because of us. A node that a person holds is out of service because of
     /// that person, also where the cordon is ours, once its desired state is withdrawn.
     pub fn disrupted(&self) -> bool {

@@ -337,7 +337,7 @@ impl<'a> Case<'a> {
     }
 
     /// Whether a step that disrupts the node has neither a slot nor a claim, which the controller records before it. Without the
-    /// operator's resource there are no slots, and after the reboot no claim either.
+    /// operator's resource there are no slots, and after the reboot no claim either: then the desired state of the shadow tells.
     fn unbacked(&self, progress: &Progress) -> bool {
         let needs_either = match progress.step {
             Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Unknown => true,
@@ -346,7 +346,7 @@ impl<'a> Case<'a> {
             #[cfg(feature = "next")]
             Step::Planning => false,
         };
-        needs_either && !self.slot && !self.facts().claimed()
+        needs_either && !self.slot && !self.facts().claimed() && !self.node.is_watched_as_desired()
     }
 
     /// An attempt that is not the controller's own is not believed: it ends, and takes no part of the budget unless its host may
