@@ -135,7 +135,7 @@ pub(crate) fn not_begun(view: &ClusterView) -> BTreeSet<String> {
 }
 
 /// The slots that stay: those recorded, of nodes that are under way or disrupted, and those of nodes that have lost theirs and have
-/// a claim, or are watched after a reboot that the controller asked for. What a shadow's status says gives no slot by itself: others than the controller may have written it.
+/// a claim, or have rebooted as the controller asked. What a shadow's status says gives no slot by itself: others than the controller may have written it.
 pub(super) fn kept(
     view: &ClusterView,
     held: &BTreeMap<&str, &Slot>,
@@ -150,7 +150,7 @@ pub(super) fn kept(
         let keeps = node.disrupted() || node.past_staging() || busy || wants_slot.contains(name.as_str());
         match held.get(uid) {
             Some(slot) if keeps => slots.push((*slot).clone()),
-            None if (node.disrupted() && node.facts.claimed()) || node.is_watched_as_desired() => {
+            None if (node.disrupted() && node.facts.claimed()) || node.has_rebooted_as_desired() => {
                 slots.push(Slot { uid: uid.to_owned(), node: name.clone(), since: now });
             }
             _ => {}

@@ -420,11 +420,11 @@ impl NodeView {
     }
 
     /// Whether the node has rebooted since its desired state, which only the controller writes, asked for that in the attempt under
-    /// way, and is watched now. A slot that went with the operator's resource is given to such a node again.
-    pub fn is_watched_as_desired(&self) -> bool {
+    /// way. A slot that went with the operator's resource is given to such a node again.
+    pub fn has_rebooted_as_desired(&self) -> bool {
         let (Some(shadow), Some(progress)) = (&self.shadow, self.progress()) else { return false };
         let BottlerocketShadowSpec { state, attempt, boot_id, .. } = &shadow.spec;
-        matches!(progress.step, Step::Returning | Step::Monitoring)
+        matches!(progress.step, Step::Rebooting | Step::Returning | Step::Monitoring)
             && (*state, *attempt) == (HostState::RebootedIntoUpdate, progress.attempt)
             && boot_id.as_ref().is_some_and(|before| *before != self.facts.boot_id)
     }

@@ -102,7 +102,7 @@ async fn pods_past_their_budget_are_deleted_at_the_deadline_only_by_policy_and_o
         scene.guarded_shop(4).await?;
         scene.install().await?;
         scene
-            .policy(&json!({"drain": {"timeout": "2s", "atDeadline": "Force"}, "failurePolicy": {"backOff": "1s"}}))
+            .policy(&json!({"drain": {"timeout": "8s", "atDeadline": "Force"}, "failurePolicy": {"backOff": "1s"}}))
             .await?;
         let target = release_into_a_blocked_drain(scene).await?;
         let said = until_event(scene, EVENTS_OF_NODES, "DrainForced", &[]).await?;

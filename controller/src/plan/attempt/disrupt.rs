@@ -120,9 +120,7 @@ impl Case<'_> {
         if let Some((reason, message)) = self.agent_failure(progress.attempt) {
             return Some(self.fail(progress, reason, message));
         }
-        if !self.staged() && self.caught_up() {
-            return Some(self.fail(progress, FailureReason::NotStaged, "the staged image is gone"));
-        }
+        // An image that is gone is staged again meanwhile, as after a restart of the agent: the drain waits for it at its end.
         if self.slot || self.view.operator.is_none() {
             return None;
         }
@@ -407,6 +405,9 @@ impl Case<'_> {
         let (reason, message) = match (cordoned, sorted) {
             (false, _) => (FailureReason::DrainTimedOut, "the node could not be cordoned".to_owned()),
             (true, None) => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
+            (true, Some(_)) if left.is_empty() && self.caught_up() => {
+                (FailureReason::NotStaged, "the staged image is gone".to_owned())
+            }
             (true, Some(_)) if left.is_empty() => {
                 (FailureReason::AgentSilent, "the agent has not confirmed the last order".to_owned())
             }

@@ -346,7 +346,7 @@ impl<'a> Case<'a> {
             #[cfg(feature = "next")]
             Step::Planning => false,
         };
-        needs_either && !self.slot && !self.facts().claimed() && !self.node.is_watched_as_desired()
+        needs_either && !self.slot && !self.facts().claimed() && !self.node.has_rebooted_as_desired()
     }
 
     /// An attempt that is not the controller's own is not believed: it ends, and takes no part of the budget unless its host may

@@ -23,7 +23,7 @@ use models::shadow::{ArmedPhase, BottlerocketShadow, BottlerocketShadowSpec, Go,
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::liars::{Acknowledges, Gos, HidesTheAct, OWN_NONCE, OwnNonce, Stages, Statements};
+use self::liars::{Acknowledges, FromTheEnd, Gos, HidesTheAct, OWN_NONCE, OwnNonce, Stages, Statements};
 use self::server::{Hostile, locked};
 use self::words::Words;
 use crate::interfere::{blocked_drain, go_of, is_activate, is_call, poll, unblock};
@@ -43,11 +43,11 @@ fn untouched(scene: &Scene, node: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives the agents back to the real web API, and waits until every node is updated.
+/// Gives the agents back to the real web API, and waits until every node is updated. The agents run on: what a compromised web
+/// API has shown them must not outlive it.
 async fn honest_again(scene: &Scene, hostile: Hostile) -> anyhow::Result<()> {
     scene.bed.divert(None);
     drop(hostile);
-    scene.restart(Component::Agent).await?;
     scene.updated().await?;
     Ok(())
 }
@@ -392,6 +392,26 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
             ensure!(are_settings_touched(scene, node)?, "{node} was never locked");
         }
         Ok(())
+    })
+    .await?
+    .assert_updates(2);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn made_up_generation_does_not_outlive_the_compromised_web_api() -> anyhow::Result<()> {
+    run(nodes(2), async |scene| {
+        scene.shop(4).await?;
+        scene.install().await?;
+        scene.policy(&json!({"enabled": false})).await?;
+        scene.release();
+        let hostile = Hostile::take(scene, FromTheEnd).await?;
+        poll("both agents have been shown the made-up generation", async || {
+            Ok(["node-1", "node-2"].iter().all(|node| hostile.truth(node).is_some()).then_some(()))
+        })
+        .await?;
+        scene.policy(&json!({"enabled": true})).await?;
+        honest_again(scene, hostile).await
     })
     .await?
     .assert_updates(2);
