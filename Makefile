@@ -57,6 +57,14 @@ test-security: tools control-plane build ## Run the refusals, the hostile web AP
 	$(CARGO) test --locked -p integ --test refusals
 	$(CARGO) test --locked -p integ --test scenarios -- hostile:: rotation:: tokens:: rights::
 
+.PHONY: test-corrections
+test-corrections: tools control-plane build ## Run the tests of what the first whole review found: planner, drain, connections, what users see
+	$(CARGO) test --workspace --locked --lib -- calls:: decisions:: writes:: leader:: driver:: view:: policy:: plan:: lint:: drain:: oracle:: host:: views:: cluster:: review::
+	$(CARGO) test --workspace --locked --test update
+	$(CARGO) test --workspace --locked --test drains -- evictions:: budgets:: deadlines:: claims:: endings::
+	$(CARGO) test --workspace --locked --test scenarios -- leaders:: lost_answers:: logs:: health:: requests:: hostile:: uninstall:: labels:: \
+		decide::ahead decide::ranges decide::windows decide::midway decide::succession decide::deleted decide::asked decide::expressions decide::metrics
+
 .PHONY: bench-api
 bench-api: tools control-plane build ## Measure the web API with 1,000 connected agents (ARGS="--help" for more)
 	@$(CARGO) build --release --locked -p apiserver
