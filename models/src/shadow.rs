@@ -198,7 +198,7 @@ pub struct BottlerocketShadowSpec {
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub version: Option<Version>,
     /// Rises with each new try and never falls.
-    #[cfg_attr(feature = "crd", schemars(range(min = 0)))]
+    #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: i64,
     /// The boot that the order is for: activation and reboot are allowed only in that boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -252,6 +252,9 @@ pub enum ArmedPhase {
     #[cfg_attr(feature = "crd", schemars(skip))]
     Unknown,
 }
+
+/// The most attempts that a shadow counts. One a second for thirty years are fewer.
+pub const MOST_ATTEMPTS: i64 = 1_000_000_000;
 
 /// The agent's acknowledged word about arming, written before it acts, so that the next boot can be judged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -453,6 +456,7 @@ pub struct Progress {
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub since: Timestamp,
     /// The attempt.
+    #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: i64,
     /// The boot in which the step began.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
@@ -573,6 +577,7 @@ pub struct DrainStatus {
 #[serde(rename_all = "camelCase")]
 pub struct AttemptResult {
     /// The attempt.
+    #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: i64,
     /// The version that ran before.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -746,3 +746,28 @@ fn nothing_that_an_agent_says_brings_a_control_character_into_what_the_controlle
     assert!(texts.iter().filter(|text| text.contains("[2J  ok")).count() >= 5, "all of it is told: {texts:?}");
     assert!(!texts.iter().any(|text| text.contains(['\u{1b}', '\r', '\n', '\u{202e}'])), "{texts:?}");
 }
+
+#[test]
+fn shadow_with_the_highest_attempt_waits_with_a_reason() {
+    for (sentence, attempt, exhausted) in [
+        ("one is left", models::shadow::MOST_ATTEMPTS - 1, false),
+        ("it is the highest", models::shadow::MOST_ATTEMPTS, true),
+        ("the schema did not refuse it", i64::MAX, true),
+    ] {
+        let mut idle = node("a");
+        idle.shadow.as_mut().unwrap().spec.attempt = attempt;
+        let (mut view, policy) = cluster(vec![idle], &[]);
+        for second in 0..3 {
+            let made = plan(&view, &policy, t(second));
+            assert_eq!(made.waits.get("a") == Some(&Wait::AttemptsExhausted), exhausted && second > 0, "{sentence}");
+            let Some(Action::Status { status, .. }) = made.actions.get("a") else { continue };
+            assert!(!exhausted || status.report.progress.is_none(), "{sentence}");
+            let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+            shadow.status.controller = status.report.clone();
+            shadow.status.conditions.clone_from(&status.conditions);
+        }
+        let conditions = &view.nodes["a"].shadow.as_ref().unwrap().status.conditions;
+        let blocked = models::condition::true_condition(conditions, models::shadow::BLOCKED);
+        assert_eq!(blocked.is_some_and(|condition| condition.reason == "AttemptsExhausted"), exhausted, "{sentence}");
+    }
+}

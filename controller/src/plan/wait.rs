@@ -280,6 +280,8 @@ pub enum Wait {
         /// How many there are.
         count: usize,
     },
+    /// The number of the next attempt would be above the highest that there is: another client has written it.
+    AttemptsExhausted,
     /// An action is under way.
     Acting,
 }
@@ -343,6 +345,7 @@ impl Wait {
             Self::CanaryStep { .. } => "CanaryStep",
             Self::HandingOver => "HandingOver",
             Self::Settling { .. } => "Settling",
+            Self::AttemptsExhausted => "AttemptsExhausted",
             Self::Acting => "Acting",
         }
     }
@@ -369,6 +372,7 @@ impl Wait {
                 | Self::ExpressionFires { shared: false, .. }
                 | Self::ExpressionFails { shared: false, .. }
                 | Self::Settling { .. }
+                | Self::AttemptsExhausted
         )
     }
 
@@ -575,6 +579,10 @@ impl fmt::Display for Wait {
             Self::Settling { pod, why, count } => {
                 write!(f, "{count} pod(s) on the updated node are not healthy yet, {pod} first ({why})")
             }
+            Self::AttemptsExhausted => f.write_str(
+                "spec.attempt or the last recorded attempt is the highest number there is; delete the BottlerocketShadow, \
+                 and it is made again with attempt 0",
+            ),
             Self::Acting => f.write_str("an action is under way"),
         }
     }

@@ -1,7 +1,7 @@
 //! From idle to a staged image: whether an attempt may begin, and staging, which disrupts nothing.
 
 use models::reason::FailureReason;
-use models::shadow::{HostState, Progress, Step};
+use models::shadow::{HostState, MOST_ATTEMPTS, Progress, Step};
 use semver::Version;
 
 use super::{Case, unblock};
@@ -84,6 +84,9 @@ impl Case<'_> {
         if !self.disarmed() {
             return Decision::wait(if agent.armed.is_some() { Wait::DisarmPending } else { Wait::AgentBehind });
         }
+        if self.last_attempt() >= MOST_ATTEMPTS {
+            return Decision::wait(Wait::AttemptsExhausted);
+        }
         let version = match self.survey.wanted(self.node) {
             Ok(version) => version,
             Err(wait) => return Decision::wait(wait),
@@ -94,14 +97,20 @@ impl Case<'_> {
         }
     }
 
+    /// Returns the highest number that an attempt of this shadow had.
+    fn last_attempt(&self) -> i64 {
+        let record = self.shadow.status.controller.record.as_ref();
+        let last = record.and_then(|record| record.last.as_ref()).map_or(0, |last| last.attempt);
+        self.shadow.spec.attempt.max(last)
+    }
+
     /// The first write of an attempt. The order follows once it is recorded.
     pub(in crate::plan) fn begin(&self, version: &Version) -> Action {
         let mut status = self.half();
-        let last = status.report.record.as_ref().and_then(|r| r.last.as_ref()).map_or(0, |l| l.attempt);
         status.report.progress = Some(Progress {
             step: Step::Staging,
             since: self.now,
-            attempt: self.shadow.spec.attempt.max(last) + 1,
+            attempt: self.last_attempt().saturating_add(1),
             boot_id: self.facts().boot_id.clone(),
             version: version.clone(),
             from: self.shadow.status.agent.current_version.clone(),
