@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use futures::{StreamExt as _, TryStreamExt as _};
 use integ::bed::{Bed, BedOptions, workload};
 use integ::host::EventKind;
-use integ::oracle::{Attempt, Expectations, History, Property, Shadow, Verdict, World};
+use integ::oracle::{Attempt, Expectations, Field, History, Node, Property, Shadow, Verdict, World};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
@@ -189,6 +189,13 @@ impl Scene {
 
     /// The same, and beside it what has to be there before the budget is.
     async fn shop_beside(&self, pods: usize, limit: Value, beside: Vec<Value>) -> anyhow::Result<()> {
+        // A node that still has its first taint would get none of the pods.
+        self.until("every node takes pods", |world| {
+            let taints = |node: &Node| node.fields.get(&Field::Taints).cloned().unwrap_or_default();
+            let takes = |node: &Node| node.ready && !taints(node).contains("node.kubernetes.io/not-ready");
+            world.nodes.len() >= self.bed.members.len() && world.nodes.values().all(|node| takes(node))
+        })
+        .await?;
         let mut objects = workload::web(SHOP, pods, json!(1));
         objects.pop();
         objects.extend(beside);
