@@ -287,7 +287,7 @@ mod tests {
                 "name": format!("brs-{name}"), "uid": "s", "resourceVersion": "5", "generation": 1,
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": format!("uid of {name}")}],
             },
-            "spec": {"state": "Idle", "attempt": 0},
+            "spec": {"state": "Idle", "attempt": 0, "host": {"refreshInterval": "1h"}},
         });
         shadow["status"] = status;
         shadow
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn every_node_that_waits_shows_its_reason() {
-        let held = json!({names::HOLD_ANNOTATION: "mine", names::APPROVE_STEP_ANNOTATION: "1"});
+        let misplaced = json!({names::APPROVE_STEP_ANNOTATION: "1"});
         let blocked = json!({
             "currentVersion": "1.20.0",
             "conditions": [{"type": "Blocked", "status": "True", "reason": "DrainBlocked",
@@ -341,10 +341,15 @@ mod tests {
                 ],
             }),
         );
+        let pinned = |name, status| {
+            let mut shadow = shadow(name, status);
+            shadow["spec"]["host"]["versionLock"] = json!("1.20.5");
+            shadow
+        };
         let cluster = cluster(
             Some(disabled),
-            vec![shadow("a", idle()), shadow("b", blocked), shadow("c", idle())],
-            vec![node("a", &json!({})), node("b", &json!({})), node("c", &held)],
+            vec![pinned("a", idle()), pinned("b", blocked), pinned("c", idle())],
+            vec![node("a", &json!({})), node("b", &json!({})), node("c", &misplaced)],
         );
         let text = shown(&cluster, None);
         for part in [
@@ -357,7 +362,6 @@ mod tests {
             "shop/web does not let shop/web-1 go",
             "PrepareFailed: no space",
             "deadline 2026-01-01T00:30:00Z, in 20m00s",
-            names::HOLD_ANNOTATION,
         ] {
             assert!(text.contains(part), "{part} is missing in:\n{text}");
         }
@@ -372,11 +376,14 @@ mod tests {
         let policy = json!({"strategy": {"canary": [{"nodes": 1, "approval": "Manual"}]}});
         let rollout = json!({
             "observedGeneration": 1,
-            "activeRollouts": [{"version": "1.20.5", "started": "2026-01-01T00:00:00Z", "stepsPassed": 0}],
+            "activeRollouts": [{"version": "1.20.5", "variant": "aws-k8s-1.37", "arch": "x86_64",
+                "started": "2026-01-01T00:00:00Z", "stepsPassed": 0}],
         });
         let mut done = idle();
         done["currentVersion"] = json!("1.20.5");
         done["updates"] = json!({"availableVersions": [], "lastRefresh": "2026-01-01T00:00:00Z"});
+        done["record"] = json!({"last": {"attempt": 1, "version": "1.20.5", "reason": "Updated", "message": "",
+            "started": "2026-01-01T00:01:00Z", "ended": "2026-01-01T00:02:00Z"}});
         let cluster = cluster(
             Some(operator(&policy, &rollout)),
             vec![shadow("a", done), shadow("b", idle())],
