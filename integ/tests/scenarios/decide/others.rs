@@ -40,16 +40,20 @@ async fn events(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
 async fn somebody_installs(host: &Host, lock: VersionLock) -> anyhow::Result<()> {
     host.foreign_settings(UpdatesSettings { version_lock: Some(lock), ..UpdatesSettings::default() });
     for command in [Command::Refresh, Command::Prepare, Command::Activate] {
-        // The agent may be using the host.
-        crate::interfere::poll("the host takes a command", async || {
-            host.lock_free().await;
-            Ok(host.foreign(command).await.ok())
-        })
-        .await?;
+        other_client_commands(host, command).await?;
         host.lock_free().await;
     }
     host.foreign_reboot().await;
     Ok(())
+}
+
+/// Sends a command until the host takes it: the agent may be using the host.
+async fn other_client_commands(host: &Host, command: Command) -> anyhow::Result<()> {
+    crate::interfere::poll("the host takes a command", async || {
+        host.lock_free().await;
+        Ok(host.foreign(command).await.ok())
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,7 +67,7 @@ async fn a_host_that_somebody_else_updates_while_it_waits_for_its_turn_is_told_o
         other = crate::support::other(&first);
         scene.until_step(other, Step::Staged).await?;
         let host = &scene.bed.member(other)?.host;
-        host.foreign(Command::Activate).await.map_err(|refusal| anyhow::anyhow!("{refusal:?}"))?;
+        other_client_commands(host, Command::Activate).await?;
         host.foreign_reboot().await;
         let world = scene
             .until("the attempt is ended, and the node is as it should be", |world| {
