@@ -304,6 +304,22 @@ impl Story {
         self.remove(user, "delete", "pods", pod, options, 200);
     }
 
+    /// Another client deletes a pod while an eviction of it is under way. The eviction finds a pod that is terminating.
+    pub(super) fn deleted_during_eviction(&mut self, user: &str, pod: &str) {
+        self.tick();
+        let (namespace, name) = parts(pod);
+        let mut eviction = self.record(CONTROLLER, "create", "", "pods/eviction", &namespace, &name);
+        eviction.code = 201;
+        eviction.request = Some(json!({"deleteOptions": {"preconditions": {"uid": self.uid_of(pod)}}}));
+        self.tick();
+        let mut deletion = self.record(user, "delete", "", "pods", &namespace, &name);
+        let revision = self.world.revision + 1;
+        (deletion.request, deletion.response) =
+            (Some(json!({})), Some(json!({"metadata": {"resourceVersion": revision.to_string()}})));
+        self.audit.extend([eviction, deletion]);
+        self.change_pod(pod, |pod| pod.terminating = true);
+    }
+
     fn remove(&mut self, user: &str, verb: &str, resource: &str, pod: &str, options: Value, code: u16) {
         self.tick();
         let (namespace, name) = parts(pod);

@@ -68,6 +68,8 @@ pub(crate) struct Fleet {
     bed: Bed,
     fresh: Mutex<VecDeque<String>>,
     spare: Vec<String>,
+    /// The case of each node, for reports.
+    cases: Mutex<BTreeMap<String, String>>,
 }
 
 impl Fleet {
@@ -83,7 +85,7 @@ impl Fleet {
         let bed = Bed::start(options).await?;
         let mut names: Vec<String> = bed.members.iter().map(|member| member.name.clone()).collect();
         let spare = names.split_off(nodes);
-        let fleet = Self { bed, fresh: Mutex::new(names.iter().cloned().collect()), spare };
+        let fleet = Self { bed, fresh: Mutex::new(names.iter().cloned().collect()), spare, cases: Mutex::default() };
         let taint = format!("{TAINT}=true:NoSchedule");
         let arguments: Vec<&str> = ["taint", "nodes"].into_iter().chain(names.iter().map(String::as_str)).collect();
         fleet.kubectl(&[&arguments[..], &[&taint]].concat()).await?;
@@ -99,8 +101,15 @@ impl Fleet {
     pub(crate) async fn judge(self, expectations: &Expectations) -> anyhow::Result<()> {
         let complaints = self.bed.complaints()?;
         anyhow::ensure!(complaints.is_empty(), "the operator's own output tells of a defect:\n{complaints}");
-        let (verdict, _) = self.bed.judge(expectations).await?;
+        let (verdict, history) = self.bed.judge(expectations).await?;
         println!("the oracle, over the history of all cases: {verdict}");
+        let cases = self.cases.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for node in verdict.violations.iter().filter_map(|violation| violation.node.as_deref()) {
+            println!("node {node}, case {}:", cases.get(node).map_or("-", String::as_str));
+            for moment in history.timeline().into_iter().filter(|moment| moment.node == node) {
+                println!("  {}  {:>6}  {}", moment.at, moment.revision, moment.text);
+            }
+        }
         verdict.ensure_safe()
     }
 
@@ -134,7 +143,7 @@ impl Case {
     pub(crate) async fn new(fleet: Arc<Fleet>, name: &str) -> anyhow::Result<Self> {
         let node = fleet.take_node()?;
         let short = name.rsplit("::").next().unwrap_or(name);
-        tracing::debug!(node, name, "a case begins");
+        fleet.cases.lock().unwrap_or_else(PoisonError::into_inner).insert(node.clone(), name.to_owned());
         let namespace = format!("shop-of-{node}");
         let case = Self { fleet, place: format!("example.com/{node}"), node, namespace };
         case.apply(json!({

@@ -106,6 +106,16 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_that_another_client_deletes_during_its_eviction_is_not_ours() {
+        let mut story = two_carts(0);
+        story.deleted_during_eviction("kubernetes-admin", "shop/cart-1");
+        assert_eq!(story.judge().violations, []);
+        let mut story = two_carts(0);
+        story.deleted_during_eviction(CONTROLLER, "shop/cart-1");
+        assert!(story.judge().violates(Property::BudgetRespected));
+    }
+
+    #[test]
     fn what_others_do_to_a_budget_is_not_ours() {
         let mut story = two_carts(0);
         story.delete_pod("admin", "shop/cart-1");

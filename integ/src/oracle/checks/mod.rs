@@ -186,8 +186,12 @@ impl<'a> Evidence<'a> {
         self.at_earliest(revision).is_none_or(|earliest| earliest <= time)
     }
 
-    /// Whether it was the operator that told a pod to end, where this revision is the one that did.
+    /// Whether it was the operator that told a pod to end, where this revision is the one that did. A deletion is answered
+    /// with the revision that it made, an eviction is not.
     fn told_by_us(&self, uid: &str, revision: u64) -> bool {
+        if self.writers.of(revision).is_some_and(|writer| Part::of(&writer.user).is_none()) {
+            return false;
+        }
         self.removed_by_us.get(uid).is_some_and(|asked| self.at_latest(revision).is_none_or(|told| *asked <= told))
     }
 
