@@ -70,6 +70,11 @@ bench-api: tools control-plane build ## Measure the web API with 1,000 connected
 	@$(CARGO) build --release --locked -p apiserver
 	@BRUPOP_APISERVER_BIN="$(TARGET)/release/brupop-apiserver" $(CARGO) run --quiet --locked -p integ --example bench_api -- $(ARGS)
 
+.PHONY: bench-idle
+bench-idle: tools control-plane build ## Measure an idle fleet, outages of the API server and fail-overs (ARGS="--help" for more)
+	@$(CARGO) build --workspace --locked --examples
+	@BRUPOP_BIN_DIR="$(TARGET)/debug" "$(TARGET)/debug/examples/bench_idle" $(ARGS)
+
 .PHONY: fuzz
 fuzz: tools ## Feed every reader of outside data with odd bytes, for FUZZ_SECONDS (20) each
 	@fuzz/run.sh
