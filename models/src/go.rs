@@ -24,8 +24,12 @@ pub const GO_LIFETIME: Duration = Duration::from_secs(30);
 /// is believed not to reboot any more.
 pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(150);
 
-/// The longest that an agent waits for the host to take its order to reboot, after its last look at the age of its go.
+/// The longest that an agent waits for the answer of a call to the host.
 pub const CALL_LIMIT: Duration = Duration::from_secs(20);
+
+/// The longest that the host's API server is believed to keep a call that it has accepted before it carries it out, also
+/// when its client has gone: a reboot was seen 68 s after the request, of a server that had been stopped for as long.
+pub const QUEUE_LIMIT: Duration = Duration::from_secs(90);
 
 /// What a go says. All of it is signed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -43,7 +43,8 @@ struct Host {
     asked: Option<Timestamp>,
     /// The agent has its acknowledgement and will order the reboot, whatever becomes of the order meanwhile.
     cleared: bool,
-    /// The host goes down, which may take a while.
+    /// The host goes down from this time on, which may take a while. Before it the call waits in the host's API server,
+    /// whatever becomes of its client.
     going_down: Option<Timestamp>,
     /// The agent was restarted while the host goes down: the new process knows nothing of the reboot that the old one
     /// ordered.
@@ -564,7 +565,8 @@ impl World {
             }
             Action::LookAtLease => {
                 // A host that is going down renews nothing.
-                let renewed = if host.going_down.is_some() { Timestamp::UNIX_EPOCH } else { now };
+                let down = host.going_down.is_some_and(|at| at <= now);
+                let renewed = if down { Timestamp::UNIX_EPOCH } else { now };
                 node.lease = Some(LeaseLooks::look(node.lease, Some(renewed), now));
             }
         }
@@ -574,10 +576,11 @@ impl World {
     fn agent(&mut self, name: &str) {
         let (now, releases) = (self.now, self.releases.clone());
         let (stalls, slow) = (self.rng.random_bool(0.4), self.rng.random_bool(0.5));
+        let queued = if self.rng.random_bool(0.2) { self.rng.random_range(1..=90) } else { 0 };
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
         if host.going_down.is_some() && !host.restarted {
-            if !slow {
+            if !slow && host.going_down <= Some(now) {
                 self.goes_down(name);
             }
             return;
@@ -589,7 +592,7 @@ impl World {
             }
             host.cleared = false;
             if fresh {
-                host.going_down = Some(now);
+                host.going_down = Some(now + SignedDuration::from_secs(queued));
                 return;
             }
         }
