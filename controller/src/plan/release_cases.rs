@@ -64,11 +64,13 @@ fn after_a_go_a_node_is_given_back_in_another_boot_or_when_its_kubelet_outlived_
         (agent.state, agent.armed) = (Some(HostState::Idle), None);
     };
     type Change<'a> = (&'a str, &'a dyn Fn(&mut NodeView), u64, Option<Action>);
-    let cases: [Change<'_>; 8] = [
+    let seen_in_a_queue = 30 + 68 + 150;
+    let cases: [Change<'_>; 9] = [
         ("in the first moment", &|_| {}, 1, None),
         ("when the go has lapsed, which a host that took it has not noticed", &|_| {}, 31, None),
         ("on the word of the agent", &says_so, 31, None),
         ("on a sign of life before a shutdown can be over", &alive_early, 31, None),
+        ("while a call may wait in the host's API server", &alive_early, seen_in_a_queue, None),
         ("when it can be over", &|_| {}, span(), Some(Action::LookAtLease)),
         ("on a Lease that is not renewed any more", &dead, span() + 1, None),
         ("on one that is", &alive, span() + 1, Some(Action::Release)),

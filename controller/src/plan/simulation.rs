@@ -46,6 +46,8 @@ struct Host {
     /// The host goes down from this time on, which may take a while. Before it the call waits in the host's API server,
     /// whatever becomes of its client.
     going_down: Option<Timestamp>,
+    /// It takes as long for that as a host may, and its kubelet is heard to the end.
+    lingers: bool,
     /// The agent was restarted while the host goes down: the new process knows nothing of the reboot that the old one
     /// ordered.
     restarted: bool,
@@ -564,8 +566,8 @@ impl World {
                 self.view.nodes.get_mut(name).unwrap().owners.insert(owner, health);
             }
             Action::LookAtLease => {
-                // A host that is going down renews nothing.
-                let down = host.going_down.is_some_and(|at| at <= now);
+                // A host that is going down renews nothing, but for one whose kubelet is the last to end.
+                let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers;
                 let renewed = if down { Timestamp::UNIX_EPOCH } else { now };
                 node.lease = Some(LeaseLooks::look(node.lease, Some(renewed), now));
             }
@@ -580,7 +582,7 @@ impl World {
         let node = self.view.nodes.get_mut(name).unwrap();
         let host = self.hosts.get_mut(name).unwrap();
         if host.going_down.is_some() && !host.restarted {
-            if !slow && host.going_down <= Some(now) {
+            if !slow && !host.lingers && host.going_down <= Some(now) {
                 self.goes_down(name);
             }
             return;
@@ -593,6 +595,7 @@ impl World {
             host.cleared = false;
             if fresh {
                 host.going_down = Some(now + SignedDuration::from_secs(queued));
+                host.lingers = queued > 60;
                 return;
             }
         }
@@ -699,7 +702,7 @@ impl World {
         }
         host.next_boot_fails &= !host.armed;
         (host.armed, host.staged, host.asked) = (false, None, None);
-        (host.cleared, host.going_down, host.restarted) = (false, None, false);
+        (host.cleared, host.going_down, host.restarted, host.lingers) = (false, None, false, false);
         node.facts.os_image = format!("Bottlerocket OS {} (aws-k8s-1.37)", host.runs.as_ref().unwrap());
     }
 
