@@ -19,17 +19,14 @@ use crate::shadow::HostPolicy;
 /// How long after sending its nonce an agent acts on the go for it, by its own monotonic clock.
 pub const GO_LIFETIME: Duration = Duration::from_secs(30);
 
-/// The longest time between an agent's last possible act on a go and the end of the host: systemd's limit for a shutdown
-/// (90 s for stopping units) with room to spare. Counted on top of [`GO_LIFETIME`] before a node whose agent fell silent
-/// is believed not to reboot any more.
-pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(150);
+/// The default of `deadlines.shutdown`, the longest time between the agent's call that reboots the host and the end of the
+/// host: 90 s in which the host's API server may keep a call, also when its client has gone (68 s were seen, of a server
+/// that had been stopped for as long), and systemd's 90 s for units that do not stop, with room. Counted on top of
+/// [`GO_LIFETIME`] before a node whose agent fell silent is believed not to reboot any more.
+pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(240);
 
 /// The longest that an agent waits for the answer of a call to the host.
 pub const CALL_LIMIT: Duration = Duration::from_secs(20);
-
-/// The longest that the host's API server is believed to keep a call that it has accepted before it carries it out, also
-/// when its client has gone: a reboot was seen 68 s after the request, of a server that had been stopped for as long.
-pub const QUEUE_LIMIT: Duration = Duration::from_secs(90);
 
 /// What a go says. All of it is signed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

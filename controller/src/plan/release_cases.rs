@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use models::go::{GO_LIFETIME, QUEUE_LIMIT};
+use models::go::GO_LIFETIME;
 use models::shadow::{AttemptResult, HostState, Record, Step};
 
 use super::fixtures::*;
@@ -12,7 +12,7 @@ use crate::view::{LeaseLooks, NodeView};
 
 /// How long a host may take to go down, in seconds.
 fn span() -> u64 {
-    (GO_LIFETIME + QUEUE_LIMIT + Policy::default().shutdown).as_secs()
+    (GO_LIFETIME + Policy::default().shutdown).as_secs()
 }
 
 /// A node whose order was withdrawn after a go, at the second 0.

@@ -106,7 +106,7 @@ async fn nodes_that_run_bottlerocket_come_under_the_operator_by_themselves_unles
     Ok(())
 }
 
-/// How long after a go a node with a silent agent is given back: the go's life, a queued call and the longest shutdown.
+/// How long after a go a node with a silent agent is given back: the go's life and the longest shutdown.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 /// The node whose label comes and goes; another one is never under the operator.
@@ -268,9 +268,7 @@ async fn pinned_node_without_its_label_keeps_the_record_of_its_settings_and_gets
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_loses_its_label_while_its_host_arms_is_given_back_and_keeps_its_shadow_as_long_as_it_is_armed()
 -> anyhow::Result<()> {
-    let mut options = unlabelled();
-    options.policy["deadlines"]["shutdown"] = json!("5s");
-    let ending = run(options, async |scene| {
+    let ending = run(unlabelled(), async |scene| {
         scene.bed.install().await?;
         let host = &scene.bed.member(NODE)?.host;
         join(scene).await?;

@@ -21,7 +21,7 @@ use crate::support::{
 };
 use crate::tokens::{agents_token, url, web_api};
 
-/// How long after a go a node with a silent agent is given back: the go's life, a queued call and the longest shutdown, and some.
+/// How long after a go a node with a silent agent is given back: the go's life and the longest shutdown, and some.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 const EXPECTED: Expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
@@ -32,7 +32,6 @@ async fn each_right_is_used_none_is_missing_and_each_write_is_guarded() -> anyho
     // One that stands by looks at the lease of the other.
     options.deploy.controller_replicas = 2;
     options.deploy.controller_args = vec!["--trust-wait=2s".to_owned()];
-    options.policy["deadlines"]["shutdown"] = json!("5s");
     run_expecting(options, EXPECTED, async |scene| {
         let silent = blocked_drain(scene).await?;
         let other = other(&silent);

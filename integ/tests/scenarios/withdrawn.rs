@@ -9,7 +9,6 @@ use models::go::GO_LIFETIME;
 use models::names::HOLD_ANNOTATION;
 use models::shadow::{HostState, UPDATED};
 use nix::sys::signal::Signal;
-use serde_json::json;
 
 use crate::interfere::{
     agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, go_of, is_activate,
@@ -200,16 +199,14 @@ async fn a_go_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again() -> 
     Ok(())
 }
 
-/// How long after the last go a node with a silent agent is given back: the go's life, a queued call and the longest shutdown.
+/// How long after the last go a node with a silent agent is given back: the go's life and the longest shutdown.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_agent_whose_node_was_given_back_disarms_and_reboots_nothing_when_it_comes_to_life()
 -> anyhow::Result<()> {
     let mut target = String::new();
-    let mut options = nodes(2);
-    options.policy["deadlines"]["shutdown"] = json!("5s");
-    let ending = run(options, async |scene| {
+    let ending = run(nodes(2), async |scene| {
         target = blocked_drain(scene).await?;
         let host = &scene.bed.member(&target)?.host;
         host.script(Fault::command(Command::Activate, Worker::Waits));

@@ -337,10 +337,10 @@ pub struct Deadlines {
     /// From the new boot until the node is Ready. Default 10m.
     #[serde(default, rename = "return", skip_serializing_if = "Option::is_none")]
     pub returning: Option<Duration>,
-    /// The longest that a host takes to go down once it has begun to. A node whose order to reboot was withdrawn after its go is
-    /// released only when the go (30 s), a call that waits in the host's API server (90 s) and the shutdown would all be over
-    /// and its kubelet is still heard, or when it has another boot.
-    /// Default 150s: systemd's 90 s for units that do not stop, and room.
+    /// The longest that a host takes to go down from the agent's call on. A node whose order to reboot was withdrawn after its
+    /// go is released only when the go (30 s) and this time would both be over and its kubelet is still heard, or when it has
+    /// another boot.
+    /// Default 240s: 90 s in which the host's API server may keep a call, systemd's 90 s for units that do not stop, and room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shutdown: Option<Duration>,
 }

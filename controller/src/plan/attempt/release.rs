@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use models::condition::{ConditionStatus, set_condition};
-use models::go::{GO_LIFETIME, QUEUE_LIMIT};
+use models::go::GO_LIFETIME;
 use models::plain::cut;
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{
@@ -144,7 +144,7 @@ impl Case<'_> {
     /// process has seen the node stand like that. It has to have passed by the clock that `since` was written by, and by this
     /// process's own, which nobody sets.
     pub(super) fn down_by(&self, since: Option<Timestamp>) -> Timestamp {
-        let span = GO_LIFETIME + QUEUE_LIMIT + self.policy.shutdown;
+        let span = GO_LIFETIME + self.policy.shutdown;
         let own = after(self.now, span.saturating_sub(self.node.stood));
         // A time that has not come was written by a clock that ran ahead, or by a person: this process's own has to do.
         let since = since.filter(|since| *since <= self.now);
