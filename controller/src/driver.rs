@@ -80,6 +80,7 @@ struct Memory {
     owners: BTreeMap<String, OwnerHealth>,
     /// How often the node was claimed in this attempt.
     claims: u32,
+    agent_missing: Option<Timestamp>,
     busy: bool,
     /// Whether what it is busy with is no urgent write.
     can_wait: bool,
@@ -156,6 +157,7 @@ pub struct Driver {
     changed: Arc<watch::Sender<u64>>,
     own_node: Option<String>,
     leader_since: Timestamp,
+    web_api_missing: Option<Timestamp>,
     handing_over: bool,
     /// See [`ClusterView::handed_over`].
     handed_over: bool,
@@ -203,6 +205,7 @@ impl Driver {
             changed,
             own_node,
             leader_since,
+            web_api_missing: None,
             handing_over: false,
             memory: HashMap::new(),
             standings: Standings::default(),
@@ -357,6 +360,11 @@ impl Driver {
             tls: self.applier.signer.facts(),
             ..ClusterView::default()
         };
+        let missing =
+            |since: Option<Timestamp>, there: Option<bool>| (there == Some(false)).then(|| since.unwrap_or(now));
+        self.web_api_missing = missing(self.web_api_missing, self.peers.is_web_api_ready());
+        view.web_api_missing = self.web_api_missing;
+        let with_agent = self.peers.nodes_with_agent();
         let generation = view.operator.as_ref().map(|operator| operator.generation);
         for (name, facts) in nodes {
             let shadow = shadows.remove(&name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
@@ -369,7 +377,13 @@ impl Driver {
                 self.daemon_sets.mark(&mut pods);
                 node.pods = Some(pods);
             }
+            let has_agent = with_agent.as_ref().map(|nodes| nodes.contains(&name));
+            if has_agent == Some(false) {
+                self.memory.entry(name.clone()).or_default();
+            }
             if let Some(memory) = self.memory.get_mut(&name) {
+                memory.agent_missing = missing(memory.agent_missing, has_agent);
+                node.agent_missing = memory.agent_missing;
                 if memory.busy || memory.paused_until.is_some() {
                     view.busy.insert(name.clone());
                 }
@@ -714,7 +728,7 @@ mod tests {
             cache::<ShadowFacts>(&changed),
             cache::<OperatorFacts>(&changed),
         );
-        let peers = Peers { identity: "me".into(), pods: cache(&changed) };
+        let peers = Peers { identity: "me".into(), pods: cache(&changed), agents: cache(&changed) };
         let expressions = Expressions::start(changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
         let reading = Reading::default();
         let driver =

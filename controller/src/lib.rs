@@ -95,13 +95,19 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     );
     tokio::spawn(definition.then(|()| watch_operator));
     tokio::spawn(budgets.run(Api::<DeserializeGuard<PodDisruptionBudget>>::all(client.clone()), everything()));
-    let peers = leader::Peers { identity: config.identity.clone(), pods: Cache::<PodFacts>::new(changed.clone()) };
-    let own_kind = format!("{}={}", names::COMPONENT_LABEL, names::CONTROLLER);
-    tokio::spawn(
-        peers
-            .pods
-            .run(Api::<DeserializeGuard<Pod>>::namespaced(client.clone(), namespace), everything().labels(&own_kind)),
-    );
+    let peers = leader::Peers {
+        identity: config.identity.clone(),
+        pods: Cache::<PodFacts>::new(changed.clone()),
+        agents: Cache::<PodFacts>::new(changed.clone()),
+    };
+    let components = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
+    let agents = format!("{}={}", names::COMPONENT_LABEL, names::AGENT);
+    for (cache, namespace, selector) in
+        [(&peers.pods, namespace, components), (&peers.agents, names::AGENT_NAMESPACE, agents)]
+    {
+        let pods = Api::<DeserializeGuard<Pod>>::namespaced(client.clone(), namespace);
+        tokio::spawn(cache.run(pods, everything().labels(&selector)));
+    }
 
     let (ready, is_ready) = watch::channel(false);
     {
@@ -203,7 +209,8 @@ async fn lead(
     metrics.lead(true);
     let (nodes, shadows, operator, budgets) = caches;
     // A leader before may have written what these have not seen yet.
-    let reading = Reading::default().of(&nodes).of(&shadows).of(&operator).of(&budgets).of(&peers.pods);
+    let reading =
+        Reading::default().of(&nodes).of(&shadows).of(&operator).of(&budgets).of(&peers.pods).of(&peers.agents);
     let signer = tls::Signer::default();
     let keeper = tls::Keeper::new(
         client.clone(),

@@ -104,7 +104,8 @@ fn controller_in_cluster() -> Vec<Rule> {
             &["get", "list", "watch", "patch"],
         ),
         rule(
-            "What runs on a node that is to be drained, and whether it is gone; which replicas of the controller stand by.",
+            "What runs on a node that is to be drained, and whether it is gone; which replicas of the controller stand by; \
+             whether the web API and the agents are Ready.",
             CORE,
             &["pods"],
             &["list", "watch"],

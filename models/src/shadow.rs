@@ -22,7 +22,7 @@ pub const AGENT_CONDITIONS: &[&str] = &[HOST_REACHABLE];
 /// Types of the conditions that the controller writes. One that stands in neither list is of another version.
 pub const CONTROLLER_CONDITIONS: &[&str] = &[CORDONED, DRAINED, BLOCKED, HEALTHY];
 
-/// Whether the agent reaches the host API (agent).
+/// Whether the agent reached the host API when it reported last (agent).
 pub const HOST_REACHABLE: &str = "HostReachable";
 /// Whether the node is cordoned by us (controller).
 pub const CORDONED: &str = "Cordoned";

@@ -1,16 +1,25 @@
-//! The other replicas of the controller: is one able to lead?
+//! The operator's own pods: can another replica of the controller lead, and is the web API up, and each node's agent?
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use models::names::{APISERVER, COMPONENT_LABEL, CONTROLLER};
 
 use crate::view::{Cache, NodeFacts, PodFacts, Standby};
 
-/// The pods of the controller, this one among them.
+/// The operator's own pods.
 #[derive(Clone)]
 pub struct Peers {
     /// The name of this process's own pod, which is its identity.
     pub identity: String,
-    /// All of them.
+    /// The pods in the operator's namespace: of the controller, this one among them, and of the web API.
     pub pods: Cache<PodFacts>,
+    /// The agents' pods.
+    pub agents: Cache<PodFacts>,
+}
+
+/// Whether a pod serves, and goes on to.
+fn serves(pod: &PodFacts) -> bool {
+    pod.ready && !pod.terminating && !pod.finished
 }
 
 impl Peers {
@@ -19,8 +28,29 @@ impl Peers {
         if !self.pods.synced() {
             return Standby::None;
         }
-        standby(&self.identity, own_node, &self.pods.items(), nodes)
+        let mut pods = self.pods.items();
+        pods.retain(|_, pod| is_of(pod, CONTROLLER));
+        standby(&self.identity, own_node, &pods, nodes)
     }
+
+    /// Whether a pod of the web API is Ready; `None` before the first list.
+    pub fn is_web_api_ready(&self) -> Option<bool> {
+        let ready = |pod: &PodFacts| is_of(pod, APISERVER) && serves(pod);
+        self.pods.synced().then(|| self.pods.read(|pods| pods.values().any(ready)))
+    }
+
+    /// The nodes on which a pod of the agent is Ready; `None` before the first list.
+    pub fn nodes_with_agent(&self) -> Option<BTreeSet<String>> {
+        let nodes = |pods: &BTreeMap<String, PodFacts>| {
+            pods.values().filter(|pod| serves(pod)).map(|pod| pod.node.clone()).collect()
+        };
+        self.agents.synced().then(|| self.agents.read(nodes))
+    }
+}
+
+/// Whether a pod is one of this component.
+fn is_of(pod: &PodFacts, component: &str) -> bool {
+    pod.labels.get(COMPONENT_LABEL).is_some_and(|label| label == component)
 }
 
 /// Returns how far another pod of the controller can take over and go on while this one's node is out of service. It has to be

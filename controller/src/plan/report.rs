@@ -28,6 +28,9 @@ const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
 /// Why the operator is degraded although its policy is good.
 const CERTIFICATES: &str = "CertificatesNotInOrder";
 
+/// Why the operator is degraded: no agent can report or get a reboot permit.
+const WEB_API: &str = Wait::WebApiNotReady.as_str();
+
 /// Why the operator is degraded although its policy and its certificates are good.
 const MISUNDERSTOOD: &str = "UnknownRequest";
 
@@ -134,10 +137,17 @@ fn progress(progressing: bool, plan: &Plan) -> Said {
     }
 }
 
-fn degraded(errors: &[PolicyError], policy: &Policy, tls: &TlsFacts, misunderstood: &[String]) -> Said {
+fn degraded(
+    errors: &[PolicyError],
+    policy: &Policy,
+    tls: &TlsFacts,
+    web_api_missing: bool,
+    misunderstood: &[String],
+) -> Said {
     if errors.is_empty() {
         return match &tls.problem {
             Some(problem) => (true, CERTIFICATES, models::plain::cut(problem, 2000)),
+            None if web_api_missing => (true, WEB_API, Wait::WebApiNotReady.to_string()),
             None if !misunderstood.is_empty() => {
                 (true, MISUNDERSTOOD, models::plain::cut(&misunderstood.join("; "), 2000))
             }
@@ -188,6 +198,7 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
         let (begins, ends) = match if holds { Some(now) } else { before } {
             Some(condition) if condition.reason == CERTIFICATES => (CERTIFICATES, "CertificatesInOrder"),
             Some(condition) if condition.reason == NOT_SERVED => (NOT_SERVED, "ShadowsServed"),
+            Some(condition) if condition.reason == WEB_API => (WEB_API, "WebApiReady"),
             Some(condition) if condition.reason == MISUNDERSTOOD => (MISUNDERSTOOD, "RequestsUnderstood"),
             _ => (begins, ends),
         };
@@ -198,6 +209,7 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
                 FROZEN => "no version is held back any more: new updates start",
                 _ if ends == "CertificatesInOrder" => "keys and certificates are in order",
                 _ if ends == "ShadowsServed" => "the API server serves the shadows",
+                _ if ends == "WebApiReady" => "a pod of the web API is Ready",
                 _ if ends == "RequestsUnderstood" => "every annotation that is meant as a request is known",
                 _ => "every field of the policy can be obeyed: it is in force",
             };
@@ -246,7 +258,7 @@ pub(super) fn status(
         (WINDOW_OPEN, window(survey)),
         (PROGRESSING, progress(progressing, plan)),
         (FROZEN, frozen(survey, resumed)),
-        (DEGRADED, degraded(&errors, policy, &view.tls, &operator.misunderstood)),
+        (DEGRADED, degraded(&errors, policy, &view.tls, survey.web_api_missing, &operator.misunderstood)),
     ];
     for (type_, (holds, reason, message)) in said.into_iter().chain(blocked.map(|said| (BLOCKED, said))) {
         let condition = Condition {
@@ -315,13 +327,16 @@ mod tests {
     fn a_policy_that_cannot_be_obeyed_hides_no_trouble_with_certificates() {
         let error = PolicyError { field: "spec.schedule".to_owned(), message: "x".repeat(3000) };
         let trouble = TlsFacts { problem: Some("brupop-ca is spoilt".to_owned()), ..TlsFacts::default() };
-        for (sentence, errors, tls, reason, told) in [
-            ("neither", vec![], TlsFacts::default(), "AsExpected", vec![]),
-            ("the one", vec![], trouble.clone(), CERTIFICATES, vec!["brupop-ca is spoilt"]),
-            ("the other", vec![error.clone()], TlsFacts::default(), "InvalidPolicy", vec!["spec.schedule"]),
-            ("both", vec![error], trouble, "InvalidPolicy", vec!["spec.schedule", "brupop-ca is spoilt"]),
+        let (ca, none) = ("brupop-ca is spoilt", TlsFacts::default());
+        for (sentence, errors, tls, web_api, reason, told) in [
+            ("neither", vec![], none.clone(), false, "AsExpected", vec![]),
+            ("no web API", vec![], none.clone(), true, WEB_API, vec!["no pod of the web API is Ready"]),
+            ("the one", vec![], trouble.clone(), false, CERTIFICATES, vec![ca]),
+            ("the one, and no web API", vec![], trouble.clone(), true, CERTIFICATES, vec![ca]),
+            ("the other", vec![error.clone()], none, false, "InvalidPolicy", vec!["spec.schedule"]),
+            ("both", vec![error], trouble, false, "InvalidPolicy", vec!["spec.schedule", ca]),
         ] {
-            let (_, word, message) = degraded(&errors, &Policy::default(), &tls, &[]);
+            let (_, word, message) = degraded(&errors, &Policy::default(), &tls, web_api, &[]);
             assert_eq!(word, reason, "{sentence}");
             assert!(told.iter().all(|told| message.contains(told)), "{sentence}: {message}");
             assert!(message.chars().count() <= 2000, "{sentence}");
@@ -362,7 +377,7 @@ mod tests {
     #[test]
     fn a_request_that_is_not_understood_degrades_the_operator() {
         let unknown = ["the annotation brupop.bottlerocket.aws/resum is not known".to_owned()];
-        let (holds, reason, message) = degraded(&[], &Policy::default(), &TlsFacts::default(), &unknown);
+        let (holds, reason, message) = degraded(&[], &Policy::default(), &TlsFacts::default(), false, &unknown);
         assert!(holds && reason == "UnknownRequest" && message.contains("resum"), "{reason}: {message}");
     }
 

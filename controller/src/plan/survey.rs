@@ -8,7 +8,7 @@ use semver::Version;
 
 use super::rollout::{self, Rollouts};
 use super::want::{Want, want};
-use super::{Quarantine, Wait, versions};
+use super::{Quarantine, Wait, gates, versions};
 use crate::policy::{GroupPolicy, Policy, WindowState};
 use crate::view::{ClusterView, NodeView};
 
@@ -28,6 +28,8 @@ pub(super) struct Survey<'a> {
     pub(super) total: usize,
     /// Of them, those that are not Ready for other reasons than an update.
     pub(super) unhealthy: usize,
+    /// Whether no pod of the web API has been Ready for a while.
+    pub(super) web_api_missing: bool,
 }
 
 impl<'a> Survey<'a> {
@@ -55,8 +57,9 @@ impl<'a> Survey<'a> {
         });
         let rollouts = rollout::follow(view, policy, wanted, now);
         let all = std::iter::once(&policy.all).chain(policy.groups.iter().map(|g| &g.policy));
+        let web_api_missing = gates::is_missing(view.web_api_missing, now);
         let windows = all.map(|group| group.schedule.at(now)).collect();
-        Self { policy, quarantine, known, rollouts, wants, groups, windows, total, unhealthy }
+        Self { policy, quarantine, known, rollouts, wants, groups, windows, total, unhealthy, web_api_missing }
     }
 
     /// What policy says of nodes like this one.

@@ -41,6 +41,10 @@ pub enum Wait {
     NodeNotReady,
     /// The agent has not reported in the node's current boot.
     NoReport,
+    /// No pod of the agent on the node is Ready.
+    AgentNotReady,
+    /// No pod of the web API is Ready.
+    WebApiNotReady,
     /// The agent has not caught up with the last order.
     AgentBehind,
     /// The host cannot look for updates.
@@ -302,6 +306,8 @@ impl Wait {
             Self::Deleting => "Deleting",
             Self::NodeNotReady => "NodeNotReady",
             Self::NoReport => "NoReport",
+            Self::AgentNotReady => "AgentNotReady",
+            Self::WebApiNotReady => "WebApiNotReady",
             Self::AgentBehind => "AgentBehind",
             Self::RefreshFails { .. } => "RefreshFails",
             Self::HostArmedByOther => "HostArmedByOther",
@@ -357,6 +363,7 @@ impl Wait {
             self,
             Self::Held
                 | Self::Cordoned
+                | Self::AgentNotReady
                 | Self::RefreshFails { .. }
                 | Self::HostArmedByOther
                 | Self::BackOff { .. }
@@ -445,6 +452,18 @@ impl fmt::Display for Wait {
             Self::Deleting => f.write_str("the node is being deleted"),
             Self::NodeNotReady => f.write_str("the node is not Ready"),
             Self::NoReport => f.write_str("the agent has not reported since the node's last boot; does its pod run?"),
+            Self::AgentNotReady => write!(
+                f,
+                "no pod of the agent on the node is Ready, so that what the shadow says of the host may be old; see kubectl get pods -n {} -o wide",
+                models::names::AGENT_NAMESPACE
+            ),
+            Self::WebApiNotReady => write!(
+                f,
+                "no pod of the web API is Ready, so that no agent can report and no node reboots; see kubectl get pods -n {} -l {}={}",
+                models::names::SYSTEM_NAMESPACE,
+                models::names::COMPONENT_LABEL,
+                models::names::APISERVER
+            ),
             Self::AgentBehind => f.write_str("the agent has not confirmed the last order; does its pod run?"),
             Self::RefreshFails { message } => write!(f, "the host cannot look for updates: {message}"),
             Self::HostArmedByOther => {

@@ -131,6 +131,11 @@ impl<P: Projection> Cache<P> {
         self.lock().items.clone()
     }
 
+    /// What `look` makes of all items, without a copy of them.
+    pub fn read<T>(&self, look: impl FnOnce(&BTreeMap<String, P>) -> T) -> T {
+        look(&self.lock().items)
+    }
+
     /// The items that `wanted` says yes to.
     pub fn select(&self, wanted: impl Fn(&P) -> bool) -> Vec<P> {
         self.lock().items.values().filter(|item| wanted(item)).cloned().collect()

@@ -394,6 +394,8 @@ pub struct NodeView {
     /// How often this attempt has claimed the node, as far as this leader knows: more than once, and somebody has taken
     /// the claim away.
     pub claims_made: u32,
+    /// Since when no pod of the agent on it has been Ready, as far as this process has seen; `None` while one is.
+    pub agent_missing: Option<Timestamp>,
     /// For how long this process has seen it stand where a wait for its host begins, by the monotonic clock ([`Standings`]).
     pub stood: Duration,
 }
@@ -498,6 +500,8 @@ pub struct ClusterView {
     pub stale: bool,
     /// How far another replica of the controller can take over.
     pub standby: Standby,
+    /// Since when no pod of the web API has been Ready, as far as this process has seen; `None` while one is.
+    pub web_api_missing: Option<Timestamp>,
     /// Whether another replica handed the lead over to this one, which has given no slot since: it does not hand it back.
     pub handed_over: bool,
     /// What is known of keys and certificates.

@@ -2,10 +2,12 @@
 
 use integ::bed::BedOptions;
 use integ::oracle::Field;
-use models::shadow::Step;
-use serde_json::json;
+use models::condition::ConditionStatus;
+use models::operator::DEGRADED;
+use models::shadow::{BLOCKED, HOST_REACHABLE, Step, UPDATED};
+use serde_json::{Value, json};
 
-use crate::support::{NEW, nodes, run, shadow_of, step_of};
+use crate::support::{NEW, condition_of, nodes, operator_condition, results, run, shadow_of, status, step_of};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_cordoned_by_a_person_updates_and_stays_cordoned_and_keeps_what_others_wrote_on_it() -> anyhow::Result<()>
@@ -98,5 +100,55 @@ async fn a_node_deleted_in_mid_drain_frees_its_slot_and_one_of_its_name_gets_a_s
     assert!(world.shadows.values().all(|s| s.uid != old_uids.1));
     assert_eq!(world.shadows.len(), 3);
     assert_eq!(ending.verdict.stats.reboots, 3);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_and_a_web_api_that_are_gone_are_named_and_no_node_is_drained_without_them() -> anyhow::Result<()> {
+    let mut options = nodes(2);
+    options.policy["enabled"] = json!(false);
+    let ending = run(options, async |scene| {
+        scene.install().await?;
+        scene.release();
+        scene.reported().await?;
+        let agents = async |selector: Value| {
+            let patch = json!({"spec": {"template": {"spec": {"nodeSelector": {"example.com/nowhere": selector}}}}});
+            scene.kubectl(&["-n", "brupop-agents", "patch", "ds/brupop-agent", "-p", &patch.to_string()]).await
+        };
+        let web_api = async |replicas: &str| {
+            scene.kubectl(&["-n", "brupop-system", "scale", "deployment/brupop-apiserver", replicas]).await
+        };
+        agents(json!("")).await?;
+        web_api("--replicas=0").await?;
+        let degraded = scene.until_operator(DEGRADED, ConditionStatus::True).await?;
+        anyhow::ensure!(degraded.reason == "WebApiNotReady", "{degraded:?}");
+        let world = scene
+            .until("each node says that its agent is missing", |world| {
+                let blocked = |node| condition_of(world, node, BLOCKED).is_some_and(|c| c.reason == "AgentNotReady");
+                ["node-1", "node-2"].into_iter().all(blocked)
+            })
+            .await?;
+        let reachable = condition_of(&world, "node-1", HOST_REACHABLE);
+        anyhow::ensure!(reachable.is_some_and(|c| c.status == ConditionStatus::True), "what the agent said last stays");
+
+        scene.policy(&json!({"enabled": true})).await?;
+        web_api("--replicas=2").await?;
+        scene.until_operator(DEGRADED, ConditionStatus::False).await?;
+        let world = scene
+            .until("the operator says why both nodes wait", |world| {
+                status(world).waiting.iter().any(|w| (w.reason.as_str(), w.nodes) == ("AgentNotReady", 2))
+            })
+            .await?;
+        anyhow::ensure!(operator_condition(&world, DEGRADED).is_some_and(|c| c.reason == "AsExpected"));
+        agents(Value::Null).await?;
+        scene.updated().await?;
+        Ok(())
+    })
+    .await?;
+    for node in ["node-1", "node-2"] {
+        let reasons: Vec<_> = results(&ending.history, node).into_iter().map(|(_, reason)| reason).collect();
+        assert_eq!(reasons, [UPDATED], "{node} was tried without its agent");
+        assert!(condition_of(&ending.world(), node, BLOCKED).is_none_or(|c| c.status == ConditionStatus::False));
+    }
     Ok(())
 }

@@ -72,6 +72,9 @@ impl Case<'_> {
         if facts.deleting || self.shadow.deleting {
             return Decision::wait(Wait::Deleting);
         }
+        if let Some(wait) = gates::agent_of(self.node, self.now) {
+            return Decision::wait(wait);
+        }
         if agent.boot_id.as_deref() != Some(facts.boot_id.as_str()) {
             return Decision::wait(Wait::NoReport);
         }

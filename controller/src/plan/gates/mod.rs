@@ -3,6 +3,7 @@
 
 mod back_off;
 mod canary;
+mod components;
 mod cordoned;
 mod expressions;
 mod frozen;
@@ -21,6 +22,7 @@ use super::survey::Survey;
 use crate::policy::GroupPolicy;
 use crate::view::{NodeView, ShadowFacts};
 
+pub(super) use components::{POD_PATIENCE, agent_of, is_missing};
 pub(super) use expressions::{gate as expression, queries, quiet_since};
 pub(super) use pods::before_drain;
 
@@ -43,10 +45,11 @@ impl Input<'_> {
 type Gate = fn(&Input<'_>) -> Option<Wait>;
 
 /// What holds for anything new, a download ahead of time included.
-const STAGE: &[Gate] = &[switch::gate, quarantine::gate, frozen::gate, held::gate, cordoned::gate];
+const STAGE: &[Gate] = &[switch::gate, quarantine::gate, frozen::gate, held::gate, cordoned::gate, components::web_api];
 
 /// What holds besides for a node that is to be taken out of service.
-const START: &[Gate] = &[health::node_ready, health::no_pressure, window::gate, health::few_unhealthy_nodes];
+const START: &[Gate] =
+    &[health::node_ready, components::agent, health::no_pressure, window::gate, health::few_unhealthy_nodes];
 
 /// The first of these gates that refuses.
 fn first(gates: &[Gate], input: &Input<'_>) -> Option<Wait> {
