@@ -352,7 +352,7 @@ mod tests {
                 [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": limit}]})
         };
         let two = || json!({"maxUnavailable": 2});
-        let zones = json!({"maxUnavailable": 3, "strategy": {"oneZoneAtATime": true}});
+        let zones = || json!({"maxUnavailable": 3, "strategy": {"oneZoneAtATime": true}});
         for (sentence, spec, frozen, plan, property) in [
             ("two slots of two", two(), false, slots(&["b", "a"]), None),
             ("two slots of one", json!({}), false, slots(&["b", "a"]), Some("S1")),
@@ -360,7 +360,8 @@ mod tests {
             ("two slots of two in a group", groups(2), false, slots(&["b", "a"]), None),
             ("two slots of one in a group", groups(1), false, slots(&["b", "a"]), Some("S1")),
             ("a node outside the group is none of its", groups(1), false, slots(&["b", "c"]), None),
-            ("a slot in another zone", zones, false, slots(&["b", "a"]), Some("S1")),
+            ("a slot in another zone", zones(), false, slots(&["b", "a"]), Some("S1")),
+            ("two slots in one zone", zones(), false, slots(&["a", "c"]), None),
             ("a slot while frozen", two(), true, slots(&["b", "a"]), Some("S8")),
             ("a drain under way goes on while frozen", two(), true, evicts("b", "p-b"), None),
             ("an attempt begins while frozen", two(), true, goes_to("c", Step::Staging), Some("S8")),
@@ -425,6 +426,94 @@ mod tests {
             let findings = lint(&view, &policy, &mut goes_to("a", Step::Draining));
             assert_eq!(findings.first().map(|f| f.property), property, "{findings:?}");
         }
+    }
+
+    #[test]
+    fn drain_under_way_goes_on_when_its_version_is_no_longer_offered_and_so_does_staging() {
+        for plan in [goes_to("b", Step::Draining), goes_to("a", Step::Staged)] {
+            let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
+            for node in ["a", "b"] {
+                let agent = &mut view.nodes.get_mut(node).unwrap().shadow.as_mut().unwrap().status.agent;
+                agent.updates.as_mut().unwrap().chosen_version = None;
+            }
+            assert_eq!(lint(&view, &policy, &mut plan.clone()), []);
+        }
+    }
+
+    #[test]
+    fn desired_reboot_is_that_of_the_attempt_which_has_drained_the_node() {
+        type Change = fn(&mut models::shadow::Progress);
+        let cases: [(&str, Change, Option<&str>); 4] = [
+            ("as it has to be", |_| {}, None),
+            ("while it drains", |progress| progress.step = Step::Draining, Some("S3")),
+            ("another attempt", |progress| progress.attempt = 2, Some("S3")),
+            ("of an attempt that disrupted nothing", |progress| progress.disruptive = false, Some("S3")),
+        ];
+        for (sentence, change, property) in cases {
+            let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
+            let controller = &mut view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().status.controller;
+            let mut attempt = progress(Step::Rebooting, 0);
+            change(&mut attempt);
+            controller.progress = Some(attempt);
+            let findings = lint(&view, &policy, &mut reboot("b", "b1"));
+            assert_eq!(findings.first().map(|f| f.property), property, "{sentence}: {findings:?}");
+        }
+    }
+
+    #[test]
+    fn slot_that_is_given_again_while_it_is_taken_away_is_a_new_one() {
+        for (retracted, property) in [(false, None), (true, Some("S1"))] {
+            let (mut view, policy) = world(json!({}), false);
+            let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) };
+            view.operator.as_mut().unwrap().status.slots.push(slot);
+            if retracted {
+                view.retracted = ["uid-a".to_owned()].into();
+            }
+            let findings = lint(&view, &policy, &mut slots(&["b", "e", "a"]));
+            assert_eq!(findings.first().map(|f| f.property), property, "{findings:?}");
+        }
+    }
+
+    #[test]
+    fn request_under_way_is_not_repeated_and_a_deletion_may_follow_an_eviction() {
+        for (sentence, deletes_now, property) in [("the same", true, Some("S6")), ("an eviction", false, None)] {
+            let (mut view, policy) = world(json!({"drain": {"atDeadline": "Force"}}), false);
+            let sent = crate::view::InFlight { since: t(0), deletes: deletes_now };
+            view.nodes.get_mut("b").unwrap().in_flight.insert("p-b".into(), sent);
+            let findings = lint(&view, &policy, &mut deletes("b", "p-b"));
+            assert_eq!(findings.first().map(|f| f.property), property, "{sentence} is under way: {findings:?}");
+        }
+    }
+
+    #[test]
+    fn record_that_can_hold_no_more_pods_stops_no_drain() {
+        for (pods, property) in [(LISTED_PODS, Some("S6")), (LISTED_PODS + 1, None)] {
+            let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
+            let node = view.nodes.get_mut("b").unwrap();
+            node.pods = Some((0..pods).map(|n| PodFacts { uid: format!("pod-{n}"), ..pod("b", false) }).collect());
+            node.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus::default());
+            let findings = lint(&view, &policy, &mut evicts("b", "pod-0"));
+            assert_eq!(findings.first().map(|f| f.property), property, "{pods} pods: {findings:?}");
+        }
+    }
+
+    #[test]
+    fn what_starts_nothing_on_other_nodes_goes_on_beside_what_is_wrong() {
+        let (view, policy) = world(json!({"maxUnavailable": 2}), false);
+        let mut plan = goes_to("a", Step::Draining);
+        plan.actions.insert("b".into(), Action::LookAtLease);
+        plan.actions.extend(goes_to("c", Step::Staging).actions);
+        assert_eq!(lint(&view, &policy, &mut plan).len(), 1);
+        assert_eq!(plan.actions, BTreeMap::from([("b".to_owned(), Action::LookAtLease)]), "c begins nothing new");
+
+        let mut plan = reboot("a", "b0");
+        plan.actions.insert("b".into(), Action::LookAtLease);
+        assert_eq!(lint(&view, &policy, &mut plan).len(), 1);
+        assert_eq!(
+            plan.actions.keys().collect::<Vec<_>>(),
+            ["b"],
+            "what is wrong is dropped, though it starts nothing"
+        );
     }
 
     #[test]

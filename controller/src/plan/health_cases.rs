@@ -9,7 +9,7 @@ use super::fixtures::*;
 use super::{Action, Note, Wait, plan};
 use crate::claims::Parts;
 use crate::policy::Policy;
-use crate::view::{ClusterView, Compared, NodeView, OwnerHealth, PodFacts};
+use crate::view::{Answer, ClusterView, Compared, NodeView, OwnerHealth, PodFacts};
 
 /// The end of the soak and the deadline of the default policy, for a node that is watched since the second 0.
 const SOAKED: i64 = 60;
@@ -284,6 +284,117 @@ fn restarted_container_prolongs_the_soak_by_its_own_and_names_its_pod() {
     watch.found = EVIDENCE;
     watch.at(DEADLINE);
     assert_eq!(watch.result(), is_blamed());
+}
+
+#[test]
+fn message_of_an_update_says_whether_workloads_were_on_the_node_to_judge_by() {
+    let of_a_daemon_set = PodFacts { daemon_set: Some("log".into()), ..healthy() };
+    let mirror = PodFacts { mirror: true, ..healthy() };
+    for (sentence, pods, lonely) in [
+        ("a workload", vec![of_a_daemon_set.clone(), healthy()], false),
+        ("pods of DaemonSets and of the kubelet alone", vec![of_a_daemon_set, mirror], true),
+        ("nothing", vec![], true),
+    ] {
+        let mut watch = Watch::of(watched(pods));
+        watch.at(SOAKED);
+        assert_eq!(watch.message().contains("no pods of workloads"), lonely, "{sentence}: {}", watch.message());
+    }
+}
+
+#[test]
+fn node_says_which_version_runs_in_its_boot_and_its_agent_only_where_the_node_names_none() {
+    let (new, old) = (Some(NEW), Some(OLD));
+    for (sentence, image, boot, reported, updated) in [
+        ("the Node names the new one", "Bottlerocket OS 1.20.5 (aws-k8s-1.37)", "b2", &old, true),
+        ("the Node names the old one", "Bottlerocket OS 1.20.0 (aws-k8s-1.37)", "b2", &new, false),
+        ("the Node names none, the agent the new one", "an image of our own", "b2", &new, true),
+        ("the Node names none, the agent the old one", "an image of our own", "b2", &old, false),
+        ("the Node names none, the agent speaks of another boot", "an image of our own", "b1", &new, false),
+        ("neither names one", "an image of our own", "b2", &None, false),
+    ] {
+        let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        (node.facts.boot_id, node.facts.os_image) = ("b2".into(), image.into());
+        (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+        (agent.boot_id, agent.current_version) = (Some(boot.into()), reported.clone());
+        let mut watch = Watch::of(node);
+        watch.at(10);
+        let progress = watch.view.nodes["a"].progress().unwrap();
+        let expected = if updated { Step::Monitoring } else { Step::Returning };
+        assert_eq!(progress.step, expected, "{sentence}");
+        assert_eq!(
+            progress.watched_since,
+            updated.then(|| t(10)),
+            "{sentence}: the deadline for health counts from then"
+        );
+    }
+}
+
+#[test]
+fn node_rebooted_during_its_soak_begins_it_anew_unless_it_runs_another_version_by_then() {
+    for (version, expected) in [(NEW, None), (OLD, Some("BootedOtherVersion".to_owned()))] {
+        let mut node = watched(vec![healthy()]);
+        node.facts.boot_id = "b2".into();
+        node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
+        let mut watch = Watch::of(node);
+        watch.at(30);
+        assert_eq!(watch.result().0, expected, "{version}");
+        if expected.is_none() {
+            let progress = watch.view.nodes["a"].progress().unwrap();
+            assert_eq!((progress.step, progress.soak_restarted), (Step::Monitoring, true));
+            assert_eq!((progress.since, progress.watched_since), (t(30), Some(t(0))), "health has the same deadline");
+        }
+    }
+    // In the boot of the soak the version is what it was when the soak began, whatever the Node is called meanwhile.
+    let mut node = watched(vec![healthy()]);
+    node.facts.os_image = "an image of our own".into();
+    let mut watch = Watch::of(node);
+    watch.at(SOAKED);
+    assert_eq!(watch.result(), is_updated());
+}
+
+#[test]
+fn node_has_until_its_deadline_to_be_ready_on_the_new_version() {
+    let mut node = watched(vec![healthy()]);
+    let progress = node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
+    (progress.step, node.facts.ready, node.facts.boot_id) = (Step::Returning, false, "b2".into());
+    let mut watch = Watch::of(node);
+    let deadline = watch.policy.returning.as_secs().cast_signed();
+    assert_eq!(watch.at(deadline - 1), Some(Wait::AwaitingReady));
+    watch.at(deadline);
+    assert_eq!(watch.result(), (Some("NotReadyAfterBoot".into()), true));
+}
+
+#[test]
+fn expression_has_to_be_quiet_for_the_length_of_the_soak_and_counts_against_the_version_only_from_the_deadline_on() {
+    let expressions = serde_json::json!({"health": {"after": {"expressions": [{"name": "errors", "query": "errors > 1"}]}},
+        "prometheus": {"url": "http://p"}});
+    let watch = |answer: Answer| {
+        let mut watch = Watch::of(watched(vec![healthy()]));
+        watch.policy = with_policy(&mut watch.view, expressions.clone());
+        watch.view.expressions = [("errors > 1".to_owned(), answer)].into();
+        watch
+    };
+    let mut firing = watch(Answer::Firing { series: "{} 7".into() });
+    for second in [SOAKED, DEADLINE - 1] {
+        assert_eq!(firing.at(second).unwrap().as_str(), "ExpressionFires");
+    }
+    assert_eq!(firing.result().0, None);
+    firing.at(DEADLINE);
+    assert_eq!(firing.result(), is_blamed());
+
+    let mut quiet = watch(Answer::Quiet { since: t(DEADLINE - 1) });
+    let until = DEADLINE - 1 + SOAKED;
+    for second in [SOAKED, DEADLINE, until - 1] {
+        assert_eq!(quiet.at(second), Some(Wait::Soaking { until: t(until) }), "{second}");
+    }
+    quiet.at(until);
+    assert_eq!(quiet.result(), is_updated());
+
+    let mut failed = watch(Answer::Failed { message: "no answer".into() });
+    assert_eq!(failed.at(DEADLINE - 1).unwrap().as_str(), "ExpressionFails");
+    failed.at(DEADLINE);
+    assert_eq!(failed.result(), (Some("HealthUnknown".into()), false));
 }
 
 #[test]

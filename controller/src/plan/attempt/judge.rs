@@ -22,12 +22,15 @@ const OF_ONE_POD: &[&str] =
     &["statefulset.kubernetes.io/pod-name", "apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index"];
 
 impl Case<'_> {
-    /// Whether the Node itself, or else its agent, says that the wanted version runs in its present boot.
+    /// Whether the wanted version runs in the node's present boot. The Node says so; its agent is asked only where the Node
+    /// names no version.
     pub(super) fn runs_wanted(&self, progress: &Progress) -> bool {
         let agent = &self.shadow.status.agent;
-        self.facts().os_version().as_ref() == Some(&progress.version)
-            || (agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
-                && agent.current_version.as_ref() == Some(&progress.version))
+        let reported = || {
+            let present = agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str());
+            agent.current_version.clone().filter(|_| present)
+        };
+        self.facts().os_version().or_else(reported).as_ref() == Some(&progress.version)
     }
 
     /// The node is in another boot than the one that the order was for.
@@ -112,7 +115,7 @@ impl Case<'_> {
         let watched = self.watched();
         let lonely = watched.as_ref().is_some_and(|watched| !watched.iter().any(|pod| is_workload(pod)));
         let nobody = if lonely { ", and no pods of workloads were scheduled to it" } else { "" };
-        let sick = self.sick(progress, &watched.unwrap_or_default());
+        let sick = self.sick(&watched.unwrap_or_default());
         let mut status = self.half();
         let mut record = status.report.record.take().unwrap_or_default();
         record.failures = 0;
@@ -166,7 +169,7 @@ impl Case<'_> {
         if self.now < until {
             return looking(Decision::wait(Wait::Soaking { until }).waking_at(until));
         }
-        let sick = self.sick(progress, &watched);
+        let sick = self.sick(&watched);
         if let Some(first) = sick.first() {
             if self.now < deadline {
                 let settled = sick.iter().filter_map(|sick| sick.until).min().unwrap_or(deadline).min(deadline);
@@ -275,11 +278,11 @@ impl Case<'_> {
         Some(self.node.pods.as_ref()?.iter().filter(watched).collect())
     }
 
-    /// Those of them that are not Ready, or had a container restarted since the soak began and less than the soak ago.
-    fn sick<'b>(&self, progress: &Progress, watched: &[&'b PodFacts]) -> Vec<Sick<'b>> {
+    /// Those of them that are not Ready, or had a container restarted less than the soak ago.
+    fn sick<'b>(&self, watched: &[&'b PodFacts]) -> Vec<Sick<'b>> {
         let soak = self.group().after.soak;
         let sick = |pod: &&'b PodFacts| {
-            let restarted = pod.restarted_at.filter(|at| *at > progress.since && after(*at, soak) > self.now);
+            let restarted = pod.restarted_at.filter(|at| after(*at, soak) > self.now);
             match (pod.ready, restarted) {
                 (false, _) => Some(Sick { pod, why: pod.trouble.clone().unwrap_or_default(), until: None }),
                 (true, Some(at)) => {
