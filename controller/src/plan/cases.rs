@@ -454,6 +454,26 @@ fn slots_of_a_new_resource_are_made_again_from_claims_before_any_other_is_given(
     assert!(!made.actions.contains_key("a"));
 }
 
+/// the operator's resource was deleted, and made again between the withdrawal of the desired state and the end of the attempt.
+#[test]
+fn update_that_is_over_but_for_its_record_ends_as_one_also_without_a_slot() {
+    for (sentence, attempt, runs, reason) in [
+        ("the attempt of the shadow", 1, NEW, models::shadow::UPDATED),
+        ("an attempt that the shadow does not know", 2, NEW, "ProgressLost"),
+        ("a version that does not run", 1, OLD, "ProgressLost"),
+    ] {
+        let mut watched = at("a", Step::Monitoring, 0, HostState::Idle);
+        (watched.facts.claims, watched.facts.unschedulable) = (Parts::default(), false);
+        watched.facts.os_image = format!("Bottlerocket OS {runs} (aws-k8s-1.37)");
+        watched.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().attempt = attempt;
+        let (view, policy) = cluster(vec![watched], &[]);
+        let made = plan(&view, &policy, t(100));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        let last = status.report.record.as_ref().and_then(|record| record.last.as_ref()).unwrap();
+        assert_eq!(last.reason, reason, "{sentence}");
+    }
+}
+
 /// two nodes have their image and cannot be drained for a while.
 #[test]
 fn staged_nodes_that_something_keeps_waiting_give_way_to_others() {

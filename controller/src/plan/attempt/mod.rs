@@ -337,11 +337,15 @@ impl<'a> Case<'a> {
     }
 
     /// Whether a step that disrupts the node has neither a slot nor a claim, which the controller records before it. Without the
-    /// operator's resource there are no slots, and after the reboot no claim either: then the desired state of the shadow tells.
+    /// operator's resource there are no slots, and after the reboot no claim either: then the desired state of the shadow tells,
+    /// and once that is withdrawn, its attempt and the version that runs.
     fn unbacked(&self, progress: &Progress) -> bool {
+        let spec = &self.shadow.spec;
+        let watched = spec.state == HostState::Idle && spec.attempt == progress.attempt && self.runs_wanted(progress);
         let needs_either = match progress.step {
             Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Unknown => true,
-            Step::Returning | Step::Monitoring => self.view.operator.is_some(),
+            Step::Returning => self.view.operator.is_some(),
+            Step::Monitoring => self.view.operator.is_some() && !watched,
             Step::Staging | Step::Staged | Step::Releasing => false,
             #[cfg(feature = "next")]
             Step::Planning => false,

@@ -6,10 +6,11 @@ use integ::host::{Command, Host, UpdatesSettings, VersionLock};
 use integ::oracle::World;
 use models::condition::ConditionStatus;
 use models::shadow::{Record, Step, UPDATED};
+use nix::sys::signal::Signal;
 use serde_json::json;
 
 use super::support::{is_on, results, waiting};
-use crate::interfere::{blocked_drain, unblock};
+use crate::interfere::{agent_on, blocked_drain, signal, unblock};
 use crate::support::{NEW, OLD, Scene, nodes, operator_condition, run, shadow_of, step_of};
 
 /// The controller's record of a node.
@@ -67,7 +68,10 @@ async fn a_host_that_somebody_else_updates_while_it_waits_for_its_turn_is_told_o
         other = crate::support::other(&first);
         scene.until_step(other, Step::Staged).await?;
         let host = &scene.bed.member(other)?.host;
+        // All of it between two looks of the agent: one in the middle would end the attempt as `HostArmedByOther`.
+        signal(&[agent_on(scene, other).await?], Signal::SIGSTOP);
         other_client_commands(host, Command::Activate).await?;
+        host.lock_free().await;
         host.foreign_reboot().await;
         let world = scene
             .until("the attempt is ended, and the node is as it should be", |world| {
