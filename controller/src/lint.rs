@@ -53,12 +53,12 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             findings.extend(check_start(frozen, policy, name, node, action));
             findings.extend(check_offer(name, node, action));
             findings.extend(check_order(name, node, action));
-            findings.extend(check_disruption(view, name, node, action));
+            findings.extend(check_disruption(view, plan, name, node, action));
         }
     }
     for (name, evictions) in &plan.evictions {
         if let Some(node) = view.nodes.get(name) {
-            findings.extend(check_slot(view, name, node));
+            findings.extend(check_slot(view, plan, name, node));
             findings.extend(check_evictions(policy, name, node, evictions));
         }
     }
@@ -182,7 +182,13 @@ fn check_order(name: &str, node: &NodeView, action: &Action) -> Option<Finding> 
 }
 
 /// S1 again: a node is disrupted only while it has a slot, if there is a resource that holds slots.
-fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
+fn check_disruption(
+    view: &ClusterView,
+    plan: &Plan,
+    name: &str,
+    node: &NodeView,
+    action: &Action,
+) -> Option<Finding> {
     let disrupts = match action {
         Action::Claim { .. } => true,
         Action::Status { status, .. } => {
@@ -192,13 +198,17 @@ fn check_disruption(view: &ClusterView, name: &str, node: &NodeView, action: &Ac
             false
         }
     };
-    if disrupts { check_slot(view, name, node) } else { None }
+    if disrupts { check_slot(view, plan, name, node) } else { None }
 }
 
-fn check_slot(view: &ClusterView, name: &str, node: &NodeView) -> Option<Finding> {
+/// A claimed node in mid-drain goes on where the operator's resource was created again, without its slots: this plan gives its slot
+/// back.
+fn check_slot(view: &ClusterView, plan: &Plan, name: &str, node: &NodeView) -> Option<Finding> {
     view.operator.as_ref()?;
-    let has_slot = view.slots().any(|slot| slot.uid == node.facts.uid);
-    (!has_slot).then(|| Finding {
+    let is_for = |slot: &Slot| slot.uid == node.facts.uid;
+    let has_slot = view.slots().any(is_for);
+    let gets_back = node.disrupted() && node.facts.claimed() && plan.slots.iter().flatten().any(is_for);
+    (!has_slot && !gets_back).then(|| Finding {
         property: "S1",
         node: Some(name.to_owned()),
         text: "the node would be disrupted without a slot".to_owned(),
@@ -514,6 +524,22 @@ mod tests {
             ["b"],
             "what is wrong is dropped, though it starts nothing"
         );
+    }
+
+    #[test]
+    fn claimed_node_goes_on_where_the_plan_gives_back_the_slot_that_it_lost_with_the_operators_resource() {
+        let gives = |nodes: &[&str]| Plan { slots: slots(nodes).slots, ..evicts("b", "p-b") };
+        for (plan, property) in [(gives(&["b"]), None), (gives(&[]), Some("S1")), (evicts("b", "p-b"), Some("S1"))] {
+            let (mut view, policy) = world(json!({"maxUnavailable": 1}), false);
+            view.operator.as_mut().unwrap().status.slots.clear();
+            let mut linted = plan.clone();
+            let findings = lint(&view, &policy, &mut linted);
+            assert_eq!(findings.first().map(|f| f.property), property, "{plan:?}: {findings:?}");
+        }
+        let unclaimed = Plan { slots: slots(&["a"]).slots, ..acts("a", Action::Claim { parts: Parts::CORDON, note: None }) };
+        let (mut view, policy) = world(json!({"maxUnavailable": 1}), false);
+        view.operator.as_mut().unwrap().status.slots.clear();
+        assert_eq!(lint(&view, &policy, &mut unclaimed.clone()).len(), 1, "a slot that is only planned begins nothing");
     }
 
     #[test]

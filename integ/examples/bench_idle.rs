@@ -31,7 +31,7 @@ struct Options {
     /// Length of an outage of the API server, in seconds.
     #[arg(long, default_value_t = 60)]
     outage: u64,
-    /// Number of outages, and of leaders that are killed.
+    /// Number of outages, and of leaders that are stopped.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
 }
@@ -142,7 +142,8 @@ fn open_watches(records: &[Record], since: Option<Timestamp>) -> BTreeMap<(&'sta
     watches
 }
 
-/// Kills the leading controller and prints when another one has the Lease.
+/// Stops the leading controller, as the death of its node does, and prints when another one has the Lease. (One that is
+/// killed is started again in its pod, and goes on leading.)
 async fn fail_over(bed: &Bed) -> anyhow::Result<()> {
     let leases: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM_NAMESPACE);
     let holder = async || -> anyhow::Result<String> {
@@ -152,15 +153,17 @@ async fn fail_over(bed: &Bed) -> anyhow::Result<()> {
     let leader = holder().await?;
     let process = bed.processes_of(Component::Controller).into_iter().find(|process| process.pod == leader);
     let process = process.context("no process holds the Lease")?;
-    kill(Pid::from_raw(process.pid.try_into()?), Signal::SIGKILL)?;
-    let killed = Instant::now();
+    let pid = Pid::from_raw(process.pid.try_into()?);
+    kill(pid, Signal::SIGSTOP)?;
+    let stopped = Instant::now();
     loop {
         let now = holder().await?;
         if !now.is_empty() && now != leader {
-            println!("a leader was killed: another one leads after {:.1} s", killed.elapsed().as_secs_f64());
+            println!("a leader was stopped: another one leads after {:.1} s", stopped.elapsed().as_secs_f64());
+            kill(pid, Signal::SIGCONT)?;
             return Ok(());
         }
-        anyhow::ensure!(killed.elapsed() < LIMIT, "no other controller leads");
+        anyhow::ensure!(stopped.elapsed() < LIMIT, "no other controller leads");
         sleep(Duration::from_millis(100)).await;
     }
 }

@@ -78,7 +78,7 @@ struct World {
     releases: Vec<Version>,
     /// A write of the operator's status that has been sent and has not arrived.
     sent: Option<BottlerocketUpdateOperatorStatus>,
-    /// One that a controller sent that has crashed since.
+    /// One that a controller sent that has crashed since, or whose answer was lost.
     late: Option<BottlerocketUpdateOperatorStatus>,
     /// The world as it was after the last writes, for caches that are behind.
     history: VecDeque<ClusterView>,
@@ -94,6 +94,10 @@ struct World {
     homeless: Vec<PodFacts>,
     /// Whether the new version breaks the pods of the DaemonSet `driver`.
     breaks_driver: bool,
+    /// Whether the operator's resource was deleted and created again, and the controller has not written its status since.
+    created_again: bool,
+    /// Nodes whose attempt has lost its slot with the operator's resource. One without a claim ends, since nothing backs it.
+    lost_slot: BTreeSet<String>,
 }
 
 /// How many earlier states a cache may be behind by.
@@ -269,6 +273,8 @@ impl World {
             left: BTreeMap::new(),
             homeless: Vec::new(),
             breaks_driver: false,
+            created_again: false,
+            lost_slot: BTreeSet::new(),
         }
     }
 
@@ -482,6 +488,7 @@ impl World {
     fn arrives(&mut self) {
         if let (Some(status), Some(operator)) = (self.sent.take(), &mut self.view.operator) {
             operator.status = status;
+            self.created_again = false;
             self.changed();
         }
     }
@@ -709,13 +716,24 @@ impl World {
     /// Something that nobody ordered.
     fn trouble(&mut self) {
         let name = self.some_node();
-        let kind = self.rng.random_range(0..20);
-        if matches!(kind, 4 | 12) {
+        let kind = self.rng.random_range(0..22);
+        if matches!(kind, 4 | 12 | 21) {
             self.changed();
         }
         if matches!(kind, 5 | 6) {
             self.late = self.sent.take().or(self.late.take());
             self.view.retracted = super::not_begun(&self.view);
+        }
+        // The answer to the write of the operator's status is lost; the write may still arrive.
+        if kind == 20 {
+            self.late = self.sent.take().or(self.late.take());
+        }
+        if kind == 21 {
+            let operator = self.view.operator.as_mut().unwrap();
+            operator.uid.push('+');
+            (operator.status, operator.resume) = (BottlerocketUpdateOperatorStatus::default(), None);
+            self.created_again = true;
+            self.lost_slot = self.names().into_iter().collect();
         }
         if kind == 17 {
             self.releases = vec![NEWER, NEW, OLD];
@@ -829,7 +847,11 @@ impl World {
             // A claim without an attempt is one that a person's hold has kept: it takes no slot.
             let disrupted = progress.is_some_and(|p| p.disruptive || node.facts.claimed()) && !self.only_forged(node);
             let has_slot = slots.iter().any(|s| s.uid == node.facts.uid);
-            assert!(!disrupted || has_slot, "seed {}: {} is disrupted without a slot", self.seed, node.facts.name);
+            if progress.is_none() || has_slot {
+                self.lost_slot.remove(&node.facts.name);
+            }
+            let lost = self.lost_slot.contains(&node.facts.name) && (self.created_again || !node.facts.claimed());
+            assert!(!disrupted || has_slot || lost, "seed {}: {} is disrupted without a slot", self.seed, node.facts.name);
         }
         self.check_policy();
     }

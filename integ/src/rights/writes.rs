@@ -44,6 +44,7 @@ const OTHERS: &[Way] = &[
     way("delete", "bottlerocketshadows", &["/preconditions/uid"], "this very shadow"),
     way("create", "pods/eviction", &["/deleteOptions/preconditions/uid"], "this very pod"),
     way("delete", "pods", &["/preconditions/uid"], "this very pod, where policy says Force"),
+    way("patch", "bottlerocketshadows/status", &[VERSION], "the end of an attempt of which another client owns fields"),
     way("patch", "nodes", &[VERSION], "claims that nobody is recorded to own any more"),
     way("create", "leases", &[], "a race for it has one winner"),
     way("update", "leases", &[VERSION], "so has this one"),

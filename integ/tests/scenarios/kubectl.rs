@@ -1,8 +1,10 @@
 //! What people see with nothing but kubectl.
 
 use models::names::SYSTEM_NAMESPACE;
+use serde_json::json;
 
-use crate::support::{nodes, run};
+use crate::support::{Scene, nodes, run};
+use crate::uninstall::{plugin, said};
 
 /// A table of kubectl as its rows of words, where no column of ours holds a space.
 fn rows(table: &str) -> Vec<Vec<&str>> {
@@ -62,6 +64,56 @@ async fn kubectl_shows_where_each_node_and_the_whole_operator_stand() -> anyhow:
         assert!(both.contains("brs-node-1") && both.contains("/default"), "{both}");
         let explained = scene.kubectl(&["explain", "brs.spec.bootId"]).await?;
         assert!(explained.contains("boot"), "{explained}");
+        Ok(())
+    })
+    .await?;
+    Ok(())
+}
+
+/// The output of `kubectl brupop status`.
+async fn status(scene: &Scene) -> anyhow::Result<String> {
+    let output = plugin(scene, &["status"]).await?;
+    anyhow::ensure!(output.status.success(), "{}", said(&output));
+    Ok(said(&output))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plugin_status_says_what_nodes_wait_for_and_what_became_of_them() -> anyhow::Result<()> {
+    let mut options = nodes(2);
+    options.policy["enabled"] = json!(false);
+    run(options, async |scene| {
+        scene.guarded_shop(4).await?;
+        scene.install().await?;
+        scene.release();
+        scene
+            .until("both hosts offer the release", |world| {
+                let offers = |shadow: &integ::oracle::Shadow| {
+                    shadow.status.agent.updates.as_ref().is_some_and(|updates| updates.chosen_version.is_some())
+                };
+                world.shadows.len() == 2 && world.shadows.values().all(offers)
+            })
+            .await?;
+        let text = status(scene).await?;
+        assert!(text.contains("Updates are switched off (spec.enabled is false)."), "{text}");
+        assert_eq!(text.matches("updates are switched off").count(), 2, "one line for each node:\n{text}");
+
+        scene.policy(&json!({"enabled": true})).await?;
+        scene
+            .until("a drain is blocked", |world| {
+                let shadows = world.shadows.values();
+                shadows.filter_map(|shadow| shadow.status.controller.drain.as_ref()).any(|d| !d.blockers.is_empty())
+            })
+            .await?;
+        let text = status(scene).await?;
+        assert!(text.contains("Draining") && text.contains("PodDisruptionBudget shop/"), "{text}");
+        assert!(text.contains("deadline "), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+
+        crate::interfere::unblock(scene).await?;
+        scene.updated().await?;
+        let text = status(scene).await?;
+        assert_eq!(text.matches("1.20.5").count(), text.matches("Updated").count(), "{text}");
+        assert_eq!(text.matches("Updated").count(), 2, "{text}");
         Ok(())
     })
     .await?;

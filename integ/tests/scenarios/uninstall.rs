@@ -74,11 +74,12 @@ async fn until_left(
 }
 
 /// Runs `kubectl-brupop` as an administrator.
-async fn plugin(scene: &Scene, arguments: &[&str]) -> anyhow::Result<Output> {
+pub(crate) async fn plugin(scene: &Scene, arguments: &[&str]) -> anyhow::Result<Output> {
     let program = integ::bed::Programs::find()?.plugin;
     let output = tokio::process::Command::new(program)
         .args(arguments)
         .env("KUBECONFIG", scene.bed.control_plane.kubeconfig())
+        .env("COLUMNS", "120")
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()
@@ -86,7 +87,7 @@ async fn plugin(scene: &Scene, arguments: &[&str]) -> anyhow::Result<Output> {
     Ok(output)
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
