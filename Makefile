@@ -59,10 +59,11 @@ test-security: tools control-plane build ## Run the refusals, the hostile web AP
 
 .PHONY: test-corrections
 test-corrections: tools control-plane build ## Run the tests of what the first whole review found: planner, drain, connections, what users see
-	$(CARGO) test --workspace --locked --lib -- calls:: decisions:: writes:: leader:: driver:: view:: policy:: plan:: lint:: drain:: oracle:: host:: views:: cluster:: review::
+	$(CARGO) test --workspace --locked --lib --bins -- calls:: decisions:: status:: page:: writes:: leader:: driver:: view:: policy:: plan:: lint:: drain:: oracle:: host:: views:: cluster:: review::
 	$(CARGO) test --workspace --locked --test update
+	$(CARGO) test --workspace --locked --test demo
 	$(CARGO) test --workspace --locked --test drains -- evictions:: budgets:: deadlines:: claims:: endings::
-	$(CARGO) test --workspace --locked --test scenarios -- leaders:: lost_answers:: logs:: health:: requests:: hostile:: uninstall:: labels:: \
+	$(CARGO) test --workspace --locked --test scenarios -- leaders:: lost_answers:: logs:: health:: requests:: hostile:: uninstall:: labels:: kubectl:: \
 		decide::ahead decide::ranges decide::windows decide::midway decide::succession decide::deleted decide::asked decide::expressions decide::metrics
 
 .PHONY: bench-api

@@ -30,7 +30,7 @@ pub struct Config {
     #[arg(long, env = "BRUPOP_TOKEN_FILE", default_value = "/var/run/secrets/brupop/token")]
     pub token_file: PathBuf,
 
-    /// Directory with what is trusted: ca.crt (PEM bundle) and go-keys.json (JWKS). It may be empty at first.
+    /// Directory with what is trusted: ca.crt (PEM bundle) and permit-keys.json (JWKS). It may be empty at first.
     #[arg(long, env = "BRUPOP_TRUST_DIR", default_value = "/etc/brupop/trust")]
     pub trust_dir: PathBuf,
 

@@ -2,7 +2,7 @@
 //! The same runs as a plain test over the checked-in inputs (`fuzz/`). Nothing else calls it.
 
 use jiff::Timestamp;
-use models::go::GoClaims;
+use models::permit::PermitClaims;
 use models::shadow::{FoundSettings, HostPolicy, HostState};
 use models::wire::{AgentStatus, WatchLine};
 use semver::Version;
@@ -122,7 +122,7 @@ fn statements(data: &[u8]) {
     // Who can make the keys can sign; so the keys are somebody else's here, or none.
     for keys in [keys, KEYS] {
         let own = keys != KEYS;
-        let read = open::<GoClaims>(jws, keys);
+        let read = open::<PermitClaims>(jws, keys);
         assert!(own || read.is_err(), "a forged statement is accepted");
     }
     if let Some(uid) = node_uid(&text) {
@@ -151,7 +151,7 @@ fn host_settings(data: &[u8]) {
         if decision.change.ignore_waves.is_some() {
             assert!(now.ignore_waves != Some(true), "somebody's setting is replaced");
         }
-        for text in [&decision.record.version_lock, &decision.record.foreign_lock].into_iter().flatten() {
+        for text in [&decision.record.version_lock, &decision.record.conflicting_lock].into_iter().flatten() {
             assert!(text.chars().count() <= 64, "a lock that no schema takes: {text}");
         }
     }

@@ -13,9 +13,9 @@ pub mod config;
 pub mod drive;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod go;
 pub mod host;
 pub mod memory;
+pub mod permit;
 pub mod report;
 pub mod server;
 pub mod settings;

@@ -16,7 +16,7 @@ pub struct AttemptKey {
     pub attempt: i64,
 }
 
-/// An order, as far as it decides what is done to the host. A go or a policy that changes is not another order.
+/// An order, as far as it decides what is done to the host. A permit or a policy that changes is not another order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OrderKey {
     /// Which attempt.
@@ -38,7 +38,7 @@ impl OrderKey {
             attempt,
             boot_id,
             host: _,
-            go: _,
+            permit: _,
             #[cfg(feature = "next")]
                 novelty: _,
         } = &view.spec;
@@ -56,6 +56,8 @@ impl OrderKey {
 pub struct Memory {
     /// The attempt whose image this process saw written whole, with no prepare failed since.
     pub prepared: Option<AttemptKey>,
+    /// True once this process saw a prepare as the host's last command: what its reports said before is out of date.
+    pub saw_prepare: bool,
     /// The attempt for which this process told the host to arm.
     pub armed: Option<AttemptKey>,
     /// The attempt that this process saw armed.
@@ -115,6 +117,7 @@ impl Memory {
             self.refresh_failure = None;
         }
         if last.is(Command::Prepare) {
+            self.saw_prepare = true;
             let whole = last.succeeded()
                 && order.version.as_ref().is_some_and(|wanted| {
                     status.staged_version() == Some(wanted) && !wrote_another(&last.stderr, wanted)

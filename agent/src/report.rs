@@ -291,7 +291,7 @@ mod tests {
             let memory = Memory { settings, ..Memory::default() };
             build(&stored, 7, &facts, &memory, &Word::Rest(HostState::Idle), &Reach::Answered, NOW).report.host
         };
-        let foreign = FoundSettings { foreign_lock: Some("v1.19.0".into()), ..FoundSettings::default() };
+        let foreign = FoundSettings { conflicting_lock: Some("v1.19.0".into()), ..FoundSettings::default() };
         assert_eq!(with(None), Some(found));
         assert_eq!(with(Some(foreign.clone())), Some(foreign));
         assert_eq!(with(Some(FoundSettings::default())), None);

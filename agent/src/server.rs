@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use models::names::{TRUST_CA_KEY, TRUST_GO_KEYS};
+use models::names::{TRUST_CA_KEY, TRUST_PERMIT_KEYS};
 use models::wire::{AgentStatus, Problem, ShadowView};
 use reqwest::header::{CONTENT_TYPE, IF_MATCH};
 use reqwest::{Certificate, Client, Response, StatusCode};
@@ -165,8 +165,8 @@ impl Server {
     }
 
     /// The public keys of what the controller signs, as they are now; empty while there are none.
-    pub fn go_keys(&self) -> String {
-        std::fs::read_to_string(self.trust_dir.join(TRUST_GO_KEYS)).unwrap_or_default()
+    pub fn permit_keys(&self) -> String {
+        std::fs::read_to_string(self.trust_dir.join(TRUST_PERMIT_KEYS)).unwrap_or_default()
     }
 
     /// The client for the CA bundle as it is now. One that is gone, or has nothing good in it, does not take away what was

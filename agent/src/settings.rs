@@ -6,9 +6,9 @@
 //! where the host still has what we set. Hence a report that somebody tampered with can make us write nothing but defaults;
 //! every other value that we write stands in a signed statement.
 
-use models::go::SettingsClaims;
+use models::permit::SettingsClaims;
 use models::plain;
-use models::shadow::{FoundSettings, HostPolicy, SetSettings};
+use models::shadow::{AppliedSettings, FoundSettings, HostPolicy};
 use semver::Version;
 use serde_json::{Value, json};
 
@@ -114,16 +114,16 @@ pub struct Decision {
 
 /// Decides, with what stands in the report as `record`.
 pub fn decide(asked: &Asked, now: &HostSettings, record: &FoundSettings) -> Decision {
-    let set = record.set.clone().unwrap_or_default();
+    let set = record.applied.clone().unwrap_or_default();
     let lock = of_lock(asked.lock.as_ref(), now.version_lock.as_deref(), &set, record.version_lock.as_deref());
     let waves = of_waves(asked.waves, now.ignore_waves, set.ignore_waves, record.ignore_waves);
-    let ours = SetSettings { ignore_waves: waves.set, ..lock.set };
+    let ours = AppliedSettings { ignore_waves: waves.set, ..lock.set };
     Decision {
         record: FoundSettings {
             version_lock: lock.found,
             ignore_waves: waves.found,
-            set: (ours != SetSettings::default()).then_some(ours),
-            foreign_lock: lock.foreign,
+            applied: (ours != AppliedSettings::default()).then_some(ours),
+            conflicting_lock: lock.foreign,
         },
         change: Change { version_lock: lock.write, ignore_waves: waves.write },
     }
@@ -133,22 +133,25 @@ pub fn decide(asked: &Asked, now: &HostSettings, record: &FoundSettings) -> Deci
 #[derive(Default)]
 struct Lock {
     found: Option<String>,
-    set: SetSettings,
+    set: AppliedSettings,
     foreign: Option<String>,
     write: Option<String>,
 }
 
-fn of_lock(asked: Option<&Version>, now: Option<&str>, set: &SetSettings, found: Option<&str>) -> Lock {
+fn of_lock(asked: Option<&Version>, now: Option<&str>, set: &AppliedSettings, found: Option<&str>) -> Lock {
     let present = now.unwrap_or(LATEST);
     let ours = present != LATEST
         && [&set.version_lock, &set.replaces].into_iter().flatten().any(|own| same_lock(own, present));
-    let owning =
-        |lock: String, replaces: Option<String>| SetSettings { version_lock: Some(lock), replaces, ignore_waves: None };
+    let owning = |lock: String, replaces: Option<String>| AppliedSettings {
+        version_lock: Some(lock),
+        replaces,
+        ignore_waves: None,
+    };
     let found = found.map(str::to_owned);
     let Some(asked) = asked.map(Version::to_string) else {
         // Nothing is asked any more: what nobody changed since is put back.
         return if ours {
-            let set = SetSettings { ignore_waves: None, ..set.clone() };
+            let set = AppliedSettings { ignore_waves: None, ..set.clone() };
             Lock { found, set, foreign: None, write: Some(LATEST.to_owned()) }
         } else {
             Lock::default()
@@ -271,18 +274,22 @@ mod tests {
     fn set(lock: &str) -> FoundSettings {
         FoundSettings {
             version_lock: Some("latest".into()),
-            set: Some(SetSettings { version_lock: Some(lock.into()), ..SetSettings::default() }),
+            applied: Some(AppliedSettings { version_lock: Some(lock.into()), ..AppliedSettings::default() }),
             ..FoundSettings::default()
         }
     }
 
     fn replacing(lock: &str, old: &str) -> FoundSettings {
-        let own = SetSettings { version_lock: Some(lock.into()), replaces: Some(old.into()), ..SetSettings::default() };
-        FoundSettings { set: Some(own), ..set(lock) }
+        let own = AppliedSettings {
+            version_lock: Some(lock.into()),
+            replaces: Some(old.into()),
+            ..AppliedSettings::default()
+        };
+        FoundSettings { applied: Some(own), ..set(lock) }
     }
 
     fn foreign(lock: &str) -> FoundSettings {
-        FoundSettings { foreign_lock: Some(lock.into()), ..FoundSettings::default() }
+        FoundSettings { conflicting_lock: Some(lock.into()), ..FoundSettings::default() }
     }
 
     fn writes(lock: &str) -> Change {
@@ -376,7 +383,7 @@ mod tests {
         let has = |waves| HostSettings { version_lock: None, ignore_waves: waves };
         let record = |found, own: bool| FoundSettings {
             ignore_waves: found,
-            set: own.then(|| SetSettings { ignore_waves: Some(true), ..SetSettings::default() }),
+            applied: own.then(|| AppliedSettings { ignore_waves: Some(true), ..AppliedSettings::default() }),
             ..FoundSettings::default()
         };
         let nothing = FoundSettings::default();
@@ -404,13 +411,16 @@ mod tests {
             for (now, waves) in locks.into_iter().flat_map(|lock| [(lock, None), (lock, Some(true))]) {
                 for (found, own) in locks.into_iter().flat_map(|found| locks.map(|own| (found, own))) {
                     for replaces in locks {
-                        let own =
-                            SetSettings { version_lock: text(own), replaces: text(replaces), ignore_waves: Some(true) };
+                        let own = AppliedSettings {
+                            version_lock: text(own),
+                            replaces: text(replaces),
+                            ignore_waves: Some(true),
+                        };
                         let record = FoundSettings {
                             version_lock: text(found),
                             ignore_waves: Some(true),
-                            set: Some(own),
-                            foreign_lock: None,
+                            applied: Some(own),
+                            conflicting_lock: None,
                         };
                         let now = HostSettings { version_lock: text(now), ignore_waves: waves };
                         let Change { version_lock, ignore_waves } = decide(&asked, &now, &record).change;
@@ -505,10 +515,10 @@ mod tests {
     }
 
     #[test]
-    fn a_go_is_no_statement_of_settings() {
+    fn a_permit_is_no_statement_of_settings() {
         let signer = signer("k1");
         let asks = HostPolicy { version_lock: Some("1.20.5".into()), ..HostPolicy::default() };
-        let go = models::go::GoClaims {
+        let permit = models::permit::PermitClaims {
             node_uid: "uid-1".into(),
             boot_id: "b1".into(),
             attempt: 1,
@@ -516,7 +526,7 @@ mod tests {
             nonce: "n".into(),
             host: Some(asks.clone()),
         };
-        let signed = HostPolicy { signature: Some(signer.sign(&go)), ..asks };
+        let signed = HostPolicy { signature: Some(signer.sign(&permit)), ..asks };
         assert_eq!(verify(&signed, "uid-1", &signer.keys()), Err(StatementError::Other("purpose")));
     }
 

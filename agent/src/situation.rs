@@ -1,11 +1,11 @@
 //! From facts to the row of the step table: the order as we understand it, and the host as it answered.
 
 use models::agent_step::{self, ArmedBy, Boot, Image, Mark, Order, Running, Situation};
-use models::shadow::{Armed, HostState};
+use models::shadow::{AgentReport, Armed, HostState};
 use models::wire::{AgentStatus, ShadowView};
 use semver::Version;
 
-use crate::host::types::{OsInfo, UpdateState, UpdateStatus};
+use crate::host::types::{Command, OsInfo, UpdateState, UpdateStatus};
 use crate::memory::{AttemptKey, Memory, OrderKey};
 
 /// What is known of the host, all of it of the running boot.
@@ -28,7 +28,7 @@ pub fn situation(view: &ShadowView, facts: &Facts, memory: &Memory) -> Situation
         order: order(&key),
         failed: report.failure.as_ref().is_some_and(|failure| failure.attempt == key.attempt.attempt),
         boot: if ordered_boot == facts.boot_id { Boot::Same } else { Boot::Other },
-        image: image(facts.status.as_ref(), &key, memory),
+        image: image(facts, &key, memory, report),
         // In any other update state the host has a record of it, or could not have begun it.
         perhaps_armed: memory.unconfirmed.is_some()
             && facts.status.as_ref().is_some_and(|status| status.state == UpdateState::Staged),
@@ -58,15 +58,20 @@ fn order(key: &OrderKey) -> Order {
 }
 
 /// What stands on the inactive partition set. A staged image is trusted when this process saw it written whole for this
-/// attempt, or (the memory learns it from the status) when the host's last command is a prepare that wrote it.
-fn image(status: Option<&UpdateStatus>, key: &OrderKey, memory: &Memory) -> Image {
-    let Some(status) = status else { return Image::Nothing };
+/// attempt, or (the memory learns it from the status) when the host's last command is a prepare that wrote it. A process that was
+/// started later, after a refresh, finds no prepare: it trusts what the one before it reported in this boot.
+fn image(facts: &Facts, key: &OrderKey, memory: &Memory, report: &AgentReport) -> Image {
+    let Some(status) = &facts.status else { return Image::Nothing };
     match status.state {
         UpdateState::Idle | UpdateState::Available | UpdateState::Unknown(_) => Image::Nothing,
         UpdateState::Ready => Image::Ready,
         UpdateState::Staged => {
             let wanted = key.version.is_some() && status.staged_version() == key.version.as_ref();
-            let trusted = memory.prepared.as_ref() == Some(&key.attempt);
+            let refreshed = status.last.as_ref().is_some_and(|last| last.is(Command::Refresh) && last.succeeded());
+            let reported = report.state == Some(HostState::StagedUpdate)
+                && report.boot_id.as_deref() == Some(facts.boot_id.as_str());
+            let inherited = !memory.saw_prepare && refreshed && reported;
+            let trusted = inherited || memory.prepared.as_ref() == Some(&key.attempt);
             if wanted && trusted { Image::Staged } else { Image::Doubtful }
         }
     }
@@ -163,6 +168,37 @@ pub(crate) mod tests {
 
     fn next(view: &ShadowView, facts: &Facts) -> Step {
         step(&situation(view, facts, &learned(view, facts)))
+    }
+
+    #[test]
+    fn restarted_agent_keeps_an_image_that_was_refreshed_and_reported_staged_in_this_boot() {
+        let facts = facts("b1", OLD, Some("Staged"), ("refresh", "Success"));
+        for state in [HostState::StagedUpdate, HostState::RebootedIntoUpdate] {
+            let image = |change: fn(&mut ShadowView, &mut Memory)| {
+                let mut view = view(state);
+                view.status.report.state = Some(HostState::StagedUpdate);
+                let mut memory = learned(&view, &facts);
+                change(&mut view, &mut memory);
+                situation(&view, &facts, &memory).image
+            };
+            assert_eq!(image(|_, _| {}), Image::Staged);
+            assert_eq!(
+                image(|view, _| view.status.report.state = Some(HostState::Idle)),
+                Image::Doubtful,
+                "not staged"
+            );
+            assert_eq!(
+                image(|view, _| view.status.report.boot_id = Some("b0".into())),
+                Image::Doubtful,
+                "another boot"
+            );
+            assert_eq!(image(|view, _| view.spec.version = Some(OLD)), Image::Doubtful, "another version");
+            assert_eq!(image(|_, memory| memory.saw_prepare = true), Image::Doubtful, "a prepare has followed");
+        }
+        let failed = super::tests::facts("b1", OLD, Some("Staged"), ("refresh", "Failed"));
+        let mut view = view(HostState::StagedUpdate);
+        view.status.report.state = Some(HostState::StagedUpdate);
+        assert_eq!(situation(&view, &failed, &learned(&view, &failed)).image, Image::Doubtful, "the refresh failed");
     }
 
     #[test]

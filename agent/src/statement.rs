@@ -1,5 +1,5 @@
 //! Statements that the controller signs: JWS in compact form, ES256, by a key in the trusted JWKS. What a statement has to
-//! say is for [`crate::go`] and [`crate::settings`].
+//! say is for [`crate::permit`] and [`crate::settings`].
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

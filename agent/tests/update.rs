@@ -14,7 +14,7 @@ use integ::host::{BootFault, Command, EventKind, Fault, RebootFault, UpdateState
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, EncodingKey};
 use models::condition::{ConditionStatus, find_condition};
-use models::go::{GO_LIFETIME, GoClaims};
+use models::permit::{PERMIT_LIFETIME, PermitClaims};
 use models::reason::FailureReason;
 use models::shadow::{Armed, ArmedPhase, HOST_REACHABLE, HostState};
 use models::wire::ShadowView;
@@ -49,7 +49,7 @@ async fn an_update_takes_twelve_host_calls_and_five_reports() {
     let boot = bench.boot();
     bench.staged(1).await;
     let asking = bench.asked().await;
-    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged, "not before the go");
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged, "not before the permit");
     bench.give(&bench.claims(&asking));
     bench.rebooted(&boot).await;
     let reached = |view: &ShadowView| view.status.report.state == Some(HostState::RebootedIntoUpdate);
@@ -95,19 +95,19 @@ async fn an_update_takes_twelve_host_calls_and_five_reports() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_go_that_is_not_for_us_moves_nothing() {
+async fn a_permit_that_is_not_for_us_moves_nothing() {
     let bench = Bench::new().await;
     bench.staged(1).await;
     let asking = bench.asked().await;
     let right = bench.claims(&asking);
     for (what, wrong) in [
-        ("node", GoClaims { node_uid: "another".into(), ..right.clone() }),
-        ("boot", GoClaims { boot_id: "another".into(), ..right.clone() }),
-        ("attempt", GoClaims { attempt: 2, ..right.clone() }),
-        ("version", GoClaims { version: Version::new(1, 20, 6), ..right.clone() }),
+        ("node", PermitClaims { node_uid: "another".into(), ..right.clone() }),
+        ("boot", PermitClaims { boot_id: "another".into(), ..right.clone() }),
+        ("attempt", PermitClaims { attempt: 2, ..right.clone() }),
+        ("version", PermitClaims { version: Version::new(1, 20, 6), ..right.clone() }),
     ] {
         bench.give(&wrong);
-        bench.logged(&format!("the go is refused error=\"it is for another {what}")).await;
+        bench.logged(&format!("the permit is refused error=\"it is for another {what}")).await;
     }
     bench.withdraw();
     bench.web.until("it is withdrawn", |v| acknowledged(v) && v.status.report.armed.is_none()).await;
@@ -115,9 +115,9 @@ async fn a_go_that_is_not_for_us_moves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_go_by_a_key_that_comes_later_waits_for_it_and_is_then_taken() {
+async fn a_permit_by_a_key_that_comes_later_waits_for_it_and_is_then_taken() {
     let bench = Bench::new().await;
-    let keys = bench.path("trust/go-keys.json");
+    let keys = bench.path("trust/permit-keys.json");
     let right = std::fs::read_to_string(&keys).unwrap();
     let other = rcgen::KeyPair::generate().unwrap();
     let mut jwk = Jwk::from_encoding_key(&EncodingKey::from_ec_der(&other.serialize_der()), Algorithm::ES256).unwrap();
@@ -141,7 +141,7 @@ async fn a_go_by_a_key_that_comes_later_waits_for_it_and_is_then_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_was_stopped_finds_its_go_too_old() {
+async fn an_agent_that_was_stopped_finds_its_permit_too_old() {
     let mut bench = Bench::new().await;
     bench.staged(1).await;
     let asking = bench.asked().await;
@@ -150,7 +150,7 @@ async fn an_agent_that_was_stopped_finds_its_go_too_old() {
     assert!(signal("-STOP").success());
     bench.give(&bench.claims(&asking));
     // Not to wait for something: the passing of this time is what is tested.
-    tokio::time::sleep(GO_LIFETIME + Duration::from_secs(1)).await;
+    tokio::time::sleep(PERMIT_LIFETIME + Duration::from_secs(1)).await;
     assert!(signal("-CONT").success());
     let nonce = |view: &ShadowView| view.status.report.armed.as_ref().map(|armed| armed.nonce.clone());
     bench.web.until("it asks again", |view| nonce(view) != nonce(&asking)).await;
@@ -265,7 +265,7 @@ async fn host_that_another_client_disarmed_is_not_rebooted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_died_after_arming_asks_for_another_go() {
+async fn an_agent_that_died_after_arming_asks_for_another_permit() {
     let mut bench = Bench::new().await;
     let boot = bench.boot();
     bench.staged(1).await;
@@ -279,7 +279,7 @@ async fn an_agent_that_died_after_arming_asks_for_another_go() {
     bench.host.lock_free().await;
     bench.start_agent();
     let asking = bench.web.until("it asks again", |v| phase(v) == Some(ArmedPhase::Activated)).await;
-    assert_ne!(bench.claims(&asking).nonce, old.nonce, "a go never outlives the process that asked for it");
+    assert_ne!(bench.claims(&asking).nonce, old.nonce, "a permit never outlives the process that asked for it");
     assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
     bench.give(&bench.claims(&asking));
     bench.rebooted(&boot).await;

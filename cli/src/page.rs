@@ -20,13 +20,14 @@ impl Page {
         self.0.push('\n');
     }
 
-    /// Adds a table. A row that is wider than `width` is cut there, and ends with an ellipsis.
+    /// Adds a table. A row that is wider than `width` is cut there, and ends with an ellipsis; returns whether one was.
     pub(crate) fn table<const N: usize>(
         &mut self,
         header: [&str; N],
         rows: impl IntoIterator<Item = [String; N]>,
         width: Option<usize>,
-    ) {
+    ) -> bool {
+        let mut cut = false;
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_header(header);
         for row in rows {
@@ -35,12 +36,14 @@ impl Page {
         for line in table.lines() {
             match width {
                 Some(width) if line.trim_end().chars().count() > width => {
+                    cut = true;
                     let kept: String = line.chars().take(width.saturating_sub(1)).collect();
                     self.line(format_args!("{}…", kept.trim_end()));
                 }
                 _ => self.line(line.trim_end()),
             }
         }
+        cut
     }
 
     /// Prints it. Whoever has closed the other end of a pipe wants no more of it.

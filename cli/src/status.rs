@@ -9,14 +9,14 @@ use controller::annotations::{Place, misunderstood};
 use controller::plan::{Plan, Wait, plan};
 use controller::policy::Policy;
 use controller::view::{
-    BudgetFacts, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
+    BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt as _};
-use models::condition::{find_condition, true_condition};
+use models::condition::{Condition, find_condition, true_condition};
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, DEGRADED, FROZEN, WINDOW_OPEN};
 use models::shadow::{BLOCKED, BottlerocketShadow, HOST_REACHABLE, Step};
@@ -92,7 +92,9 @@ pub(crate) async fn status(client: Client, namespace: &str, options: &Options) -
         let pods: Api<Pod> = Api::all(client.clone());
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let found = pods.list(&on_node).await.context("the pods cannot be read; may you read them?")?;
-        cluster.pods.insert(node, found.iter().filter_map(PodFacts::project).collect());
+        // The controller reads each DaemonSet. What it has found about them stands in its `Blocked` condition.
+        let known = |pod: PodFacts| PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
+        cluster.pods.insert(node, found.iter().filter_map(PodFacts::project).map(known).collect());
     }
     Ok(render(&cluster, options.width(), now))
 }
@@ -100,6 +102,12 @@ pub(crate) async fn status(client: Client, namespace: &str, options: &Options) -
 impl Cluster {
     fn operator_facts(&self) -> Option<OperatorFacts> {
         self.operator.as_ref().and_then(OperatorFacts::project)
+    }
+
+    /// A condition of the operator that holds.
+    fn operator_condition(&self, type_: &str) -> Option<Condition> {
+        let status = self.operator.as_ref()?.status.as_ref()?;
+        true_condition(&status.conditions, type_).cloned()
     }
 
     /// What the controller decides about this cluster, by the controller's own rules.
@@ -155,7 +163,11 @@ fn render(cluster: &Cluster, width: Option<usize>, now: Timestamp) -> Page {
                 let open = if window.status == models::condition::ConditionStatus::True { "open" } else { "closed" };
                 page.line(format_args!("Window: {open}, {message}"));
             }
-            for (type_, title) in [(DEGRADED, "Degraded"), (FROZEN, "Frozen")] {
+            if !status.waiting.is_empty() {
+                let reasons = status.waiting.iter().map(|waiting| format!("{} {}", waiting.nodes, waiting.reason));
+                page.line(format_args!("Nodes that wait: {}", reasons.collect::<Vec<_>>().join(", ")));
+            }
+            for (type_, title) in [(DEGRADED, "Degraded"), (FROZEN, "Frozen"), (models::operator::BLOCKED, "Blocked")] {
                 if let Some(condition) = true_condition(&status.conditions, type_) {
                     page.line(format_args!("{title}: {}", cluster.filled(&condition.message, "")));
                 }
@@ -177,8 +189,11 @@ fn render(cluster: &Cluster, width: Option<usize>, now: Timestamp) -> Page {
         ));
         return page;
     }
-    let rows: Vec<_> = cluster.shadows.iter().map(|shadow| row(cluster, shadow, &plan, now)).collect();
-    page.table(["NODE", "VERSION", "TARGET", "STEP", "LAST", "WAITS FOR"], rows, width);
+    let rows: Vec<_> = cluster.shadows.iter().map(|shadow| row(cluster, shadow, &plan, width.is_none(), now)).collect();
+    let cut = page.table(["NODE", "VERSION", "TARGET", "STEP", "LAST", "WAITS FOR"], rows, width);
+    if cut {
+        page.line("Lines that end with … are cut; --wide shows them whole.");
+    }
     page
 }
 
@@ -194,31 +209,43 @@ fn misplaced(cluster: &Cluster) -> Vec<String> {
     operator.chain(shadows).chain(nodes).collect()
 }
 
-fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, now: Timestamp) -> [String; 6] {
+fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, wide: bool, now: Timestamp) -> [String; 6] {
     let name = shadow.name_any();
     let node = names::node_of_shadow(&name);
     let status = shadow.status.clone().unwrap_or_default();
     let text = |value: Option<String>| value.unwrap_or_default();
     let last = status.controller.record.and_then(|r| r.last);
     let progress = status.controller.progress.as_ref();
+    let because = |c: &Condition| (c.reason.clone(), c.message.clone());
     // What the controller has written knows more: of evictions that were refused, say, and expressions that were asked.
-    let blocked = true_condition(&status.conditions, BLOCKED).map(|c| c.message.clone());
+    let blocked = true_condition(&status.conditions, BLOCKED).map(because);
     let reach = find_condition(&status.conditions, HOST_REACHABLE)
         .filter(|c| c.status != models::condition::ConditionStatus::True)
-        .map(|c| format!("the host is not reached ({}): {}", c.reason, c.message));
+        .map(|c| (c.reason.clone(), format!("the host is not reached: {}", c.message)));
     let planned = plan.waits.get(node).filter(|wait| !matches!(wait, Wait::UpToDate | Wait::Acting));
-    let waits = blocked.or(reach).or_else(|| planned.map(ToString::to_string));
+    let fleet = cluster.operator_condition(models::operator::BLOCKED);
+    let planned = planned.map(|wait| match (wait, fleet) {
+        (Wait::AskingExpressions { .. }, Some(condition)) => because(&condition),
+        _ => (wait.as_str().to_owned(), wait.to_string()),
+    });
     let ends = deadline(cluster, node, progress).map(|at| {
         let left = at.duration_since(now).max(SignedDuration::ZERO).as_secs();
-        format!(" (deadline {at}, in {}m{:02}s)", left / 60, left % 60)
+        let until = if wide { format!(" (until {at})") } else { String::new() };
+        format!("{}m{:02}s left{until}", left / 60, left % 60)
     });
+    // What a narrow line cuts off is the end: the reason and the time come first.
+    let (reason, sentence) = blocked.or(reach).or(planned).unzip();
+    let head: Vec<String> = reason.into_iter().chain(ends).collect();
+    let waits: Vec<String> = [head.join(", "), text(sentence)].into_iter().filter(|part| !part.is_empty()).collect();
     [
         node.to_owned(),
         text(status.agent.current_version.map(|v| v.to_string())),
         text(shadow.spec.version.as_ref().map(ToString::to_string)),
         progress.map_or("Idle", |p| Step::as_str(p.step)).to_owned(),
-        text(last.map(|l| if l.message.is_empty() { l.reason } else { format!("{}: {}", l.reason, l.message) })),
-        format!("{}{}", cluster.filled(&text(waits), node), text(ends)).trim().to_owned(),
+        text(
+            last.map(|l| if wide && !l.message.is_empty() { format!("{}: {}", l.reason, l.message) } else { l.reason }),
+        ),
+        cluster.filled(&waits.join(": "), node),
     ]
 }
 
@@ -333,9 +360,12 @@ mod tests {
             &json!({"enabled": false, "version": {"target": "1.20.5"}}),
             &json!({
                 "observedGeneration": 1,
+                "waiting": [{"reason": "Disabled", "nodes": 2}, {"reason": "DrainBlocked", "nodes": 1}],
                 "conditions": [
                     {"type": "Degraded", "status": "True", "reason": "InvalidPolicy", "message": "spec.schedule: no such zone",
                         "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                    {"type": "Blocked", "status": "True", "reason": "ExpressionFires",
+                        "message": "the expression errors returned job=\"web\"", "lastTransitionTime": "2026-01-01T00:00:00Z"},
                     {"type": "WindowOpen", "status": "False", "reason": "Closed", "message": "the next one opens at noon",
                         "lastTransitionTime": "2026-01-01T00:00:00Z"},
                 ],
@@ -361,14 +391,46 @@ mod tests {
             "updates are switched off",
             "shop/web does not let shop/web-1 go",
             "PrepareFailed: no space",
-            "deadline 2026-01-01T00:30:00Z, in 20m00s",
+            "DrainBlocked, 20m00s left (until 2026-01-01T00:30:00Z): the PodDisruptionBudget shop/web does not let shop/web-1 go",
+            "Nodes that wait: 2 Disabled, 1 DrainBlocked",
+            "Blocked: the expression errors returned",
         ] {
             assert!(text.contains(part), "{part} is missing in:\n{text}");
         }
         let narrow = shown(&cluster, Some(80));
-        let table = narrow.lines().skip_while(|line| !line.starts_with("NODE") && !line.starts_with(" NODE"));
-        assert!(table.clone().count() == 4 && table.clone().all(|line| line.chars().count() <= 80), "{narrow}");
-        assert!(narrow.contains('…'), "{narrow}");
+        let table = narrow.lines().skip_while(|line| !line.trim_start().starts_with("NODE"));
+        assert!(table.clone().all(|line| line.chars().count() <= 80), "{narrow}");
+        // The heading and, of each node that waits, at least the reason and the time that is left.
+        for part in
+            ["WAITS FOR", "PrepareFailed", "Disabled: ", "DrainBlocked, 20m00s left: ", "…", "--wide shows them whole"]
+        {
+            assert!(table.clone().any(|line| line.contains(part)), "{part} is missing in:\n{narrow}");
+        }
+    }
+
+    #[test]
+    fn node_that_waits_for_an_expression_of_the_fleet_shows_what_it_returned() {
+        let policy = json!({
+            "prometheus": {"url": "http://prometheus:9090"},
+            "health": {"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}},
+        });
+        let firing = json!({
+            "observedGeneration": 1,
+            "conditions": [{"type": "Blocked", "status": "True", "reason": "ExpressionFires",
+                "message": "the expression errors returned job=\"web\"", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        });
+        let mut status = idle();
+        status["state"] = json!("StagedUpdate");
+        status["progress"] = json!({"step": "Staged", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z",
+            "attempt": 1, "bootId": "b", "version": "1.20.5"});
+        let mut staged = shadow("a", status);
+        staged["spec"] = json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b",
+            "host": {"refreshInterval": "1h"}});
+        let mut cluster = cluster(Some(operator(&policy, &firing)), vec![staged], vec![node("a", &json!({}))]);
+        cluster.pods.insert("a".to_owned(), vec![]);
+        let text = shown(&cluster, None);
+        let row = text.lines().find(|line| line.trim_start().starts_with("a ")).unwrap();
+        assert!(row.contains("ExpressionFires: the expression errors returned job=\"web\""), "{text}");
     }
 
     #[test]
@@ -421,6 +483,6 @@ mod tests {
         let text = shown(&cluster(Some(frozen), vec![hostile], vec![]), None);
         assert_eq!(text.lines().count(), 4, "target, frozen, a header and a row: {text:?}");
         assert!(text.lines().all(|line| !line.contains(char::is_control)) && !text.contains('\u{202e}'), "{text:?}");
-        assert_eq!(text.matches("[2J  ok").count(), 5, "and all of it is there: {text:?}");
+        assert_eq!(text.matches("[2J  ok").count(), 6, "and all of it is there: {text:?}");
     }
 }

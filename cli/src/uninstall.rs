@@ -172,8 +172,19 @@ fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String
             left.push(format!("the update of {node} stands at {:?}", progress.step));
         } else if status.agent.armed.is_some() {
             left.push(format!("the host of {node} may be armed, and its agent has not said that it is not"));
-        } else if status.agent.host.as_ref().is_some_and(|host| host.set.is_some()) {
-            left.push(format!("the settings of the host of {node} are not put back yet"));
+        } else if status.agent.host.as_ref().is_some_and(|host| host.applied.is_some()) {
+            let has_agent = nodes.iter().any(|facts| facts.name == node && facts.labelled);
+            let why = if has_agent {
+                String::new()
+            } else {
+                format!(
+                    ", and without its label no agent runs there that could: give {node} the label {}={} again, or set \
+                     updates.version-lock and updates.ignore-waves on the host and delete the shadow {name}",
+                    names::INTERFACE_LABEL,
+                    names::INTERFACE_VERSION
+                )
+            };
+            left.push(format!("the settings of the host of {node} are not put back yet{why}"));
         }
     }
     for node in nodes {
@@ -400,13 +411,16 @@ mod tests {
         let armed = shadow(&json!({"armed": {
             "attempt": 1, "bootId": "b", "version": "1.20.5", "phase": "Activated", "nonce": "n",
         }}));
-        let pinned = shadow(&json!({"host": {"set": {"versionLock": "1.20.0"}}}));
+        let pinned = shadow(&json!({"host": {"applied": {"versionLock": "1.20.0"}}}));
         let found = shadow(&json!({"host": {"versionLock": "latest"}}));
+        let label = json!({names::INTERFACE_LABEL: names::INTERFACE_VERSION});
+        let labelled = node(&json!({"name": "a", "labels": label}));
         for (sentence, nodes, shadows, said) in [
             ("an idle node", node(&json!({"name": "a"})), idle(), None),
             ("a drain", node(&json!({"name": "a"})), drained, Some("the update of a stands at Draining")),
             ("an armed host", node(&json!({"name": "a"})), armed, Some("may be armed")),
-            ("a pinned host", node(&json!({"name": "a"})), pinned, Some("settings")),
+            ("a pinned host", labelled.clone(), pinned.clone(), Some("are not put back yet")),
+            ("a pinned host without an agent", node(&json!({"name": "a"})), pinned, Some("give a the label")),
             ("a host of which settings were only read", node(&json!({"name": "a"})), found, None),
             ("a claim", claimed(&json!({})), idle(), Some("a is not given back yet")),
             ("a cordon that a person's hold keeps", claimed(&json!({names::HOLD_ANNOTATION: "mine"})), idle(), None),

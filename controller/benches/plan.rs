@@ -115,7 +115,7 @@ fn node(number: usize) -> NodeView {
             version: NEW,
             from: Some(OLD),
             started: at(-120),
-            go_given: false,
+            permit_issued: false,
             soak_restarted: false,
             watched_since: None,
             disruptive,

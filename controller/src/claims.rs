@@ -195,7 +195,7 @@ pub fn recorded(status: &BottlerocketShadowStatus) -> Parts {
     if true_condition(&status.conditions, CORDONED).is_none() {
         return Parts::default();
     }
-    let before = status.controller.drain.as_ref().map(|drain| drain.set_before.as_slice()).unwrap_or_default();
+    let before = status.controller.drain.as_ref().map(|drain| drain.preexisting.as_slice()).unwrap_or_default();
     Part::ALL.into_iter().filter(|part| !before.iter().any(|name| name == part.name())).collect()
 }
 

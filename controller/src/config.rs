@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use clap::Parser;
 use models::names;
 
-/// Decides which Bottlerocket node updates, when and to what; cordons, drains, gives the go, and judges the result.
+/// Decides which Bottlerocket node updates, when and to what; cordons, drains, issues the permit, and judges the result.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "brupop-controller", version)]
 pub struct Config {
     /// Namespace of the operator: its shadows, its own resource, its Lease and its Secrets.
     #[arg(long, env = "BRUPOP_NAMESPACE", default_value = names::SYSTEM_NAMESPACE)]
     pub namespace: String,
-    /// Namespace of the agents, where the certificate authority and the public keys of gos are published.
+    /// Namespace of the agents, where the certificate authority and the public keys of permits are published.
     #[arg(long, env = "BRUPOP_AGENT_NAMESPACE", default_value = names::AGENT_NAMESPACE)]
     pub agent_namespace: String,
     /// Who this replica is, in the Lease that elects the leader: the name of its pod.

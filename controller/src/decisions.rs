@@ -2,7 +2,7 @@
 //! decision is in the leader's log once and one can follow a rollout by that log alone.
 
 use models::condition::{ConditionStatus, find_condition};
-use models::operator::{BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN};
+use models::operator::{ActiveRollout, BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN};
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{ControllerReport, Progress, Step, UPDATED};
 use semver::Version;
@@ -88,7 +88,7 @@ pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
             _ => {}
         }
     }
-    let permit = |pair: Pair<'_>| pair.shadow.and_then(|s| s.spec.go.clone());
+    let permit = |pair: Pair<'_>| pair.shadow.and_then(|s| s.spec.permit.clone());
     if let Some(given) = permit(after)
         && permit(before).is_none_or(|before| before.nonce != given.nonce)
     {
@@ -123,7 +123,7 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
         (None, Some(_)) => "attempt started",
         (Some(_), None) => "attempt ended",
         (Some(was_at), Some(is_at)) if was_at == is_at => {
-            let forced = |report: &ControllerReport| report.drain.as_ref().and_then(|d| d.forced);
+            let forced = |report: &ControllerReport| report.drain.as_ref().and_then(|d| d.forced_since);
             if forced(before).is_none() && forced(after).is_some() {
                 return about(Line::warning("drain forced: deleting the pods that are left"));
             }
@@ -213,12 +213,13 @@ pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &Bottlerock
         _ => {}
     }
     for rollout in &after.active_rollouts {
-        let old = before.active_rollouts.iter().find(|old| old.version == rollout.version);
+        let key = |r: &ActiveRollout| (r.version.clone(), r.variant.clone(), r.arch.clone(), r.started);
+        let old = before.active_rollouts.iter().find(|old| key(old) == key(rollout));
+        let kind = format!("{}/{}", rollout.variant, rollout.arch);
         let line = match old {
-            None => Line::new("rollout started"),
-            Some(old) if old.steps_passed < rollout.steps_passed => {
-                Line::new("canary step passed").because("", &format!("{} step(s) passed", rollout.steps_passed))
-            }
+            None => Line::new("rollout started").because("", &kind),
+            Some(old) if old.steps_passed < rollout.steps_passed => Line::new("canary step passed")
+                .because("", &format!("{} step(s) passed on {kind}", rollout.steps_passed)),
             Some(_) => continue,
         };
         lines.push(Line { version: Some(rollout.version.clone()), ..line });
@@ -242,7 +243,7 @@ mod tests {
     use jiff::Timestamp;
     use models::condition::Condition;
     use models::operator::{KnownVersion, Quarantined};
-    use models::shadow::{AttemptResult, DrainStatus, Go, Record};
+    use models::shadow::{AttemptResult, DrainStatus, Permit, Record};
 
     use super::*;
     use crate::claims::Parts;
@@ -256,7 +257,7 @@ mod tests {
             version: Version::new(1, 20, 5),
             from: None,
             started: Timestamp::UNIX_EPOCH,
-            go_given: false,
+            permit_issued: false,
             soak_restarted: false,
             watched_since: None,
             disruptive: false,
@@ -288,7 +289,7 @@ mod tests {
     #[test]
     fn each_change_of_a_step_is_one_line() {
         let forced = ControllerReport {
-            drain: Some(DrainStatus { forced: Some(Timestamp::UNIX_EPOCH), ..DrainStatus::default() }),
+            drain: Some(DrainStatus { forced_since: Some(Timestamp::UNIX_EPOCH), ..DrainStatus::default() }),
             ..at(Step::Draining)
         };
         let mut restarted = at(Step::Monitoring);
@@ -333,7 +334,7 @@ mod tests {
         let shadow = |nonce: Option<&str>| {
             let mut shadow = ShadowFacts::default();
             shadow.status.controller = at(Step::Rebooting);
-            shadow.spec.go = nonce.map(|nonce| Go { nonce: nonce.into(), jws: String::new() });
+            shadow.spec.permit = nonce.map(|nonce| Permit { nonce: nonce.into(), jws: String::new() });
             shadow
         };
         let (none, cordon) = (Parts::default(), Parts::CORDON);
@@ -362,6 +363,39 @@ mod tests {
                 of_node(Pair { facts: &before.0, shadow: Some(&before.1) }, Pair { facts, shadow: Some(shadow) })
             };
             assert_eq!(texts(&pair(&after)), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn rollouts_are_told_apart_by_variant_and_architecture() {
+        let rollout = |arch: &str, steps_passed: i64| ActiveRollout {
+            version: Version::new(1, 20, 5),
+            variant: "aws-k8s-1.37".into(),
+            arch: arch.into(),
+            started: Timestamp::UNIX_EPOCH,
+            steps_passed,
+            step_done: None,
+            approved: false,
+            ended: None,
+        };
+        let with = |rollouts: &[(&str, i64)]| BottlerocketUpdateOperatorStatus {
+            active_rollouts: rollouts.iter().map(|(arch, passed)| rollout(arch, *passed)).collect(),
+            ..BottlerocketUpdateOperatorStatus::default()
+        };
+        let (arm, intel) = ("aarch64", "x86_64");
+        for (before, after, expected) in [
+            (with(&[(arm, 0)]), with(&[(arm, 0), (intel, 0)]), vec![("rollout started", "aws-k8s-1.37/x86_64")]),
+            (with(&[(arm, 0), (intel, 1)]), with(&[(arm, 0), (intel, 1)]), vec![]),
+            (
+                with(&[(arm, 1), (intel, 0)]),
+                with(&[(arm, 1), (intel, 1)]),
+                vec![("canary step passed", "1 step(s) passed on aws-k8s-1.37/x86_64")],
+            ),
+        ] {
+            let lines = of_operator(&before, &after);
+            let said: Vec<_> =
+                lines.iter().map(|line| (line.text, line.detail.as_deref().unwrap_or_default())).collect();
+            assert_eq!(said, expected, "{before:?} -> {after:?}");
         }
     }
 

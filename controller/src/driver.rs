@@ -852,6 +852,39 @@ mod tests {
         assert_eq!(driver.view(now).nodes["a"].blocked.len(), 1);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn leader_that_is_stopped_waits_for_the_answers_to_its_evictions() {
+        let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+        let (mut driver, nodes, mut server) = driver_and_server();
+        take_node_in(&driver, &nodes, "Draining", &order);
+        driver.evict(evictions(&["web"]), crate::clock::now());
+        let (request, reply) = server.next_request().await.unwrap();
+        assert!(request.uri().path().ends_with("/eviction"));
+        let (_stop, stop) = watch::channel(true);
+        let calls = Calls::default();
+        let mut run = std::pin::pin!(driver.run(&calls, stop));
+        let early = tokio::time::timeout(Duration::from_secs(10), run.as_mut()).await;
+        assert!(early.is_err(), "an eviction that is cut off may cost its budget two minutes");
+        let body = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}).to_string();
+        reply.send_response(http::Response::builder().status(201).body(body.into_bytes().into()).unwrap());
+        assert_eq!(tokio::time::timeout(Duration::from_secs(5), run).await, Ok(End::Stopped));
+    }
+
+    #[tokio::test]
+    async fn pod_that_is_refused_for_long_is_asked_for_more_seldom() {
+        let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+        let seconds = jiff::SignedDuration::from_secs;
+        for (refused, pause) in [(0, 5), (60, 30), (600, 60)] {
+            let (mut driver, nodes) = driver();
+            take_node_in(&driver, &nodes, "Draining", &order);
+            let now = crate::clock::now();
+            driver.evict(evictions(&["web"]), now - seconds(refused));
+            driver.answered(refusal("web", 1));
+            let retry_at = driver.view(now).nodes["a"].blocked["uid-web"].retry_at;
+            assert!(retry_at >= now + seconds(pause), "after {refused} s: {retry_at}, at {now}");
+        }
+    }
+
     #[tokio::test]
     async fn a_budget_that_lets_go_before_its_refusal_is_heard_of_is_not_missed() {
         let budget = |version: &str, allowed: i32| {

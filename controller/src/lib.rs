@@ -1,4 +1,4 @@
-//! The controller: decides which node updates, when and to what; cordons, drains, gives the go, and judges the result.
+//! The controller: decides which node updates, when and to what; cordons, drains, issues the permit, and judges the result.
 //!
 //! ```text
 //! view ──► plan ──► lint ──► apply
@@ -103,7 +103,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     let components = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
     let agents = format!("{}={}", names::COMPONENT_LABEL, names::AGENT);
     for (cache, namespace, selector) in
-        [(&peers.pods, namespace, components), (&peers.agents, names::AGENT_NAMESPACE, agents)]
+        [(&peers.pods, namespace, components), (&peers.agents, config.agent_namespace.as_str(), agents)]
     {
         let pods = Api::<DeserializeGuard<Pod>>::namespaced(client.clone(), namespace);
         tokio::spawn(cache.run(pods, everything().labels(&selector)));

@@ -182,21 +182,17 @@ fn check_order(name: &str, node: &NodeView, action: &Action) -> Option<Finding> 
 }
 
 /// S1 again: a node is disrupted only while it has a slot, if there is a resource that holds slots.
-fn check_disruption(
-    view: &ClusterView,
-    plan: &Plan,
-    name: &str,
-    node: &NodeView,
-    action: &Action,
-) -> Option<Finding> {
+fn check_disruption(view: &ClusterView, plan: &Plan, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
     let disrupts = match action {
         Action::Claim { .. } => true,
         Action::Status { status, .. } => {
             status.report.progress.as_ref().is_some_and(|p| matches!(p.step, Step::LeavingBalancer | Step::Draining))
         }
-        Action::Spec { .. } | Action::Release | Action::Go { .. } | Action::ReadOwner { .. } | Action::LookAtLease => {
-            false
-        }
+        Action::Spec { .. }
+        | Action::Release
+        | Action::Permit { .. }
+        | Action::ReadOwner { .. }
+        | Action::LookAtLease => false,
     };
     if disrupts { check_slot(view, plan, name, node) } else { None }
 }
@@ -230,7 +226,7 @@ fn check_evictions(policy: &Policy, name: &str, node: &NodeView, evictions: &Evi
     let known = node.pods.as_deref().unwrap_or_default();
     let sorted = filter::sort(known, rules.rules, drain);
     // What is deleted at the deadline may be on its way out already.
-    let mut may_go: Vec<_> = sorted.go.clone();
+    let mut may_go: Vec<_> = sorted.evictable.clone();
     if *delete {
         may_go.extend(sorted.leaving.iter().copied());
     }
@@ -241,8 +237,8 @@ fn check_evictions(policy: &Policy, name: &str, node: &NodeView, evictions: &Evi
         return finding(format!("{}/{} is no pod that has to leave this node", other.namespace, other.name));
     }
     // Without a record pods that come back would be evicted again and again. A full one takes no more.
-    let drain = drain.filter(|drain| drain.pods.len() + sorted.go.len() <= LISTED_PODS)?;
-    let evicted = sorted.go.iter().filter(|pod| pods.iter().any(|e| e.uid == pod.uid));
+    let drain = drain.filter(|drain| drain.pods.len() + sorted.evictable.len() <= LISTED_PODS)?;
+    let evicted = sorted.evictable.iter().filter(|pod| pods.iter().any(|e| e.uid == pod.uid));
     let unrecorded = evicted.copied().find(|pod: &&PodFacts| !filter::listed(pod, drain))?;
     finding(format!("{} would be evicted without a record of it", unrecorded.title()))
 }
@@ -536,7 +532,8 @@ mod tests {
             let findings = lint(&view, &policy, &mut linted);
             assert_eq!(findings.first().map(|f| f.property), property, "{plan:?}: {findings:?}");
         }
-        let unclaimed = Plan { slots: slots(&["a"]).slots, ..acts("a", Action::Claim { parts: Parts::CORDON, note: None }) };
+        let unclaimed =
+            Plan { slots: slots(&["a"]).slots, ..acts("a", Action::Claim { parts: Parts::CORDON, note: None }) };
         let (mut view, policy) = world(json!({"maxUnavailable": 1}), false);
         view.operator.as_mut().unwrap().status.slots.clear();
         assert_eq!(lint(&view, &policy, &mut unclaimed.clone()).len(), 1, "a slot that is only planned begins nothing");

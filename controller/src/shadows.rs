@@ -55,7 +55,7 @@ fn goes(node: &NodeFacts, shadow: &ShadowFacts) -> bool {
     // The write that takes back the settings brings all that the agent has reported until then, and refuses what it reports for
     // the desired state before.
     let settings = shadow.spec.host.as_ref().is_some_and(models::shadow::HostPolicy::asks_settings)
-        || shadow.status.agent.host.as_ref().is_some_and(|host| host.set.is_some());
+        || shadow.status.agent.host.as_ref().is_some_and(|host| host.applied.is_some());
     let under_way = shadow.status.controller.progress.is_some() || shadow.spec.state != HostState::Idle;
     !node.labelled && !armed && !settings && !under_way && !node.claimed()
 }
@@ -114,9 +114,9 @@ mod tests {
         asked.spec.host.get_or_insert_default().version_lock = Some("1.20.5".into());
         assert_eq!(changes_of(unlabelled.clone(), Some(asked)), []);
         let mut set = shadow();
-        set.status.agent.host.get_or_insert_default().set = Some(models::shadow::SetSettings::default());
+        set.status.agent.host.get_or_insert_default().applied = Some(models::shadow::AppliedSettings::default());
         assert_eq!(changes_of(unlabelled.clone(), Some(set.clone())), []);
-        set.status.agent.host.as_mut().unwrap().set = None;
+        set.status.agent.host.as_mut().unwrap().applied = None;
         assert_eq!(changes_of(unlabelled.clone(), Some(set)).len(), 1);
         let mut ordered = shadow();
         ordered.spec.state = HostState::StagedUpdate;

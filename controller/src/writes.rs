@@ -25,9 +25,11 @@ pub enum Priority {
 /// Returns how long this action can wait.
 pub fn priority(node: &NodeView, action: &Action) -> Priority {
     match action {
-        Action::Go { .. } | Action::Release | Action::Claim { .. } | Action::ReadOwner { .. } | Action::LookAtLease => {
-            Priority::Urgent
-        }
+        Action::Permit { .. }
+        | Action::Release
+        | Action::Claim { .. }
+        | Action::ReadOwner { .. }
+        | Action::LookAtLease => Priority::Urgent,
         Action::Spec { .. } | Action::Status { .. } if node.disrupted() => Priority::Urgent,
         Action::Spec { .. } => Priority::Spec,
         Action::Status { .. } => Priority::Status,
@@ -81,7 +83,7 @@ mod tests {
                 version: semver::Version::new(1, 20, 5),
                 from: None,
                 started: jiff::Timestamp::UNIX_EPOCH,
-                go_given: false,
+                permit_issued: false,
                 soak_restarted: false,
                 watched_since: None,
                 disruptive,
@@ -95,7 +97,7 @@ mod tests {
             add(format!("node-{number:04}"), if number % 2 == 0 { status() } else { spec() }, false);
         }
         // Behind them all by name.
-        add("permit".into(), Action::Go { nonce: "n".into(), rules: Default::default() }, true);
+        add("permit".into(), Action::Permit { nonce: "n".into(), rules: Default::default() }, true);
         add("claim".into(), Action::Claim { parts: Default::default(), note: None }, true);
         add("release".into(), Action::Release, true);
         add("status".into(), status(), true);

@@ -1,9 +1,9 @@
 //! What the web API may not write although it may write: a rule of the cluster's API server for its service account.
 //!
 //! RBAC can give the right to a shadow's status as a whole or not at all. The web API needs the agents' half of it. The other
-//! half, on which drains and gos rest, is kept from it here, whatever it says who it is (field managers are names that
+//! half, on which drains and permits rest, is kept from it here, whatever it says who it is (field managers are names that
 //! anybody can use), and so is the record of who owns which field: a field that two managers own stays when one of them
-//! takes it back, so that whoever makes itself an owner of the order's `go` could keep an order from being withdrawn.
+//! takes it back, so that whoever makes itself an owner of the order's `permit` could keep an order from being withdrawn.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,

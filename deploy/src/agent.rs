@@ -26,7 +26,7 @@ const SOCKET: &str = "/run/api.sock";
 const SOCKET_GROUP: i64 = 274;
 /// Where the agent reads its token.
 const TOKEN_DIRECTORY: &str = "/var/run/secrets/brupop";
-/// Where the agent reads the CA bundle and the public keys of the gos.
+/// Where the agent reads the CA bundle and the public keys of the permits.
 const TRUST_DIRECTORY: &str = "/etc/brupop/trust";
 /// The shortest life of a token that Kubernetes grants: a stolen one is soon worthless.
 const TOKEN_SECONDS: i64 = 600;

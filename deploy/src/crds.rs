@@ -212,7 +212,7 @@ mod tests {
             [
                 "self.attempt >= oldSelf.attempt",
                 "self.state == 'Idle' || (has(self.version) && has(self.bootId))",
-                "self.state == 'RebootedIntoUpdate' || !has(self.go)",
+                "self.state == 'RebootedIntoUpdate' || !has(self.permit)",
             ]
         );
         assert_eq!(
@@ -251,7 +251,7 @@ mod tests {
         for object in [status, &status["properties"]["updates"], &shadow["properties"]["spec"]["properties"]["host"]] {
             assert_eq!(object["nullable"], true, "{object}");
         }
-        for field in ["version", "bootId", "go"] {
+        for field in ["version", "bootId", "permit"] {
             assert!(shadow["properties"]["spec"]["properties"][field]["nullable"].is_null(), "{field}");
         }
         assert!(shadow["properties"]["spec"]["default"].is_null());

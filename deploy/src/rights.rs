@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use models::names::{
-    AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, CONTROLLER, GO_KEY_SECRET, GROUP, OPERATOR_NAME, SERVING_SECRET,
+    AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, CONTROLLER, GROUP, OPERATOR_NAME, PERMIT_KEY_SECRET, SERVING_SECRET,
     SYSTEM_NAMESPACE, TRUST_CONFIG_MAP,
 };
 use serde_json::Value;
@@ -165,19 +165,19 @@ fn controller_in_system() -> Vec<Rule> {
         )
         .named(&[CONTROLLER]),
         rule(
-            "The CA, the web API's certificate and the key of the gos: made by the leader. A rule cannot name an object that \
+            "The CA, the web API's certificate and the key of the permits: made by the leader. A rule cannot name an object that \
              is to be created.",
             CORE,
             &["secrets"],
             &["create"],
         ),
         rule(
-            "The CA, the web API's certificate and the key of the gos: watched and renewed by the leader.",
+            "The CA, the web API's certificate and the key of the permits: watched and renewed by the leader.",
             CORE,
             &["secrets"],
             &["list", "watch", "update"],
         )
-        .named(&[CA_SECRET, SERVING_SECRET, GO_KEY_SECRET]),
+        .named(&[CA_SECRET, SERVING_SECRET, PERMIT_KEY_SECRET]),
     ]
 }
 
@@ -185,7 +185,7 @@ fn controller_in_system() -> Vec<Rule> {
 fn controller_beside_agents() -> Vec<Rule> {
     vec![
         rule(
-            "What the agents trust: the CA bundle and the public keys of the gos. Made by an apply, which names it beforehand.",
+            "What the agents trust: the CA bundle and the public keys of the permits. Made by an apply, which names it beforehand.",
             CORE,
             &["configmaps"],
             &["create", "list", "watch", "patch"],

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!              StagedUpdate                       RebootedIntoUpdate, same boot
-//!  Idle ──► refresh, prepare ──► Staged ──► ask for a go ──► activate ──► reboot ──► judge the new boot
+//!  Idle ──► refresh, prepare ──► Staged ──► request a permit ──► activate ──► reboot ──► judge the new boot
 //!   ▲                                                                                   │
 //!   └────────────────────────── Idle: deactivate what we armed ◄────────────────────────┘
 //! ```
@@ -114,9 +114,9 @@ pub enum Step {
     PrepareAgain,
     /// Look for updates where needed, check that the version is offered, download it.
     Stage,
-    /// Ask for a go; at the go: activate, report it, reboot.
+    /// Ask for a permit; at the permit: activate, report it, reboot.
     Arm,
-    /// The image is armed already: ask for a go; at the go: report it, reboot.
+    /// The image is armed already: request a permit; at the permit: report it, reboot.
     RebootArmed,
     /// Leave the armed image alone and say that somebody else armed it.
     LeaveArmed,

@@ -12,13 +12,13 @@
 pub mod agent_step;
 pub mod condition;
 pub mod duration;
-pub mod go;
 pub mod listen;
 pub mod names;
 #[cfg(feature = "next")]
 pub mod next;
 #[cfg(feature = "crd")]
 pub mod operator;
+pub mod permit;
 pub mod plain;
 pub mod reason;
 #[cfg(feature = "crd")]

@@ -52,7 +52,7 @@ pub const APPROVE_STEP_ANNOTATION: &str = "brupop.bottlerocket.aws/approve-step"
 /// Annotation on the operator's resource: a new certificate authority is made and takes over. Its value names the request; on the
 /// Secret of the authorities, the last one that was begun.
 pub const ROTATE_CERTIFICATES_ANNOTATION: &str = "brupop.bottlerocket.aws/rotate-certificates";
-/// The same for the key that signs gos and statements of settings, and its Secret.
+/// The same for the key that signs permits and statements of settings, and its Secret.
 pub const ROTATE_SIGNING_KEY_ANNOTATION: &str = "brupop.bottlerocket.aws/rotate-signing-key";
 /// Annotation on a shadow: the node's back-off ends, and what somebody else armed on its host may be disarmed. Its value
 /// names the request.
@@ -81,14 +81,14 @@ pub const OPERATOR_NAME: &str = "default";
 pub const CA_SECRET: &str = "brupop-ca";
 /// Secret with the web API's serving certificate and key.
 pub const SERVING_SECRET: &str = "brupop-apiserver-tls";
-/// Secret with the key that signs gos.
-pub const GO_KEY_SECRET: &str = "brupop-go-key";
-/// ConfigMap in the agents' namespace: the CA bundle and the public keys of gos.
+/// Secret with the key that signs permits.
+pub const PERMIT_KEY_SECRET: &str = "brupop-permit-key";
+/// ConfigMap in the agents' namespace: the CA bundle and the public keys of permits.
 pub const TRUST_CONFIG_MAP: &str = "brupop-trust";
 /// Key of [`TRUST_CONFIG_MAP`] that holds the CA bundle, PEM.
 pub const TRUST_CA_KEY: &str = "ca.crt";
-/// Key of [`TRUST_CONFIG_MAP`] that holds the public keys of gos, a JWKS.
-pub const TRUST_GO_KEYS: &str = "go-keys.json";
+/// Key of [`TRUST_CONFIG_MAP`] that holds the public keys of permits, a JWKS.
+pub const TRUST_PERMIT_KEYS: &str = "permit-keys.json";
 
 /// Annotation on [`TRUST_CONFIG_MAP`]: since when each certificate and key in it has been published, by digest.
 pub const PUBLISHED_ANNOTATION: &str = "brupop.bottlerocket.aws/published";

@@ -55,8 +55,8 @@ pub enum HostState {
     Unknown,
 }
 
-/// What policy asks of the host's own settings and look-ups. Part of what a go signs; what asks for a change of settings
-/// is signed by itself too ([`crate::go::SettingsClaims`]), since a setting is changed long before any go.
+/// What policy asks of the host's own settings and look-ups. Part of what a permit signs; what asks for a change of settings
+/// is signed by itself too ([`crate::permit::SettingsClaims`]), since a setting is changed long before any permit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -99,11 +99,11 @@ impl HostPolicy {
     }
 }
 
-/// The controller's signed answer to an agent's nonce ([`crate::go`]).
+/// The controller's signed answer to an agent's nonce ([`crate::permit`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub struct Go {
+pub struct Permit {
     /// The nonce that it answers, for people and for skipping a second signature. The one inside the signature counts.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub nonce: String,
@@ -185,7 +185,7 @@ pub struct Go {
     schemars(extend("x-kubernetes-validations" = [
         {"rule": "self.attempt >= oldSelf.attempt", "message": "attempt never falls"},
         {"rule": "self.state == 'Idle' || (has(self.version) && has(self.bootId))", "message": "an order names its version and its boot"},
-        {"rule": "self.state == 'RebootedIntoUpdate' || !has(self.go)", "message": "a go belongs to the order to reboot"},
+        {"rule": "self.state == 'RebootedIntoUpdate' || !has(self.permit)", "message": "a permit belongs to the order to reboot"},
     ]))
 )]
 #[serde(rename_all = "camelCase")]
@@ -207,9 +207,9 @@ pub struct BottlerocketShadowSpec {
     /// What policy asks of the host's own settings and look-ups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPolicy>,
-    /// The signed go for the agent's nonce.
+    /// The signed permit for the agent's nonce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub go: Option<Go>,
+    pub permit: Option<Permit>,
     /// What the next version adds.
     #[cfg(feature = "next")]
     #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
@@ -243,7 +243,7 @@ pub struct OfferedUpdates {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 pub enum ArmedPhase {
-    /// The agent is about to arm, and asks for a go.
+    /// The agent is about to arm, and requests a permit.
     Arming,
     /// The image is armed: any reboot takes it.
     Activated,
@@ -272,7 +272,7 @@ pub struct Armed {
     /// How far: `Arming` or `Activated`.
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub phase: ArmedPhase,
-    /// The nonce that a go has to answer.
+    /// The nonce that a permit has to answer.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub nonce: String,
 }
@@ -312,18 +312,18 @@ pub struct FoundSettings {
     pub ignore_waves: Option<bool>,
     /// What we set, or are about to set; absent when nothing of ours is to be put back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub set: Option<SetSettings>,
+    pub applied: Option<AppliedSettings>,
     /// A version lock that somebody else set and that stands in the way of the one that policy asks for. It is left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
-    pub foreign_lock: Option<String>,
+    pub conflicting_lock: Option<String>,
 }
 
 /// What we set of a host's settings, or are about to set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub struct SetSettings {
+pub struct AppliedSettings {
     /// `settings.updates.version-lock`; absent where we did not set it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
@@ -471,9 +471,9 @@ pub struct Progress {
     /// When the attempt began.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub started: Timestamp,
-    /// While `Releasing`: whether a go had been given in this attempt, so that the host may still act on it.
+    /// While `Releasing`: whether a permit had been issued in this attempt, so that the host may still act on it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub go_given: bool,
+    pub permit_issued: bool,
     /// Whether the soak was begun anew already, after another boot or a time in which the node was not Ready.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub soak_restarted: bool,
@@ -539,14 +539,14 @@ pub struct ReturnedOwner {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DrainStatus {
-    /// The pods that have to go, kept from before the first eviction.
+    /// Pods to evict, recorded before the first eviction.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
     pub pods: Vec<DrainedPod>,
-    /// How many of them are gone: counted while a budget blocks the drain, and when it ends.
+    /// Number of these pods that have left: counted while a budget blocks the drain, and when it ends.
     #[serde(default)]
-    pub gone: i64,
-    /// The first few that do not leave.
+    pub removed: i64,
+    /// First few pods that do not leave.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
     pub blockers: Vec<Blocker>,
@@ -557,18 +557,19 @@ pub struct DrainStatus {
     /// Owners whose pods came to the node during its drain although they do not tolerate the cordon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic")))]
-    pub returned: Vec<ReturnedOwner>,
-    /// What we claim on the node and somebody else had set before, by the name of the label or annotation: it is theirs.
+    pub returned_owners: Vec<ReturnedOwner>,
+    /// Labels and annotations, by name, that the operator claims on the node and that another manager had set before. The release
+    /// leaves them in place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), inner(length(max = 128)), extend("x-kubernetes-list-type" = "atomic")))]
-    pub set_before: Vec<String>,
-    /// Whether the drain was taken up again, for a pod that was placed on the node while it was being cordoned.
+    pub preexisting: Vec<String>,
+    /// True once the drain was restarted for a pod that was bound to the node while it was being cordoned.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub taken_up_again: bool,
-    /// Since when pods are deleted past their budgets, as policy says for a drain that takes too long.
+    pub restarted: bool,
+    /// Time from which pods are deleted past their PodDisruptionBudgets, as `drain.atDeadline: Force` asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
-    pub forced: Option<Timestamp>,
+    pub forced_since: Option<Timestamp>,
 }
 
 /// How an attempt ended.

@@ -1,18 +1,18 @@
-//! The steps that take the host down: ask for a go, arm, tell, reboot.
+//! The steps that take the host down: request a permit, arm, tell, reboot.
 //!
 //! ```text
-//!  report Arming + nonce ──► go for the nonce ──► activate ──► report Activated ──► reboot
+//!  report Arming + nonce ──► permit for the nonce ──► activate ──► report Activated ──► reboot
 //!        ▲                                                          │
 //!        └──────────── 30 s over: another nonce ◄───────────────────┘
 //! ```
 //!
-//! Each arrow is a turn of the loop of its own, and each turn checks everything again: the order, the boot, the go and its
+//! Each arrow is a turn of the loop of its own, and each turn checks everything again: the order, the boot, the permit and its
 //! age. So whatever happens in between, the last check before an act is never older than the act's own turn.
 
 use std::time::Duration;
 
 use models::agent_step::Situation;
-use models::go::{GO_LIFETIME, GoClaims};
+use models::permit::{PERMIT_LIFETIME, PermitClaims};
 use models::reason::FailureReason;
 use models::shadow::{Armed, ArmedPhase};
 use models::wire::ShadowView;
@@ -22,11 +22,11 @@ use super::put::Put;
 use super::{AgentError, Driver, Turn};
 use crate::backoff::{exponential, random};
 use crate::boot;
-use crate::go::{is_fresh, new_nonce, verify};
 use crate::host::client::{HostError, Posted};
 use crate::host::command::Outcome;
 use crate::host::types::{Command, UpdateState, UpdateStatus};
 use crate::memory::{OrderKey, Unconfirmed};
+use crate::permit::{is_fresh, new_nonce, verify};
 use crate::report::Word;
 use crate::situation::Facts;
 use crate::staging::TRIES;
@@ -37,10 +37,10 @@ use crate::stream::chain;
 /// longest. The first time, the nonce's own lifetime is wait enough.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
-/// How often a go that is signed with a key we do not have is looked at again: the keys arrive as a file.
+/// How often a permit that is signed with a key we do not have is looked at again: the keys arrive as a file.
 const KEYS_POLL: Duration = Duration::from_secs(2);
 
-/// Waits after a refusal to reboot: the first and the longest. Short, because a go is short.
+/// Waits after a refusal to reboot: the first and the longest. Short, because a permit is short.
 const REBOOT_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 /// A nonce that was sent.
@@ -54,7 +54,7 @@ pub(super) struct Ask {
     before: u32,
     /// When the next one may be sent.
     again: Instant,
-    /// The last go that was refused for it, so that each is logged once.
+    /// The last permit that was refused for it, so that each is logged once.
     refused: String,
 }
 
@@ -65,7 +65,7 @@ impl Ask {
             0 => Duration::ZERO,
             n => exponential(ASK_AGAIN.0, ASK_AGAIN.1, n - 1).mul_f64(0.5 + random() / 2.0),
         };
-        let again = sent + GO_LIFETIME + extra;
+        let again = sent + PERMIT_LIFETIME + extra;
         Self { key: key.clone(), nonce: new_nonce(), sent, before, again, refused: String::new() }
     }
 
@@ -79,12 +79,12 @@ impl Ask {
     }
 
     fn expires(&self) -> Turn {
-        Turn::At(self.sent + GO_LIFETIME)
+        Turn::At(self.sent + PERMIT_LIFETIME)
     }
 }
 
 impl Driver<'_> {
-    /// Arms the staged image, or reboots into the one that we armed (`ready`), at the controller's go.
+    /// Arms the staged image, or reboots into the one that we armed (`ready`), with the controller's permit.
     pub(super) async fn arm(
         &mut self,
         key: &OrderKey,
@@ -145,7 +145,7 @@ impl Driver<'_> {
             Put::Later(turn) => return Ok(turn),
         };
         let Some(newest) = self.views.newest() else { return Ok(Turn::Again) };
-        // The answer to the report and the newest view have to agree that the order stands and the go is for us.
+        // The answer to the report and the newest view have to agree that the order stands and the permit is for us.
         if OrderKey::of(&acknowledged) != *key || OrderKey::of(&newest) != *key {
             return Ok(Turn::Again);
         }
@@ -167,7 +167,7 @@ impl Driver<'_> {
                 return Ok(Turn::Again);
             }
         }
-        // The last look before the act: a process that was stopped meanwhile finds its go too old, or another boot.
+        // The last look before the act: a process that was stopped meanwhile finds its permit too old, or another boot.
         let same_boot = boot::read(&self.config.boot_id_file).is_ok_and(|boot_id| boot_id == facts.boot_id);
         if !same_boot || !ask.is_fresh() {
             return Ok(Turn::Again);
@@ -175,28 +175,28 @@ impl Driver<'_> {
         if ready { self.reboot(key).await } else { self.activate(key, &version).await }
     }
 
-    /// Whether the go that answers our nonce is refused, and what to wait for then.
+    /// Whether the permit that answers our nonce is refused, and what to wait for then.
     fn refuse(&mut self, view: &ShadowView, facts: &Facts, ask: &Ask) -> Option<Turn> {
         let why = match self.judge(view, facts, ask) {
             Ok(()) => return None,
             Err(why) => why,
         };
-        let go = view.spec.go.as_ref().map_or("", |go| go.jws.as_str());
+        let permit = view.spec.permit.as_ref().map_or("", |permit| permit.jws.as_str());
         if let Some(ask) = &mut self.ask
-            && ask.refused != go
+            && ask.refused != permit
         {
-            tracing::warn!(error = chain(&why), "the go is refused");
-            go.clone_into(&mut ask.refused);
+            tracing::warn!(error = chain(&why), "the permit is refused");
+            permit.clone_into(&mut ask.refused);
         }
-        let expiry = ask.sent + GO_LIFETIME;
+        let expiry = ask.sent + PERMIT_LIFETIME;
         Some(if why.may_pass() { Turn::At(expiry.min(Instant::now() + KEYS_POLL)) } else { Turn::At(expiry) })
     }
 
     fn judge(&self, view: &ShadowView, facts: &Facts, ask: &Ask) -> Result<(), StatementError> {
-        let go = view.spec.go.as_ref().ok_or(StatementError::Missing)?;
-        // Without a node in our own token there is nothing that a go could be compared with.
+        let permit = view.spec.permit.as_ref().ok_or(StatementError::Missing)?;
+        // Without a node in our own token there is nothing that a permit could be compared with.
         let node_uid = self.server.node_uid().ok_or(StatementError::Other("node"))?;
-        let expected = GoClaims {
+        let expected = PermitClaims {
             node_uid,
             boot_id: facts.boot_id.clone(),
             attempt: view.spec.attempt,
@@ -204,7 +204,7 @@ impl Driver<'_> {
             nonce: ask.nonce.clone(),
             host: view.spec.host.clone(),
         };
-        verify(&go.jws, &self.server.go_keys(), &expected)
+        verify(&permit.jws, &self.server.permit_keys(), &expected)
     }
 
     async fn activate(&mut self, key: &OrderKey, version: &semver::Version) -> Result<Turn, AgentError> {
@@ -263,7 +263,7 @@ impl Driver<'_> {
     }
 }
 
-/// Whether the shadow carries a go for this nonce, by what stands outside the signature.
+/// Whether the shadow carries a permit for this nonce, by what stands outside the signature.
 fn answers(view: &ShadowView, ask: &Ask) -> bool {
-    view.spec.go.as_ref().is_some_and(|go| go.nonce == ask.nonce)
+    view.spec.permit.as_ref().is_some_and(|permit| permit.nonce == ask.nonce)
 }

@@ -18,10 +18,10 @@ use tokio::time::Instant;
 use super::put::Put;
 use super::{AgentError, Driver, Turn};
 use crate::backoff::{exponential, random};
-use crate::go::new_nonce;
 use crate::host::client::{Committed, HostError, Posted};
 use crate::host::types::{UpdateState, UpdateStatus};
 use crate::memory::OrderKey;
+use crate::permit::new_nonce;
 use crate::report::{Reach, Word};
 use crate::settings::{Asked, Change, Decision, Expected, HostSettings, decide, exact, lets_in, verify};
 use crate::situation::Facts;
@@ -170,7 +170,7 @@ impl Driver<'_> {
             // What we set before this process began may not have reached the host's tools.
             let awaited = lock.is_some().then(|| Awaited {
                 expected: Expected { lock, offered_before: None },
-                change: record.set.as_ref().map_or_else(Change::default, |set| Change {
+                change: record.applied.as_ref().map_or_else(Change::default, |set| Change {
                     version_lock: set.version_lock.clone(),
                     ignore_waves: set.ignore_waves,
                 }),
@@ -180,7 +180,7 @@ impl Driver<'_> {
             self.settling = Settling { asked, awaited, hindrance, ..Settling::default() };
         }
         let anything =
-            self.settling.asked.asks_settings() || record.set.is_some() || !self.settling.unapplied.is_empty();
+            self.settling.asked.asks_settings() || record.applied.is_some() || !self.settling.unapplied.is_empty();
         if !anything {
             self.settling.hindrance = None;
             if record != FoundSettings::default() {
@@ -196,7 +196,7 @@ impl Driver<'_> {
         match Asked::of(Some(&self.settling.asked)) {
             Ok(Asked { lock: Some(lock), .. }) => lock == *wanted,
             Ok(Asked { lock: None, waves }) => {
-                waves && self.record(view).set.is_none_or(|set| set.version_lock.is_none())
+                waves && self.record(view).applied.is_none_or(|set| set.version_lock.is_none())
             }
             Err(_) => true,
         }
@@ -205,7 +205,7 @@ impl Driver<'_> {
     /// A lock that somebody else set and that does not let this version in.
     pub(super) fn locked_out(&self, view: &ShadowView, wanted: &Version) -> Option<String> {
         let lock = self.settling.seen.version_lock.as_ref()?;
-        let ours = self.record(view).set.is_some_and(|set| set.version_lock.is_some());
+        let ours = self.record(view).applied.is_some_and(|set| set.version_lock.is_some());
         (!ours && !lets_in(lock, wanted)).then(|| lock.clone())
     }
 
@@ -253,7 +253,7 @@ impl Driver<'_> {
         self.trouble = None;
         let Decision { record, change } = decide(&asked, &now, &self.record(view));
         let change = self.with_unapplied(change, &now);
-        let hindrance = match &record.foreign_lock {
+        let hindrance = match &record.conflicting_lock {
             Some(lock) => Some(Hindrance::locked(lock)),
             None => self.settings_refused().map(|message| Hindrance::failed(&message)).filter(|_| !change.is_empty()),
         };
@@ -302,7 +302,7 @@ impl Driver<'_> {
             let Some(node_uid) = self.server.node_uid() else {
                 return Err((Hindrance::unsigned(&StatementError::Other("node")), again));
             };
-            if let Err(why) = verify(host, &node_uid, &self.server.go_keys()) {
+            if let Err(why) = verify(host, &node_uid, &self.server.permit_keys()) {
                 return Err((Hindrance::unsigned(&why), again.filter(|_| why.may_pass())));
             }
         }

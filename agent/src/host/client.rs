@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use models::go::CALL_LIMIT;
+use models::permit::CALL_LIMIT;
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Method, StatusCode};
 use serde_json::Value;

@@ -11,8 +11,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use integ::host::{EventKind, Host, HostOptions, Releases};
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
-use models::go::{GoClaims, SettingsClaims};
-use models::shadow::{ArmedPhase, Go, HostPolicy, HostState};
+use models::permit::{PermitClaims, SettingsClaims};
+use models::shadow::{ArmedPhase, HostPolicy, HostState, Permit};
 use models::wire::ShadowView;
 use semver::Version;
 use serde_json::json;
@@ -76,7 +76,7 @@ impl Bench {
         std::fs::write(bench.path("trust/ca.crt"), &bench.web.ca).unwrap();
         let mut jwk = Jwk::from_encoding_key(&bench.key, Algorithm::ES256).unwrap();
         jwk.common.key_id = Some("k1".into());
-        std::fs::write(bench.path("trust/go-keys.json"), json!({"keys": [jwk]}).to_string()).unwrap();
+        std::fs::write(bench.path("trust/permit-keys.json"), json!({"keys": [jwk]}).to_string()).unwrap();
         bench
     }
 
@@ -153,12 +153,12 @@ impl Bench {
             spec.state = HostState::Idle;
             spec.version = None;
             spec.boot_id = None;
-            spec.go = None;
+            spec.permit = None;
         });
     }
 
-    pub(crate) fn claims(&self, view: &ShadowView) -> GoClaims {
-        GoClaims {
+    pub(crate) fn claims(&self, view: &ShadowView) -> PermitClaims {
+        PermitClaims {
             node_uid: "node-uid".into(),
             boot_id: view.spec.boot_id.clone().unwrap(),
             attempt: view.spec.attempt,
@@ -189,10 +189,10 @@ impl Bench {
         self.web.order(|spec| spec.host = Some(policy));
     }
 
-    pub(crate) fn give(&self, claims: &GoClaims) {
+    pub(crate) fn give(&self, claims: &PermitClaims) {
         let jws = self.sign(claims);
         let nonce = claims.nonce.clone();
-        self.web.order(|spec| spec.go = Some(Go { nonce, jws }));
+        self.web.order(|spec| spec.permit = Some(Permit { nonce, jws }));
     }
 
     pub(crate) async fn staged(&self, attempt: i64) {
@@ -204,7 +204,7 @@ impl Bench {
     pub(crate) async fn asked(&self) -> ShadowView {
         self.order_reboot();
         let asks = |v: &ShadowView| v.status.report.armed.as_ref().is_some_and(|a| a.phase == ArmedPhase::Arming);
-        self.web.until("the agent asks for a go", asks).await
+        self.web.until("the agent requests a permit", asks).await
     }
 
     /// Waits until the host has gone down and come back; the agent ends with its boot and starts in the next one.

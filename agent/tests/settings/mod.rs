@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use integ::host::{Command, EventKind, Fault, Transport, UpdatesSettings, VersionLock};
 use models::condition::find_condition;
-use models::go::SettingsClaims;
+use models::permit::SettingsClaims;
 use models::reason::FailureReason;
-use models::shadow::{FoundSettings, HOST_REACHABLE, HostPolicy, HostState, SetSettings};
+use models::shadow::{AppliedSettings, FoundSettings, HOST_REACHABLE, HostPolicy, HostState};
 use models::wire::ShadowView;
 use semver::Version;
 
@@ -49,7 +49,7 @@ fn reach(view: &ShadowView) -> String {
 fn set(lock: &str) -> FoundSettings {
     FoundSettings {
         version_lock: Some("latest".into()),
-        set: Some(SetSettings { version_lock: Some(lock.into()), ..SetSettings::default() }),
+        applied: Some(AppliedSettings { version_lock: Some(lock.into()), ..AppliedSettings::default() }),
         ..FoundSettings::default()
     }
 }
@@ -85,7 +85,7 @@ async fn until_looked(bench: &Bench, times: usize) {
     assert!(tokio::time::timeout(super::bench::LIMIT, wait).await.is_ok(), "{:?}: {}", bench.calls(), bench.log());
 }
 
-/// Takes the host through an update to `version`, by order and go.
+/// Takes the host through an update to `version`, by desired state and permit.
 async fn update(bench: &mut Bench, attempt: i64, version: Version) {
     let boot = bench.boot();
     bench.stage_version(attempt, version);
@@ -179,8 +179,8 @@ async fn a_removed_pin_is_put_back_and_forgotten() {
     bench.releases.publish(NEWEST);
     bench.ask(Some("1.20.5"), Some(true));
     let view = until_chosen(&bench, NEW).await;
-    let own = SetSettings { ignore_waves: Some(true), ..set("1.20.5").set.unwrap() };
-    let found = FoundSettings { ignore_waves: Some(false), set: Some(own), ..set("1.20.5") };
+    let own = AppliedSettings { ignore_waves: Some(true), ..set("1.20.5").applied.unwrap() };
+    let found = FoundSettings { ignore_waves: Some(false), applied: Some(own), ..set("1.20.5") };
     assert_eq!(view.status.report.host, Some(found));
     bench.ask(None, None);
     until_chosen(&bench, NEWEST).await;
@@ -209,13 +209,13 @@ async fn what_somebody_changed_since_is_not_put_back() {
     bench.ask(Some("1.20.5"), Some(true));
     until_chosen(&bench, NEW).await;
     somebody_locks(&bench, "v1.20.0");
-    let told = |v: &ShadowView| v.status.report.host.as_ref().is_some_and(|host| host.foreign_lock.is_some());
+    let told = |v: &ShadowView| v.status.report.host.as_ref().is_some_and(|host| host.conflicting_lock.is_some());
     let view = bench.web.until("it is told", told).await;
-    let own = SetSettings { ignore_waves: Some(true), ..SetSettings::default() };
+    let own = AppliedSettings { ignore_waves: Some(true), ..AppliedSettings::default() };
     let left = FoundSettings {
         ignore_waves: Some(false),
-        set: Some(own),
-        foreign_lock: Some("v1.20.0".into()),
+        applied: Some(own),
+        conflicting_lock: Some("v1.20.0".into()),
         ..FoundSettings::default()
     };
     assert_eq!(view.status.report.host, Some(left), "the waves are ours still");
@@ -231,7 +231,7 @@ async fn a_lock_that_somebody_else_set_is_respected_and_told() {
     somebody_locks(&bench, "v1.20.0");
     bench.ask(Some("1.20.5"), None);
     let view = bench.web.until("it is told", |v| reach(v) == "LockedByOther" && v.status.report.host.is_some()).await;
-    let foreign = FoundSettings { foreign_lock: Some("v1.20.0".into()), ..FoundSettings::default() };
+    let foreign = FoundSettings { conflicting_lock: Some("v1.20.0".into()), ..FoundSettings::default() };
     assert_eq!(view.status.report.host, Some(foreign));
     bench.stage(1);
     let view = until_failed(&bench, FailureReason::LockedByOther).await;
@@ -321,7 +321,7 @@ async fn a_crash_while_a_pin_moves_leaves_neither_lock_to_a_stranger() {
     until_called(&bench, STAGE, 2).await;
     bench.kill_agent().await;
     assert!(locked(&bench, "1.20.5"));
-    let own = bench.web.view().status.report.host.unwrap().set.unwrap();
+    let own = bench.web.view().status.report.host.unwrap().applied.unwrap();
     assert_eq!((own.version_lock.as_deref(), own.replaces.as_deref()), (Some("1.20.0"), Some("1.20.5")));
     bench.start_agent();
     until_chosen(&bench, OLD).await;
@@ -407,8 +407,8 @@ async fn a_wave_that_has_not_come_is_skipped_where_policy_says_so() {
     until_chosen(&bench, NEW).await;
     bench.ask(None, Some(true));
     let view = until_chosen(&bench, NEWEST).await;
-    let own = SetSettings { ignore_waves: Some(true), ..SetSettings::default() };
-    let found = FoundSettings { ignore_waves: Some(false), set: Some(own), ..FoundSettings::default() };
+    let own = AppliedSettings { ignore_waves: Some(true), ..AppliedSettings::default() };
+    let found = FoundSettings { ignore_waves: Some(false), applied: Some(own), ..FoundSettings::default() };
     assert_eq!(view.status.report.host, Some(found));
     assert!(locked(&bench, "latest"));
     bench.ask(None, None);
@@ -475,11 +475,11 @@ async fn settings_that_the_controller_did_not_sign_for_this_node_are_not_even_re
 async fn settings_that_are_signed_with_a_key_that_comes_later_wait_for_it() {
     let bench = Bench::new().await;
     bench.releases.publish(NEWEST);
-    std::fs::rename(bench.path("trust/go-keys.json"), bench.path("away")).unwrap();
+    std::fs::rename(bench.path("trust/permit-keys.json"), bench.path("away")).unwrap();
     bench.ask(Some("1.20.5"), None);
     bench.web.until("it is told", |v| reach(v) == "SettingsUnsigned").await;
     assert_eq!(settings_calls(&bench), [""; 0]);
-    std::fs::rename(bench.path("away"), bench.path("trust/go-keys.json")).unwrap();
+    std::fs::rename(bench.path("away"), bench.path("trust/permit-keys.json")).unwrap();
     let view = until_chosen(&bench, NEW).await;
     assert_eq!(view.status.report.host, Some(set("1.20.5")));
     bench.web.until("all is well", |v| reach(v) == "Answered").await;

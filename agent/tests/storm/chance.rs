@@ -1,7 +1,7 @@
 //! Hours in which everything goes wrong that can, at random: faults of host, socket and web API, power losses, orders that
 //! come, change and go, and an agent that is ended and killed in between.
 //!
-//! Whatever happens: it never panics, it never asks without pause, and of one go there comes at most one armed image and one
+//! Whatever happens: it never panics, it never asks without pause, and of one permit there comes at most one armed image and one
 //! reboot. And once it is over, an update succeeds.
 
 use std::collections::HashSet;
@@ -42,7 +42,7 @@ struct World<'a> {
     starts: Instant,
     attempt: i64,
     /// The nonces that were answered, and how much the host had seen when each was.
-    gos: Vec<usize>,
+    permits: Vec<usize>,
     answered: HashSet<String>,
     /// The next release.
     release: u64,
@@ -63,7 +63,7 @@ impl<'a> World<'a> {
             runs_in,
             starts: Instant::now(),
             attempt: 0,
-            gos: Vec::new(),
+            permits: Vec::new(),
             answered: HashSet::new(),
             release: NEW.patch,
         }
@@ -101,7 +101,7 @@ impl<'a> World<'a> {
         self.starts = Instant::now() + Duration::from_secs(self.chance.random_range(0..20));
     }
 
-    /// What a controller does: orders that rise, a go for each question at most once, and a change of mind now and then.
+    /// What a controller does: orders that rise, a permit for each question at most once, and a change of mind now and then.
     fn controller(&mut self) {
         let view = self.bench.web.view();
         let report = &view.status.report;
@@ -119,7 +119,7 @@ impl<'a> World<'a> {
             HostState::RebootedIntoUpdate if acknowledged && report.state == Some(HostState::RebootedIntoUpdate) => {
                 self.bench.withdraw();
             }
-            HostState::RebootedIntoUpdate => self.go(),
+            HostState::RebootedIntoUpdate => self.issue_permit(),
             HostState::StagedUpdate => {}
         }
     }
@@ -142,12 +142,12 @@ impl<'a> World<'a> {
         self.bench.stage_version(self.attempt, Version::new(1, 20, self.release));
     }
 
-    fn go(&mut self) {
+    fn issue_permit(&mut self) {
         let view = self.bench.web.view();
         let Some(armed) = &view.status.report.armed else { return };
         let asks = armed.attempt == view.spec.attempt && Some(&armed.boot_id) == view.spec.boot_id.as_ref();
         if asks && self.chance.random_bool(0.7) && self.answered.insert(armed.nonce.clone()) {
-            self.gos.push(self.bench.host.log().len());
+            self.permits.push(self.bench.host.log().len());
             self.bench.give(&self.bench.claims(&view));
         }
     }
@@ -268,17 +268,17 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Of each go there came at most one armed image and one reboot, and none came without.
+    /// Of each permit there came at most one armed image and one reboot, and none came without.
     fn judge(&self) {
         let log = self.bench.host.log();
-        let mut ends: Vec<usize> = self.gos.clone();
+        let mut ends: Vec<usize> = self.permits.clone();
         ends.push(log.len());
         let before = &log[..ends[0]];
-        assert_eq!((arms(before), reboots(before)), (0, 0), "before any go");
+        assert_eq!((arms(before), reboots(before)), (0, 0), "before any permit");
         for (number, span) in ends.windows(2).enumerate() {
             let after = &log[span[0]..span[1]];
-            assert!(arms(after) <= 1, "go {number} armed the host {} times", arms(after));
-            assert!(reboots(after) <= 1, "go {number} rebooted the host {} times", reboots(after));
+            assert!(arms(after) <= 1, "permit {number} armed the host {} times", arms(after));
+            assert!(reboots(after) <= 1, "permit {number} rebooted the host {} times", reboots(after));
         }
     }
 }
@@ -318,9 +318,9 @@ async fn run(seed: u64, counts: &Counts) {
     }
     world.judge();
     println!(
-        "seed {seed}: {} attempts, {} gos, {} reboots",
+        "seed {seed}: {} attempts, {} permits, {} reboots",
         world.attempt,
-        world.gos.len(),
+        world.permits.len(),
         reboots(&world.bench.host.log())
     );
     world.stop(false).await;

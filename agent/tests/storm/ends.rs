@@ -14,7 +14,7 @@ const LONGEST: usize = 3_000;
 fn answer(bench: &Bench) {
     let view = bench.web.view();
     let Some(armed) = &view.status.report.armed else { return };
-    let answered = view.spec.go.as_ref().is_some_and(|go| go.nonce == armed.nonce);
+    let answered = view.spec.permit.as_ref().is_some_and(|permit| permit.nonce == armed.nonce);
     if view.spec.state == HostState::RebootedIntoUpdate && armed.attempt == view.spec.attempt && !answered {
         bench.give(&bench.claims(&view));
     }

@@ -140,7 +140,7 @@ async fn an_hour_of((what, trouble, told): &Case, counts: &Counts) {
         let reason = find_condition(&told_of().conditions, HOST_REACHABLE).map(|c| c.reason.clone());
         assert_eq!(reason.as_deref(), Some(*told), "{what}");
     }
-    assert_eq!((arms(&bench.host.log()), reboots(&bench.host.log())), (0, 0), "{what}: nobody gave a go");
+    assert_eq!((arms(&bench.host.log()), reboots(&bench.host.log())), (0, 0), "{what}: nobody gave a permit");
     // It is over. What failed meanwhile is not tried again before the next attempt.
     bench.host.mend();
     bench.host.release_command();
@@ -187,7 +187,7 @@ fn however_often_policy_and_orders_ask_for_it_the_host_looks_for_updates_once_a_
     });
 }
 
-/// A host with a staged image whose agent asks for a permit.
+/// A host with a staged image whose agent requests a permit.
 async fn asking(bench: &Bench) -> models::wire::ShadowView {
     let report = || bench.web.view().status.report;
     bench.stage(1);

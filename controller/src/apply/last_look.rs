@@ -1,11 +1,11 @@
-//! The last look before a go, at a Node and pods that are not what the decision was made on.
+//! The last look before a permit, at a Node and pods that are not what the decision was made on.
 
 use std::sync::{Arc, Mutex};
 
 use http::{Request, Response};
 use kube::client::Body;
-use models::go::GoClaims;
 use models::names::{CONTROLLER_MANAGER, HOLD_ANNOTATION, INTERFACE_LABEL, INTERFACE_VERSION};
+use models::permit::PermitClaims;
 use models::shadow::{BottlerocketShadowSpec, HostState};
 use semver::Version;
 use serde_json::{Value, json};
@@ -67,8 +67,8 @@ fn decided_on() -> NodeView {
     }
 }
 
-/// Asks for a go where the cluster is so; returns what became of it, and the orders that were written.
-async fn go(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result<(), ApplyError>, Vec<Value>) {
+/// Requests a permit where the cluster is so; returns what became of it, and the orders that were written.
+async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result<(), ApplyError>, Vec<Value>) {
     let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let orders: Arc<Mutex<Vec<Value>>> = Arc::default();
     let log = orders.clone();
@@ -103,26 +103,26 @@ async fn go(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result<(), Apply
         Cache::new(changed.clone()),
         Cache::new(changed),
     );
-    let action = Action::Go { nonce: "n-1".into(), rules: Rules::default() };
+    let action = Action::Permit { nonce: "n-1".into(), rules: Rules::default() };
     let result = applier.carry_out(&decided_on(), action).await.map(|_| ());
     let orders = orders.lock().unwrap().clone();
     (result, orders)
 }
 
 #[tokio::test]
-async fn a_node_on_which_nothing_is_left_gets_a_go_for_its_boot_its_attempt_and_its_nonce() {
+async fn a_node_on_which_nothing_is_left_gets_a_permit_for_its_boot_its_attempt_and_its_nonce() {
     let signer = Signer::with_a_new_key();
     // A pod from a file of the node's own goes with the node.
     let mut of_the_node = pod();
     of_the_node["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
     for left_there in [vec![], vec![of_the_node]] {
-        let (result, orders) = go(node(), left_there, &signer).await;
+        let (result, orders) = issue_permit(node(), left_there, &signer).await;
         result.unwrap();
         assert_eq!(orders.len(), 1, "{orders:#?}");
         assert_eq!(orders[0]["metadata"]["uid"], "shadow-uid");
         assert_eq!(orders[0]["metadata"]["resourceVersion"], "42");
-        let claims: GoClaims = signer.read(orders[0]["spec"]["go"]["jws"].as_str().unwrap());
-        let wanted = GoClaims {
+        let claims: PermitClaims = signer.read(orders[0]["spec"]["permit"]["jws"].as_str().unwrap());
+        let wanted = PermitClaims {
             node_uid: "node-uid".into(),
             boot_id: BOOT.into(),
             attempt: 3,
@@ -135,7 +135,7 @@ async fn a_node_on_which_nothing_is_left_gets_a_go_for_its_boot_its_attempt_and_
 }
 
 #[tokio::test]
-async fn no_go_is_given_whatever_the_shadow_says_where_the_cluster_says_otherwise() {
+async fn no_permit_is_given_whatever_the_shadow_says_where_the_cluster_says_otherwise() {
     let signer = Signer::with_a_new_key();
     let with = |pointer: &str, value: Value| {
         let mut node = node();
@@ -157,15 +157,15 @@ async fn no_go_is_given_whatever_the_shadow_says_where_the_cluster_says_otherwis
         ("somebody holds it", (held, vec![])),
         ("it is being deleted", (leaving, vec![])),
     ] {
-        let (result, orders) = go(node, pods, &signer).await;
-        assert!(matches!(result, Err(ApplyError::NoGo(_) | ApplyError::Changed(_))), "{sentence}: {result:?}");
+        let (result, orders) = issue_permit(node, pods, &signer).await;
+        assert!(matches!(result, Err(ApplyError::NoPermit(_) | ApplyError::Changed(_))), "{sentence}: {result:?}");
         assert!(orders.is_empty(), "{sentence}: {orders:#?}");
     }
 }
 
 #[tokio::test]
-async fn without_a_key_there_is_no_go() {
-    let (result, orders) = go(node(), vec![], &Signer::default()).await;
+async fn without_a_key_there_is_no_permit() {
+    let (result, orders) = issue_permit(node(), vec![], &Signer::default()).await;
     assert!(matches!(result, Err(ApplyError::NoKey)), "{result:?}");
     assert!(orders.is_empty());
 }

@@ -50,13 +50,13 @@ pub enum ApplyError {
     /// The object changed under the decision.
     #[error("{0} changed since the decision")]
     Changed(&'static str),
-    /// The last look before a go found something.
-    #[error("no go: {0}")]
-    NoGo(String),
+    /// The last look before a permit found something.
+    #[error("no permit: {0}")]
+    NoPermit(String),
     /// The check before a reboot permit, and the permit, took too long.
     #[error("the check before the reboot permit had no end within {PERMIT_LIMIT:?}")]
     Late,
-    /// A go or a statement of settings could not be signed.
+    /// A permit or a statement of settings could not be signed.
     #[error("nothing can be signed: the signing key is not usable")]
     Signing(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// There is no signing key yet.
@@ -260,9 +260,9 @@ impl Applier {
                 Ok(Learned { claimed: true, ..Learned::default() })
             }
             Action::Release => self.release(node).await.map(|()| Learned::default()),
-            Action::Go { nonce, rules } => {
+            Action::Permit { nonce, rules } => {
                 // What the check has seen is old by then.
-                match tokio::time::timeout(PERMIT_LIMIT, self.give_go(node, &nonce, rules)).await {
+                match tokio::time::timeout(PERMIT_LIMIT, self.issue_permit(node, &nonce, rules)).await {
                     Ok(given) => given.map(|()| Learned::default()),
                     Err(_) => Err(ApplyError::Late),
                 }

@@ -1,4 +1,4 @@
-//! Evictions, and the last look before a go.
+//! Evictions, and the last look before a permit.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use k8s_openapi::api::policy::v1::Eviction as EvictionBody;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use kube::core::DeserializeGuard;
-use models::go::GoClaims;
-use models::shadow::{BottlerocketShadowSpec, Go};
+use models::permit::PermitClaims;
+use models::shadow::{BottlerocketShadowSpec, Permit};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
@@ -174,9 +174,9 @@ impl Applier {
         }
     }
 
-    /// The last look, at the Node and its pods as they are and not as a cache has them; then the go, signed for this
+    /// The last look, at the Node and its pods as they are and not as a cache has them; then the permit, signed for this
     /// agent's nonce, at the version of the shadow that the decision was made on.
-    pub(super) async fn give_go(&self, view: &NodeView, nonce: &str, rules: Rules) -> Result<(), ApplyError> {
+    pub(super) async fn issue_permit(&self, view: &NodeView, nonce: &str, rules: Rules) -> Result<(), ApplyError> {
         let shadow = view.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
         let (Some(version), Some(boot_id)) = (shadow.spec.version.clone(), shadow.spec.boot_id.clone()) else {
             return Err(ApplyError::Changed("the order"));
@@ -194,19 +194,19 @@ impl Applier {
         }
         // The caches of nodes and shadows are not in step: a hold may have come before the agent asked.
         if live.held || !live.labelled || live.deleting {
-            return Err(ApplyError::NoGo("the node is held, leaving, or no longer under the operator".to_owned()));
+            return Err(ApplyError::NoPermit("the node is held, leaving, or no longer under the operator".to_owned()));
         }
         if !live.unschedulable || !live.claims.has(Part::Cordon) {
-            return Err(ApplyError::NoGo("the node is not cordoned any more".to_owned()));
+            return Err(ApplyError::NoPermit("the node is not cordoned any more".to_owned()));
         }
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
         let drain = shadow.status.controller.drain.as_ref();
         // Whether a pod may be evicted makes no difference here: none may be left.
         let sorted = filter::sort(&pods, rules, drain);
         if let Some(pod) = sorted.left().next() {
-            return Err(ApplyError::NoGo(format!("{} is on the node", pod.title())));
+            return Err(ApplyError::NoPermit(format!("{} is on the node", pod.title())));
         }
-        let claims = GoClaims {
+        let claims = PermitClaims {
             node_uid: live.uid,
             boot_id,
             attempt: shadow.spec.attempt,
@@ -215,7 +215,8 @@ impl Applier {
             host: shadow.spec.host.clone(),
         };
         let jws = self.sign(&claims)?;
-        let spec = BottlerocketShadowSpec { go: Some(Go { nonce: nonce.to_owned(), jws }), ..shadow.spec.clone() };
+        let spec =
+            BottlerocketShadowSpec { permit: Some(Permit { nonce: nonce.to_owned(), jws }), ..shadow.spec.clone() };
         self.leadership.check()?;
         self.write_spec(shadow, &spec).await
     }

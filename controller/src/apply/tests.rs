@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use http::{Request, Response};
 use kube::client::Body;
-use models::go::SettingsClaims;
 use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
+use models::permit::SettingsClaims;
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy, HostState};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -195,7 +195,7 @@ async fn a_deletion_carries_the_uid_of_the_pod_that_was_seen() {
 /// managedFields were reset while the node was claimed, so that taking the claim back removed nothing.
 #[tokio::test]
 async fn what_a_release_leaves_is_removed_only_where_it_is_ours_by_the_record() {
-    for (sentence, condition, set_before, removed) in [
+    for (sentence, condition, preexisting, removed) in [
         ("all of it is ours", "True", vec![], json!({"spec": {"unschedulable": null}, "keys": true})),
         ("a person had cordoned it", "True", vec!["spec.unschedulable"], json!({"spec": null, "keys": true})),
         ("nothing was ever claimed", "False", vec![], Value::Null),
@@ -208,8 +208,8 @@ async fn what_a_release_leaves_is_removed_only_where_it_is_ours_by_the_record() 
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }]))
         .unwrap();
-        let set_before = set_before.into_iter().map(str::to_owned).collect();
-        status.controller.drain = Some(DrainStatus { set_before, ..DrainStatus::default() });
+        let preexisting = preexisting.into_iter().map(str::to_owned).collect();
+        status.controller.drain = Some(DrainStatus { preexisting, ..DrainStatus::default() });
         applier.carry_out(&node, Action::Release).await.unwrap();
         let calls = calls.lock().unwrap();
         let removal = calls.get(1).map_or(Value::Null, |call| call.body.clone());
@@ -325,7 +325,7 @@ async fn a_process_that_lost_the_lease_writes_nothing() {
     for action in [
         Action::Claim { parts: crate::claims::Parts::CORDON, note: None },
         Action::Release,
-        Action::Go { nonce: "n".into(), rules: Default::default() },
+        Action::Permit { nonce: "n".into(), rules: Default::default() },
     ] {
         assert!(applier.carry_out(&node(), action).await.is_err());
     }
@@ -386,7 +386,7 @@ async fn reboot_permit_is_given_up_when_its_check_has_no_answer() {
     let mut view = node();
     let shadow = view.shadow.as_mut().unwrap();
     (shadow.spec.version, shadow.spec.boot_id) = (Some(semver::Version::new(1, 20, 5)), Some("b".into()));
-    let action = Action::Go { nonce: "n".into(), rules: Default::default() };
+    let action = Action::Permit { nonce: "n".into(), rules: Default::default() };
     assert!(matches!(applier.carry_out(&view, action).await, Err(ApplyError::Late)));
 }
 

@@ -106,7 +106,7 @@ pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>) -> Fate {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sorted<'a> {
     /// To be evicted.
-    pub go: Vec<&'a PodFacts>,
+    pub evictable: Vec<&'a PodFacts>,
     /// Waited for.
     pub leaving: Vec<&'a PodFacts>,
     /// In the way of any drain, each with the reason.
@@ -119,18 +119,18 @@ impl Sorted<'_> {
     /// All that is still on the node and would have to go.
     pub fn left(&self) -> impl Iterator<Item = &'_ PodFacts> {
         let refused = self.refused.iter().map(|(pod, _)| *pod);
-        self.go.iter().copied().chain(self.leaving.iter().copied()).chain(refused)
+        self.evictable.iter().copied().chain(self.leaving.iter().copied()).chain(refused)
     }
 
     /// Those that may be evicted now: what the cluster itself runs on goes when everything else is gone.
     pub fn first_to_go(&self) -> impl Iterator<Item = &'_ PodFacts> {
         let ordinary = self.left().any(|pod| !pod.critical);
-        self.go.iter().copied().filter(move |pod| !(ordinary && pod.critical))
+        self.evictable.iter().copied().filter(move |pod| !(ordinary && pod.critical))
     }
 
     /// Whether nothing is left that has to go.
     pub fn empty(&self) -> bool {
-        self.go.is_empty() && self.leaving.is_empty() && self.refused.is_empty()
+        self.evictable.is_empty() && self.leaving.is_empty() && self.refused.is_empty()
     }
 }
 
@@ -141,14 +141,14 @@ pub fn sort<'a>(pods: &'a [PodFacts], rules: Rules, drain: Option<&DrainStatus>)
         match fate(pod, rules, drain) {
             Fate::Stays => {}
             Fate::Returned => sorted.returned.push(pod),
-            Fate::Goes => sorted.go.push(pod),
+            Fate::Goes => sorted.evictable.push(pod),
             Fate::Leaving => sorted.leaving.push(pod),
             Fate::Refused(why) => sorted.refused.push((pod, why)),
         }
     }
     // In the order of their names, so that what is written of them does not depend on the order of a list.
     let name = |pod: &PodFacts| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
-    sorted.go.sort_by_key(|pod| name(pod));
+    sorted.evictable.sort_by_key(|pod| name(pod));
     sorted.leaving.sort_by_key(|pod| name(pod));
     sorted.returned.sort_by_key(|pod| name(pod));
     sorted.refused.sort_by_key(|(pod, _)| name(pod));

@@ -10,7 +10,7 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -408,10 +408,23 @@ impl Metrics {
         self.count_waits(&mut memory, nodes, *now);
     }
 
+    /// Creates the series of all that may come of an attempt before it comes: an increase from nothing is none.
+    fn expect_results(&self, memory: &mut Memory, from: Option<&Version>, version: &Version) {
+        let (from, to) = memory.label_move(from, version);
+        for result in results() {
+            self.updates.with_label_values(&[from.as_str(), to.as_str(), result]);
+        }
+    }
+
     fn count_nodes(&self, memory: &mut Memory, nodes: &[NodeState<'_>]) {
         let mut counts: BTreeMap<(Option<Step>, Option<&Version>), usize> = BTreeMap::new();
         for node in nodes {
             *counts.entry((node.step, node.version.as_deref())).or_default() += 1;
+        }
+        // Also of attempts that another leader began.
+        let moves: BTreeSet<_> = nodes.iter().filter_map(|node| node.attempt).collect();
+        for (from, version) in moves {
+            self.expect_results(memory, from, version);
         }
         memory.versions.retain(|version| counts.keys().any(|(_, v)| *v == Some(version)));
         for ((step, version), count) in counts {
@@ -450,11 +463,7 @@ impl Metrics {
         if step(was) != step(is) {
             self.transitions.with_label_values(&[word(step(was)), word(step(is))]).inc();
             if let (None, Some(begun)) = (was, is) {
-                // What may come of it, before it comes: an increase from nothing is none.
-                let (from, to) = self.lock().label_move(begun.from.as_ref(), &begun.version);
-                for result in results() {
-                    self.updates.with_label_values(&[from.as_str(), to.as_str(), result]);
-                }
+                self.expect_results(&mut self.lock(), begun.from.as_ref(), &begun.version);
             }
             if let Some(was) = was {
                 // A soak that was begun anew is one time of being watched.

@@ -31,6 +31,8 @@ pub struct NodeState<'a> {
     pub step: Option<Step>,
     /// The version that it runs, as far as anybody has said.
     pub version: Option<Cow<'a, Version>>,
+    /// The version that its attempt began with, if it was known, and the one that it is for; `None`: no attempt.
+    pub attempt: Option<(Option<&'a Version>, &'a Version)>,
     /// Whether it waits.
     pub waits: Waits,
 }
@@ -98,6 +100,7 @@ fn node_state<'a>(name: &'a str, node: &'a NodeView, plan: &Plan) -> NodeState<'
         name,
         step: node.step(),
         version: reported.map(Cow::Borrowed).or_else(|| node.facts.os_version().map(Cow::Owned)),
+        attempt: node.progress().map(|progress| (progress.from.as_ref(), &progress.version)),
         waits: match plan.waits.get(name) {
             // As in the operator's status: these are no reasons to wait.
             Some(Wait::UpToDate | Wait::NotLabelled) => Waits::Not,

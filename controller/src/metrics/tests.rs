@@ -26,7 +26,7 @@ fn at(step: Step, since: i64) -> ControllerReport {
         version: version("1.20.5"),
         from: Some(version("1.20.0")),
         started: t(0),
-        go_given: false,
+        permit_issued: false,
         soak_restarted: false,
         disruptive: false,
         watched_since: None,
@@ -56,7 +56,7 @@ fn write(metrics: &Metrics, before: &ControllerReport, after: &ControllerReport,
 }
 
 fn node<'a>(name: &'a str, step: Option<Step>, runs: &str, waits: Waits) -> NodeState<'a> {
-    NodeState { name, step, version: Some(Cow::Owned(version(runs))), waits }
+    NodeState { name, step, version: Some(Cow::Owned(version(runs))), attempt: None, waits }
 }
 
 fn snapshot<'a>(now: i64, nodes: impl IntoIterator<Item = NodeState<'a>>) -> Snapshot<'a> {
@@ -138,6 +138,16 @@ fn the_first_failure_of_a_version_is_an_increase() {
     assert_eq!(failures(), Some(0.0), "a scrape before the attempt ends finds it");
     write(&metrics, &at(Step::Staging, 0), &ended(Some("1.20.0"), "1.20.5", "DrainTimedOut"), 10);
     assert_eq!(failures(), Some(1.0));
+}
+
+#[test]
+fn first_failure_of_an_attempt_that_another_leader_began_is_an_increase() {
+    let metrics = leading();
+    let (from, to) = (version("1.20.0"), version("1.20.5"));
+    let draining = node("a", Some(Step::Draining), "1.20.0", Waits::Acting);
+    metrics.observe(&snapshot(0, [NodeState { attempt: Some((Some(&from), &to)), ..draining }]));
+    let failures = r#"updates_total{from_version="1.20.0",result="DrainTimedOut",to_version="1.20.5"}"#;
+    assert_eq!(value(&metrics, failures), Some(0.0), "a scrape before the attempt ends finds it");
 }
 
 #[test]
@@ -225,6 +235,7 @@ fn versions_of_nodes_are_told_apart_up_to_a_limit_and_make_room_when_they_are_go
             name,
             step: None,
             version: Some(Cow::Owned(Version::new(1, minor, patch))),
+            attempt: None,
             waits: Waits::Not,
         });
         snapshot(0, nodes)

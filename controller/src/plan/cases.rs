@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use models::condition::find_condition;
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, BLOCKED, Go, HostState, OfferedUpdates, Step};
+use models::shadow::{ArmedPhase, BLOCKED, HostState, OfferedUpdates, Permit, Step};
 use semver::Version;
 
 use super::fixtures::*;
@@ -12,12 +12,12 @@ use super::{Action, Plan, Wait, plan};
 use crate::claims::Parts;
 use crate::view::{ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Refused, ShadowFacts};
 
-/// a node that took the go and never came back: the Lease is looked at every 10 s, not in a loop.
+/// a node that took the permit and never came back: the Lease is looked at every 10 s, not in a loop.
 #[test]
 fn a_dead_nodes_lease_is_not_read_in_a_hot_loop() {
     let mut dead = at("a", Step::Releasing, 0, HostState::Idle);
     dead.facts.ready = false;
-    dead.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().go_given = true;
+    dead.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = true;
     dead.shadow.as_mut().unwrap().status.agent.observed_generation = Some(0);
     let (mut view, policy) = cluster(vec![dead], &["a"]);
     let mut looks = 0;
@@ -53,7 +53,7 @@ fn a_node_that_never_comes_back_from_its_update_is_charged_to_the_version() {
     let mut gone = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
     gone.facts.ready = false;
     let shadow = gone.shadow.as_mut().unwrap();
-    shadow.spec.go = Some(Go { nonce: "n".into(), jws: String::new() });
+    shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: String::new() });
     shadow.status.agent.armed = Some(armed(ArmedPhase::Activated));
     let (view, policy) = cluster(vec![gone], &["a"]);
     let plan = plan(&view, &policy, t(3600));
@@ -163,15 +163,15 @@ fn a_node_whose_pods_are_still_being_read_keeps_its_turn() {
     assert_eq!(slots.iter().map(|slot| slot.node.as_str()).collect::<Vec<_>>(), ["a"]);
 }
 
-/// a node whose soak failed is in another boot than the one that its go was for.
+/// a node whose soak failed is in another boot than the one that its permit was for.
 #[test]
-fn a_failed_soak_waits_for_no_go_and_gives_the_slot_back_at_once() {
+fn a_failed_soak_waits_for_no_permit_and_gives_the_slot_back_at_once() {
     let mut failed = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
     (failed.facts.claims, failed.facts.unschedulable, failed.facts.ready) = (Parts::default(), false, false);
     failed.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     failed.facts.boot_id = "b2".into();
     let shadow = failed.shadow.as_mut().unwrap();
-    shadow.spec.go = Some(Go { nonce: "n".into(), jws: "j".into() });
+    shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
     let progress = shadow.status.controller.progress.as_mut().unwrap();
     (progress.boot_id, progress.soak_restarted) = ("b2".into(), true);
     let (mut view, policy) = cluster(vec![failed], &["a"]);
@@ -402,11 +402,12 @@ fn an_attempt_that_neither_slot_nor_claim_backs_gets_no_slot_and_ends() {
     for step in
         [Step::LeavingBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Monitoring, Step::Unknown]
     {
-        for (order, go) in [(HostState::StagedUpdate, false), (HostState::RebootedIntoUpdate, true)] {
+        for (order, permit) in [(HostState::StagedUpdate, false), (HostState::RebootedIntoUpdate, true)] {
             let forged = ["a", "b", "c", "d"].map(|name| {
                 let mut node = at(name, step, 0, order);
                 (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
-                node.shadow.as_mut().unwrap().spec.go = go.then(|| Go { nonce: "n".into(), jws: String::new() });
+                node.shadow.as_mut().unwrap().spec.permit =
+                    permit.then(|| Permit { nonce: "n".into(), jws: String::new() });
                 node
             });
             let (mut view, policy) = cluster(forged.to_vec(), &[]);
@@ -701,10 +702,10 @@ fn the_current_revision_is_the_one_that_every_node_has_followed() {
 
 /// a controller of a newer version was taken back in the middle of a step that this one does not know.
 #[test]
-fn an_attempt_in_a_step_that_nobody_knows_is_withdrawn_and_its_node_kept_until_a_go_is_over() {
+fn an_attempt_in_a_step_that_nobody_knows_is_withdrawn_and_its_node_kept_until_a_permit_is_over() {
     let mut strange = at("a", Step::Unknown, 0, HostState::RebootedIntoUpdate);
     let shadow = strange.shadow.as_mut().unwrap();
-    shadow.spec.go = Some(Go { nonce: "n".into(), jws: String::new() });
+    shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: String::new() });
     // So does what its agent says of arming.
     shadow.status.agent.armed = Some(armed(ArmedPhase::Unknown));
     let (mut view, policy) = cluster(vec![strange], &["a"]);
@@ -712,7 +713,7 @@ fn an_attempt_in_a_step_that_nobody_knows_is_withdrawn_and_its_node_kept_until_a
     assert!(first.slots.is_none(), "its slot is still its own");
     let Some(Action::Status { status, .. }) = first.actions.get("a") else { panic!("{:?}", first.waits) };
     let progress = status.report.progress.as_ref().unwrap();
-    assert_eq!((progress.step, progress.go_given), (Step::Releasing, true));
+    assert_eq!((progress.step, progress.permit_issued), (Step::Releasing, true));
     assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, "ProgressLost");
     written(&mut view, &first.actions["a"].clone());
     let second = plan(&view, &policy, t(11));

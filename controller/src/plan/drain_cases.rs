@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use models::condition::find_condition;
-use models::shadow::{Armed, ArmedPhase, BLOCKED, Go, HostState, Step};
+use models::shadow::{Armed, ArmedPhase, BLOCKED, HostState, Permit, Step};
 
 use super::fixtures::*;
 use super::{Action, Evictions, Plan, Wait, plan};
@@ -12,9 +12,9 @@ use crate::claims::Parts;
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
 
-/// the shadow is deleted right after its go (the docs tell people to delete shadows): the new one knows of no go.
+/// the shadow is deleted right after its permit (the docs tell people to delete shadows): the new one knows of no permit.
 #[test]
-fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_go_may_be_out() {
+fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_permit_may_be_out() {
     let mut orphan = node("a");
     orphan.facts.claims = Parts::USUAL;
     orphan.facts.unschedulable = true;
@@ -29,7 +29,7 @@ fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_go_may_be_out() {
     };
     for at in [1, 269] {
         // However long it has been by a clock that somebody may have set.
-        assert!(!action(at, 1_000_000).0, "released {at} s after the go");
+        assert!(!action(at, 1_000_000).0, "released {at} s after the permit");
     }
     assert_eq!(action(269, 0).1, Some(t(1)), "nothing wakes the leader when it is over");
     assert!(action(270, 0).0, "and never given back");
@@ -399,14 +399,13 @@ fn a_node_that_is_being_deleted_is_not_drained_any_further() {
 
 /// the scheduler had not seen the cordon yet.
 #[test]
-fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a_go() {
-    let asks = |again: bool, go: bool, tolerates_cordon: bool| {
+fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a_permit() {
+    let asks = |again: bool, permit: bool, tolerates_cordon: bool| {
         let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         node.pods = Some(vec![PodFacts { tolerates_cordon, ..pod("a", false) }]);
         let shadow = node.shadow.as_mut().unwrap();
-        shadow.status.controller.drain =
-            Some(models::shadow::DrainStatus { taken_up_again: again, ..Default::default() });
-        shadow.spec.go = go.then(|| Go { nonce: "old".into(), jws: "j".into() });
+        shadow.status.controller.drain = Some(models::shadow::DrainStatus { restarted: again, ..Default::default() });
+        shadow.spec.permit = permit.then(|| Permit { nonce: "old".into(), jws: "j".into() });
         shadow.status.agent.armed = Some(Armed {
             version: NEW,
             boot_id: "b1".into(),
@@ -419,7 +418,7 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
         let step = status.report.progress.as_ref().unwrap().step;
         if step == Step::Draining {
-            // The agent confirms nothing while it waits for its go, and the drain goes on and ends all the same.
+            // The agent confirms nothing while it waits for its permit, and the drain goes on and ends all the same.
             let mut view = view.clone();
             let node = view.nodes.get_mut("a").unwrap();
             let shadow = node.shadow.as_mut().unwrap();
@@ -433,14 +432,14 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
             let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
             written(&mut view, &drained);
             let gone = plan(&view, &policy, t(4));
-            let given = matches!(gone.actions.get("a"), Some(Action::Go { nonce, .. }) if nonce == "new");
+            let given = matches!(gone.actions.get("a"), Some(Action::Permit { nonce, .. }) if nonce == "new");
             assert!(given, "{:?} {:?}", gone.actions, gone.waits);
         }
         step
     };
     assert_eq!(asks(false, false, false), Step::Draining);
     assert_eq!(asks(true, false, false), Step::Releasing, "only once");
-    assert_eq!(asks(false, true, false), Step::Releasing, "a go is out");
+    assert_eq!(asks(false, true, false), Step::Releasing, "a permit is out");
     assert_eq!(asks(false, false, true), Step::Draining, "it tolerates the cordon, and is of an owner not seen before");
 }
 
@@ -471,8 +470,8 @@ fn what_is_ours_by_the_record_is_taken_back_also_where_nobody_owns_it() {
         back.facts.boot_id = "b2".into();
         (back.facts.claims, back.facts.unowned) = (Parts::default(), Parts::CORDON);
         let status = &mut back.shadow.as_mut().unwrap().status;
-        let set_before = theirs.into_iter().map(str::to_owned).collect();
-        status.controller.drain = Some(models::shadow::DrainStatus { set_before, ..Default::default() });
+        let preexisting = theirs.into_iter().map(str::to_owned).collect();
+        status.controller.drain = Some(models::shadow::DrainStatus { preexisting, ..Default::default() });
         status.conditions = vec![models::condition::Condition {
             type_: models::shadow::CORDONED.into(),
             status: models::condition::ConditionStatus::True,
@@ -496,7 +495,7 @@ fn force_deletes_nothing_that_policy_refuses_and_nothing_on_a_silent_node() {
         let node = view.nodes.get_mut("a").unwrap();
         node.facts.ready = ready;
         let status = &mut node.shadow.as_mut().unwrap().status;
-        status.controller.drain = Some(models::shadow::DrainStatus { forced: Some(t(60)), ..Default::default() });
+        status.controller.drain = Some(models::shadow::DrainStatus { forced_since: Some(t(60)), ..Default::default() });
         let made = plan(&view, &policy, t(61));
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
         let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
@@ -551,7 +550,7 @@ fn what_is_left_to_the_reboot_is_named_when_the_drain_ends() {
     let drained = find_condition(&status.conditions, models::shadow::DRAINED).unwrap();
     assert!(drained.reason == "PodsLeft" && drained.message.contains("shop/p-a"), "{drained:?}");
     assert!(note.warning && note.message.contains("shop/p-a"));
-    assert_eq!(status.report.drain.as_ref().unwrap().gone, 0);
+    assert_eq!(status.report.drain.as_ref().unwrap().removed, 0);
 }
 
 #[test]
@@ -617,7 +616,7 @@ fn what_is_forced_is_deleted_while_its_eviction_is_not_answered() {
     let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
     let (mut view, policy) = draining(spec, vec![pod("a", false)]);
     let node = view.nodes.get_mut("a").unwrap();
-    node.shadow.as_mut().unwrap().status.controller.drain.as_mut().unwrap().forced = Some(t(60));
+    node.shadow.as_mut().unwrap().status.controller.drain.as_mut().unwrap().forced_since = Some(t(60));
     for (deletes, sent) in [(false, 1), (true, 0)] {
         let in_flight = [("p-a".to_owned(), InFlight { since: t(50), deletes })].into();
         view.nodes.get_mut("a").unwrap().in_flight = in_flight;

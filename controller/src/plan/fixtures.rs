@@ -82,7 +82,7 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
         version: NEW,
         from: Some(OLD),
         started: t(0),
-        go_given: false,
+        permit_issued: false,
         soak_restarted: false,
         watched_since: None,
         disruptive: !matches!(step, Step::Staging | Step::Staged),

@@ -420,7 +420,7 @@ impl Plan {
         match action {
             Action::Status { status, .. } => step(status) != Some(Step::Draining),
             Action::Claim { .. } | Action::ReadOwner { .. } => false,
-            Action::Spec { .. } | Action::Release | Action::Go { .. } | Action::LookAtLease => true,
+            Action::Spec { .. } | Action::Release | Action::Permit { .. } | Action::LookAtLease => true,
         }
     }
 
@@ -435,7 +435,7 @@ impl Plan {
             Action::Spec { .. }
             | Action::Claim { .. }
             | Action::Release
-            | Action::Go { .. }
+            | Action::Permit { .. }
             | Action::ReadOwner { .. }
             | Action::LookAtLease => false,
         }

@@ -367,14 +367,20 @@ fn node_has_until_its_deadline_to_be_ready_on_the_new_version() {
 
 #[test]
 fn expression_has_to_be_quiet_for_the_length_of_the_soak_and_counts_against_the_version_only_from_the_deadline_on() {
-    let expressions = serde_json::json!({"health": {"after": {"expressions": [{"name": "errors", "query": "errors > 1"}]}},
-        "prometheus": {"url": "http://p"}});
-    let watch = |answer: Answer| {
+    let watch_query = |query: &str, asked: &str, answer: Answer| {
         let mut watch = Watch::of(watched(vec![healthy()]));
-        watch.policy = with_policy(&mut watch.view, expressions.clone());
-        watch.view.expressions = [("errors > 1".to_owned(), answer)].into();
+        let after = serde_json::json!({"expressions": [{"name": "errors", "query": query}]});
+        let spec = serde_json::json!({"health": {"after": after}, "prometheus": {"url": "http://p"}});
+        watch.policy = with_policy(&mut watch.view, spec);
+        watch.view.expressions = [(asked.to_owned(), answer)].into();
         watch
     };
+    let watch = |answer: Answer| watch_query("errors{node=\"$node\"} > 1", "errors{node=\"a\"} > 1", answer);
+    let mut of_the_fleet = watch_query("errors > 1", "errors > 1", Answer::Firing { series: "{} 7".into() });
+    assert_eq!(of_the_fleet.at(DEADLINE - 1).unwrap().as_str(), "ExpressionFires");
+    of_the_fleet.at(DEADLINE);
+    assert_eq!(of_the_fleet.result(), (Some("HealthUnknown".into()), false), "it is no evidence against the version");
+
     let mut firing = watch(Answer::Firing { series: "{} 7".into() });
     for second in [SOAKED, DEADLINE - 1] {
         assert_eq!(firing.at(second).unwrap().as_str(), "ExpressionFires");

@@ -1,6 +1,6 @@
 //! What plans make of keys that change, each as a sentence about what holds.
 
-use models::shadow::{Go, HostPolicy, HostState, Step};
+use models::shadow::{HostPolicy, HostState, Permit, Step};
 
 use super::fixtures::*;
 use super::{Action, plan};
@@ -14,7 +14,7 @@ fn settings_of_a() -> (HostPolicy, String, String) {
         ..HostPolicy::default()
     };
     let signer = crate::tls::Signer::with_a_new_key();
-    let jws = signer.sign(&models::go::SettingsClaims::of("uid-a", &host).unwrap()).unwrap().unwrap();
+    let jws = signer.sign(&models::permit::SettingsClaims::of("uid-a", &host).unwrap()).unwrap().unwrap();
     let key = crate::tls::signed_by(&jws).unwrap();
     (host, jws, key)
 }
@@ -34,7 +34,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
         node
     };
     let told = |node: &mut NodeView| {
-        node.shadow.as_mut().unwrap().spec.go = Some(Go { nonce: "n".into(), jws: "j".into() });
+        node.shadow.as_mut().unwrap().spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
     };
     let elsewhere = |node: &mut NodeView| node.facts.boot_id = "b2".into();
     for (sentence, signature, keys, mut node, anew) in [
@@ -44,7 +44,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
         ("by another one, while it is not known which one signs", Some(&jws), &[], idle(), false),
         ("by the one before, in an attempt", Some(&jws), &both[..], staging(), false),
         ("by one that was revoked, in an attempt", Some(&jws), &other[..], staging(), true),
-        ("by one that was revoked, before the go", Some(&jws), &other[..], rebooting(), true),
+        ("by one that was revoked, before the permit", Some(&jws), &other[..], rebooting(), true),
         ("after it", Some(&jws), &other[..], changed(rebooting(), &told), false),
         ("in another boot than the order's", Some(&jws), &other[..], changed(rebooting(), &elsewhere), false),
         ("while nothing signs", Some(&jws), &[], staging(), false),

@@ -127,8 +127,8 @@ pub enum Action {
     },
     /// Take back what we claimed on the node.
     Release,
-    /// Look at the node and its pods once more, live, and if nothing is left, sign a go for the agent's nonce.
-    Go {
+    /// Look at the node and its pods once more, live, and if nothing is left, sign a permit for the agent's nonce.
+    Permit {
         /// The nonce.
         nonce: String,
         /// Which pods are in the way.

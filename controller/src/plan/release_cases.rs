@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use models::go::GO_LIFETIME;
+use models::permit::PERMIT_LIFETIME;
 use models::shadow::{AttemptResult, HostState, Record, Step};
 
 use super::fixtures::*;
@@ -12,14 +12,14 @@ use crate::view::{LeaseLooks, NodeView};
 
 /// How long a host may take to go down, in seconds.
 fn span() -> u64 {
-    (GO_LIFETIME + Policy::default().shutdown).as_secs()
+    (PERMIT_LIFETIME + Policy::default().shutdown).as_secs()
 }
 
-/// A node whose order was withdrawn after a go, at the second 0.
+/// A node whose order was withdrawn after a permit, at the second 0.
 fn withdrawn() -> NodeView {
     let mut node = at("a", Step::Releasing, 0, HostState::Idle);
     let controller = &mut node.shadow.as_mut().unwrap().status.controller;
-    controller.progress.as_mut().unwrap().go_given = true;
+    controller.progress.as_mut().unwrap().permit_issued = true;
     // As it is written when a release begins.
     let last = AttemptResult {
         attempt: 1,
@@ -54,7 +54,7 @@ fn looks(node: &mut NodeView, first: i64, last: i64, second: u64) {
 }
 
 #[test]
-fn after_a_go_a_node_is_given_back_in_another_boot_or_when_its_kubelet_outlived_the_longest_shutdown() {
+fn after_a_permit_a_node_is_given_back_in_another_boot_or_when_its_kubelet_outlived_the_longest_shutdown() {
     let boot = |node: &mut NodeView| node.facts.boot_id = "b2".into();
     let alive = |node: &mut NodeView| looks(node, 500, 510, span());
     let dead = |node: &mut NodeView| looks(node, 500, 500, span());
@@ -67,7 +67,7 @@ fn after_a_go_a_node_is_given_back_in_another_boot_or_when_its_kubelet_outlived_
     let seen_in_a_queue = 30 + 68 + 150;
     let cases: [Change<'_>; 9] = [
         ("in the first moment", &|_| {}, 1, None),
-        ("when the go has lapsed, which a host that took it has not noticed", &|_| {}, 31, None),
+        ("when the permit has lapsed, which a host that took it has not noticed", &|_| {}, 31, None),
         ("on the word of the agent", &says_so, 31, None),
         ("on a sign of life before a shutdown can be over", &alive_early, 31, None),
         ("while a call may wait in the host's API server", &alive_early, seen_in_a_queue, None),
@@ -84,7 +84,7 @@ fn after_a_go_a_node_is_given_back_in_another_boot_or_when_its_kubelet_outlived_
 }
 
 #[test]
-fn after_a_go_the_wait_has_to_be_over_by_the_clock_of_the_cluster_and_by_that_of_this_process() {
+fn after_a_permit_the_wait_has_to_be_over_by_the_clock_of_the_cluster_and_by_that_of_this_process() {
     for (sentence, stood, second, over, wake) in [
         ("neither", 0, 0, false, Some(span())),
         (

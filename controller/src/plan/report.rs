@@ -286,9 +286,8 @@ pub(super) fn status(
         operator.status.policy_in_force.clone()
     };
     let counts = counts(view, plan);
-    let collision_count = operator.status.collision_count;
     let update_revision = (policy.present && !policy.unusable)
-        .then(|| crate::policy::revision::name(models::names::OPERATOR_NAME, policy, collision_count));
+        .then(|| crate::policy::revision::name(models::names::OPERATOR_NAME, policy));
     // Nobody knows of a host that has not looked for updates in this boot.
     let looked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.updates.is_some());
     let all_current = counts.total > 0
@@ -303,7 +302,6 @@ pub(super) fn status(
         counts: Some(counts),
         current_revision,
         update_revision,
-        collision_count,
         slots: Vec::new(),
         waiting: waiting(view, plan),
         versions,

@@ -85,8 +85,6 @@ struct Approval {
     pending: bool,
     /// The version and the step that it passes.
     given: Option<(Version, usize)>,
-    /// Whether a step soaks that it may be meant for.
-    kept: bool,
 }
 
 impl Approval {
@@ -97,11 +95,6 @@ impl Approval {
         }
         self.given = Some(asks);
         true
-    }
-
-    /// Whether it is to be acknowledged.
-    fn is_taken(&self) -> bool {
-        self.pending && (self.given.is_some() || !self.kept)
     }
 }
 
@@ -147,7 +140,7 @@ pub(super) fn follow<'a>(
         rollouts.by_key.insert(key.clone(), rollout);
         rollouts.active.push(active);
     }
-    rollouts.approval_taken = approval.is_taken();
+    rollouts.approval_taken = approval.pending;
     // Those that no node is on any more stay for people to read. While no other version follows, a node that comes late goes on
     // with the steps that are passed; once one does, what the nodes had proven counts no longer.
     let followed = |stored: &ActiveRollout| keys.iter().any(|(v, a, _)| (v, a) == (&stored.variant, &stored.arch));
@@ -201,14 +194,13 @@ fn step_on(
         }
         let since = *active.step_done.get_or_insert(now);
         let until = after(since, step.soak);
+        if step.manual && !active.approved {
+            // For this step, which soaks or waits for it, and for no other.
+            active.approved = approval.take(&active.version, passed + 1);
+        }
         if now < until {
-            approval.kept |= step.manual;
             (rollout.left, rollout.wait) = (Some(0), waits(Some(until), false, Vec::new()));
             return (rollout, Some(until));
-        }
-        if step.manual && !active.approved {
-            // For this step, which waits for it, and for no other.
-            active.approved = approval.take(&active.version, passed + 1);
         }
         if step.manual && !active.approved {
             (rollout.left, rollout.wait) = (Some(0), waits(None, true, Vec::new()));
@@ -360,11 +352,11 @@ mod tests {
         let mut view = fleet(4, 1, 0);
         view.operator.as_mut().unwrap().approve_step = Some("early".into());
         let soaking = followed(&view, &policy, 100);
-        assert!(!soaking.approval_taken, "it is not acknowledged, and counts when the soak is over");
-        view.operator.as_mut().unwrap().status.active_rollouts = soaking.active;
+        assert!(soaking.approval_taken && soaking.active[0].approved, "it is recorded, and acknowledged");
+        let operator = view.operator.as_mut().unwrap();
+        (operator.status.active_rollouts, operator.approve_step) = (soaking.active, None);
         assert_eq!(one(&followed(&view, &policy, 699)).room_to_begin(), Some(0), "the soak is waited for");
         let soaked = followed(&view, &policy, 700);
-        assert!(soaked.approval_taken);
         assert_eq!((soaked.active[0].steps_passed, one(&soaked).room_to_begin()), (1, Some(1)));
     }
 
@@ -421,6 +413,26 @@ mod tests {
         let rollouts = followed(&view, &policy, 100);
         assert!(rollouts.approval_taken);
         assert_eq!(rollouts.active.iter().map(|active| active.steps_passed).collect::<Vec<_>>(), [1, 1]);
+    }
+
+    #[test]
+    fn approval_counts_for_every_kind_whose_step_soaks_however_far_apart_they_end() {
+        let policy = policy(&[step("1", 600, true), step("2", 0, true)]);
+        let mut view = two_kinds(&["n00", "n02"]);
+        let operator = view.operator.as_mut().unwrap();
+        operator.approve_step = Some("yes".into());
+        for (active, done) in operator.status.active_rollouts.iter_mut().zip([0, 300]) {
+            active.step_done = Some(t(done));
+        }
+        let soaking = followed(&view, &policy, 400);
+        assert!(soaking.approval_taken);
+        let operator = view.operator.as_mut().unwrap();
+        (operator.status.active_rollouts, operator.approve_step) = (soaking.active, None);
+        for (now, expected) in [(650, [1, 0]), (950, [1, 1])] {
+            let mut passed: Vec<_> = followed(&view, &policy, now).active.iter().map(|r| r.steps_passed).collect();
+            passed.sort_by(|a, b| b.cmp(a));
+            assert_eq!(passed, expected, "{now}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, CordonedNodes};
 use models::reason::FailureReason;
-use models::shadow::{AgentReport, Armed, ArmedPhase, Failure, Go, HostState, OfferedUpdates, Step};
+use models::shadow::{AgentReport, Armed, ArmedPhase, Failure, HostState, OfferedUpdates, Permit, Step};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use semver::Version;
@@ -39,7 +39,7 @@ struct Host {
     armed: bool,
     person_cordoned: bool,
     nonces: u32,
-    /// A go is good for 30 s after the nonce was sent.
+    /// A permit is good for 30 s after the nonce was sent.
     asked: Option<Timestamp>,
     /// The agent has its acknowledgement and will order the reboot, whatever becomes of the order meanwhile.
     cleared: bool,
@@ -552,13 +552,13 @@ impl World {
                 node.facts.claims = Parts::default();
                 node.facts.unschedulable = host.person_cordoned;
             }
-            Action::Go { nonce, rules } => {
+            Action::Permit { nonce, rules } => {
                 // The executor's own last look.
                 let drain = shadow.status.controller.drain.clone();
                 let pods = node.pods.clone().unwrap_or_default();
                 let empty = filter::sort(&pods, rules, drain.as_ref()).empty();
                 if empty && node.facts.claimed() && shadow.spec.boot_id.as_ref() == Some(&node.facts.boot_id) {
-                    shadow.spec.go = Some(Go { nonce, jws: String::new() });
+                    shadow.spec.permit = Some(Permit { nonce, jws: String::new() });
                     shadow.generation += 1;
                 }
             }
@@ -666,7 +666,7 @@ impl World {
             HostState::RebootedIntoUpdate => {
                 let armed = agent.armed.clone().filter(|a| a.attempt == spec.attempt && a.boot_id == boot);
                 let answered =
-                    armed.as_ref().is_some_and(|a| fresh && spec.go.as_ref().is_some_and(|g| g.nonce == a.nonce));
+                    armed.as_ref().is_some_and(|a| fresh && spec.permit.as_ref().is_some_and(|g| g.nonce == a.nonce));
                 match armed {
                     Some(armed) if answered && armed.phase == ArmedPhase::Arming => {
                         host.armed = true;
@@ -694,7 +694,7 @@ impl World {
         let pods = node.pods.clone().unwrap_or_default();
         let left = filter::sort(&pods, filter::Rules::default(), drain.as_ref());
         assert!(node.facts.claimed(), "seed {seed}: {name} reboots although it was given back");
-        assert!(left.go.is_empty() && left.refused.is_empty(), "seed {seed}: {name} reboots with pods");
+        assert!(left.evictable.is_empty() && left.refused.is_empty(), "seed {seed}: {name} reboots with pods");
         self.reboot(name);
     }
 
@@ -851,7 +851,12 @@ impl World {
                 self.lost_slot.remove(&node.facts.name);
             }
             let lost = self.lost_slot.contains(&node.facts.name) && (self.created_again || !node.facts.claimed());
-            assert!(!disrupted || has_slot || lost, "seed {}: {} is disrupted without a slot", self.seed, node.facts.name);
+            assert!(
+                !disrupted || has_slot || lost,
+                "seed {}: {} is disrupted without a slot",
+                self.seed,
+                node.facts.name
+            );
         }
         self.check_policy();
     }

@@ -116,9 +116,9 @@ pub enum Wait {
         /// How many are left.
         left: usize,
     },
-    /// The agent has not asked for its go yet.
+    /// The agent has not requested its permit yet.
     AwaitingAgent,
-    /// The go is given, the host reboots.
+    /// The permit is issued, the host reboots.
     AwaitingReboot,
     /// The node is back and not Ready yet.
     AwaitingReady,
@@ -127,7 +127,7 @@ pub enum Wait {
         /// Until when.
         until: Timestamp,
     },
-    /// The attempt failed after a go; the node is released once the host cannot reboot any more.
+    /// The attempt failed after a permit; the node is released once the host cannot reboot any more.
     NodeNotBack {
         /// Why it failed.
         reason: FailureReason,
@@ -454,8 +454,9 @@ impl fmt::Display for Wait {
             Self::NoReport => f.write_str("the agent has not reported since the node's last boot; does its pod run?"),
             Self::AgentNotReady => write!(
                 f,
-                "no pod of the agent on the node is Ready, so that what the shadow says of the host may be old; see kubectl get pods -n {} -o wide",
-                models::names::AGENT_NAMESPACE
+                "no pod of the agent on the node is Ready, so that what the shadow says of the host may be old; see kubectl get pods -A -o wide -l {}={}",
+                models::names::COMPONENT_LABEL,
+                models::names::AGENT
             ),
             Self::WebApiNotReady => write!(
                 f,
@@ -514,14 +515,14 @@ impl fmt::Display for Wait {
             Self::DrainBlocked { pod, budget: None, message, left } => {
                 write!(f, "{pod} does not leave the node: {message}; {left} pod(s) left")
             }
-            Self::AwaitingAgent => f.write_str("the agent has not asked for its go yet"),
+            Self::AwaitingAgent => f.write_str("the agent has not requested its permit yet"),
             Self::AwaitingReboot => f.write_str("the host reboots"),
             Self::AwaitingReady => f.write_str("the node is back and not Ready yet"),
             Self::Soaking { until } => write!(f, "the node is watched until {until}"),
             Self::NodeNotBack { reason } => {
                 write!(
                     f,
-                    "the attempt failed ({reason}) after its go; the node is released once it is certain that it does not reboot any more"
+                    "the attempt failed ({reason}) after its permit; the node is released once it is certain that it does not reboot any more"
                 )
             }
             Self::DisarmPending => f.write_str("the agent has not confirmed that nothing of ours is armed on the host"),

@@ -10,11 +10,11 @@ mod version;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use models::go::SHUTDOWN_LIMIT;
 use models::operator::{
     AtDeadline, BottlerocketUpdateOperatorSpec, CordonedNodes, CountOrPercent, DrainPolicy, Expression, HealthPolicy,
     MAX_FAILURES, NodeSelector, SchedulePolicy, StepApproval,
 };
+use models::permit::SHUTDOWN_LIMIT;
 
 use crate::drain::filter::Rules;
 use crate::view::{NodeFacts, OperatorFacts};

@@ -47,8 +47,8 @@ fn content(policy: &Policy) -> Value {
 }
 
 /// The name of a policy's revision.
-pub fn name(operator: &str, policy: &Policy, collisions: Option<i32>) -> String {
-    format!("{operator}-{}", hash(&content(policy).to_string(), collisions))
+pub fn name(operator: &str, policy: &Policy) -> String {
+    format!("{operator}-{}", hash(&content(policy).to_string(), None))
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
 
     fn named(spec: Value) -> String {
         let spec: BottlerocketUpdateOperatorSpec = serde_json::from_value(spec).unwrap();
-        name("default", &Policy::from_spec(&spec).unwrap(), None)
+        name("default", &Policy::from_spec(&spec).unwrap())
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::certificate::{Certificate, bundle, is_pair};
-use super::material::GoKey;
+use super::material::PermitKey;
 use super::provided::provided;
 use super::store::{CERTIFICATE, Contents, KEY, KeyRing, PROVIDED, Safe, SecretFacts, TrustFacts, secret};
 
@@ -59,7 +59,7 @@ pub(crate) fn secrets(data: &[u8]) {
     let mut own = Vec::new();
     if let Ok(ring) = KeyRing::read(&found) {
         let again = KeyRing::read(&written(ring.data())).unwrap_or_default();
-        assert!(ring.keys().map(GoKey::id).eq(again.keys().map(GoKey::id)), "keys that were read are lost");
+        assert!(ring.keys().map(PermitKey::id).eq(again.keys().map(PermitKey::id)), "keys that were read are lost");
         own.extend(ring.keys().filter_map(|key| Some((key.id().clone(), key.jwk().ok()?))));
     }
     let known: BTreeSet<_> = own.iter().map(|(id, _)| id.clone()).collect();
@@ -68,7 +68,7 @@ pub(crate) fn secrets(data: &[u8]) {
     let published = map.published(&own).keys;
     assert!(published.difference(&known).all(|id| foreign.contains(id)), "{published:?} of {known:?}");
     let listed: Value =
-        map.text(names::TRUST_GO_KEYS).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        map.text(names::TRUST_PERMIT_KEYS).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let somebody_elses = |key: &Value| own.iter().all(|(_, own)| own != key);
     if listed["keys"].as_array().is_some_and(|keys| keys.iter().any(somebody_elses)) {
         assert!(!published.is_subset(&known), "another's key is taken for ours");

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::certificate::{Certificate, accepts, is_pair};
-use super::material::{GoKey, Issuing, MaterialError, issued, signed_by};
+use super::material::{Issuing, MaterialError, PermitKey, issued, signed_by};
 use super::plan::{self, Authorities, Certificates, Facts, Id, Leaf, Plan, Published, Signing, Source, Subject, Write};
 use super::provided::{Problem, provided};
 use super::store::{self, Contents, KeyRing, Safe, SecretFacts, TrustFacts};
@@ -144,7 +144,7 @@ impl Keeper {
         for (cache, name) in [
             (&self.authorities, names::CA_SECRET),
             (&self.serving, names::SERVING_SECRET),
-            (&self.keys, names::GO_KEY_SECRET),
+            (&self.keys, names::PERMIT_KEY_SECRET),
         ] {
             watches.spawn(cache.run(secrets.clone(), named(name)));
         }
@@ -207,12 +207,12 @@ impl Keeper {
             return None;
         }
         let version = |cache: &Cache<SecretFacts>, name: &str| cache.get(name).map(|s| s.resource_version().to_owned());
-        let two_keys = self.keys.get(names::GO_KEY_SECRET).is_some_and(|secret| store::has_two_keys(&secret));
+        let two_keys = self.keys.get(names::PERMIT_KEY_SECRET).is_some_and(|secret| store::has_two_keys(&secret));
         Some(Seen {
             versions: [
                 version(&self.authorities, names::CA_SECRET),
                 version(&self.serving, names::SERVING_SECRET),
-                version(&self.keys, names::GO_KEY_SECRET),
+                version(&self.keys, names::PERMIT_KEY_SECRET),
                 self.trust.get(names::TRUST_CONFIG_MAP).map(|map| map.resource_version().to_owned()),
             ],
             asked: self.asked(),
@@ -294,7 +294,7 @@ impl Keeper {
 
     fn gather(&mut self, now: Timestamp, clock: Instant) -> Found {
         let (authorities, serving) = (self.authorities.get(names::CA_SECRET), self.serving.get(names::SERVING_SECRET));
-        let (keys, trust) = (self.keys.get(names::GO_KEY_SECRET), self.trust.get(names::TRUST_CONFIG_MAP));
+        let (keys, trust) = (self.keys.get(names::PERMIT_KEY_SECRET), self.trust.get(names::TRUST_CONFIG_MAP));
         let mut problem = None;
         let mut spoilt = |name: &'static str, error: &MaterialError| {
             problem.get_or_insert(Problem::Spoilt { name, error: error.to_string() });
@@ -302,7 +302,7 @@ impl Keeper {
         let safe = authorities.as_ref().map_or(Ok(Safe::default()), Safe::read);
         let safe = safe.map_err(|error| spoilt(names::CA_SECRET, &error)).ok();
         let ring = keys.as_ref().map_or(Ok(KeyRing::default()), KeyRing::read);
-        let ring = ring.map_err(|error| spoilt(names::GO_KEY_SECRET, &error)).ok();
+        let ring = ring.map_err(|error| spoilt(names::PERMIT_KEY_SECRET, &error)).ok();
 
         let own_keys = ring.iter().flat_map(KeyRing::keys).filter_map(|key| Some((key.id().clone(), key.jwk().ok()?)));
         let own_keys: Vec<_> = own_keys.collect();
@@ -355,7 +355,7 @@ impl Keeper {
             problem.get_or_insert(Problem::OutOfTime { from: leaf.from, until: leaf.until });
         }
         let signing = ring.as_ref().map(|ring| {
-            let id = |key: &Option<GoKey>| key.as_ref().map(|key| key.id().clone());
+            let id = |key: &Option<PermitKey>| key.as_ref().map(|key| key.id().clone());
             let mut statements = self.statements();
             if !self.shadows.synced() {
                 // Whose they are is not known yet.
@@ -441,13 +441,13 @@ impl Keeper {
                 self.put(&self.serving, names::SERVING_SECRET, Contents { data, carried: None }).await
             }
             Write::MakeKey { carried } => {
-                let key = GoKey::make().map_err(material(names::GO_KEY_SECRET))?;
+                let key = PermitKey::make().map_err(material(names::PERMIT_KEY_SECRET))?;
                 let ring = KeyRing { newest: Some(key), before: ring.newest.clone(), carried };
-                self.put(&self.keys, names::GO_KEY_SECRET, ring.data()).await
+                self.put(&self.keys, names::PERMIT_KEY_SECRET, ring.data()).await
             }
             Write::DropKey => {
                 let ring = KeyRing { newest: ring.newest.clone(), before: None, carried: ring.carried.clone() };
-                self.put(&self.keys, names::GO_KEY_SECRET, ring.data()).await
+                self.put(&self.keys, names::PERMIT_KEY_SECRET, ring.data()).await
             }
             Write::Publish(wanted) => self.publish(found, &wanted).await,
         }
@@ -487,13 +487,13 @@ impl Keeper {
         };
         let keys = match &found.facts.signing {
             Some(_) => {
-                let keys = found.ring.keys().filter(|key| wanted.keys.contains(key.id())).map(GoKey::jwk);
+                let keys = found.ring.keys().filter(|key| wanted.keys.contains(key.id())).map(PermitKey::jwk);
                 Some(store::jwks(&keys.collect::<Result<Vec<_>, _>>().map_err(material)?))
             }
-            None => text(names::TRUST_GO_KEYS),
+            None => text(names::TRUST_PERMIT_KEYS),
         };
         data.extend(bundle.map(|text| (names::TRUST_CA_KEY, text)));
-        data.extend(keys.map(|text| (names::TRUST_GO_KEYS, text)));
+        data.extend(keys.map(|text| (names::TRUST_PERMIT_KEYS, text)));
         let version = existing.as_ref().map(crate::view::Projection::resource_version);
         let map = store::trust(&self.config.agent_namespace, version, &data, &wanted.since).map_err(material)?;
         self.leadership.check()?;

@@ -124,15 +124,15 @@ pub(super) fn issued(from: Timestamp) -> Timestamp {
     from.checked_add(signed(BACKDATE)).unwrap_or(Timestamp::MAX)
 }
 
-/// A key that signs gos and statements of settings.
+/// A key that signs permits and statements of settings.
 #[derive(Clone)]
-pub(super) struct GoKey {
+pub(super) struct PermitKey {
     pem: String,
     signing: EncodingKey,
     id: Id,
 }
 
-impl GoKey {
+impl PermitKey {
     /// Makes one.
     pub(super) fn make() -> Result<Self, MaterialError> {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
@@ -179,12 +179,12 @@ pub(crate) fn signed_by(jws: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use jsonwebtoken::{DecodingKey, Validation};
-    use models::go::GoClaims;
+    use models::permit::PermitClaims;
 
     use super::super::plan::renewal;
     use super::*;
 
-    impl GoKey {
+    impl PermitKey {
         /// What was signed, verified with the published key.
         pub(crate) fn read<T: serde::de::DeserializeOwned + Clone>(
             &self,
@@ -229,12 +229,12 @@ mod tests {
     fn a_broken_secret_is_an_error_that_says_so() {
         assert!(matches!(Issuing::load("x", None), Err(MaterialError::Missing(_))));
         assert!(matches!(Issuing::load("x", Some("x")), Err(MaterialError::Certificate(_))));
-        assert!(matches!(GoKey::load("x"), Err(MaterialError::Certificate(_))));
+        assert!(matches!(PermitKey::load("x"), Err(MaterialError::Certificate(_))));
     }
 
     #[test]
-    fn a_go_verifies_with_the_published_key_and_no_other() {
-        let claims = GoClaims {
+    fn a_permit_verifies_with_the_published_key_and_no_other() {
+        let claims = PermitClaims {
             node_uid: "n".into(),
             boot_id: "b".into(),
             attempt: 1,
@@ -242,10 +242,10 @@ mod tests {
             nonce: "x".into(),
             host: None,
         };
-        let key = GoKey::load(GoKey::make().unwrap().pem()).unwrap();
+        let key = PermitKey::load(PermitKey::make().unwrap().pem()).unwrap();
         let jws = key.sign(&claims).unwrap();
         assert_eq!(signed_by(&jws).as_ref(), Some(key.id()));
-        assert_eq!(key.read::<GoClaims>(&jws).unwrap(), claims);
-        assert!(GoKey::make().unwrap().read::<GoClaims>(&jws).is_err());
+        assert_eq!(key.read::<PermitClaims>(&jws).unwrap(), claims);
+        assert!(PermitKey::make().unwrap().read::<PermitClaims>(&jws).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The certificate authority, the web API's certificate and the key that signs gos: made by the leader, kept in Secrets,
+//! The certificate authority, the web API's certificate and the key that signs permits: made by the leader, kept in Secrets,
 //! their public halves published to the agents, renewed in time, and rotated without a moment at which somebody is not
 //! understood.
 //!
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::Serialize;
 
 use crate::view::TlsFacts;
-use material::GoKey;
+use material::PermitKey;
 
 pub use keeper::Keeper;
 pub use material::MaterialError;
@@ -74,7 +74,7 @@ impl TlsError {
     }
 }
 
-/// Signs gos and statements of settings, and tells plans what is known of keys. Empty until the leader has its key.
+/// Signs permits and statements of settings, and tells plans what is known of keys. Empty until the leader has its key.
 #[derive(Clone, Default)]
 pub struct Signer {
     state: Arc<Mutex<State>>,
@@ -82,7 +82,7 @@ pub struct Signer {
 
 #[derive(Default)]
 struct State {
-    key: Option<GoKey>,
+    key: Option<PermitKey>,
     facts: TlsFacts,
 }
 
@@ -102,7 +102,7 @@ impl Signer {
     }
 
     /// Has this key sign from now on.
-    fn sign_with(&self, key: Option<GoKey>) {
+    fn sign_with(&self, key: Option<PermitKey>) {
         self.lock().key = key;
     }
 
@@ -119,7 +119,7 @@ impl Signer {
 impl Signer {
     pub(crate) fn with_a_new_key() -> Self {
         let signer = Self::default();
-        signer.sign_with(GoKey::make().ok());
+        signer.sign_with(PermitKey::make().ok());
         signer
     }
 

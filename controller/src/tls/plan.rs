@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
-use models::go::GO_LIFETIME;
+use models::permit::PERMIT_LIFETIME;
 
 use super::material::LEAF_LIFE;
 
@@ -493,8 +493,8 @@ impl Look<'_> {
             return (half, Some(before.clone()));
         }
         half.phase = Phase::Retiring;
-        // Gos that the old one signed until a moment ago, perhaps by a leader before this one, end by themselves.
-        let life = SignedDuration::try_from(GO_LIFETIME).unwrap_or(SignedDuration::MAX);
+        // Permits that the old one signed until a moment ago, perhaps by a leader before this one, end by themselves.
+        let life = SignedDuration::try_from(PERMIT_LIFETIME).unwrap_or(SignedDuration::MAX);
         if let Some(over) = self.published_for(newest, self.wait.saturating_add(self.wait.max(life))) {
             half.wakes.push(over);
             if over <= self.now && !statements.contains(before) {

@@ -14,7 +14,7 @@ use super::plan::*;
 /// The wait, in ticks.
 const WAIT: i64 = 3;
 
-/// A tick is long enough that a go does not outlive the wait.
+/// A tick is long enough that a permit does not outlive the wait.
 const TICK: SignedDuration = SignedDuration::from_secs(60);
 
 fn at(tick: i64) -> Timestamp {

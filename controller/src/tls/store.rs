@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::certificate::{Certificate, bundle, is_pair};
-use super::material::{GoKey, Issuing, MaterialError};
+use super::material::{Issuing, MaterialError, PermitKey};
 use super::plan::{Authorities, Authority, Id, Kept, Published};
 use crate::view::Projection;
 
@@ -108,7 +108,7 @@ impl TrustFacts {
         if !clean {
             published.authorities.insert(FOREIGN.to_owned());
         }
-        if let Some(text) = self.text(names::TRUST_GO_KEYS) {
+        if let Some(text) = self.text(names::TRUST_PERMIT_KEYS) {
             let keys: Option<Value> = serde_json::from_str(text).ok();
             let keys = keys.as_ref().and_then(|keys| keys.get("keys")?.as_array());
             // By its contents and not by the id that it gives itself.
@@ -306,8 +306,8 @@ pub(super) fn has_two_keys(secret: &SecretFacts) -> bool {
 /// The Secret of the signing keys.
 #[derive(Default)]
 pub(super) struct KeyRing {
-    pub(super) newest: Option<GoKey>,
-    pub(super) before: Option<GoKey>,
+    pub(super) newest: Option<PermitKey>,
+    pub(super) before: Option<PermitKey>,
     pub(super) carried: Option<String>,
 }
 
@@ -316,13 +316,13 @@ impl KeyRing {
     pub(super) fn read(secret: &SecretFacts) -> Result<Self, MaterialError> {
         let newest = secret.text(SIGNING_KEY).ok_or(MaterialError::Missing("key.pem"))?;
         Ok(Self {
-            newest: Some(GoKey::load(newest)?),
-            before: secret.text(SIGNING_KEY_BEFORE).map(GoKey::load).transpose()?,
+            newest: Some(PermitKey::load(newest)?),
+            before: secret.text(SIGNING_KEY_BEFORE).map(PermitKey::load).transpose()?,
             carried: secret.annotation(names::ROTATE_SIGNING_KEY_ANNOTATION),
         })
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = &GoKey> {
+    pub(super) fn keys(&self) -> impl Iterator<Item = &PermitKey> {
         [&self.newest, &self.before].into_iter().flatten()
     }
 
@@ -428,12 +428,12 @@ mod tests {
     #[test]
     fn what_is_none_of_ours_in_the_config_map_is_seen() {
         let (certificate, _) = made();
-        let key = GoKey::make().unwrap();
+        let key = PermitKey::make().unwrap();
         let own = [(key.id().clone(), key.jwk().unwrap())];
-        let mut other = GoKey::make().unwrap().jwk().unwrap();
+        let mut other = PermitKey::make().unwrap().jwk().unwrap();
         other["kid"] = key.id().as_str().into();
         let published = |ca: &str, keys: &str| {
-            let data = [(names::TRUST_CA_KEY, ca), (names::TRUST_GO_KEYS, keys)];
+            let data = [(names::TRUST_CA_KEY, ca), (names::TRUST_PERMIT_KEYS, keys)];
             let data = data.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
             let found = TrustFacts(ConfigMap { data: Some(data), ..ConfigMap::default() }).published(&own);
             (found.authorities, found.keys)

@@ -125,7 +125,7 @@ fn plain_status(shadow: &BottlerocketShadow) -> BottlerocketShadowStatus {
         agent.arch.as_mut(),
         agent.updates.as_mut().and_then(|updates| updates.refresh_failure.as_mut()),
         agent.failure.as_mut().map(|failure| &mut failure.message),
-        agent.host.as_mut().and_then(|host| host.foreign_lock.as_mut()),
+        agent.host.as_mut().and_then(|host| host.conflicting_lock.as_mut()),
     ];
     for text in texts.into_iter().flatten() {
         *text = plain(text);

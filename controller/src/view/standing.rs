@@ -1,6 +1,6 @@
 //! For how long a node has stood where a wait for its host begins, by a clock that nobody sets.
 //!
-//! After a go the host may be going down, and its node is kept until that is over. Times in objects tell since when, by the API
+//! After a permit the host may be going down, and its node is kept until that is over. Times in objects tell since when, by the API
 //! server's clock; a clock that ran ahead for a moment, when they were written or when they are compared, would make the wait
 //! too short. So this process counts as well, from the moment at which it saw the state that the wait is for. One that has
 //! just begun to lead counts anew.

@@ -422,9 +422,9 @@ impl Shadow {
         })
     }
 
-    /// The nonce of the go that stands.
-    pub fn go(&self) -> Option<&str> {
-        self.spec.go.as_ref().map(|go| go.nonce.as_str())
+    /// The nonce of the permit that stands.
+    pub fn permit_nonce(&self) -> Option<&str> {
+        self.spec.permit.as_ref().map(|permit| permit.nonce.as_str())
     }
 }
 

@@ -255,8 +255,8 @@ impl History {
                 {
                     tell(change, new.node(), format!("agent: {phase:?}"));
                 }
-                if new.go().is_some() && old.and_then(|old| old.go()) != new.go() {
-                    tell(change, new.node(), "go".to_owned());
+                if new.permit_nonce().is_some() && old.and_then(|old| old.permit_nonce()) != new.permit_nonce() {
+                    tell(change, new.node(), "permit".to_owned());
                 }
                 if let Some(failure) = &new.status.agent.failure
                     && old.is_none_or(|old| old.status.agent.failure.as_ref() != Some(failure))

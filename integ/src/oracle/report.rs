@@ -87,8 +87,8 @@ pub struct Stats {
     pub unattributed: usize,
     /// The most nodes out of service because of us at one time.
     pub out_of_service: usize,
-    /// Gos that were given.
-    pub gos: usize,
+    /// Permits that were given.
+    pub permits: usize,
     /// Reboots that hosts were asked for through their API.
     pub reboots: usize,
     /// Images that were armed through the host API.
@@ -130,7 +130,7 @@ impl Verdict {
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Stats { changes, unattributed: _, out_of_service, gos, reboots, arms, evictions, node_writes: _ } =
+        let Stats { changes, unattributed: _, out_of_service, permits, reboots, arms, evictions, node_writes: _ } =
             &self.stats;
         match self.violations.len() {
             0 => write!(f, "no safety property was violated")?,
@@ -139,7 +139,7 @@ impl fmt::Display for Verdict {
         }
         write!(
             f,
-            " ({changes} changes; {gos} gos, {arms} images armed, {reboots} reboots, {evictions} evictions; \
+            " ({changes} changes; {permits} permits, {arms} images armed, {reboots} reboots, {evictions} evictions; \
              at most {out_of_service} out of service at a time)"
         )?;
         self.violations.iter().try_for_each(|violation| write!(f, "\n  {violation}"))

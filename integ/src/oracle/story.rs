@@ -10,7 +10,7 @@ use models::names;
 use models::operator::Slot;
 use models::reason::FailureReason;
 use models::shadow::{
-    AgentReport, Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Go, HostState, Progress, Step, UPDATED,
+    AgentReport, Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, HostState, Permit, Progress, Step, UPDATED,
     VersionFailure,
 };
 use semver::Version;
@@ -424,7 +424,7 @@ impl Story {
                 started: old.map_or(since, |old| old.started),
                 soak_restarted: false,
                 watched_since: None,
-                go_given: false,
+                permit_issued: false,
                 disruptive: !matches!(step, Step::Staging | Step::Staged),
             });
         });
@@ -502,17 +502,17 @@ impl Story {
         self.agent(node, |agent| agent.armed = Some(armed));
     }
 
-    pub(super) fn go(&mut self, node: &str) {
+    pub(super) fn issue_permit(&mut self, node: &str) {
         self.controller(node, |shadow| {
             let nonce = shadow.status.agent.armed.as_ref().unwrap().nonce.clone();
-            shadow.spec.go = Some(Go { nonce, jws: String::new() });
+            shadow.spec.permit = Some(Permit { nonce, jws: String::new() });
         });
     }
 
-    pub(super) fn until_go(&mut self, node: &str) {
+    pub(super) fn until_permit(&mut self, node: &str) {
         self.until_order(node);
         self.arming(node);
-        self.go(node);
+        self.issue_permit(node);
     }
 
     pub(super) fn activated(&mut self, node: &str) {
@@ -524,7 +524,7 @@ impl Story {
             shadow.spec.state = HostState::Idle;
             shadow.spec.version = None;
             shadow.spec.boot_id = None;
-            shadow.spec.go = None;
+            shadow.spec.permit = None;
         });
     }
 
@@ -545,7 +545,7 @@ impl Story {
 
     /// All of it.
     pub(super) fn update(&mut self, node: &str) {
-        self.until_go(node);
+        self.until_permit(node);
         self.host_arms(node);
         self.activated(node);
         self.host_reboots(node);
@@ -624,7 +624,7 @@ fn an_update_can_be_told_from_its_history() {
             "Rebooting",
             "ordered RebootedIntoUpdate 1.20.5, attempt 1",
             "agent: Arming",
-            "go",
+            "permit",
             "agent: Activated",
             "boot a-boot-2",
             "Monitoring",

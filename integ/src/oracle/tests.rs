@@ -267,7 +267,7 @@ async fn planted_violations_that_hosts_and_records_show_are_caught_on_a_real_api
     let pod = serde_json::from_value(pod).unwrap();
     until("the pod", async || pods.create(&PostParams::default(), &pod).await.ok()).await;
     let permit = json!({"spec": {"state": "RebootedIntoUpdate", "version": "1.20.5", "attempt": 1, "bootId": "another boot",
-        "go": {"nonce": "n-1", "jws": "x"}}});
+        "permit": {"nonce": "n-1", "jws": "x"}}});
     let permit = Patch::Merge(permit);
     shadows.patch("brs-a", &PatchParams::default(), &permit).await.unwrap();
     // S8: a node starts after the failures of a version have used up the failure budget.

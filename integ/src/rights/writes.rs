@@ -29,7 +29,12 @@ const fn way(verb: &'static str, resource: &'static str, guards: &'static [&'sta
 /// What is written by server-side apply.
 const APPLIES: &[Way] = &[
     way("patch", "nodes", &[UID, VERSION], "claims and the label: an apply without the uid makes a deleted Node anew"),
-    way("patch", "bottlerocketshadows", &[UID, VERSION], "orders and gos, each on the state that it was decided on"),
+    way(
+        "patch",
+        "bottlerocketshadows",
+        &[UID, VERSION],
+        "orders and permits, each on the state that it was decided on",
+    ),
     way("patch", "bottlerocketshadows/status", &[VERSION], "either half; the server ignores a uid here"),
     way("patch", "bottlerocketupdateoperators/status", &[VERSION], "slots: whoever wins this write has the budget"),
     way("patch", "configmaps", &[VERSION], "what agents trust: two leaders would undo each other's"),

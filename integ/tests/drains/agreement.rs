@@ -12,10 +12,10 @@ use crate::fleet::Case;
 
 crate::cases![kubectl_drain_and_our_filter_agree_on_every_pod_under_every_policy];
 
-/// What one drain would do: the pods that go, and those that are in the way.
+/// What one drain would do: the pods that permit, and those that are in the way.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Opinion {
-    go: BTreeSet<String>,
+    evicted: BTreeSet<String>,
     refused: BTreeSet<String>,
 }
 
@@ -36,12 +36,12 @@ async fn kubectl(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
     match case.kubectl(&arguments).await {
         Ok(said) => {
             let evicted = said.lines().filter(|line| line.starts_with("evicting pod"));
-            Ok(Opinion { go: evicted.flat_map(of_case).collect(), refused: BTreeSet::new() })
+            Ok(Opinion { evicted: evicted.flat_map(of_case).collect(), refused: BTreeSet::new() })
         }
         Err(error) => {
             let said = format!("{error:#}");
             let refused = said.split("cannot delete").skip(1).flat_map(of_case).collect();
-            Ok(Opinion { go: BTreeSet::new(), refused })
+            Ok(Opinion { evicted: BTreeSet::new(), refused })
         }
     }
 }
@@ -54,11 +54,11 @@ async fn ours(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
     let sorted = sort(&facts, rules, None);
     let refused: BTreeSet<String> = sorted.refused.iter().map(|(pod, _)| pod.name.clone()).collect();
     if !refused.is_empty() {
-        return Ok(Opinion { go: BTreeSet::new(), refused });
+        return Ok(Opinion { evicted: BTreeSet::new(), refused });
     }
-    let go = sorted.go.iter().chain(&sorted.leaving).map(|pod| pod.name.clone());
+    let evicted = sorted.evictable.iter().chain(&sorted.leaving).map(|pod| pod.name.clone());
     let ended = facts.iter().filter(|pod| pod.finished && pod.daemon_set.is_none() && !pod.mirror);
-    Ok(Opinion { go: go.chain(ended.map(|pod| pod.name.clone())).collect(), refused })
+    Ok(Opinion { evicted: evicted.chain(ended.map(|pod| pod.name.clone())).collect(), refused })
 }
 
 async fn agree(case: &Case, sentence: &str) -> anyhow::Result<()> {

@@ -26,7 +26,7 @@ crate::cases![
 async fn a_budget_lets_one_go_at_a_time_and_all_go_in_the_end(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 4, json!({})).await?;
     case.budget("web", 4, json!({"maxUnavailable": 1})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").is_empty());
     Ok(())
@@ -35,7 +35,7 @@ async fn a_budget_lets_one_go_at_a_time_and_all_go_in_the_end(case: Case) -> any
 async fn a_budget_in_percent_is_respected(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 4, json!({})).await?;
     case.budget("web", 4, json!({"minAvailable": "60%"})).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.updated().await?;
     Ok(())
 }
@@ -77,7 +77,7 @@ async fn a_budget_that_is_tightened_in_mid_drain_is_respected(case: Case) -> any
     let slow = json!({"metadata": {"annotations": {"sim/ready-after": "3s"}}});
     case.deployment("web", 3, slow).await?;
     case.budget("web", 3, json!({"maxUnavailable": 1})).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.until("the first has gone", |look| look.at_home("web").len() == 2).await?;
     case.set_budget("web", json!({"maxUnavailable": 0})).await?;
     let look = case.held_up().await?;
@@ -100,7 +100,7 @@ async fn a_budget_that_could_never_allow_the_drain_is_named_before_the_node_is_t
 ) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.budget("web", 1, json!({"maxUnavailable": 0})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let said = case.blocked("BudgetNeverAllows").await?;
     assert!(said.contains(&format!("{}/web", case.namespace)), "{said}");
     assert!(!case.look()?.cordoned());
@@ -116,7 +116,7 @@ async fn a_budget_that_selects_everything_holds_up_everything(case: Case) -> any
     let everything: Value = json!({"selector": {"matchLabels": null}, "minAvailable": 2});
     case.set_budget("web", everything).await?;
     case.counted("web", 2).await?;
-    case.go().await?;
+    case.start_update().await?;
     let look = case.held_up().await?;
     assert!(look.at_home("web").len() == 1 && look.at_home("api").len() == 1);
     case.here(&["delete", "pdb", "web"]).await?;
@@ -127,7 +127,7 @@ async fn a_budget_that_selects_everything_holds_up_everything(case: Case) -> any
 async fn a_budget_that_selects_nothing_holds_nobody_up(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.budget("other", 0, json!({"maxUnavailable": 0})).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.updated().await?;
     Ok(())
 }
@@ -149,7 +149,7 @@ async fn two_budgets_on_one_pod_are_named_before_the_node_is_touched(case: Case)
     second["metadata"]["name"] = json!("second");
     case.apply(second).await?;
     case.counted("second", 1).await?;
-    case.go().await?;
+    case.start_update().await?;
     let said = case.blocked("MultipleBudgets").await?;
     let both = ["second", "web"].map(|name| format!("{}/{name}", case.namespace));
     assert!(both.iter().all(|name| said.contains(name)), "{said}");
@@ -178,7 +178,7 @@ async fn unhealthy(case: &Case, policy: &str, healthy: usize) -> anyhow::Result<
 
 async fn pods_that_are_not_ready_go_where_their_budget_always_allows_it(case: Case) -> anyhow::Result<()> {
     unhealthy(&case, "AlwaysAllow", 0).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.at_home("sick").is_empty());
     Ok(())
@@ -186,7 +186,7 @@ async fn pods_that_are_not_ready_go_where_their_budget_always_allows_it(case: Ca
 
 async fn pods_that_are_not_ready_go_where_enough_others_are_healthy(case: Case) -> anyhow::Result<()> {
     unhealthy(&case, "IfHealthyBudget", 2).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.at_home("sick").is_empty() && end.at_home("well").is_empty());
     Ok(())
@@ -195,7 +195,7 @@ async fn pods_that_are_not_ready_go_where_enough_others_are_healthy(case: Case) 
 async fn pods_that_are_not_ready_stay_where_their_budget_misses_healthy_ones(case: Case) -> anyhow::Result<()> {
     case.under("short").await?;
     unhealthy(&case, "IfHealthyBudget", 0).await?;
-    case.go().await?;
+    case.start_update().await?;
     let said = case.failed("DrainTimedOut").await?;
     assert!(said.contains("sick-"), "{said}");
     let look = case.look()?;
@@ -214,7 +214,7 @@ async fn two_nodes_that_are_drained_at_once_share_a_budget(case: Case) -> anyhow
     let on_second = look.pods_of("web").iter().filter(|pod| pod.node.as_deref() == Some(&second)).count();
     assert!(on_second > 0 && !look.at_home("web").is_empty(), "they are on both nodes");
     case.guard("web", 4).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.begin(&second).await?;
     case.until("both drains are held up", |look| {
         let held_up = |name: &str| {
@@ -239,7 +239,7 @@ async fn a_pod_that_becomes_ready_elsewhere_frees_the_budget(case: Case) -> anyh
     let slow = json!({"metadata": {"annotations": {"sim/ready-after": "2s"}}});
     case.deployment("web", 2, slow).await?;
     case.budget("web", 2, json!({"minAvailable": 1})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").is_empty());
     Ok(())

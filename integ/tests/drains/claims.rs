@@ -49,7 +49,7 @@ async fn a_node_is_claimed_whole_while_it_is_drained_and_nothing_of_it_stays(cas
 
 async fn a_node_leaves_the_balancer_before_the_first_pod_goes(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let look = case
         .until("the node is out of the balancer", |look| {
             look.step() == Some(Step::LeavingBalancer) && look.field(&balancer()).is_some()
@@ -64,7 +64,7 @@ async fn a_node_leaves_the_balancer_before_the_first_pod_goes(case: Case) -> any
 async fn node_that_another_user_has_cordoned_is_left_alone_until_it_is_uncordoned(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.kubectl(&["cordon", &case.node]).await?;
-    case.go().await?;
+    case.start_update().await?;
     let said = case.blocked("Cordoned").await?;
     assert!(said.contains("cordonedNodes"), "{said}");
     let look = case.look()?;
@@ -79,7 +79,7 @@ async fn a_person_who_cordoned_the_node_before_finds_it_cordoned(case: Case) -> 
     case.under("cordoned").await?;
     case.deployment("web", 1, json!({})).await?;
     case.kubectl(&["cordon", &case.node]).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [Some("true"), None, None, None]);
     Ok(())
@@ -159,7 +159,7 @@ async fn a_person_who_uncordons_again_and_again_gets_the_node_back(case: Case) -
 
 async fn a_hold_before_the_update_keeps_it_from_beginning(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.blocked("Held").await?;
     assert_eq!(parts(&case.look()?), [None; 4]);
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
@@ -189,7 +189,7 @@ async fn a_reset_of_managed_fields_in_mid_drain_leaves_nothing_behind(case: Case
 
 async fn a_taint_of_a_person_stays(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["taint", "node", &case.node, "example.com/theirs=yes:PreferNoSchedule"]).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.field(&Field::Taints).is_some_and(|taints| taints.contains("example.com/theirs")));
     Ok(())

@@ -28,7 +28,7 @@ async fn a_drain_that_a_budget_holds_up_is_given_up_at_its_deadline_and_charged_
     case.under("short").await?;
     case.deployment("web", 2, json!({})).await?;
     case.guard("web", 2).await?;
-    case.go().await?;
+    case.start_update().await?;
     let said = case.failed("DrainTimedOut").await?;
     assert!(said.contains(&format!("{}/web-", case.namespace)), "{said}");
     let look = case.look()?;
@@ -41,7 +41,7 @@ async fn a_pod_that_does_not_end_is_named_when_the_drain_is_given_up(case: Case)
     case.under("short").await?;
     case.deployment("web", 1, json!({"metadata": {"annotations": {"sim/stop-after": "never"}}})).await?;
     let pod = case.look()?.at_home("web")[0].name.clone();
-    case.go().await?;
+    case.start_update().await?;
     let said = case.failed("DrainTimedOut").await?;
     assert!(said.contains(&pod), "{said}");
     Ok(())
@@ -51,7 +51,7 @@ async fn a_node_that_was_given_back_is_drained_again_when_a_person_asks(case: Ca
     case.under("short").await?;
     case.deployment("web", 1, json!({})).await?;
     case.guard("web", 1).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.failed("DrainTimedOut").await?;
     // The second drain may take as long as it needs: one that missed a deadline again would wait for hours.
     case.under("default").await?;
@@ -65,7 +65,7 @@ async fn pods_past_their_deadline_are_deleted_where_policy_says_so(case: Case) -
     case.under("force").await?;
     case.deployment("web", 2, json!({})).await?;
     case.guard("web", 2).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").is_empty());
     Ok(())
@@ -75,7 +75,7 @@ async fn node_is_forced_at_the_deadline_where_a_budget_could_never_allow_its_dra
     case.under("force").await?;
     case.deployment("web", 2, json!({})).await?;
     case.budget("web", 2, json!({"maxUnavailable": 0})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").is_empty());
     Ok(())
@@ -87,7 +87,7 @@ async fn pods_past_their_deadline_and_their_grace_are_deleted_without_it(case: C
     let stuck =
         json!({"metadata": {"annotations": {"sim/stop-after": "never"}}, "spec": {"terminationGracePeriodSeconds": 2}});
     case.deployment("web", 1, stuck).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").is_empty());
     Ok(())
@@ -100,7 +100,7 @@ async fn a_pod_that_does_not_go_is_left_to_the_reboot_where_policy_says_so(case:
         json!({"metadata": {"annotations": {"sim/stop-after": "never"}}, "spec": {"terminationGracePeriodSeconds": 1}});
     case.deployment("web", 1, stuck).await?;
     let pod = case.look()?.at_home("web")[0].uid.clone();
-    case.go().await?;
+    case.start_update().await?;
     let look = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
     assert!(look.at_home("web").iter().any(|left| left.uid == pod && left.terminating), "it is still there");
     let conditions = &look.shadow().context("it has one")?.status.conditions;
@@ -114,7 +114,7 @@ async fn a_pod_that_has_ended_is_waited_for_no_longer_than_its_grace_period(case
     let kept = json!({"metadata": {"finalizers": ["example.com/keeps"]}, "spec": {"terminationGracePeriodSeconds": 3}});
     case.deployment("web", 1, kept).await?;
     let pod = case.look()?.at_home("web")[0].uid.clone();
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").iter().any(|left| left.uid == pod && left.terminating), "it is still there");
     Ok(())
@@ -132,9 +132,9 @@ async fn forced_pods_are_told_loudly(case: Case) -> anyhow::Result<()> {
     case.under("force-bare").await?;
     case.bare_pod("alone", &json!({"metadata": {"labels": {"app": "alone"}}})).await?;
     case.guard("alone", 1).await?;
-    case.go().await?;
+    case.start_update().await?;
     let forced =
-        case.until("it is written down", |look| look.drain().is_some_and(|drain| drain.forced.is_some())).await?;
+        case.until("it is written down", |look| look.drain().is_some_and(|drain| drain.forced_since.is_some())).await?;
     assert_eq!(forced.step(), Some(Step::Draining));
     case.updated().await?;
     let said = events(&case, "DrainForced").await?;
@@ -152,7 +152,7 @@ async fn volumes_are_waited_for_where_policy_asks(case: Case) -> anyhow::Result<
     case.under("volumes").await?;
     case.deployment("db", 1, json!({})).await?;
     volume(&case, &["kubernetes.io/csi/example.com^db"]).await?;
-    case.go().await?;
+    case.start_update().await?;
     let look = case.until("the pod has gone", |look| look.at_home("db").is_empty()).await?;
     assert_eq!(look.step(), Some(Step::Draining));
     volume(&case, &[]).await?;
@@ -163,14 +163,14 @@ async fn volumes_are_waited_for_where_policy_asks(case: Case) -> anyhow::Result<
 async fn volumes_hold_nothing_up_beyond_the_deadline(case: Case) -> anyhow::Result<()> {
     case.under("volumes-short").await?;
     volume(&case, &["kubernetes.io/csi/example.com^db"]).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.updated().await?;
     Ok(())
 }
 
 async fn volumes_are_nobodys_business_by_default(case: Case) -> anyhow::Result<()> {
     volume(&case, &["kubernetes.io/csi/example.com^db"]).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.updated().await?;
     Ok(())
 }
@@ -179,7 +179,7 @@ async fn an_unreachable_node_is_given_up_and_nothing_on_it_is_forced(case: Case)
     case.under("force-late").await?;
     case.deployment("web", 1, json!({"metadata": {"finalizers": ["example.com/keeps"]}})).await?;
     case.guard("web", 1).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.held_up().await?;
     // As the node controller has it when a kubelet is silent; the kubelet here is held, so that it does not say otherwise.
     case.member()?.kubelet.pause();

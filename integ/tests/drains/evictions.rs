@@ -81,7 +81,7 @@ async fn an_eviction_that_admission_refuses_ends_the_attempt_and_says_who_refuse
     }
     let pod = case.look()?.at_home("web")[0].name.clone();
     admission(&case, &pod, "the batch is running").await?;
-    case.go().await?;
+    case.start_update().await?;
     let said = case.failed("DrainRefused").await?;
     assert!(said.contains(&pod) && said.contains("the batch is running"), "{said}");
     let look = case.look()?;
@@ -114,7 +114,7 @@ async fn an_eviction_that_a_webhook_refuses_ends_the_attempt_and_says_why(case: 
     case.apply(webhook(&case, &name, &json!({"url": guard.url, "caBundle": guard.ca_bundle}))).await?;
     let pod = case.look()?.at_home("web")[0].name.clone();
     admission(&case, &pod, "ask the batch team").await?;
-    case.go().await?;
+    case.start_update().await?;
     let said = case.failed("DrainRefused").await?;
     assert!(said.contains(&pod) && said.contains("ask the batch team"), "{said}");
     assert!(!case.look()?.cordoned() && case.look()?.at_home("web").len() == 1);
@@ -130,7 +130,7 @@ async fn a_webhook_that_does_not_answer_is_asked_again_until_it_does(case: Case)
     case.apply(webhook(&case, &name, &json!({"url": "https://127.0.0.1:1/evictions"}))).await?;
     let pod = case.look()?.at_home("web")[0].name.clone();
     admission(&case, &pod, "failed calling webhook").await?;
-    case.go().await?;
+    case.start_update().await?;
     let message = case.blocked("DrainBlocked").await?;
     assert!(message.contains(&pod) && message.contains("failed calling webhook"), "{message}");
     let look = case.look()?;
@@ -163,7 +163,7 @@ async fn evictions_that_are_not_answered_delay_no_other_pod_and_no_hold(case: Ca
     admission(&case, &pod, "failed calling webhook").await?;
     case.kubectl(&["delete", "validatingwebhookconfiguration", &refusing]).await?;
 
-    case.go().await?;
+    case.start_update().await?;
     case.until("the pod that nothing holds back is gone", |look| look.at_home("zoo").is_empty()).await?;
     let message = case.blocked("DrainBlocked").await?;
     assert!(message.contains("/web-"), "{message}");
@@ -180,7 +180,7 @@ async fn a_namespace_that_is_being_deleted_takes_its_pods_along(case: Case) -> a
     case.deployment("web", 2, endless(60)).await?;
     case.kubectl(&["delete", "namespace", &case.namespace, "--wait=false"]).await?;
     case.until("its pods are going", |look| look.at_home("web").iter().all(|pod| pod.terminating)).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.until("the drain waits", |look| look.step() == Some(Step::Draining)).await?;
     end(&case, "web").await?;
     case.updated().await?;
@@ -205,7 +205,7 @@ async fn stateful(case: &Case, extra: &Value) -> anyhow::Result<String> {
 
 async fn a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod(case: Case) -> anyhow::Result<()> {
     let before = stateful(&case, &json!({})).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.updated().await?;
     let end = case.until("it is back", |look| look.at_home("db").iter().any(|pod| pod.ready)).await?;
     assert!(end.at_home("db")[0].name == "db-0" && end.at_home("db")[0].uid != before);
@@ -238,7 +238,7 @@ async fn a_pod_that_tolerates_the_cordon_is_evicted_once_and_left_to_the_reboot_
     // Another one that may not go, so that the drain is not over before they are back.
     case.deployment("web", 1, json!({})).await?;
     case.guard("web", 1).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.held_up().await?;
     let look = case
         .until("they are back", |look| {
@@ -272,7 +272,7 @@ async fn a_critical_pod_that_tolerates_the_cordon_is_evicted_last_and_once(case:
 
 async fn pods_that_their_template_binds_to_the_node_end_the_attempt_early(case: Case) -> anyhow::Result<()> {
     case.deployment("pinned", 1, json!({"spec": {"nodeName": case.node}})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let said = case.failed("PodsReturn").await?;
     assert!(said.contains(&format!("{}/pinned-", case.namespace)) && said.contains("ReplicaSet pinned-"), "{said}");
     let look = case.look()?;
@@ -310,7 +310,7 @@ async fn more_than_five_hundred_pods_are_drained(case: Case) -> anyhow::Result<(
     std::fs::write(file.path(), list.to_string())?;
     case.kubectl(&["create", "-f", &file.path().to_string_lossy()]).await?;
     case.until("all run", |look| look.at_home("many").iter().filter(|pod| pod.ready).count() == PODS).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.pods_of("many").is_empty());
     Ok(())
@@ -346,7 +346,7 @@ async fn end(case: &Case, name: &str) -> anyhow::Result<()> {
 async fn grace_of(case: &Case) -> anyhow::Result<String> {
     case.deployment("web", 1, endless(600)).await?;
     let pod = case.look()?.at_home("web")[0].name.clone();
-    case.go().await?;
+    case.start_update().await?;
     case.until("it was evicted", |look| look.at_home("web").iter().any(|pod| pod.terminating)).await?;
     let seconds = case.here(&["get", "pod", &pod, "-o", "jsonpath={.metadata.deletionGracePeriodSeconds}"]).await?;
     end(case, "web").await?;
@@ -372,7 +372,7 @@ async fn pods_of_several_namespaces_are_drained_side_by_side(case: Case) -> anyh
     case.apply(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})).await?;
     let neighbour = case.in_namespace(other);
     neighbour.deployment("web", 1, json!({})).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.held_up().await?;
     neighbour.until("the other namespace's pod has gone", |look| look.at_home("web").is_empty()).await?;
     case.let_go().await?;

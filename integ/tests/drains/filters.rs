@@ -24,7 +24,7 @@ crate::cases![
 
 async fn pods_of_a_deployment_move_and_the_node_updates(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 3, json!({})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").is_empty() && end.pods_of("web").len() == 3, "they are elsewhere");
     assert!(!end.cordoned());
@@ -33,7 +33,7 @@ async fn pods_of_a_deployment_move_and_the_node_updates(case: Case) -> anyhow::R
 
 async fn a_bare_pod_is_refused_by_name_before_anything_is_touched(case: Case) -> anyhow::Result<()> {
     case.bare_pod("alone", &json!({})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let said = case.blocked("DrainRefused").await?;
     assert!(
         said.contains(&format!("{}/alone has no controller", case.namespace)) && said.contains("barePods"),
@@ -49,7 +49,7 @@ async fn a_bare_pod_is_refused_by_name_before_anything_is_touched(case: Case) ->
 async fn a_bare_pod_goes_where_policy_says_so(case: Case) -> anyhow::Result<()> {
     case.under("evict-bare").await?;
     case.bare_pod("alone", &json!({})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.pods_of("alone").is_empty());
     Ok(())
@@ -58,7 +58,7 @@ async fn a_bare_pod_goes_where_policy_says_so(case: Case) -> anyhow::Result<()> 
 async fn pods_beside_a_refused_one_are_not_evicted_either(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 2, json!({})).await?;
     case.bare_pod("alone", &json!({})).await?;
-    case.go().await?;
+    case.start_update().await?;
     case.blocked("DrainRefused").await?;
     let look = case.look()?;
     assert!(look.at_home("web").len() == 2 && !look.at_home("web").iter().any(|pod| pod.terminating));
@@ -78,7 +78,7 @@ async fn ends(case: &Case, name: &str) -> anyhow::Result<()> {
 async fn a_bare_pod_that_has_ended_hinders_nothing_and_stays(case: Case) -> anyhow::Result<()> {
     case.bare_pod("job", &json!({"spec": {"restartPolicy": "Never"}})).await?;
     ends(&case, "job").await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert_eq!(end.at_home("job").len(), 1, "a drain does not tidy up");
     Ok(())
@@ -86,7 +86,7 @@ async fn a_bare_pod_that_has_ended_hinders_nothing_and_stays(case: Case) -> anyh
 
 async fn an_empty_dir_goes_with_its_pod_by_default(case: Case) -> anyhow::Result<()> {
     case.deployment("cache", 1, json!({"spec": {"volumes": [{"name": "cache", "emptyDir": {}}]}})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.at_home("cache").is_empty());
     Ok(())
@@ -95,7 +95,7 @@ async fn an_empty_dir_goes_with_its_pod_by_default(case: Case) -> anyhow::Result
 async fn an_empty_dir_keeps_its_node_where_policy_says_so(case: Case) -> anyhow::Result<()> {
     case.under("keep-data").await?;
     case.deployment("cache", 1, json!({"spec": {"volumes": [{"name": "cache", "emptyDir": {}}]}})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let said = case.blocked("DrainRefused").await?;
     assert!(said.contains("emptyDir"), "{said}");
     assert!(!case.look()?.cordoned());
@@ -109,7 +109,7 @@ async fn an_empty_dir_of_a_pod_that_has_ended_hinders_nothing(case: Case) -> any
     let spec = json!({"spec": {"restartPolicy": "Never", "volumes": [{"name": "cache", "emptyDir": {}}]}});
     case.bare_pod("job", &spec).await?;
     ends(&case, "job").await?;
-    case.go().await?;
+    case.start_update().await?;
     case.updated().await?;
     Ok(())
 }
@@ -126,7 +126,7 @@ async fn a_daemon_sets_pod_stays_where_it_is(case: Case) -> anyhow::Result<()> {
     .await?;
     let look = case.until("its pod runs", |look| look.at_home("logs").iter().any(|pod| pod.ready)).await?;
     let before = look.at_home("logs")[0].uid.clone();
-    case.go().await?;
+    case.start_update().await?;
     let rebooting = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
     let pods = rebooting.at_home("logs");
     assert!(pods.len() == 1 && pods[0].uid == before && !pods[0].terminating);
@@ -140,7 +140,7 @@ async fn what_only_calls_itself_a_daemon_set_is_drained(case: Case) -> anyhow::R
         "uid": "6ad5a9a2-5d0d-4c0c-8a4c-3f3cf7f3c111",
     }]);
     case.bare_pod("better", &json!({"metadata": {"ownerReferences": owner}})).await?;
-    case.go().await?;
+    case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.pods_of("better").is_empty());
     Ok(())
@@ -149,7 +149,7 @@ async fn what_only_calls_itself_a_daemon_set_is_drained(case: Case) -> anyhow::R
 async fn a_static_pods_mirror_stays(case: Case) -> anyhow::Result<()> {
     let mirror = json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "digest"}}});
     case.bare_pod("static", &mirror).await?;
-    case.go().await?;
+    case.start_update().await?;
     let rebooting = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
     assert!(rebooting.at_home("static").iter().all(|pod| !pod.terminating) && rebooting.at_home("static").len() == 1);
     case.updated().await?;
@@ -161,7 +161,7 @@ async fn a_pod_that_is_being_deleted_is_waited_for_whatever_it_is(case: Case) ->
     let slow = json!({"metadata": {"annotations": {"sim/stop-after": "never"}}, "spec": {"terminationGracePeriodSeconds": 60}});
     case.bare_pod("alone", &slow).await?;
     case.here(&["delete", "pod", "alone", "--wait=false"]).await?;
-    case.go().await?;
+    case.start_update().await?;
     let look = case
         .until("the drain waits", |look| {
             look.step() == Some(Step::Draining) && look.at_home("alone").iter().any(|pod| pod.terminating)
@@ -177,7 +177,7 @@ async fn a_pod_that_is_being_deleted_is_waited_for_whatever_it_is(case: Case) ->
 async fn the_pods_to_be_moved_are_written_down_before_the_first_eviction(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 3, json!({})).await?;
     let before: Vec<String> = case.look()?.at_home("web").iter().map(|pod| pod.uid.clone()).collect();
-    case.go().await?;
+    case.start_update().await?;
     let look = case.until("the node leaves the balancer", |look| look.step() == Some(Step::LeavingBalancer)).await?;
     let drain = look.drain().cloned().unwrap_or_default();
     let written: Vec<&str> = drain.pods.iter().map(|pod| pod.uid.as_str()).collect();
@@ -188,7 +188,7 @@ async fn the_pods_to_be_moved_are_written_down_before_the_first_eviction(case: C
 }
 
 async fn a_node_without_pods_is_updated(case: Case) -> anyhow::Result<()> {
-    case.go().await?;
+    case.start_update().await?;
     case.updated().await?;
     Ok(())
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 /// How long anything may take. Nothing is measured by it: it only ends a wait for what does not come. A claim of which the
-/// shadow is gone stays for as long as a go could be out, which is the longest time that anything takes.
+/// shadow is gone stays for as long as a permit could be out, which is the longest time that anything takes.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
 /// How often a case looks.
@@ -306,7 +306,7 @@ impl Case {
     }
 
     /// Puts the node under the operator: its update begins.
-    pub(crate) async fn go(&self) -> anyhow::Result<()> {
+    pub(crate) async fn start_update(&self) -> anyhow::Result<()> {
         self.begin(&self.node).await
     }
 
@@ -374,7 +374,7 @@ impl Case {
     pub(crate) async fn drain_held_up(&self, pods: usize) -> anyhow::Result<Look> {
         self.deployment("web", pods, json!({})).await?;
         self.guard("web", pods).await?;
-        self.go().await?;
+        self.start_update().await?;
         self.held_up().await
     }
 

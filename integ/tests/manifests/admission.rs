@@ -43,7 +43,7 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
 
     // The first report, on no status at all; then both halves side by side, each changed by its owner.
     report(&web, "the first", agents(&json!({"state": "Idle", "currentVersion": "1.20.0"}))).await?;
-    let half = json!({"progress": progress("Draining"), "drain": {"gone": 1}, "record": {"failures": 2},
+    let half = json!({"progress": progress("Draining"), "drain": {"removed": 1}, "record": {"failures": 2},
         "conditions": [condition("Blocked", "True"), condition("Drained", "False")]});
     controls(&controller, "the first word", half.clone()).await?;
     let whole = json!({"state": "StagedUpdate", "currentVersion": "1.20.0", "bootId": "b",
@@ -114,7 +114,7 @@ fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
         one("progress changed", None, merge(json!({"status": {"progress": {"step": "Monitoring"}}})), PROGRESS),
         one("progress removed", None, merge(json!({"status": {"progress": null}})), PROGRESS),
         one("progress back in time", None, merge(json!({"status": {"progress": {"attempt": 0}}})), PROGRESS),
-        one("drain changed", None, merge(json!({"status": {"drain": {"gone": 7}}})), DRAIN),
+        one("drain changed", None, merge(json!({"status": {"drain": {"removed": 7}}})), DRAIN),
         one("drain removed", None, merge(json!({"status": {"drain": null}})), DRAIN),
         one("record changed", None, merge(json!({"status": {"record": {"failures": 0}}})), RECORD),
         one("record removed", None, merge(json!({"status": {"record": null}})), RECORD),
@@ -213,7 +213,7 @@ async fn what_the_status_does_not_reach_stays(web: &Api<DynamicObject>, held: &D
     let owners = owners.as_array().context("owners")?;
     let theirs = |entry: &Value| entry["manager"] == CONTROLLER_MANAGER;
     let share = json!({"manager": "me", "operation": "Apply", "apiVersion": format!("{GROUP}/v3"),
-        "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:go": {}}}});
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:permit": {}}}});
     let wider = owners.iter().cloned().map(|mut entry| {
         if entry["manager"] == AGENT_MANAGER {
             entry["fieldsV1"]["f:spec"] = json!({"f:state": {}});

@@ -108,7 +108,7 @@ async fn rules_of_the_shadow_hold(client: Client) -> anyhow::Result<()> {
         spec[key] = value;
         spec
     };
-    let go = json!({"nonce": "n", "jws": "j"});
+    let permit = json!({"nonce": "n", "jws": "j"});
     for (what, spec, refusal) in [
         ("no attempt", json!({"state": "Idle"}), Some("attempt: Required value")),
         ("the first", json!({"state": "Idle", "attempt": 0}), None),
@@ -120,9 +120,13 @@ async fn rules_of_the_shadow_hold(client: Client) -> anyhow::Result<()> {
         ("an order", with(order(3), "version", json!("1.20.5-rc.1+build.7")), None),
         ("a lower attempt", order(2), Some("attempt never falls")),
         ("the attempt dropped", json!({"state": "Idle"}), Some("attempt: Required value")),
-        ("a go for staging", with(order(3), "go", go.clone()), Some("a go belongs to the order to reboot")),
+        (
+            "a permit for staging",
+            with(order(3), "permit", permit.clone()),
+            Some("a permit belongs to the order to reboot"),
+        ),
         ("an unknown state", json!({"state": "Unknown", "attempt": 3}), Some("Unsupported value")),
-        ("a go", with(with(order(3), "state", json!("RebootedIntoUpdate")), "go", go), None),
+        ("a permit", with(with(order(3), "state", json!("RebootedIntoUpdate")), "permit", permit), None),
     ] {
         let object = shadow("brs-n1", &json!({"spec": spec}));
         expect(what, shadows.patch("brs-n1", &ours(), &Patch::Apply(&object)).await, refusal)?;

@@ -54,9 +54,6 @@ fn specs() -> Vec<(Value, Option<&'static str>)> {
         (json!({"drain": {"gracePeriod": "soon"}}), PATTERN),
         (json!({"loadBalancer": {"leaveBeforeDrain": "60s"}, "autoscaler": {"protect": false}}), ACCEPTED),
         (json!({"loadBalancer": {}, "autoscaler": {}}), ACCEPTED),
-        (json!({"storageMigration": "Manual", "revisionHistoryLimit": 5, "rolloutHistoryLimit": 50}), ACCEPTED),
-        (json!({"storageMigration": "Never"}), ENUMERATION),
-        (json!({"revisionHistoryLimit": 0}), Some("greater than or equal to 1")),
         (json!({"maxUnavalable": 1}), Some("field not declared in schema")),
     ];
     specs.extend(shares());

@@ -2,7 +2,9 @@
 
 use anyhow::ensure;
 use integ::control_plane::ControlPlane;
-use models::names::{AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, GO_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE};
+use models::names::{
+    AGENT, AGENT_NAMESPACE, APISERVER, CA_SECRET, PERMIT_KEY_SECRET, SERVING_SECRET, SYSTEM_NAMESPACE,
+};
 use reqwest::{Client, Method};
 use serde_json::{Value, json};
 
@@ -54,7 +56,7 @@ fn reaches() -> Vec<(Method, String, Option<Value>)> {
         (Method::PATCH, format!("/api/v1/nodes/{WANTED}"), patch()),
         (Method::GET, "/api/v1/pods".into(), None),
         (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{CA_SECRET}"), None),
-        (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{GO_KEY_SECRET}"), None),
+        (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{PERMIT_KEY_SECRET}"), None),
         (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/{SERVING_SECRET}"), None),
         (Method::GET, format!("/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets"), None),
     ]

@@ -17,8 +17,8 @@ use semver::Version;
 use serde_json::json;
 
 use crate::interfere::{
-    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, go_of, is_activate,
-    is_armed, poll, signal, unblock, until_host,
+    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, is_activate, is_armed,
+    permit_of, poll, signal, unblock, until_host,
 };
 use crate::support::{Ending, NEW, Scene, is_given_back, last_reason, nodes, operator_condition, run, shadow_of};
 
@@ -67,7 +67,7 @@ async fn a_node_that_somebody_else_reboots_in_mid_drain_is_given_back_and_update
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_power_loss_before_the_go_is_not_charged_to_the_version() -> anyhow::Result<()> {
+async fn a_power_loss_before_the_permit_is_not_charged_to_the_version() -> anyhow::Result<()> {
     let mut target = String::new();
     let ending = run(nodes(2), async |scene| {
         target = blocked_drain(scene).await?;
@@ -84,12 +84,12 @@ async fn a_power_loss_before_the_go_is_not_charged_to_the_version() -> anyhow::R
     .await?;
     assert_rebooted_by_other_and_updated_later(&ending, &target);
     let stats = &ending.verdict.stats;
-    assert_eq!((stats.gos, stats.arms, stats.reboots), (2, 2, 2));
+    assert_eq!((stats.permits, stats.arms, stats.reboots), (2, 2, 2));
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_power_loss_between_the_go_and_the_arming_is_not_charged_to_the_version() -> anyhow::Result<()> {
+async fn a_power_loss_between_the_permit_and_the_arming_is_not_charged_to_the_version() -> anyhow::Result<()> {
     let mut target = String::new();
     let ending = run(nodes(2), async |scene| {
         target = blocked_drain(scene).await?;
@@ -97,7 +97,7 @@ async fn a_power_loss_between_the_go_and_the_arming_is_not_charged_to_the_versio
         // The host takes its time to begin, and never gets to it.
         host.script(Fault::request("POST", "/actions/activate-update", Transport::Slow(Duration::from_secs(10))));
         unblock(scene).await?;
-        scene.until("the go is given", |world| go_of(world, &target).is_some()).await?;
+        scene.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
         host.power_loss().await;
         anyhow::ensure!(!is_armed(host));
         given_back(scene, &target).await?;
@@ -107,7 +107,7 @@ async fn a_power_loss_between_the_go_and_the_arming_is_not_charged_to_the_versio
     .await?;
     assert_rebooted_by_other_and_updated_later(&ending, &target);
     let stats = &ending.verdict.stats;
-    assert_eq!((stats.gos, stats.arms, stats.reboots), (3, 2, 2));
+    assert_eq!((stats.permits, stats.arms, stats.reboots), (3, 2, 2));
     Ok(())
 }
 
@@ -130,7 +130,11 @@ async fn an_agent_killed_after_it_armed_the_host_asks_again_and_reboots_it() -> 
     let attempts = ending.history.attempts();
     assert!(attempts.len() == 2 && attempts.iter().all(Attempt::updated), "{attempts:#?}");
     let stats = &ending.verdict.stats;
-    assert_eq!((stats.gos, stats.arms, stats.reboots), (3, 2, 2), "armed once, with one go more for the reboot");
+    assert_eq!(
+        (stats.permits, stats.arms, stats.reboots),
+        (3, 2, 2),
+        "armed once, with one permit more for the reboot"
+    );
     Ok(())
 }
 

@@ -59,7 +59,7 @@ async fn a_boot_that_falls_back_freezes_the_rollout_for_good() -> anyhow::Result
     let attempts = ending.history.attempts();
     let tried: Vec<_> = attempts.iter().filter(|a| a.result.as_deref() == Some("BootFellBack")).collect();
     assert_eq!(tried.len(), 1, "one node tried it: {attempts:#?}");
-    assert_eq!(ending.verdict.stats.gos, 1, "no other node was rebooted");
+    assert_eq!(ending.verdict.stats.permits, 1, "no other node was rebooted");
     let world = ending.world();
     for (name, node) in &world.nodes {
         let shadow = shadow_of(&world, name).unwrap();

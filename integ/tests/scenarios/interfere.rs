@@ -125,7 +125,7 @@ pub(crate) async fn unblock(scene: &Scene) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Brings the update of the node that [`blocked_drain`] named to where its agent has asked for a go that nobody gives: the
+/// Brings the update of the node that [`blocked_drain`] named to where its agent has requested a permit that nobody gives: the
 /// controllers are stopped, and have to be continued.
 pub(crate) async fn ask_unheard(scene: &Scene, node: &str) -> anyhow::Result<()> {
     // A new order makes the agent look at its host first. While it waits for the answer the controllers are stopped.
@@ -138,8 +138,8 @@ pub(crate) async fn ask_unheard(scene: &Scene, node: &str) -> anyhow::Result<()>
         })
         .await?;
     signal(&scene.bed.processes_of(Component::Controller), Signal::SIGSTOP);
-    let world = scene.until("the agent asks for a go", |world| asks(world, node)).await?;
-    anyhow::ensure!(go_of(&world, node).is_none(), "the controllers were stopped too late, the go is given");
+    let world = scene.until("the agent requests a permit", |world| asks(world, node)).await?;
+    anyhow::ensure!(permit_of(&world, node).is_none(), "the controllers were stopped too late, the permit is issued");
     Ok(())
 }
 
@@ -156,9 +156,9 @@ fn asks(world: &World, node: &str) -> bool {
     })
 }
 
-/// The nonce that a go stands for.
-pub(crate) fn go_of<'a>(world: &'a World, node: &str) -> Option<&'a str> {
-    shadow_of(world, node)?.go()
+/// The nonce that a permit stands for.
+pub(crate) fn permit_of<'a>(world: &'a World, node: &str) -> Option<&'a str> {
+    shadow_of(world, node)?.permit_nonce()
 }
 
 /// Sets how long a host may take from the order to reboot to its new boot.
@@ -170,7 +170,7 @@ pub(crate) async fn reboot_deadline(scene: &Scene, limit: &str) -> anyhow::Resul
     Ok(())
 }
 
-/// Has the order to reboot withdrawn after its go: its time is over. Later attempts have time again.
+/// Has the order to reboot withdrawn after its permit: its time is over. Later attempts have time again.
 pub(crate) async fn withdraw(scene: &Scene, node: &str) -> anyhow::Result<()> {
     reboot_deadline(scene, "1s").await?;
     scene

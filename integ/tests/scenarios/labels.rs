@@ -106,7 +106,7 @@ async fn nodes_that_run_bottlerocket_come_under_the_operator_by_themselves_unles
     Ok(())
 }
 
-/// How long after a go a node with a silent agent is given back: the go's life and the longest shutdown.
+/// How long after a permit a node with a silent agent is given back: the permit's life and the longest shutdown.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 /// The node whose label comes and goes; another one is never under the operator.
@@ -163,7 +163,7 @@ async fn left(scene: &Scene, limit: Duration) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_loses_its_label_before_it_has_a_go_is_given_back_and_loses_its_shadow() -> anyhow::Result<()> {
+async fn a_node_that_loses_its_label_before_it_has_a_permit_is_given_back_and_loses_its_shadow() -> anyhow::Result<()> {
     let ending = run(unlabelled(), async |scene| {
         scene.guarded_shop(4).await?;
         scene.bed.install().await?;
@@ -200,7 +200,8 @@ async fn a_node_that_loses_its_label_before_it_has_a_go_is_given_back_and_loses_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_loses_its_label_after_its_go_ends_its_update_before_it_loses_its_shadow() -> anyhow::Result<()> {
+async fn a_node_that_loses_its_label_after_its_permit_ends_its_update_before_it_loses_its_shadow() -> anyhow::Result<()>
+{
     const NEWER: Version = Version::new(1, 20, 6);
     let mut options = unlabelled();
     options.timings.boot = Duration::from_secs(3);

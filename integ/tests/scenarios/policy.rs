@@ -139,7 +139,7 @@ async fn without_the_operators_resource_nothing_starts_until_it_is_created() -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_before_its_go_is_released_when_the_operators_resource_is_deleted_and_starts_again_with_a_new_one()
+async fn an_attempt_before_its_permit_is_released_when_the_operators_resource_is_deleted_and_starts_again_with_a_new_one()
 -> anyhow::Result<()> {
     let mut stuck = String::new();
     let ending = run(nodes(2), async |scene| {

@@ -265,7 +265,7 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         let shadow = "bottlerocketshadows";
         let (slots, counts) = writes_of_slots(&records);
         let bounds = [
-            ("orders and the go", count("controller", "patch", shadow), 4),
+            ("orders and the permit", count("controller", "patch", shadow), 4),
             ("the controller's half of the status", count("controller", "patch", &format!("{shadow}/status")), 5),
             ("the agent's half of the status", count("web API", "patch", &format!("{shadow}/status")), 5),
             ("slots", slots, 2),

@@ -14,14 +14,14 @@ use models::operator::DEGRADED;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::interfere::{agent_on, ask_unheard, blocked_drain, continue_controllers, go_of, poll, signal, withdraw};
+use crate::interfere::{agent_on, ask_unheard, blocked_drain, continue_controllers, permit_of, poll, signal, withdraw};
 use crate::rotation;
 use crate::support::{
     EVENTS_OF_NODES, SHOP, Scene, is_given_back, is_updated, nodes, other, run_expecting, shadow_of, until_event,
 };
 use crate::tokens::{agents_token, url, web_api};
 
-/// How long after a go a node with a silent agent is given back: the go's life and the longest shutdown, and some.
+/// How long after a permit a node with a silent agent is given back: the permit's life and the longest shutdown, and some.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 const EXPECTED: Expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
@@ -37,12 +37,12 @@ async fn each_right_is_used_none_is_missing_and_each_write_is_guarded() -> anyho
         let other = other(&silent);
         let force = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests/force.yaml");
         scene.kubectl(&["apply", "--server-side", "-f", force]).await?;
-        // A go is given and its order withdrawn, and the agent says nothing: its node's own Lease has to tell.
+        // A permit is issued and its order withdrawn, and the agent says nothing: its node's own Lease has to tell.
         ask_unheard(scene, &silent).await?;
         let agent = agent_on(scene, &silent).await?;
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
         continue_controllers(scene);
-        scene.until("the go is given", |world| go_of(world, &silent).is_some()).await?;
+        scene.until("the permit is issued", |world| permit_of(world, &silent).is_some()).await?;
         withdraw(scene, &silent).await?;
 
         // Meanwhile the other one: what its budget keeps is deleted at the deadline.

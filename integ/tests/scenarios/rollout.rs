@@ -32,7 +32,7 @@ async fn three_nodes_update_one_at_a_time_and_no_budget_is_violated() -> anyhow:
     }
     assert_eq!(ending.history.shortfalls(SHOP), []);
     let stats = &ending.verdict.stats;
-    assert_eq!((stats.gos, stats.arms, stats.reboots), (3, 3, 3));
+    assert_eq!((stats.permits, stats.arms, stats.reboots), (3, 3, 3));
     assert_eq!(stats.out_of_service, 1);
     assert!(stats.evictions >= PODS, "each pod of the workload moved at least once: {stats:?}");
     let world = ending.world();

@@ -17,8 +17,8 @@ use kube::Api;
 use kube::api::DeleteParams;
 use models::condition::ConditionStatus;
 use models::names::{
-    AGENT_NAMESPACE, APISERVER, CA_SECRET, GO_KEY_SECRET, OPERATOR_NAME, ROTATE_CERTIFICATES_ANNOTATION,
-    ROTATE_SIGNING_KEY_ANNOTATION, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP, TRUST_GO_KEYS,
+    AGENT_NAMESPACE, APISERVER, CA_SECRET, OPERATOR_NAME, PERMIT_KEY_SECRET, ROTATE_CERTIFICATES_ANNOTATION,
+    ROTATE_SIGNING_KEY_ANNOTATION, SERVING_SECRET, SYSTEM_NAMESPACE, TRUST_CA_KEY, TRUST_CONFIG_MAP, TRUST_PERMIT_KEYS,
 };
 use models::wire::ShadowView;
 use nix::sys::signal::Signal;
@@ -293,7 +293,7 @@ pub(crate) async fn material(scene: &Scene) -> anyhow::Result<Material> {
     Ok(Material {
         authority: text_of(scene, CA_SECRET, "tls.crt").await?,
         leaf: text_of(scene, SERVING_SECRET, "tls.crt").await?,
-        key: text_of(scene, GO_KEY_SECRET, "key.pem").await?,
+        key: text_of(scene, PERMIT_KEY_SECRET, "key.pem").await?,
     })
 }
 
@@ -315,9 +315,9 @@ pub(crate) async fn certificates_rotated(scene: &Scene, before: &Material) -> an
 /// Waits until a new key signs alone.
 async fn key_rotated(scene: &Scene, before: &Material) -> anyhow::Result<()> {
     poll("the signing key is rotated", async || {
-        let Some(ring) = secret(scene, GO_KEY_SECRET).await? else { return Ok(None) };
+        let Some(ring) = secret(scene, PERMIT_KEY_SECRET).await? else { return Ok(None) };
         let alone = field(&ring, "previous.pem").is_none();
-        let keys: Value = serde_json::from_str(&trust(scene).await?[TRUST_GO_KEYS])?;
+        let keys: Value = serde_json::from_str(&trust(scene).await?[TRUST_PERMIT_KEYS])?;
         let one = keys["keys"].as_array().is_some_and(|keys| keys.len() == 1);
         Ok((field(&ring, "key.pem").is_some_and(|key| key != before.key) && alone && one).then_some(()))
     })
@@ -403,7 +403,7 @@ async fn an_update_rolls_on_through_one_rotation_after_the_other() -> anyhow::Re
         // Whatever was begun comes to its end, and what is signed in the shadows with it.
         certificates_rotated(scene, &before).await?;
         key_rotated(scene, &before).await?;
-        let keys: Value = serde_json::from_str(&trust(scene).await?[TRUST_GO_KEYS])?;
+        let keys: Value = serde_json::from_str(&trust(scene).await?[TRUST_PERMIT_KEYS])?;
         let kid = keys["keys"][0]["kid"].as_str().context("no key id")?.to_owned();
         let world = scene.bed.recorder.so_far()?.end();
         for node in world.nodes.keys() {
@@ -522,7 +522,7 @@ async fn deleted_secrets_are_made_anew_at_once_and_nobody_is_locked_out() -> any
 
         // A deleted key is revoked at once, and the next one signs.
         let before = published_keys(scene).await?;
-        delete(scene, GO_KEY_SECRET).await?;
+        delete(scene, PERMIT_KEY_SECRET).await?;
         revoked(scene, &before).await?;
         scene.release();
         scene.updated().await?;
@@ -535,7 +535,7 @@ async fn deleted_secrets_are_made_anew_at_once_and_nobody_is_locked_out() -> any
 
 /// The ids of the keys that agents are to trust.
 async fn published_keys(scene: &Scene) -> anyhow::Result<Vec<String>> {
-    let list: Value = serde_json::from_str(&trust(scene).await?[TRUST_GO_KEYS])?;
+    let list: Value = serde_json::from_str(&trust(scene).await?[TRUST_PERMIT_KEYS])?;
     let keys = list["keys"].as_array().context("no list of keys")?;
     keys.iter().map(|key| key["kid"].as_str().map(str::to_owned).context("a key without its id")).collect()
 }
@@ -560,7 +560,7 @@ async fn a_signing_key_that_is_revoked_in_mid_attempt_ends_no_attempt() -> anyho
         scene.release();
         until_host(host, "the host is asked to stage", |event| is_call(event, "/actions/prepare-update")).await?;
         let before = published_keys(scene).await?;
-        delete(scene, GO_KEY_SECRET).await?;
+        delete(scene, PERMIT_KEY_SECRET).await?;
         revoked(scene, &before).await?;
         // The agent that comes up now asks first who signed what is asked of its host's settings.
         signal(&[agent_on(scene, "node-1").await?], Signal::SIGKILL);

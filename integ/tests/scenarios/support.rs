@@ -127,8 +127,8 @@ pub(crate) async fn run_but_for(
     anyhow::ensure!(complaints.is_empty(), "the operator's own output tells of a defect; {}\n{complaints}", repeat());
     let stats = &verdict.stats;
     anyhow::ensure!(
-        stats.gos == 0 || stats.node_writes > 0,
-        "a go without a write to any node: {stats:?}; {}",
+        stats.permits == 0 || stats.node_writes > 0,
+        "a permit without a write to any node: {stats:?}; {}",
         repeat()
     );
     Ok(Ending { history, verdict })

@@ -1,18 +1,18 @@
-//! Orders that were taken back, and gos that are too old: none of them may fire.
+//! Orders that were taken back, and permits that are too old: none of them may fire.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
 use deploy::Component;
 use integ::host::{Command, Fault, Worker};
-use models::go::GO_LIFETIME;
 use models::names::HOLD_ANNOTATION;
+use models::permit::PERMIT_LIFETIME;
 use models::shadow::{HostState, UPDATED};
 use nix::sys::signal::Signal;
 
 use crate::interfere::{
-    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, go_of, is_activate,
-    is_armed, signal, unblock, until_host, withdraw,
+    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, is_activate, is_armed,
+    permit_of, signal, unblock, until_host, withdraw,
 };
 use crate::support::{Ending, NEW, Scene, is_given_back, nodes, results, run, shadow_of};
 
@@ -35,7 +35,7 @@ async fn confirmed(scene: &Scene, node: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_go_does_nothing_after_the_attempt()
+async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_permit_does_nothing_after_the_attempt()
 -> anyhow::Result<()> {
     let mut target = String::new();
     let ending = run(nodes(2), async |scene| {
@@ -46,13 +46,13 @@ async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_go_doe
         let hold = |value: &str| format!("{HOLD_ANNOTATION}{value}");
         scene.kubectl(&["annotate", "node", &target, &hold("=test")]).await?;
         continue_controllers(scene);
-        // No go was given, so nothing has to be waited for: the silent agent does not delay the end of the attempt.
+        // No permit was issued, so nothing has to be waited for: the silent agent does not delay the end of the attempt.
         let world = scene
             .until("the attempt has ended", |world| {
                 shadow_of(world, &target).is_some_and(|shadow| shadow.step().is_none())
             })
             .await?;
-        anyhow::ensure!(go_of(&world, &target).is_none());
+        anyhow::ensure!(permit_of(&world, &target).is_none());
 
         let host = &scene.bed.member(&target)?.host;
         let boot = host.snapshot().boot_id;
@@ -74,12 +74,12 @@ async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_go_doe
     .await?;
     assert_eq!(reasons(&ending, &target), ["Held", UPDATED]);
     let stats = &ending.verdict.stats;
-    assert_eq!((stats.gos, stats.arms, stats.reboots), (2, 2, 2));
+    assert_eq!((stats.permits, stats.arms, stats.reboots), (2, 2, 2));
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_go_that_was_not_read_before_its_order_was_withdrawn_reboots_nothing() -> anyhow::Result<()> {
+async fn a_permit_that_was_not_read_before_its_order_was_withdrawn_reboots_nothing() -> anyhow::Result<()> {
     let mut target = String::new();
     let ending = run(nodes(2), async |scene| {
         target = blocked_drain(scene).await?;
@@ -87,7 +87,7 @@ async fn a_go_that_was_not_read_before_its_order_was_withdrawn_reboots_nothing()
         let agent = agent_on(scene, &target).await?;
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
         continue_controllers(scene);
-        scene.until("the go is given", |world| go_of(world, &target).is_some()).await?;
+        scene.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
         withdraw(scene, &target).await?;
 
         let host = &scene.bed.member(&target)?.host;
@@ -168,7 +168,7 @@ async fn an_agent_killed_while_its_host_arms_disarms_after_its_restart_when_the_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_go_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again() -> anyhow::Result<()> {
+async fn a_permit_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again() -> anyhow::Result<()> {
     let mut target = String::new();
     let ending = run(nodes(2), async |scene| {
         target = blocked_drain(scene).await?;
@@ -176,17 +176,17 @@ async fn a_go_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again() -> 
         let agent = agent_on(scene, &target).await?;
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
         continue_controllers(scene);
-        let world = scene.until("the go is given", |world| go_of(world, &target).is_some()).await?;
-        let first = go_of(&world, &target).context("just seen")?.to_owned();
+        let world = scene.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
+        let first = permit_of(&world, &target).context("just seen")?.to_owned();
         // What is tested is the passing of time itself.
-        tokio::time::sleep(GO_LIFETIME + Duration::from_secs(1)).await;
+        tokio::time::sleep(PERMIT_LIFETIME + Duration::from_secs(1)).await;
         let host = &scene.bed.member(&target)?.host;
         signal(&[agent], Signal::SIGCONT);
         until_host(host, "the host is asked to arm", is_activate).await?;
-        // The host's log may be ahead of what the recorder has seen; that each arming had a go of its own is counted below.
+        // The host's log may be ahead of what the recorder has seen; that each arming had a permit of its own is counted below.
         scene
-            .until("the agent has armed on another go", |world| {
-                go_of(world, &target).is_some_and(|go| go != first.as_str())
+            .until("the agent has armed on another permit", |world| {
+                permit_of(world, &target).is_some_and(|permit| permit != first.as_str())
             })
             .await?;
         scene.updated().await?;
@@ -195,11 +195,11 @@ async fn a_go_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again() -> 
     .await?;
     assert_eq!(reasons(&ending, &target), [UPDATED]);
     let stats = &ending.verdict.stats;
-    assert_eq!((stats.gos, stats.arms, stats.reboots), (3, 2, 2));
+    assert_eq!((stats.permits, stats.arms, stats.reboots), (3, 2, 2));
     Ok(())
 }
 
-/// How long after the last go a node with a silent agent is given back: the go's life and the longest shutdown.
+/// How long after the last permit a node with a silent agent is given back: the permit's life and the longest shutdown.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]

@@ -104,31 +104,10 @@ pub struct BottlerocketUpdateOperatorSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub node_groups: Vec<NodeGroup>,
-    /// How objects of older storage versions are rewritten. Has no effect in this version, which has one storage version.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub storage_migration: Option<StorageMigration>,
-    /// How many revisions of the policy are kept. Has no effect in this version, which keeps none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 100), extend("format" = "int32"))]
-    pub revision_history_limit: Option<u32>,
-    /// How many rollouts are remembered. Has no effect in this version, which remembers the one under way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1000), extend("format" = "int32"))]
-    pub rollout_history_limit: Option<u32>,
     /// Whether nodes that run Bottlerocket get the label `bottlerocket.aws/updater-interface-version=2.0.0`, which puts them
     /// under the operator, by themselves. A node on which the label has another value is left alone. Default false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_nodes: Option<bool>,
-}
-
-/// Who starts the rewriting of objects of older storage versions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(description = "")]
-pub enum StorageMigration {
-    /// The controller, when it finds some.
-    Auto,
-    /// A person.
-    Manual,
 }
 
 /// How many nodes are where.
@@ -308,9 +287,6 @@ pub struct BottlerocketUpdateOperatorStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub update_revision: Option<String>,
-    /// How often two revisions had one name, which makes the next one another. Absent as long as none had.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub collision_count: Option<i32>,
     /// When the next window opens; absent while one is open, and without windows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", extend("format" = "date-time"))]

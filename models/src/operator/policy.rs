@@ -338,7 +338,7 @@ pub struct Deadlines {
     #[serde(default, rename = "return", skip_serializing_if = "Option::is_none")]
     pub returning: Option<Duration>,
     /// The longest that a host takes to go down from the agent's call on. A node whose order to reboot was withdrawn after its
-    /// go is released only when the go (30 s) and this time would both be over and its kubelet is still heard, or when it has
+    /// permit is released only when the permit (30 s) and this time would both be over and its kubelet is still heard, or when it has
     /// another boot.
     /// Default 240s: 90 s in which the host's API server may keep a call, systemd's 90 s for units that do not stop, and room.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -24,7 +24,7 @@ impl Case<'_> {
                 version,
                 from: self.shadow.status.agent.current_version.clone(),
                 started: self.now,
-                go_given: spec.go.is_some(),
+                permit_issued: spec.permit.is_some(),
                 soak_restarted: false,
                 watched_since: None,
                 disruptive: self.slot || self.facts().claimed(),
@@ -40,7 +40,7 @@ impl Case<'_> {
         }
         if self.facts().claimed() {
             // A claim without an attempt, from a shadow that was deleted or whose record somebody took away, say, or one that a
-            // person's hold has kept. Whether a go was given is not known any more, nor to an agent that was restarted: the
+            // person's hold has kept. Whether a permit was issued is not known any more, nor to an agent that was restarted: the
             // longest time that a host can take to go down has to pass.
             let certain = self.down_by(None);
             if self.now >= certain {
@@ -81,7 +81,7 @@ impl Case<'_> {
         if self.armed_by_other() {
             return Decision::wait(Wait::HostArmedByOther);
         }
-        if let Some(lock) = self.foreign_lock() {
+        if let Some(lock) = self.conflicting_lock() {
             return Decision::wait(Wait::LockedByOther { lock });
         }
         if !self.disarmed() {
@@ -118,7 +118,7 @@ impl Case<'_> {
             version: version.clone(),
             from: self.shadow.status.agent.current_version.clone(),
             started: self.now,
-            go_given: false,
+            permit_issued: false,
             soak_restarted: false,
             watched_since: None,
             disruptive: false,

@@ -1,4 +1,4 @@
-//! The part that disrupts: the drain, the order to reboot, the go.
+//! The part that disrupts: the drain, the order to reboot, the permit.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -84,11 +84,12 @@ impl Case<'_> {
             }
             Some(refused) => return self.waiting_staged(progress, refused, true).watching_pods().asking(queries()),
         }
-        let pods: Vec<_> = sorted.go.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| listed(pod)).collect();
-        let evicted_owners = owners(tolerating_owners(sorted.go.iter().copied()), EVICTED_OWNERS);
+        let pods: Vec<_> =
+            sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| listed(pod)).collect();
+        let evicted_owners = owners(tolerating_owners(sorted.evictable.iter().copied()), EVICTED_OWNERS);
         let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(self.now) && !pod.finished && !pod.terminating);
         let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
-        let set_before: Vec<String> = self.facts().set_by_others.iter().map(|part| part.name().to_owned()).collect();
+        let preexisting: Vec<String> = self.facts().set_by_others.iter().map(|part| part.name().to_owned()).collect();
         let first = if self.policy.leave_balancer.is_some() { Step::LeavingBalancer } else { Step::Draining };
         let mut action = self.step(&Progress { disruptive: true, ..progress.clone() }, first, |status| {
             let message = format!("cordoned for the update to {}", progress.version);
@@ -96,7 +97,7 @@ impl Case<'_> {
             let reason = if theirs { "CordonedBefore" } else { "Updating" };
             set_condition(&mut status.conditions, self.condition(CORDONED, true, reason, &message));
             set_condition(&mut status.conditions, self.condition(DRAINED, false, "Draining", "pods are being evicted"));
-            status.report.drain = Some(DrainStatus { pods, evicted_owners, set_before, ..DrainStatus::default() });
+            status.report.drain = Some(DrainStatus { pods, evicted_owners, preexisting, ..DrainStatus::default() });
             status.report.record.get_or_insert_default().unhealthy_before = unhealthy_before;
         });
         if let Action::Status { note, .. } = &mut action {
@@ -141,7 +142,7 @@ impl Case<'_> {
             // Somebody strips the rest again and again: it is not worth an update.
             return None;
         }
-        if made > RECLAIMS && self.shadow.spec.go.is_none() {
+        if made > RECLAIMS && self.shadow.spec.permit.is_none() {
             let message = format!("somebody uncordoned the node {made} times; hold it to keep it out of updates");
             return Some(self.fail(progress, FailureReason::Uncordoned, &message));
         }
@@ -223,7 +224,9 @@ impl Case<'_> {
             return Decision::act(action).waking_at(deadline);
         }
         let blocked = |uid: &str| self.node.blocked.get(uid);
-        if let Some((pod, fatal)) = sorted.go.iter().find_map(|p| Some((p, blocked(&p.uid).filter(|b| b.fatal)?))) {
+        if let Some((pod, fatal)) =
+            sorted.evictable.iter().find_map(|p| Some((p, blocked(&p.uid).filter(|b| b.fatal)?)))
+        {
             let message = format!("{} cannot be evicted: {}", pod.title(), fatal.message);
             return self.fail(progress, FailureReason::DrainRefused, &message);
         }
@@ -231,7 +234,7 @@ impl Case<'_> {
         let due = sorted.first_to_go().filter(|pod| !waits_for_answer(pod));
         let due = due.filter(|pod| blocked(&pod.uid).is_none_or(|b| b.retry_at <= self.now));
         let evictions = Evictions { pods: due.map(Eviction::of).collect(), grace: policy.grace, delete: false };
-        let left = sorted.go.len() + sorted.leaving.len();
+        let left = sorted.evictable.len() + sorted.leaving.len();
         let (blockers, changes) = self.blockers(&sorted);
         let wait = match blockers.first() {
             Some(Blocker { pod, budget, message, .. }) => {
@@ -270,7 +273,7 @@ impl Case<'_> {
         };
         // What a leader before this one has named stays named until there is another answer.
         let named_before = |pod: &PodFacts| stored.iter().find(|b| b.pod == pod.title());
-        let staying = sorted.go.iter().filter_map(|pod| match self.node.blocked.get(&pod.uid) {
+        let staying = sorted.evictable.iter().filter_map(|pod| match self.node.blocked.get(&pod.uid) {
             Some(b) if b.accepted => {
                 let message = "its eviction was accepted, but it is not being deleted";
                 Some((blocker(pod, None, message, b.since), after(b.since, NAMED_AFTER)))
@@ -309,7 +312,7 @@ impl Case<'_> {
     /// scheduler may have placed before it saw the cordon, it is counted how often their owner put some here.
     fn record_new(&self, sorted: &Sorted<'_>) -> Option<Action> {
         let mut drain = self.drain()?.clone();
-        let new: Vec<_> = sorted.go.iter().copied().filter(|pod| !filter::listed(pod, &drain)).collect();
+        let new: Vec<_> = sorted.evictable.iter().copied().filter(|pod| !filter::listed(pod, &drain)).collect();
         if new.is_empty() || drain.pods.len() + new.len() > LISTED_PODS {
             return None;
         }
@@ -318,10 +321,10 @@ impl Case<'_> {
         drain.pods.extend(new.iter().map(|pod| listed(pod)));
         let returned = new.iter().filter(|pod| !pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone());
         for uid in owners(returned, RETURNED_OWNERS) {
-            if let Some(owner) = drain.returned.iter_mut().find(|owner| owner.uid == uid) {
+            if let Some(owner) = drain.returned_owners.iter_mut().find(|owner| owner.uid == uid) {
                 owner.times += 1;
-            } else if drain.returned.len() < RETURNED_OWNERS {
-                drain.returned.push(ReturnedOwner { uid, times: 1 });
+            } else if drain.returned_owners.len() < RETURNED_OWNERS {
+                drain.returned_owners.push(ReturnedOwner { uid, times: 1 });
             }
         }
         let mut status = self.half();
@@ -333,8 +336,9 @@ impl Case<'_> {
     /// that would do so for ever.
     fn returned<'b>(&self, sorted: &Sorted<'b>) -> Option<&'b PodFacts> {
         let drain = self.drain()?;
-        let too_often = |uid: &String| drain.returned.iter().any(|owner| owner.uid == *uid && owner.times >= RETURNS);
-        let new = sorted.go.iter().copied().filter(|pod| !pod.tolerates_cordon && !filter::listed(pod, drain));
+        let too_often =
+            |uid: &String| drain.returned_owners.iter().any(|owner| owner.uid == *uid && owner.times >= RETURNS);
+        let new = sorted.evictable.iter().copied().filter(|pod| !pod.tolerates_cordon && !filter::listed(pod, drain));
         new.into_iter().find(|pod| pod.controller_uid.as_ref().is_some_and(too_often))
     }
 
@@ -349,14 +353,14 @@ impl Case<'_> {
         }
         let drain = self.drain().cloned().unwrap_or_default();
         let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
-        let Some(forced) = drain.forced else {
+        let Some(forced) = drain.forced_since else {
             let message = format!(
                 "the drain has taken {:?}: deleting what is left, past all budgets, as policy says: {}",
                 self.group().drain.timeout,
                 names.join(", ")
             );
             let mut status = self.half();
-            status.report.drain = Some(DrainStatus { forced: Some(self.now), ..drain });
+            status.report.drain = Some(DrainStatus { forced_since: Some(self.now), ..drain });
             let note = Some(Note { warning: true, reason: "DrainForced", message });
             return Decision::act(Action::Status { status: Box::new(status), note });
         };
@@ -458,7 +462,7 @@ impl Case<'_> {
         let mut action = self.step(progress, Step::Rebooting, |status| {
             set_condition(&mut status.conditions, self.condition(DRAINED, true, reason, &message));
             if let Some(drain) = &mut status.report.drain {
-                (drain.gone, drain.blockers) = (self.gone(), Vec::new());
+                (drain.removed, drain.blockers) = (self.gone(), Vec::new());
             }
         });
         if let (Action::Status { note, .. }, Some(_)) = (&mut action, stuck) {
@@ -478,7 +482,7 @@ impl Case<'_> {
         }
         let mut status = self.half();
         let drain = status.report.drain.get_or_insert_default();
-        (drain.blockers, drain.gone) = (wanted, self.gone());
+        (drain.blockers, drain.removed) = (wanted, self.gone());
         let reason = wait.as_str();
         let known = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == reason);
         if wait.blocks() {
@@ -498,7 +502,7 @@ impl Case<'_> {
         if let Some((reason, message)) = self.agent_failure(progress.attempt) {
             return self.fail(progress, reason, message);
         }
-        if spec.go.is_none()
+        if spec.permit.is_none()
             && let Some(decision) = self.ended_from_outside(progress)
         {
             return decision;
@@ -513,7 +517,7 @@ impl Case<'_> {
                 let message = "the node has not been seen since its image was armed";
                 return self.fail(progress, FailureReason::NotReadyAfterBoot, message);
             }
-            let reason = if spec.go.is_some() { FailureReason::RebootTimedOut } else { FailureReason::AgentSilent };
+            let reason = if spec.permit.is_some() { FailureReason::RebootTimedOut } else { FailureReason::AgentSilent };
             return self.fail(progress, reason, "the host did not reboot in time");
         }
         // An agent that was restarted after it had armed the host asks as well, for the reboot alone.
@@ -525,29 +529,29 @@ impl Case<'_> {
             return Decision::act(self.order(HostState::RebootedIntoUpdate, progress)).watching_pods();
         }
         let decision = match self.asks() {
-            Some(armed) if spec.go.as_ref().is_none_or(|go| go.nonce != armed.nonce) => {
+            Some(armed) if spec.permit.as_ref().is_none_or(|permit| permit.nonce != armed.nonce) => {
                 self.answer(progress, &armed.nonce)
             }
-            _ if spec.go.is_some() => Decision::wait(Wait::AwaitingReboot),
+            _ if spec.permit.is_some() => Decision::wait(Wait::AwaitingReboot),
             _ => Decision::wait(Wait::AwaitingAgent),
         };
         decision.watching_pods().waking_at(deadline)
     }
 
-    /// The agent asks: a go, if nothing came to the node since it was drained.
+    /// The agent asks: a permit, if nothing came to the node since it was drained.
     pub(super) fn answer(&self, progress: &Progress, nonce: &str) -> Decision {
         let Some(sorted) = self.sorted_pods() else { return Decision::wait(Wait::ReadingPods) };
         if let Some(pod) = sorted.left().find(|pod| !pod.terminating) {
             let drain = self.drain().cloned().unwrap_or_default();
-            if self.shadow.spec.go.is_none() && !drain.taken_up_again {
-                // The scheduler had not seen the cordon yet, or the pod tolerates it. No go is out, so there is time to
+            if self.shadow.spec.permit.is_none() && !drain.restarted {
+                // The scheduler had not seen the cordon yet, or the pod tolerates it. No permit is out, so there is time to
                 // drain it too, once.
                 return Decision::act(self.step(progress, Step::Draining, |status| {
                     set_condition(
                         &mut status.conditions,
                         self.condition(DRAINED, false, "Draining", "a pod was placed here during the cordon"),
                     );
-                    status.report.drain = Some(DrainStatus { taken_up_again: true, ..drain });
+                    status.report.drain = Some(DrainStatus { restarted: true, ..drain });
                 }));
             }
             let message = format!("{} came to the drained node", pod.title());
@@ -556,10 +560,10 @@ impl Case<'_> {
         if !sorted.leaving.is_empty() {
             return Decision::wait(Wait::Draining { left: sorted.leaving.len() });
         }
-        Decision::act(Action::Go { nonce: nonce.to_owned(), rules: self.group().drain.rules_at(self.now) })
+        Decision::act(Action::Permit { nonce: nonce.to_owned(), rules: self.group().drain.rules_at(self.now) })
     }
 
-    /// What ends an attempt that has not been given a go, whatever its step.
+    /// What ends an attempt that has not been issued a permit, whatever its step.
     pub(super) fn ended_from_outside(&self, progress: &Progress) -> Option<Decision> {
         let fail = |reason, message| Some(self.fail(progress, reason, message));
         let agent = &self.shadow.status.agent;

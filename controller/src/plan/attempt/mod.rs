@@ -101,7 +101,7 @@ impl<'a> Case<'a> {
         host.asks_as(&self.host_policy()) && (tls.signing_key.is_none() || !host.asks_settings() || signed())
     }
 
-    /// The order of an attempt that has no go yet, to be signed anew, because the key that signed what it asks of the host's
+    /// The order of an attempt that has no permit yet, to be signed anew, because the key that signed what it asks of the host's
     /// settings was revoked: its agent would wait for that key until a deadline. A key that is being replaced goes on to count.
     fn order_signed_anew(&self, progress: &Progress) -> Option<Action> {
         let (spec, tls) = (&self.shadow.spec, &self.view.tls);
@@ -120,7 +120,7 @@ impl<'a> Case<'a> {
         let stands = under_way
             && spec.attempt == progress.attempt
             && spec.boot_id.as_ref() == Some(&self.facts().boot_id)
-            && spec.go.is_none();
+            && spec.permit.is_none();
         let revoked = tls.signing_key.is_some() && !tls.signing_keys.contains(&key);
         (stands && revoked).then(|| {
             let host = Some(HostPolicy { signature: None, ..host.clone() });
@@ -142,9 +142,9 @@ impl<'a> Case<'a> {
     }
 
     /// The version lock that somebody else set on the host, where it stands in the way of ours.
-    fn foreign_lock(&self) -> Option<String> {
+    fn conflicting_lock(&self) -> Option<String> {
         self.host_policy().version_lock?;
-        self.shadow.status.agent.host.as_ref()?.foreign_lock.clone()
+        self.shadow.status.agent.host.as_ref()?.conflicting_lock.clone()
     }
 
     /// The permission to disarm it, which is good for one boot.
@@ -213,12 +213,12 @@ impl<'a> Case<'a> {
     }
 
     /// Whether the image is staged for this attempt and boot, also where the agent has been told to reboot and waits for its
-    /// go: it confirms no order while it waits.
+    /// permit: it confirms no order while it waits.
     fn still_staged(&self) -> bool {
         let (spec, agent) = (&self.shadow.spec, &self.shadow.status.agent);
         self.staged()
             || (spec.state == HostState::RebootedIntoUpdate
-                && spec.go.is_none()
+                && spec.permit.is_none()
                 && self.asks().is_some_and(|armed| armed.phase == ArmedPhase::Arming)
                 && agent.state == Some(HostState::StagedUpdate))
     }
@@ -264,7 +264,7 @@ impl<'a> Case<'a> {
                 boot_id: Some(self.facts().boot_id.clone()),
                 // An attempt keeps what it began with: the image was chosen under it.
                 host: self.shadow.spec.host.clone(),
-                go: None,
+                permit: None,
                 #[cfg(feature = "next")]
                 novelty: models::next::Novelty::default(),
             }),
@@ -328,7 +328,7 @@ impl<'a> Case<'a> {
             Step::Releasing => self.releasing(progress),
             #[cfg(feature = "next")]
             Step::Planning => self.planning(progress),
-            // Whatever it was, giving the node back is safe: it waits for a go that was given.
+            // Whatever it was, giving the node back is safe: it waits for a permit that was given.
             Step::Unknown => {
                 self.fail(progress, FailureReason::ProgressLost, "its step is one of another version of the controller")
             }
@@ -354,9 +354,9 @@ impl<'a> Case<'a> {
     }
 
     /// An attempt that is not the controller's own is not believed: it ends, and takes no part of the budget unless its host may
-    /// still act on a go.
+    /// still act on a permit.
     fn repair(&self, progress: &Progress) -> Decision {
-        let disruptive = progress.go_given || self.shadow.spec.go.is_some();
+        let disruptive = progress.permit_issued || self.shadow.spec.permit.is_some();
         let progress = Progress { disruptive, ..progress.clone() };
         self.fail(&progress, FailureReason::ProgressLost, "neither a slot nor a claim on the node backs its step")
     }

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use models::condition::{ConditionStatus, set_condition};
-use models::go::GO_LIFETIME;
+use models::permit::PERMIT_LIFETIME;
 use models::plain::cut;
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{
@@ -32,13 +32,13 @@ impl Case<'_> {
         }
         record.last = Some(self.result(progress, reason.as_str(), message));
         status.report.record = Some(record);
-        // A go is good in the boot that its order names. In another one nothing is left of it that had to be waited for.
+        // A permit is good in the boot that its order names. In another one nothing is left of it that had to be waited for.
         let order_boot = self.shadow.spec.boot_id.as_ref();
         let spent = order_boot.is_some_and(|boot| *boot != self.facts().boot_id);
         status.report.progress = Some(Progress {
             step: Step::Releasing,
             since: self.now,
-            go_given: !spent && (progress.go_given || self.shadow.spec.go.is_some()),
+            permit_issued: !spent && (progress.permit_issued || self.shadow.spec.permit.is_some()),
             ..progress.clone()
         });
         self.acknowledge_release(&mut status);
@@ -98,7 +98,7 @@ impl Case<'_> {
         if self.shadow.spec.state != HostState::Idle {
             return Decision::act(self.withdraw());
         }
-        if progress.go_given && !self.cannot_reboot_any_more(progress) {
+        if progress.permit_issued && !self.cannot_reboot_any_more(progress) {
             let reason = self.last_failure();
             let certain = self.down_by(Some(progress.since));
             if self.now < certain {
@@ -140,18 +140,18 @@ impl Case<'_> {
             .unwrap_or(FailureReason::Unknown)
     }
 
-    /// When a host that acted on a go has gone down, at the latest, if no go was given since `since`; without that, since this
+    /// When a host that acted on a permit has gone down, at the latest, if no permit was issued since `since`; without that, since this
     /// process has seen the node stand like that. It has to have passed by the clock that `since` was written by, and by this
     /// process's own, which nobody sets.
     pub(super) fn down_by(&self, since: Option<Timestamp>) -> Timestamp {
-        let span = GO_LIFETIME + self.policy.shutdown;
+        let span = PERMIT_LIFETIME + self.policy.shutdown;
         let own = after(self.now, span.saturating_sub(self.node.stood));
         // A time that has not come was written by a clock that ran ahead, or by a person: this process's own has to do.
         let since = since.filter(|since| *since <= self.now);
         since.map_or(own, |since| own.max(after(since, span)))
     }
 
-    /// After a go: whether the host can no longer act on it, so that the node may be given back. The agent's own word is not
+    /// After a permit: whether the host can no longer act on it, so that the node may be given back. The agent's own word is not
     /// asked for: whoever has taken the web API says what he likes in its name.
     fn cannot_reboot_any_more(&self, progress: &Progress) -> bool {
         let another_boot = self.facts().boot_id != progress.boot_id;

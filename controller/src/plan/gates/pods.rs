@@ -20,7 +20,7 @@ pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, policy:
     let sorted = filter::sort(pods, policy.drain.rules, None);
     daemon_sets(pods)
         .or_else(|| refusal(&sorted))
-        .or_else(|| if forced { None } else { never_allowed(&sorted.go, &view.budgets) })
+        .or_else(|| if forced { None } else { never_allowed(&sorted.evictable, &view.budgets) })
         .or_else(|| if before.pods_ready { not_ready(pods) } else { None })
         .or_else(|| expressions::gate(&before.expressions, &node.facts.name, &view.expressions))
 }
@@ -38,8 +38,8 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Wait> {
 
 /// A budget that could never let a pod go, or several over one pod, which the eviction API refuses: named before the first
 /// cordon.
-fn never_allowed(go: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wait> {
-    go.iter().find_map(|pod| {
+fn never_allowed(evictable: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wait> {
+    evictable.iter().find_map(|pod| {
         let title = |budget: &BudgetFacts| format!("{}/{}", budget.namespace, budget.name);
         let guarding: BTreeSet<_> = budgets.iter().filter(|b| b.selects(pod) && !pod.pending).map(title).collect();
         if guarding.len() > 1 {

@@ -86,7 +86,7 @@ fn empty<P: crate::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache
 #[tokio::test]
 async fn what_is_refused_is_told_and_keeps_nothing_else_from_being_written() {
     let (ca, serving, key, trust) =
-        (names::CA_SECRET, names::SERVING_SECRET, names::GO_KEY_SECRET, names::TRUST_CONFIG_MAP);
+        (names::CA_SECRET, names::SERVING_SECRET, names::PERMIT_KEY_SECRET, names::TRUST_CONFIG_MAP);
     for (refused, written) in [
         (ca, vec![key, trust]),
         (serving, vec![ca, key, trust]),
@@ -135,7 +135,7 @@ async fn who_undoes_one_half_again_and_again_is_told_of_and_keeps_the_other_from
     let mut keeper = server.keeper();
     let failed = keeper.keep(crate::clock::now()).await.failed;
     assert!(matches!(failed.values().collect::<Vec<_>>()[..], [TlsError::Contended]), "{failed:?}");
-    let expected = [names::GO_KEY_SECRET, names::TRUST_CONFIG_MAP].map(str::to_owned);
+    let expected = [names::PERMIT_KEY_SECRET, names::TRUST_CONFIG_MAP].map(str::to_owned);
     assert_eq!(*server.written.lock().unwrap(), BTreeSet::from(expected));
     let problem = keeper.signer.facts().problem.unwrap_or_default();
     assert!(problem.contains("somebody else writes"), "{problem}");

@@ -42,7 +42,7 @@ fn forced(world: &World, node: Option<&str>) -> bool {
     let drain = world.shadow_of(node).and_then(|shadow| shadow.status.controller.drain.as_ref());
     let policy = world.operator.as_ref().and_then(|operator| operator.drain_of(node));
     policy.is_some_and(|drain| drain.at_deadline == Some(AtDeadline::Force))
-        && drain.is_some_and(|drain| drain.forced.is_some())
+        && drain.is_some_and(|drain| drain.forced_since.is_some())
 }
 
 #[cfg(test)]

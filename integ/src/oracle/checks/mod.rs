@@ -16,7 +16,7 @@ mod s9_released;
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
-use models::go::GO_LIFETIME;
+use models::permit::PERMIT_LIFETIME;
 
 use crate::control_plane::audit::Record;
 
@@ -124,7 +124,7 @@ struct Evidence<'a> {
     removed_by_us: BTreeMap<String, Timestamp>,
     /// When a revision was seen.
     seen: BTreeMap<u64, Timestamp>,
-    /// Up to which time the go for a nonce was good: counted from when the agent's report of the nonce was certainly out.
+    /// Up to which time the permit for a nonce was good: counted from when the agent's report of the nonce was certainly out.
     nonce_ends: BTreeMap<String, Timestamp>,
     expectations: &'a Expectations,
 }
@@ -159,7 +159,7 @@ impl<'a> Evidence<'a> {
                 && !evidence.nonce_ends.contains_key(&armed.nonce)
                 && let Some(sent) = evidence.at_latest(change.revision)
             {
-                let lifetime = SignedDuration::try_from(GO_LIFETIME).unwrap_or(SignedDuration::MAX);
+                let lifetime = SignedDuration::try_from(PERMIT_LIFETIME).unwrap_or(SignedDuration::MAX);
                 evidence.nonce_ends.insert(armed.nonce.clone(), sent + lifetime + REACTION);
             }
         }

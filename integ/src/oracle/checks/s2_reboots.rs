@@ -1,7 +1,7 @@
 //! S2: a host reboots only for its own node uid, boot id and current attempt.
 //!
 //! Each reboot that a host was asked for has to have been covered: at some revision of that boot, the shadow that this very
-//! Node owns ordered it for this boot, carried a go for the agent's nonce, and held the agent's word that the image of this
+//! Node owns ordered it for this boot, carried a permit for the agent's nonce, and held the agent's word that the image of this
 //! attempt is armed.
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub(super) struct Check {
 
 fn covered(node: &Node, shadow: &Shadow) -> Option<(i64, String)> {
     let (spec, agent) = (&shadow.spec, &shadow.status.agent);
-    let (armed, go) = (agent.armed.as_ref()?, shadow.go()?);
+    let (armed, permit) = (agent.armed.as_ref()?, shadow.permit_nonce()?);
     let boot = node.boot_id.as_str();
     let holds = spec.state == HostState::RebootedIntoUpdate
         && spec.boot_id.as_deref() == Some(boot)
@@ -36,7 +36,7 @@ fn covered(node: &Node, shadow: &Shadow) -> Option<(i64, String)> {
         && armed.boot_id == boot
         && armed.attempt == spec.attempt
         && armed.phase == ArmedPhase::Activated
-        && armed.nonce == go;
+        && armed.nonce == permit;
     holds.then(|| (spec.attempt, armed.nonce.clone()))
 }
 
@@ -47,8 +47,8 @@ impl super::Check for Check {
                 let all = self.attempts.entry(new.node().to_owned()).or_default();
                 all.push((moment.revision(), new.spec.attempt));
             }
-            if new.go().is_some() && old.and_then(Shadow::go) != new.go() {
-                verdict.stats.gos += 1;
+            if new.permit_nonce().is_some() && old.and_then(Shadow::permit_nonce) != new.permit_nonce() {
+                verdict.stats.permits += 1;
             }
         }
         let name = match &moment.change.object {
@@ -75,7 +75,9 @@ impl super::Check for Check {
                 let cover = covers.into_iter().flatten().rfind(|cover| evidence.may_precede(cover.from, at));
                 let Some(cover) = cover else {
                     let text = match covers {
-                        None => format!("rebooted in boot {boot} without a go and an acknowledged Activated for it"),
+                        None => {
+                            format!("rebooted in boot {boot} without a permit and an acknowledged Activated for it")
+                        }
                         Some(_) => format!("rebooted in boot {boot} before Activated can have been acknowledged"),
                     };
                     verdict.report(Property::S2, None, Some(node), text);
@@ -89,7 +91,7 @@ impl super::Check for Check {
                     verdict.report(Property::S2, Some(*revision), Some(node), text);
                 }
                 if evidence.nonce_ends.get(&cover.nonce).is_some_and(|end| at > *end) {
-                    let text = format!("rebooted in boot {boot} on a go that had run out");
+                    let text = format!("rebooted in boot {boot} on a permit that had run out");
                     verdict.report(Property::S2, Some(cover.from), Some(node), text);
                 }
             }
@@ -109,7 +111,7 @@ mod tests {
         story.update("a");
         let verdict = story.judge();
         assert_eq!(verdict.violations, []);
-        assert_eq!((verdict.stats.reboots, verdict.stats.gos, verdict.stats.arms), (1, 1, 1));
+        assert_eq!((verdict.stats.reboots, verdict.stats.permits, verdict.stats.arms), (1, 1, 1));
     }
 
     #[test]
@@ -129,7 +131,7 @@ mod tests {
     #[test]
     fn a_reboot_that_was_not_acknowledged_is_caught() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         story.host_reboots("a");
         story.assert_only(Property::S2);
@@ -138,7 +140,7 @@ mod tests {
     #[test]
     fn an_acknowledgement_that_comes_after_the_reboot_is_caught() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         story.host_asked_to_reboot("a");
         story.activated("a");
@@ -146,9 +148,9 @@ mod tests {
     }
 
     #[test]
-    fn a_go_for_another_nonce_covers_nothing() {
+    fn a_permit_for_another_nonce_covers_nothing() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         story.activated("a");
         story.agent("a", |agent| agent.armed.as_mut().unwrap().nonce = "other".into());
@@ -161,7 +163,7 @@ mod tests {
     #[test]
     fn an_image_armed_for_an_older_attempt_covers_nothing() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         story.controller("a", |shadow| shadow.spec.attempt += 1);
         story.activated("a");
@@ -174,7 +176,7 @@ mod tests {
         let mut story = Story::new(&["a"]);
         story.host_reboots_by_hand("a");
         story.agent("a", |agent| agent.boot_id = Some("a-boot-2".into()));
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         story.agent("a", |agent| {
             let armed = agent.armed.as_mut().unwrap();
@@ -188,7 +190,7 @@ mod tests {
     #[test]
     fn a_word_from_the_next_boot_covers_nothing() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.agent("a", |agent| {
             agent.armed.as_mut().unwrap().phase = ArmedPhase::Activated;
             agent.boot_id = Some("a-boot-2".into());
@@ -201,7 +203,7 @@ mod tests {
     #[test]
     fn an_order_to_stage_covers_nothing() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.controller("a", |shadow| shadow.spec.state = HostState::StagedUpdate);
         story.host_arms("a");
         story.activated("a");
@@ -215,7 +217,7 @@ mod tests {
         story.until_order("a");
         story.controller("a", |shadow| shadow.spec.boot_id = Some("a-boot-0".into()));
         story.arming("a");
-        story.go("a");
+        story.issue_permit("a");
         story.host_arms("a");
         story.activated("a");
         story.host_reboots("a");
@@ -228,7 +230,7 @@ mod tests {
         story.until_order("a");
         story.node("a", "admin", |node| node.uid = "another".into());
         story.arming("a");
-        story.go("a");
+        story.issue_permit("a");
         story.host_arms("a");
         story.activated("a");
         story.host_reboots("a");
@@ -238,21 +240,21 @@ mod tests {
     #[test]
     fn a_reboot_for_an_attempt_that_is_over_is_caught() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         story.activated("a");
         story.controller("a", |shadow| {
             shadow.spec.attempt += 1;
-            shadow.spec.go = None;
+            shadow.spec.permit = None;
         });
         story.host_reboots("a");
         story.assert_only(Property::S2);
     }
 
     #[test]
-    fn a_reboot_on_a_go_that_had_run_out_is_caught() {
+    fn a_reboot_on_a_permit_that_had_run_out_is_caught() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         story.activated("a");
         story.wait(40);

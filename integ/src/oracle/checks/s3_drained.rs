@@ -1,9 +1,9 @@
-//! S3: a host never reboots with an evictable pod still on it: there is none at the revision that gives the go, and none at
-//! the one that acknowledges `Activated`, but those that were created after the go.
+//! S3: a host never reboots with an evictable pod still on it: there is none at the revision that issues the permit, and none at
+//! the one that acknowledges `Activated`, but those that were created after the permit.
 //!
 //! Pods that tolerate a cordon, as the operator's own do, may come to a node in mid-drain. They are evicted once: one that
 //! came after the drain began, of an owner that has lost a pod there since, is left to the reboot. So is one that was bound
-//! after the agent had asked for its go: between the last look at the pods and the go nothing keeps it away, and nothing
+//! after the agent had requested its permit: between the last look at the pods and the permit nothing keeps it away, and nothing
 //! waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,8 +25,8 @@ pub(super) struct Check {
     lost: BTreeMap<String, BTreeSet<String>>,
     /// The revision at which the agent asked for a go with a nonce.
     asked: BTreeMap<String, u64>,
-    /// The revision of the go for a nonce.
-    gos: BTreeMap<String, u64>,
+    /// The revision of the permit for a nonce.
+    permits: BTreeMap<String, u64>,
 }
 
 /// The nonce for which the host is about to arm, or has armed.
@@ -41,16 +41,16 @@ fn activated(shadow: &Shadow) -> Option<&str> {
 }
 
 impl Check {
-    /// The pods that should not be on a node that has a go for this nonce since the revision `go`.
-    fn left(&self, world: &World, node: &str, nonce: &str, go: u64) -> Vec<String> {
-        let asked = self.asked.get(nonce).copied().unwrap_or(go);
+    /// The pods that should not be on a node that has a permit for this nonce since the revision `permit`.
+    fn left(&self, world: &World, node: &str, nonce: &str, permit: u64) -> Vec<String> {
+        let asked = self.asked.get(nonce).copied().unwrap_or(permit);
         let came_after = |since: u64, pod: &Pod| self.bound.get(&pod.uid).is_some_and(|bound| *bound > since);
         let came_back = |pod: &Pod| {
             let lost = |(_, owner): &(String, String)| self.lost.get(node).is_some_and(|lost| lost.contains(owner));
             pod.controller.as_ref().is_some_and(lost)
                 && self.drains.get(node).is_some_and(|drain| came_after(*drain, pod))
         };
-        let new = |pod: &Pod| self.created.get(&pod.uid).is_some_and(|created| *created > go);
+        let new = |pod: &Pod| self.created.get(&pod.uid).is_some_and(|created| *created > permit);
         // Policy may say that what is being deleted and does not go is left to the reboot.
         let policy = world.nodes.get(node).and_then(|node| world.operator.as_ref()?.drain_of(node));
         let skips = policy.is_some_and(|drain| drain.skip_terminating_after.is_some());
@@ -90,23 +90,23 @@ impl super::Check for Check {
         if let Some(nonce) = asks(new) {
             self.asked.entry(nonce.to_owned()).or_insert(moment.revision());
         }
-        if let Some(nonce) = new.go()
-            && old.and_then(Shadow::go) != Some(nonce)
+        if let Some(nonce) = new.permit_nonce()
+            && old.and_then(Shadow::permit_nonce) != Some(nonce)
         {
-            self.gos.insert(nonce.to_owned(), moment.revision());
+            self.permits.insert(nonce.to_owned(), moment.revision());
             let left = self.left(moment.world, new.node(), nonce, moment.revision());
             if !left.is_empty() {
-                let text = format!("a go was given with {} still on the node", left.join(", "));
+                let text = format!("a permit was issued with {} still on the node", left.join(", "));
                 verdict.report(Property::S3, Some(moment.revision()), Some(new.node()), text);
             }
         }
         if let Some(nonce) = activated(new)
             && old.and_then(activated) != Some(nonce)
-            && let Some(go) = self.gos.get(nonce)
+            && let Some(permit) = self.permits.get(nonce)
         {
-            let left = self.left(moment.world, new.node(), nonce, *go);
+            let left = self.left(moment.world, new.node(), nonce, *permit);
             if !left.is_empty() {
-                let text = format!("armed with {} still on the node, there since before the go", left.join(", "));
+                let text = format!("armed with {} still on the node, there since before the permit", left.join(", "));
                 verdict.report(Property::S3, Some(moment.revision()), Some(new.node()), text);
             }
         }
@@ -124,11 +124,11 @@ mod tests {
         format!("{}/controller-{number}", names::SYSTEM_NAMESPACE)
     }
 
-    /// The node is ordered to reboot, its agent asks, and has its go.
-    fn order_and_go(story: &mut Story) {
+    /// The node is ordered to reboot, its agent asks, and has its permit.
+    fn order_and_permit(story: &mut Story) {
         story.order("a");
         story.arming("a");
-        story.go("a");
+        story.issue_permit("a");
     }
 
     /// What a pod is bound after.
@@ -136,7 +136,7 @@ mod tests {
     enum After {
         Order,
         Question,
-        Go,
+        Permit,
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
         story.pod("shop/cart-1", "a", "cart");
         story.daemon_pod("kube-system/proxy", "a");
         story.until_drained("a");
-        order_and_go(&mut story);
+        order_and_permit(&mut story);
         story.host_arms("a");
         story.activated("a");
         story.host_reboots("a");
@@ -155,12 +155,12 @@ mod tests {
     }
 
     #[test]
-    fn a_go_with_a_pod_left_is_caught() {
+    fn a_permit_with_a_pod_left_is_caught() {
         let mut story = Story::new(&["a"]);
         story.until_order("a");
         story.pod("shop/cart-1", "a", "cart");
         story.arming("a");
-        story.go("a");
+        story.issue_permit("a");
         story.assert_only(Property::S3);
     }
 
@@ -170,7 +170,7 @@ mod tests {
         story.pod("shop/cart-1", "a", "cart");
         story.until_claimed("a");
         story.evict("shop/cart-1");
-        order_and_go(&mut story);
+        order_and_permit(&mut story);
         story.assert_only(Property::S3);
     }
 
@@ -181,7 +181,7 @@ mod tests {
         story.pod("shop/job-1", "a", "job");
         story.change_pod("shop/job-1", |pod| pod.finished = true);
         story.arming("a");
-        story.go("a");
+        story.issue_permit("a");
         assert_eq!(story.judge().violations, []);
     }
 
@@ -209,7 +209,7 @@ mod tests {
             if let Some(owner) = second {
                 pod(&mut story, "kube-system/addon-2", owner);
             }
-            order_and_go(&mut story);
+            order_and_permit(&mut story);
             assert_eq!(story.judge().violates(Property::S3), caught, "{sentence}");
         }
     }
@@ -222,7 +222,7 @@ mod tests {
         story.change_pod(&own(1), |pod| pod.terminating = true);
         story.pod_gone(&own(1));
         story.pod(&own(2), "a", "controller");
-        order_and_go(&mut story);
+        order_and_permit(&mut story);
         assert_eq!(story.judge().violations, []);
     }
 
@@ -234,12 +234,12 @@ mod tests {
         story.pod(&own(2), "a", "controller");
         story.until_claimed("a");
         story.pod_gone(&own(1));
-        order_and_go(&mut story);
+        order_and_permit(&mut story);
         story.assert_only(Property::S3);
     }
 
     #[test]
-    fn a_replica_of_ours_that_comes_before_the_other_one_leaves_may_stay_also_when_the_drain_is_taken_up_again() {
+    fn a_replica_of_ours_that_comes_before_the_other_one_leaves_may_stay_also_when_the_drain_is_restarted() {
         let mut story = Story::new(&["a"]);
         story.pod(&own(1), "a", "controller");
         story.until_claimed("a");
@@ -248,7 +248,7 @@ mod tests {
         story.pod_gone(&own(1));
         story.order("a");
         story.step("a", Step::Draining);
-        order_and_go(&mut story);
+        order_and_permit(&mut story);
         assert_eq!(story.judge().violations, []);
     }
 
@@ -268,15 +268,15 @@ mod tests {
             if comes_in_the_later_one {
                 story.pod(&own(2), "a", "controller");
             }
-            order_and_go(&mut story);
+            order_and_permit(&mut story);
             assert!(story.judge().violates(Property::S3), "{comes_in_the_later_one}");
         }
     }
 
     #[test]
-    fn a_pod_that_comes_after_the_go_is_nobodys_fault() {
+    fn a_pod_that_comes_after_the_permit_is_nobodys_fault() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.pod("shop/cart-1", "a", "cart");
         story.host_arms("a");
         story.activated("a");
@@ -288,9 +288,9 @@ mod tests {
     fn a_pod_that_is_bound_between_the_question_and_the_acknowledgement_is_caught_unless_it_is_our_own() {
         let own = own(1);
         for (sentence, pod, at, caught) in [
-            ("a workload's, after the go", "shop/cart-1", After::Go, true),
+            ("a workload's, after the permit", "shop/cart-1", After::Permit, true),
             ("a workload's, after the question", "shop/cart-1", After::Question, true),
-            ("our own, after the go", &own, After::Go, false),
+            ("our own, after the permit", &own, After::Permit, false),
             ("our own, after the question", &own, After::Question, false),
             ("our own, after the order", &own, After::Order, true),
         ] {
@@ -305,8 +305,8 @@ mod tests {
             bind(&mut story, After::Order);
             story.arming("a");
             bind(&mut story, After::Question);
-            story.go("a");
-            bind(&mut story, After::Go);
+            story.issue_permit("a");
+            bind(&mut story, After::Permit);
             story.host_arms("a");
             story.activated("a");
             assert_eq!(story.judge().violates(Property::S3), caught, "{sentence}");

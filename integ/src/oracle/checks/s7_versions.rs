@@ -1,4 +1,4 @@
-//! S7: what is armed through the host API is the version of the order that stood, armed on a go for this boot while that go
+//! S7: what is armed through the host API is the version of the order that stood, armed on a permit for this boot while that permit
 //! was good. Nothing is armed without one, and nothing stays armed in a host whose agent reports that nothing is.
 
 use models::shadow::HostState;
@@ -7,7 +7,7 @@ use semver::Version;
 use super::{Evidence, Moment, Property, Verdict, World};
 use crate::oracle::facts::Shadow;
 
-struct Go {
+struct Permit {
     revision: u64,
     node: String,
     boot: Option<String>,
@@ -17,16 +17,16 @@ struct Go {
 
 #[derive(Default)]
 pub(super) struct Check {
-    gos: Vec<Go>,
+    permits: Vec<Permit>,
 }
 
 impl super::Check for Check {
     fn at(&mut self, moment: &Moment, _: &Evidence, _: &mut Verdict) {
         let Some((new, old)) = moment.shadow() else { return };
-        if let Some(nonce) = new.go()
-            && old.and_then(Shadow::go) != Some(nonce)
+        if let Some(nonce) = new.permit_nonce()
+            && old.and_then(Shadow::permit_nonce) != Some(nonce)
         {
-            self.gos.push(Go {
+            self.permits.push(Permit {
                 revision: moment.revision(),
                 node: new.node().to_owned(),
                 boot: new.spec.boot_id.clone(),
@@ -50,22 +50,24 @@ impl super::Check for Check {
             }
             for (at, boot, version) in logs.iter().flat_map(|log| log.arms_by_api()) {
                 verdict.stats.arms += 1;
-                let go = self.gos.iter().rfind(|go| {
-                    go.node == *node && go.boot.as_deref() == Some(boot) && evidence.may_precede(go.revision, at)
+                let permit = self.permits.iter().rfind(|permit| {
+                    permit.node == *node
+                        && permit.boot.as_deref() == Some(boot)
+                        && evidence.may_precede(permit.revision, at)
                 });
-                let Some(go) = go else {
-                    let text = format!("{version} was armed in boot {boot} without a go");
+                let Some(permit) = permit else {
+                    let text = format!("{version} was armed in boot {boot} without a permit");
                     verdict.report(Property::S7, None, Some(node), text);
                     continue;
                 };
-                if go.version.as_ref() != Some(version) {
-                    let asked = go.version.as_ref().map_or_else(|| "nothing".to_owned(), ToString::to_string);
+                if permit.version.as_ref() != Some(version) {
+                    let asked = permit.version.as_ref().map_or_else(|| "nothing".to_owned(), ToString::to_string);
                     let text = format!("{version} was armed in boot {boot}, {asked} was asked for");
-                    verdict.report(Property::S7, Some(go.revision), Some(node), text);
+                    verdict.report(Property::S7, Some(permit.revision), Some(node), text);
                 }
-                if evidence.nonce_ends.get(&go.nonce).is_some_and(|end| at > *end) {
-                    let text = format!("{version} was armed in boot {boot} on a go that had run out");
-                    verdict.report(Property::S7, Some(go.revision), Some(node), text);
+                if evidence.nonce_ends.get(&permit.nonce).is_some_and(|end| at > *end) {
+                    let text = format!("{version} was armed in boot {boot} on a permit that had run out");
+                    verdict.report(Property::S7, Some(permit.revision), Some(node), text);
                 }
             }
         }
@@ -80,7 +82,7 @@ mod tests {
     #[test]
     fn arming_what_was_asked_for_is_right() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         let verdict = story.judge();
         assert_eq!(verdict.violations, []);
@@ -90,25 +92,25 @@ mod tests {
     #[test]
     fn arming_another_version_is_caught() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms_version("a", "1.20.6");
         story.assert_only(Property::S7);
     }
 
     #[test]
-    fn arming_before_the_go_is_caught() {
+    fn arming_before_the_permit_is_caught() {
         let mut story = Story::new(&["a"]);
         story.until_order("a");
         story.arming("a");
         story.host_arms("a");
-        story.go("a");
+        story.issue_permit("a");
         story.assert_only(Property::S7);
     }
 
     #[test]
-    fn arming_on_a_go_that_has_run_out_is_caught() {
+    fn arming_on_a_permit_that_has_run_out_is_caught() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.wait(40);
         story.host_arms("a");
         story.assert_only(Property::S7);
@@ -117,7 +119,7 @@ mod tests {
     #[test]
     fn arming_in_a_later_boot_is_caught() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_reboots_by_hand("a");
         story.host_arms("a");
         story.assert_only(Property::S7);
@@ -126,7 +128,7 @@ mod tests {
     #[test]
     fn disk_left_armed_by_a_withdrawn_attempt_is_caught() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         story.withdraw("a");
         assert_eq!(story.judge().violations, []);

@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn a_reboot_after_the_release_is_caught() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         story.activated("a");
         story.withdraw("a");
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn a_release_during_the_shutdown_is_caught() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.host_arms("a");
         story.activated("a");
         story.host_asked_to_reboot("a");
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn a_person_who_uncordons_does_not_release() {
         let mut story = Story::new(&["a"]);
-        story.until_go("a");
+        story.until_permit("a");
         story.uncordon_by_hand("a");
         story.host_arms("a");
         story.activated("a");

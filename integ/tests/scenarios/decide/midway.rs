@@ -9,7 +9,7 @@ use models::shadow::{HostState, Step};
 use serde_json::json;
 
 use super::support::{is_given_back, is_updated, last_reason, other, record};
-use crate::interfere::{blocked_drain, go_of, unblock};
+use crate::interfere::{blocked_drain, permit_of, unblock};
 use crate::policy::{create_policy, wait_for};
 use crate::support::{NEW, OLD, nodes, run, shadow_of, status, step_of};
 
@@ -65,7 +65,7 @@ async fn a_version_excluded_in_mid_rollout_is_given_up_where_no_node_is_touched_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_its_resource_a_node_past_its_go_goes_on_and_no_other_starts_until_there_is_a_new_one()
+async fn without_its_resource_a_node_past_its_permit_goes_on_and_no_other_starts_until_there_is_a_new_one()
 -> anyhow::Result<()> {
     let mut options = both_have_their_image();
     // Long enough to delete the resource meanwhile.
@@ -76,7 +76,7 @@ async fn without_its_resource_a_node_past_its_go_goes_on_and_no_other_starts_unt
         let staged = other(&node);
         scene.until_step(staged, Step::Staged).await?;
         unblock(scene).await?;
-        scene.until("the node has its go", |world| go_of(world, &node).is_some()).await?;
+        scene.until("the node has its permit", |world| permit_of(world, &node).is_some()).await?;
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
         // Without a policy the soak is a minute, as the documentation has it.
         let world = scene
@@ -119,7 +119,7 @@ async fn a_resource_that_is_made_again_during_a_reboot_gets_the_slot_of_the_node
         let node = blocked_drain(scene).await?;
         scene.until_step(other(&node), Step::Staged).await?;
         unblock(scene).await?;
-        scene.until("the node has its permit", |world| go_of(world, &node).is_some()).await?;
+        scene.until("the node has its permit", |world| permit_of(world, &node).is_some()).await?;
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
         create_policy(scene, &json!({})).await?;
         scene

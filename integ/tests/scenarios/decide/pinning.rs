@@ -98,7 +98,7 @@ async fn a_lock_that_somebody_else_set_is_left_alone_and_told_and_the_node_updat
         let message = &blocked(&world, "node-1").unwrap().message;
         assert!(message.contains("1.20.0") && message.contains("set it to latest"), "{message}");
         let status = &shadow_of(&world, "node-1").unwrap().status;
-        assert_eq!(status.agent.host.as_ref().and_then(|host| host.foreign_lock.as_deref()), Some("1.20.0"));
+        assert_eq!(status.agent.host.as_ref().and_then(|host| host.conflicting_lock.as_deref()), Some("1.20.0"));
         let reachable = find_condition(&status.conditions, HOST_REACHABLE).unwrap();
         assert_eq!((reachable.status, reachable.reason.as_str()), (ConditionStatus::True, "LockedByOther"));
         assert_eq!((lock_of(&host), settings_changes(&host)), (Some(VersionLock::to(&OLD)), vec![]), "left alone");
@@ -112,7 +112,7 @@ async fn a_lock_that_somebody_else_set_is_left_alone_and_told_and_the_node_updat
     }
     let world = ending.world();
     assert!(blocked(&world, "node-1").is_none());
-    assert_eq!(shadow_of(&world, "node-1").unwrap().status.agent.host.as_ref().unwrap().foreign_lock, None);
+    assert_eq!(shadow_of(&world, "node-1").unwrap().status.agent.host.as_ref().unwrap().conflicting_lock, None);
     assert_signed(&ending.history);
     Ok(())
 }

@@ -12,23 +12,23 @@ use crate::interfere::poll;
 /// What a liar knows and does, shared with the scenario.
 pub(super) type Shared<T> = Arc<Mutex<T>>;
 
-/// Withholds gos, and keeps them.
+/// Withholds permits, and keeps them.
 #[derive(Clone, Default)]
-pub(super) struct Gos {
+pub(super) struct Permits {
     withheld_from: Shared<Option<String>>,
     seen: Shared<Vec<(String, ShadowView)>>,
 }
 
-impl Gos {
+impl Permits {
     pub(super) fn withhold_from(&self, node: Option<&str>) {
         *locked(&self.withheld_from) = node.map(str::to_owned);
     }
 
-    /// The views with different gos that a node was to be shown.
+    /// The views with different permits that a node was to be shown.
     pub(super) fn of(&self, node: &str) -> Vec<ShadowView> {
         let mut views: Vec<ShadowView> = Vec::new();
         for (of, view) in locked(&self.seen).iter() {
-            if of == node && !views.iter().any(|seen| seen.spec.go == view.spec.go) {
+            if of == node && !views.iter().any(|seen| seen.spec.permit == view.spec.permit) {
                 views.push(view.clone());
             }
         }
@@ -36,7 +36,7 @@ impl Gos {
     }
 
     pub(super) async fn until(&self, node: &str, count: usize) -> anyhow::Result<Vec<ShadowView>> {
-        poll(&format!("{node} is given {count} gos"), async || {
+        poll(&format!("{node} is given {count} permits"), async || {
             let views = self.of(node);
             Ok((views.len() >= count).then_some(views))
         })
@@ -44,12 +44,12 @@ impl Gos {
     }
 }
 
-impl Lies for Gos {
+impl Lies for Permits {
     fn view(&mut self, node: &str, view: ShadowView) -> Option<ShadowView> {
-        if view.spec.go.is_some() {
+        if view.spec.permit.is_some() {
             locked(&self.seen).push((node.to_owned(), view.clone()));
         }
-        let withheld = view.spec.go.is_some() && locked(&self.withheld_from).as_deref() == Some(node);
+        let withheld = view.spec.permit.is_some() && locked(&self.withheld_from).as_deref() == Some(node);
         (!withheld).then_some(view)
     }
 }
@@ -77,7 +77,7 @@ impl Lies for Acknowledges {
     }
 }
 
-/// Lets an agent act on its go, and tells nobody that it does.
+/// Lets an agent act on its permit, and tells nobody that it does.
 #[derive(Clone, Default)]
 pub(super) struct HidesTheAct(pub(super) Shared<bool>);
 
@@ -90,7 +90,7 @@ impl Lies for HidesTheAct {
     }
 }
 
-/// Puts a nonce of its own in the place of the agent's, and shows the agent the go for it as one for the agent's.
+/// Puts a nonce of its own in the place of the agent's, and shows the agent the permit for it as one for the agent's.
 #[derive(Default)]
 pub(super) struct OwnNonce {
     /// The nonce that each agent has made.
@@ -102,8 +102,8 @@ pub(super) const OWN_NONCE: &str = "AAAAAAAAAAAAAAAAAAAAAA";
 
 impl Lies for OwnNonce {
     fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
-        if let (Some(go), Some(made)) = (&mut view.spec.go, self.made.get(node)) {
-            go.nonce.clone_from(made);
+        if let (Some(permit), Some(made)) = (&mut view.spec.permit, self.made.get(node)) {
+            permit.nonce.clone_from(made);
         }
         Some(view)
     }

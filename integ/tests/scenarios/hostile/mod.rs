@@ -16,17 +16,17 @@ use integ::oracle::{Expectations, Property};
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
-use models::go::{GO_LIFETIME, GoClaims, SettingsClaims};
 use models::names::SYSTEM_NAMESPACE;
+use models::permit::{PERMIT_LIFETIME, PermitClaims, SettingsClaims};
 use models::reason::FailureReason;
-use models::shadow::{ArmedPhase, BottlerocketShadow, BottlerocketShadowSpec, Go, HostPolicy, HostState};
+use models::shadow::{ArmedPhase, BottlerocketShadow, BottlerocketShadowSpec, HostPolicy, HostState, Permit};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::liars::{Acknowledges, FromTheEnd, Gos, HidesTheAct, OWN_NONCE, OwnNonce, Stages, Statements};
+use self::liars::{Acknowledges, FromTheEnd, HidesTheAct, OWN_NONCE, OwnNonce, Permits, Stages, Statements};
 use self::server::{Hostile, locked};
 use self::words::Words;
-use crate::interfere::{blocked_drain, go_of, is_activate, is_call, poll, unblock};
+use crate::interfere::{blocked_drain, is_activate, is_call, permit_of, poll, unblock};
 use crate::support::{
     NEW, OLD, Scene, is_given_back, is_updated, last_reason, nodes, other, run, run_but_for, shadow_of,
 };
@@ -73,7 +73,7 @@ fn forged<T: Serialize>(kid: &str, claims: &T) -> anyhow::Result<String> {
     Ok(jsonwebtoken::encode(&header, claims, &own)?)
 }
 
-/// The nonce that the agent waits with for a go under the order that was invented for it.
+/// The nonce that the agent waits with for a permit under the order that was invented for it.
 fn asked(hostile: &Hostile, node: &str) -> anyhow::Result<Option<String>> {
     let armed = hostile.invented(node)?.status.report.armed;
     Ok(armed.filter(|armed| armed.phase == ArmedPhase::Arming).map(|armed| armed.nonce))
@@ -89,54 +89,58 @@ async fn staged_as_told(hostile: &Hostile, node: &str) -> anyhow::Result<()> {
     .await
 }
 
-/// Shows the agent of a node this go under this order, as one for the nonce that the agent has just made, until the agent
+/// Shows the agent of a node this permit under this order, as one for the nonce that the agent has just made, until the agent
 /// refuses it for this reason. So often as the agent makes another nonce, another one.
 async fn refuses(
     scene: &Scene,
     hostile: &Hostile,
     node: &str,
     order: &BottlerocketShadowSpec,
-    go: impl Fn(&str) -> anyhow::Result<String>,
+    permit: impl Fn(&str) -> anyhow::Result<String>,
     why: &str,
 ) -> anyhow::Result<()> {
     let words = Words::from_now(scene, node).await?;
     let mut shown = None;
-    poll(&format!("the agent of {node} refuses the go: {why}"), async || {
+    poll(&format!("the agent of {node} refuses the permit: {why}"), async || {
         untouched(scene, node)?;
         let Some(nonce) = asked(hostile, node)? else { return Ok(None) };
         if shown.as_ref() != Some(&nonce) {
-            let go = Some(Go { jws: go(&nonce)?, nonce: nonce.clone() });
-            hostile.invent(node, BottlerocketShadowSpec { go, ..order.clone() })?;
+            let permit = Some(Permit { jws: permit(&nonce)?, nonce: nonce.clone() });
+            hostile.invent(node, BottlerocketShadowSpec { permit, ..order.clone() })?;
             shown = Some(nonce);
         }
-        Ok(words.say(&["the go is refused", why])?.then_some(()))
+        Ok(words.say(&["the permit is refused", why])?.then_some(()))
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_go_that_is_forged_altered_replayed_or_another_nodes_moves_no_host() -> anyhow::Result<()> {
+async fn a_permit_that_is_forged_altered_replayed_or_another_nodes_moves_no_host() -> anyhow::Result<()> {
     run(nodes(2), async |scene| {
         scene.shop(4).await?;
         scene.install().await?;
-        let gos = Gos::default();
-        let hostile = Hostile::take(scene, gos.clone()).await?;
+        let permits = Permits::default();
+        let hostile = Hostile::take(scene, permits.clone()).await?;
         scene.reported().await?;
-        // The first node's go passes, and is kept. It is not known yet which node is the first.
+        // The first node's permit passes, and is kept. It is not known yet which node is the first.
         scene.release();
         let world = scene.until("a node is updated", |w| w.nodes.keys().any(|node| is_updated(w, node))).await?;
         let first = world.nodes.keys().find(|node| is_updated(&world, node)).context("just seen")?.clone();
         let target = other(&first);
-        gos.withhold_from(Some(target));
-        let others = gos.of(&first).pop().and_then(|view| view.spec.go).context("the first node's go was not seen")?;
+        permits.withhold_from(Some(target));
+        let others = permits
+            .of(&first)
+            .pop()
+            .and_then(|view| view.spec.permit)
+            .context("the first node's permit was not seen")?;
 
-        let given = gos.until(target, 1).await?.remove(0);
-        let go = given.spec.go.clone().context("a go")?;
-        let (header, claims) = parts(&go.jws)?;
+        let given = permits.until(target, 1).await?.remove(0);
+        let permit = given.spec.permit.clone().context("a permit")?;
+        let (header, claims) = parts(&permit.jws)?;
         let kid = header.kid.context("a key id")?;
-        let order = BottlerocketShadowSpec { go: None, ..given.spec };
+        let order = BottlerocketShadowSpec { permit: None, ..given.spec };
         hostile.invent(target, order.clone())?;
-        // All that a go has to say of this node, this boot, this attempt: what is forged lacks nothing but the signature.
+        // All that a permit has to say of this node, this boot, this attempt: what is forged lacks nothing but the signature.
         let fits = |nonce: &str| {
             let mut claims = claims.clone();
             claims["nonce"] = json!(nonce);
@@ -144,8 +148,8 @@ async fn a_go_that_is_forged_altered_replayed_or_another_nodes_moves_no_host() -
         };
         let unsigned = URL_SAFE_NO_PAD.encode(json!({"alg": "none", "kid": kid}).to_string());
         let unsigned = |claims: Value| format!("{unsigned}.{}.", URL_SAFE_NO_PAD.encode(claims.to_string()));
-        let refuses = async |go: &dyn Fn(&str) -> anyhow::Result<String>, why: &str| {
-            refuses(scene, &hostile, target, &order, go, why).await
+        let refuses = async |permit: &dyn Fn(&str) -> anyhow::Result<String>, why: &str| {
+            refuses(scene, &hostile, target, &order, permit, why).await
         };
         refuses(&|nonce| forged(&kid, &fits(nonce)), "its signature is wrong").await?;
         refuses(&|nonce| forged("stranger", &fits(nonce)), "its key 'stranger' is not trusted here").await?;
@@ -154,11 +158,12 @@ async fn a_go_that_is_forged_altered_replayed_or_another_nodes_moves_no_host() -
         refuses(&|_| Ok(others.jws.clone()), "it is for another node").await?;
         refuses(&|nonce| altered(&others.jws, &fits(nonce)), "its signature is wrong").await?;
         // Its own, but delayed until the agent has asked anew; and then with the nonce that would make it fit.
-        poll("the agent asks anew", async || Ok(asked(&hostile, target)?.filter(|nonce| *nonce != go.nonce))).await?;
-        refuses(&|_| Ok(go.jws.clone()), "it is for another nonce").await?;
-        refuses(&|nonce| altered(&go.jws, &fits(nonce)), "its signature is wrong").await?;
+        poll("the agent asks anew", async || Ok(asked(&hostile, target)?.filter(|nonce| *nonce != permit.nonce)))
+            .await?;
+        refuses(&|_| Ok(permit.jws.clone()), "it is for another nonce").await?;
+        refuses(&|nonce| altered(&permit.jws, &fits(nonce)), "its signature is wrong").await?;
         untouched(scene, target)?;
-        gos.withhold_from(None);
+        permits.withhold_from(None);
         honest_again(scene, hostile).await
     })
     .await?
@@ -167,34 +172,35 @@ async fn a_go_that_is_forged_altered_replayed_or_another_nodes_moves_no_host() -
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_go_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_that_was_given_back() -> anyhow::Result<()> {
+async fn a_permit_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_that_was_given_back() -> anyhow::Result<()>
+{
     let ending = run(nodes(2), async |scene| {
         let target = blocked_drain(scene).await?;
-        let gos = Gos::default();
-        gos.withhold_from(Some(&target));
-        let hostile = Hostile::take(scene, gos.clone()).await?;
+        let permits = Permits::default();
+        permits.withhold_from(Some(&target));
+        let hostile = Hostile::take(scene, permits.clone()).await?;
         unblock(scene).await?;
-        let given = gos.until(&target, 1).await?.remove(0);
+        let given = permits.until(&target, 1).await?.remove(0);
         crate::interfere::withdraw(scene, &target).await?;
         // No other attempt comes between.
         scene.policy(&json!({"enabled": false})).await?;
         scene.until("the node is given back", |world| is_given_back(world, &target)).await?;
         untouched(scene, &target)?;
-        // The image is staged once more, which needs no signature. Then comes the order that stood, with its go: the agent takes
+        // The image is staged once more, which needs no signature. Then comes the order that stood, with its permit: the agent takes
         // it for an order, and asks with another nonce.
-        let staged = BottlerocketShadowSpec { state: HostState::StagedUpdate, go: None, ..given.spec.clone() };
+        let staged = BottlerocketShadowSpec { state: HostState::StagedUpdate, permit: None, ..given.spec.clone() };
         hostile.invent(&target, staged)?;
         staged_as_told(&hostile, &target).await?;
         let words = Words::from_now(scene, &target).await?;
-        let go = given.spec.go.clone().context("a go")?;
+        let permit = given.spec.permit.clone().context("a permit")?;
         hostile.invent(&target, given.spec.clone())?;
         words.until(&["order state=RebootedIntoUpdate"]).await?;
         poll("the agent asks anew", async || {
             untouched(scene, &target)?;
-            Ok(asked(&hostile, &target)?.filter(|nonce| *nonce != go.nonce))
+            Ok(asked(&hostile, &target)?.filter(|nonce| *nonce != permit.nonce))
         })
         .await?;
-        refuses(scene, &hostile, &target, &given.spec, |_| Ok(go.jws.clone()), "it is for another nonce").await?;
+        refuses(scene, &hostile, &target, &given.spec, |_| Ok(permit.jws.clone()), "it is for another nonce").await?;
         untouched(scene, &target)?;
         scene.policy(&json!({"enabled": true})).await?;
         honest_again(scene, hostile).await
@@ -205,7 +211,7 @@ async fn a_go_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_that_wa
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_acknowledgement_that_is_forged_brings_no_go() -> anyhow::Result<()> {
+async fn an_acknowledgement_that_is_forged_brings_no_permit() -> anyhow::Result<()> {
     run(nodes(2), async |scene| {
         scene.shop(4).await?;
         scene.install().await?;
@@ -224,7 +230,7 @@ async fn an_acknowledgement_that_is_forged_brings_no_go() -> anyhow::Result<()> 
         // The controller has looked at everything since.
         scene.renewals(2).await?;
         let world = scene.bed.recorder.so_far()?.end();
-        ensure!(go_of(&world, &target).is_none(), "the controller gave a go that nobody asked for");
+        ensure!(permit_of(&world, &target).is_none(), "the controller gave a permit that nobody asked for");
         untouched(scene, &target)?;
         honest_again(scene, hostile).await
     })
@@ -236,8 +242,8 @@ async fn an_acknowledgement_that_is_forged_brings_no_go() -> anyhow::Result<()> 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acknowledgement_of_the_last_step_that_is_forged_gives_no_node_back_that_may_go_down() -> anyhow::Result<()>
 {
-    // Longer than a go is good for.
-    let shutdown = GO_LIFETIME + Duration::from_secs(15);
+    // Longer than a permit is good for.
+    let shutdown = PERMIT_LIFETIME + Duration::from_secs(15);
     let mut options = nodes(2);
     options.timings.shutdown = shutdown;
     options.policy["deadlines"]["shutdown"] = json!(format!("{}s", shutdown.as_secs() + 5));
@@ -249,7 +255,7 @@ async fn an_acknowledgement_of_the_last_step_that_is_forged_gives_no_node_back_t
         let hides = HidesTheAct::default();
         let hostile = Hostile::take(scene, hides.clone()).await?;
         unblock(scene).await?;
-        poll("the agent acts on its go", async || Ok(locked(&hides.0).then_some(()))).await?;
+        poll("the agent acts on its permit", async || Ok(locked(&hides.0).then_some(()))).await?;
         crate::interfere::withdraw(scene, &target).await?;
         let view = hostile.truth(&target).context("no view")?;
         let mut denial = view.status.clone();
@@ -267,23 +273,23 @@ async fn an_acknowledgement_of_the_last_step_that_is_forged_gives_no_node_back_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_go_for_a_nonce_that_the_agent_did_not_make_moves_no_host() -> anyhow::Result<()> {
+async fn a_permit_for_a_nonce_that_the_agent_did_not_make_moves_no_host() -> anyhow::Result<()> {
     run(nodes(2), async |scene| {
         scene.shop(4).await?;
         scene.install().await?;
         let hostile = Hostile::take(scene, OwnNonce::default()).await?;
         scene.reported().await?;
         scene.release();
-        let given = |world: &integ::oracle::World, node: &str| go_of(world, node) == Some(OWN_NONCE);
+        let given = |world: &integ::oracle::World, node: &str| permit_of(world, node) == Some(OWN_NONCE);
         let world = scene
-            .until("a go is given for the forged nonce", |world| world.nodes.keys().any(|node| given(world, node)))
+            .until("a permit is issued for the forged nonce", |world| world.nodes.keys().any(|node| given(world, node)))
             .await?;
         let target = world.nodes.keys().find(|node| given(&world, node)).context("just seen")?.clone();
-        // The very go, shown under the nonce that the agent made: what is signed counts.
+        // The very permit, shown under the nonce that the agent made: what is signed counts.
         let words = Words::ever(scene, &target).await?;
-        poll("the agent refuses the go", async || {
+        poll("the agent refuses the permit", async || {
             untouched(scene, &target)?;
-            Ok(words.say(&["the go is refused", "it is for another nonce"])?.then_some(()))
+            Ok(words.say(&["the permit is refused", "it is for another nonce"])?.then_some(()))
         })
         .await?;
         honest_again(scene, hostile).await
@@ -369,7 +375,7 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
         staged_as_told(&hostile, target).await?;
         let reboot = order(HostState::RebootedIntoUpdate, None);
         hostile.invent(target, reboot.clone())?;
-        let go = |nonce: &str| GoClaims {
+        let permit = |nonce: &str| PermitClaims {
             node_uid: node_uid.to_owned(),
             boot_id: reboot.boot_id.clone().unwrap_or_default(),
             attempt: reboot.attempt,
@@ -377,9 +383,10 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
             nonce: nonce.to_owned(),
             host: None,
         };
-        refuses(scene, &hostile, target, &reboot, |nonce| forged(&kid, &go(nonce)), "its signature is wrong").await?;
+        refuses(scene, &hostile, target, &reboot, |nonce| forged(&kid, &permit(nonce)), "its signature is wrong")
+            .await?;
         refuses(scene, &hostile, target, &reboot, |_| Ok(own_jws.clone()), "it is for another purpose").await?;
-        refuses(scene, &hostile, target, &reboot, |nonce| altered(&own_jws, &go(nonce)), "its signature is wrong")
+        refuses(scene, &hostile, target, &reboot, |nonce| altered(&own_jws, &permit(nonce)), "its signature is wrong")
             .await?;
         for node in [target, bystander] {
             untouched(scene, node)?;

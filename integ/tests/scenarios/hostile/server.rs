@@ -328,9 +328,9 @@ impl State {
         let bytes = response.bytes().await?;
         let Ok(view) = serde_json::from_slice::<ShadowView>(&bytes) else { return Ok(full(status, bytes)) };
         locked(&self.truth).insert(node.to_owned(), view.clone());
-        // An answer cannot be withheld like a line, since the agent would ask again; but the go in it can.
+        // An answer cannot be withheld like a line, since the agent would ask again; but the permit in it can.
         let mut without = view.clone();
-        without.spec.go = None;
+        without.spec.permit = None;
         let mut shown = locked(&self.lies).view(node, view).unwrap_or(without);
         if matches!(fate, Fate::Instead(_)) && status == StatusCode::OK {
             shown.status = report;

@@ -1,12 +1,12 @@
-//! What the controller signs: the go, its word that a host may arm and reboot, once, now; and the settings that policy asks
+//! What the controller signs: the permit, its word that a host may arm and reboot, once, now; and the settings that policy asks
 //! of a host.
 //!
-//! A go is a JWS in compact form (ES256). The agent acts only on a go whose claims match its own node, boot, attempt,
-//! version and the nonce that it made itself, within [`GO_LIFETIME`] of *sending* that nonce by its own monotonic clock.
-//! So whoever takes over the web API can withhold a go, but neither forge nor replay one.
+//! A permit is a JWS in compact form (ES256). The agent acts only on a permit whose claims match its own node, boot, attempt,
+//! version and the nonce that it made itself, within [`PERMIT_LIFETIME`] of *sending* that nonce by its own monotonic clock.
+//! So whoever takes over the web API can withhold a permit, but neither forge nor replay one.
 //!
-//! A statement of settings is made with the same key and names its purpose, which a go does not; and it lacks the boot, the
-//! attempt and the nonce that a go has. So neither can stand for the other. It is good for its node as long as its key is
+//! A statement of settings is made with the same key and names its purpose, which a permit does not; and it lacks the boot, the
+//! attempt and the nonce that a permit has. So neither can stand for the other. It is good for its node as long as its key is
 //! trusted: an old one that is shown again can at most set what the controller once asked of this very node, and never
 //! reboots anything.
 
@@ -16,22 +16,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::shadow::HostPolicy;
 
-/// How long after sending its nonce an agent acts on the go for it, by its own monotonic clock.
-pub const GO_LIFETIME: Duration = Duration::from_secs(30);
+/// How long after sending its nonce an agent acts on the permit for it, by its own monotonic clock.
+pub const PERMIT_LIFETIME: Duration = Duration::from_secs(30);
 
 /// The default of `deadlines.shutdown`, the longest time between the agent's call that reboots the host and the end of the
 /// host: 90 s in which the host's API server may keep a call, also when its client has gone (68 s were seen, of a server
 /// that had been stopped for as long), and systemd's 90 s for units that do not stop, with room. Counted on top of
-/// [`GO_LIFETIME`] before a node whose agent fell silent is believed not to reboot any more.
+/// [`PERMIT_LIFETIME`] before a node whose agent fell silent is believed not to reboot any more.
 pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(240);
 
 /// The longest that an agent waits for the answer of a call to the host.
 pub const CALL_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a go says. All of it is signed.
+/// What a permit says. All of it is signed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct GoClaims {
+pub struct PermitClaims {
     /// The Node's uid.
     pub node_uid: String,
     /// The boot in which the host may arm and reboot.
@@ -101,12 +101,12 @@ mod tests {
     }
 
     #[test]
-    fn a_statement_of_settings_reads_as_no_go_and_a_go_as_no_statement_of_settings() {
+    fn a_statement_of_settings_reads_as_no_permit_and_a_go_as_no_statement_of_settings() {
         let claims = SettingsClaims::of("n", &policy(Some("1.20.5"), Some(true))).unwrap();
         let text = serde_json::to_string(&claims).unwrap();
         assert_eq!(text, r#"{"aud":"brupop-host-settings","nodeUid":"n","versionLock":"1.20.5","ignoreWaves":true}"#);
-        assert!(serde_json::from_str::<GoClaims>(&text).is_err());
-        let go = GoClaims {
+        assert!(serde_json::from_str::<PermitClaims>(&text).is_err());
+        let permit = PermitClaims {
             node_uid: "n".into(),
             boot_id: "b".into(),
             attempt: 1,
@@ -114,7 +114,7 @@ mod tests {
             nonce: "x".into(),
             host: Some(policy(Some("1.20.5"), Some(true))),
         };
-        let read: SettingsClaims = serde_json::from_str(&serde_json::to_string(&go).unwrap()).unwrap();
+        let read: SettingsClaims = serde_json::from_str(&serde_json::to_string(&permit).unwrap()).unwrap();
         assert_ne!(read.aud, SETTINGS_AUDIENCE);
     }
 

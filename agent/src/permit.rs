@@ -1,24 +1,24 @@
-//! Whether a go is for us, now.
+//! Whether a permit is for us, now.
 //!
-//! A go counts when its signature is by a key that we trust, every claim is what this very order, host and boot say, and
-//! its nonce is the one that this process sent less than [`GO_LIFETIME`] ago. So a web API that lies can withhold a go, and
+//! A permit counts when its signature is by a key that we trust, every claim is what this very order, host and boot say, and
+//! its nonce is the one that this process sent less than [`PERMIT_LIFETIME`] ago. So a web API that lies can withhold a permit, and
 //! nothing else.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use models::go::{GO_LIFETIME, GoClaims};
+use models::permit::{PERMIT_LIFETIME, PermitClaims};
 use models::shadow::HostPolicy;
 use tokio::time::Instant;
 
 use crate::statement::{StatementError, open};
 
-/// Checks a go: `keys` is the trusted JWKS, `expected` what this order, host, boot and nonce are.
+/// Checks a permit: `keys` is the trusted JWKS, `expected` what this order, host, boot and nonce are.
 ///
 /// # Errors
 ///
 /// With the first thing that is wrong.
-pub fn verify(jws: &str, keys: &str, expected: &GoClaims) -> Result<(), StatementError> {
-    let GoClaims { node_uid, boot_id, attempt, version, nonce, host } = open(jws, keys)?;
+pub fn verify(jws: &str, keys: &str, expected: &PermitClaims) -> Result<(), StatementError> {
+    let PermitClaims { node_uid, boot_id, attempt, version, nonce, host } = open(jws, keys)?;
     let checks = [
         ("node", node_uid == expected.node_uid),
         ("boot", boot_id == expected.boot_id),
@@ -30,7 +30,7 @@ pub fn verify(jws: &str, keys: &str, expected: &GoClaims) -> Result<(), Statemen
     checks.iter().find(|(_, same)| !same).map_or(Ok(()), |(what, _)| Err(StatementError::Other(what)))
 }
 
-/// Whether a go was given with this policy in force; that it is signed anew is no difference.
+/// Whether a permit was issued with this policy in force; that it is signed anew is no difference.
 fn same_policy(one: Option<&HostPolicy>, other: Option<&HostPolicy>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => one.asks_as(other),
@@ -38,10 +38,10 @@ fn same_policy(one: Option<&HostPolicy>, other: Option<&HostPolicy>) -> bool {
     }
 }
 
-/// Whether a nonce that was sent at `sent` still counts. To be asked again right before each act on its go: the monotonic
+/// Whether a nonce that was sent at `sent` still counts. To be asked again right before each act on its permit: the monotonic
 /// clock runs on while a process is stopped.
 pub fn is_fresh(sent: Instant, now: Instant) -> bool {
-    now.saturating_duration_since(sent) < GO_LIFETIME
+    now.saturating_duration_since(sent) < PERMIT_LIFETIME
 }
 
 /// Makes a nonce: 16 random bytes.
@@ -53,14 +53,14 @@ pub fn new_nonce() -> String {
 mod tests {
     use std::time::Duration;
 
-    use models::go::SettingsClaims;
+    use models::permit::SettingsClaims;
     use semver::Version;
 
     use super::*;
     use crate::statement::tests::signer;
 
-    fn claims() -> GoClaims {
-        GoClaims {
+    fn claims() -> PermitClaims {
+        PermitClaims {
             node_uid: "uid-1".into(),
             boot_id: "boot-1".into(),
             attempt: 3,
@@ -71,15 +71,15 @@ mod tests {
     }
 
     #[test]
-    fn a_go_for_us_is_accepted() {
+    fn a_permit_for_us_is_accepted() {
         let signer = signer("k1");
         assert_eq!(verify(&signer.sign(&claims()), &signer.keys(), &claims()), Ok(()));
     }
 
     #[test]
-    fn a_go_for_anything_else_is_refused() {
+    fn a_permit_for_anything_else_is_refused() {
         let signer = signer("k1");
-        type Change = fn(&mut GoClaims);
+        type Change = fn(&mut PermitClaims);
         let changes: [(&str, Change); 6] = [
             ("node", |c| c.node_uid = "uid-2".into()),
             ("boot", |c| c.boot_id = "boot-2".into()),
@@ -100,14 +100,14 @@ mod tests {
         let signer = signer("k1");
         let with = |signature: &str| {
             let policy = HostPolicy { version_lock: Some("1.20.5".into()), ..HostPolicy::default() };
-            GoClaims { host: Some(HostPolicy { signature: Some(signature.into()), ..policy }), ..claims() }
+            PermitClaims { host: Some(HostPolicy { signature: Some(signature.into()), ..policy }), ..claims() }
         };
         assert_eq!(verify(&signer.sign(&with("a")), &signer.keys(), &with("b")), Ok(()));
         assert!(verify(&signer.sign(&claims()), &signer.keys(), &with("b")).is_err());
     }
 
     #[test]
-    fn a_statement_of_settings_is_no_go() {
+    fn a_statement_of_settings_is_no_permit() {
         let signer = signer("k1");
         let asks = HostPolicy { version_lock: Some("1.20.5".into()), ..HostPolicy::default() };
         let jws = signer.sign(&SettingsClaims::of("uid-1", &asks).unwrap());
@@ -118,8 +118,8 @@ mod tests {
     fn a_nonce_counts_for_its_lifetime_and_not_a_moment_longer() {
         let sent = Instant::now();
         assert!(is_fresh(sent, sent));
-        assert!(is_fresh(sent, sent + GO_LIFETIME - Duration::from_millis(1)));
-        assert!(!is_fresh(sent, sent + GO_LIFETIME));
+        assert!(is_fresh(sent, sent + PERMIT_LIFETIME - Duration::from_millis(1)));
+        assert!(!is_fresh(sent, sent + PERMIT_LIFETIME));
         assert_ne!(new_nonce(), new_nonce());
         assert_eq!(new_nonce().len(), 22);
     }
