@@ -80,6 +80,11 @@ bench-idle: tools control-plane build ## Measure an idle fleet, outages of the A
 fuzz: tools ## Feed every reader of outside data with odd bytes, for FUZZ_SECONDS (20) each
 	@fuzz/run.sh
 
+.PHONY: mutants
+mutants: tools ## Change the planner's rules one by one and list the changes that no test notices; hours for all (ARGS="-f controller/src/lint.rs")
+	@command -v cargo-mutants >/dev/null || { echo "make: cargo-mutants is needed: cargo install --locked cargo-mutants" >&2; exit 1; }
+	$(CARGO) mutants --no-shuffle --output "$(TARGET)" $(ARGS)
+
 .PHONY: control-plane
 control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl into the cache (once, minutes)
 	@integ/control-plane/build.sh >/dev/null

@@ -3,15 +3,15 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// The three values of a condition.
+/// Values of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub enum ConditionStatus {
-    /// It holds.
+    /// The condition holds.
     True,
-    /// It does not hold.
+    /// The condition does not hold.
     False,
-    /// Nobody knows.
+    /// It is not known whether the condition holds.
     Unknown,
 }
 
@@ -26,23 +26,23 @@ impl From<bool> for ConditionStatus {
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What it is about; one condition of a type stands in a list.
+    /// Type of the condition; unique in its list.
     #[serde(rename = "type")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub type_: String,
-    /// Whether it holds.
+    /// Status of the condition.
     pub status: ConditionStatus,
-    /// Why, as one fixed word.
+    /// Reason for its status, as one fixed word.
     #[cfg_attr(feature = "crd", schemars(length(max = 128)))]
     pub reason: String,
-    /// Why, for a person.
+    /// Explanation for users.
     #[serde(default)]
     #[cfg_attr(feature = "crd", schemars(length(max = 2048)))]
     pub message: String,
-    /// Since when `status` has been what it is.
+    /// Time at which `status` last changed.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub last_transition_time: Timestamp,
-    /// The generation of the resource that it speaks about.
+    /// Generation of the resource that the condition refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }

@@ -22,27 +22,27 @@ pub const AGENT_CONDITIONS: &[&str] = &[HOST_REACHABLE];
 /// Types of the conditions that the controller writes. One that stands in neither list is of another version.
 pub const CONTROLLER_CONDITIONS: &[&str] = &[CORDONED, DRAINED, BLOCKED, HEALTHY];
 
-/// Whether the agent reached the host API when it reported last (agent).
+/// `HostReachable`: the agent reached the host API when it reported last (agent).
 pub const HOST_REACHABLE: &str = "HostReachable";
-/// Whether the node is cordoned by us (controller).
+/// `Cordoned`: the operator has cordoned the node (controller).
 pub const CORDONED: &str = "Cordoned";
-/// Whether every pod that has to go is gone (controller).
+/// `Drained`: every pod to evict has left (controller).
 pub const DRAINED: &str = "Drained";
-/// Whether something of the node's own keeps it from its next step (controller).
+/// `Blocked`: a reason of the node's own keeps it from its next step (controller).
 pub const BLOCKED: &str = "Blocked";
-/// Whether the node is healthy after its update (controller).
+/// `Healthy`: the node is healthy after its update (controller).
 pub const HEALTHY: &str = "Healthy";
 
-/// The state that a host is asked to reach, or has reached.
+/// A state that a host is asked to reach, or has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 // In a schema an optional enumeration's own description would hide that of the field.
 #[cfg_attr(feature = "crd", schemars(description = ""))]
 pub enum HostState {
-    /// Nothing is asked; nothing is armed.
+    /// No update is asked for, and no image is armed.
     #[default]
     Idle,
-    /// The image is downloaded to the inactive partition set, not armed.
+    /// The image is downloaded to the inactive partition set and not armed.
     StagedUpdate,
     /// The host runs the image.
     RebootedIntoUpdate,
@@ -61,23 +61,23 @@ pub enum HostState {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct HostPolicy {
-    /// The exact version to pin the host's `version-lock` to; absent: the setting is left alone.
+    /// Exact version for the host's setting `version-lock`; absent: the setting is left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub version_lock: Option<String>,
-    /// Whether the host skips its place in the release's waves; absent or false: the setting is left alone.
+    /// If true, the host does not wait for its wave of a release; absent or false: the setting is left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
-    /// How often an idle host looks for updates.
+    /// Interval at which an idle host checks for updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refresh_interval: Option<Duration>,
-    /// The boot in which an image that somebody else armed may be disarmed, because a person asked for a retry; absent: it
-    /// is left alone.
+    /// Boot in which an image that another client armed may be disarmed, as a user's `retry` asks; absent: it is left
+    /// alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub disarm_in_boot: Option<String>,
-    /// The controller's signed statement of `versionLock` and `ignoreWaves` for this node, a JWS in compact form: without
-    /// it no setting is touched. Absent where neither is asked.
+    /// Controller's signature over `versionLock` and `ignoreWaves` for this node, a JWS in compact form: without it no
+    /// setting is changed. Absent where neither is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
     pub signature: Option<String>,
@@ -99,20 +99,20 @@ impl HostPolicy {
     }
 }
 
-/// The controller's signed answer to an agent's nonce ([`crate::permit`]).
+/// Reboot permit: the controller's signed answer to an agent's nonce ([`crate::permit`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Permit {
-    /// The nonce that it answers, for people and for skipping a second signature. The one inside the signature counts.
+    /// Nonce that the permit answers, for information. The one inside the signature counts.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub nonce: String,
-    /// The claims and their signature, a JWS in compact form.
+    /// Claims and their signature, a JWS in compact form.
     #[cfg_attr(feature = "crd", schemars(length(max = 4096)))]
     pub jws: String,
 }
 
-/// What the controller asks of one host.
+/// Desired state of one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(CustomResource, JsonSchema))]
 #[cfg_attr(
@@ -126,55 +126,55 @@ pub struct Permit {
         category = "brupop",
         status = "BottlerocketShadowStatus",
         derive = "PartialEq",
-        doc = "What one Bottlerocket node is to become, and how far it is. Written by the operator; named brs-<node>.",
+        doc = "Desired and observed state of the update of one Bottlerocket node. Written by the operator; named brs-<node>.",
         printcolumn(
             name = "State",
             type_ = "string",
             json_path = ".status.state",
-            description = "The state that the host has reached"
+            description = "State that the host has reached"
         ),
         printcolumn(
             name = "Version",
             type_ = "string",
             json_path = ".status.currentVersion",
-            description = "The version that runs"
+            description = "Running version"
         ),
         printcolumn(
             name = "Target",
             type_ = "string",
             json_path = ".spec.version",
-            description = "The version that is being put on it"
+            description = "Target version of the attempt under way"
         ),
         printcolumn(
             name = "Step",
             type_ = "string",
             json_path = ".status.progress.step",
-            description = "Where the update stands"
+            description = "Step of the update"
         ),
         printcolumn(
             name = "Blocked",
             type_ = "string",
             json_path = ".status.conditions[?(@.type=='Blocked')].reason",
-            description = "What keeps it from its next step"
+            description = "Reason that keeps it from its next step"
         ),
         printcolumn(
             name = "Last",
             type_ = "string",
             json_path = ".status.record.last.reason",
-            description = "How its last attempt ended"
+            description = "Result of its last attempt"
         ),
         printcolumn(
             name = "Wanted",
             type_ = "string",
             json_path = ".spec.state",
-            description = "The state that the host is asked to reach",
+            description = "Desired state of the host",
             priority = "1"
         ),
         printcolumn(
             name = "Attempt",
             type_ = "integer",
             json_path = ".spec.attempt",
-            description = "How many attempts were made",
+            description = "Number of attempts",
             priority = "1"
         ),
         printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
@@ -184,30 +184,30 @@ pub struct Permit {
     feature = "crd",
     schemars(extend("x-kubernetes-validations" = [
         {"rule": "self.attempt >= oldSelf.attempt", "message": "attempt never falls"},
-        {"rule": "self.state == 'Idle' || (has(self.version) && has(self.bootId))", "message": "an order names its version and its boot"},
-        {"rule": "self.state == 'RebootedIntoUpdate' || !has(self.permit)", "message": "a permit belongs to the order to reboot"},
+        {"rule": "self.state == 'Idle' || (has(self.version) && has(self.bootId))", "message": "a desired state other than Idle names its version and its boot"},
+        {"rule": "self.state == 'RebootedIntoUpdate' || !has(self.permit)", "message": "a permit belongs to the desired state RebootedIntoUpdate"},
     ]))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct BottlerocketShadowSpec {
-    /// What the host is to reach.
+    /// State that the host is to reach.
     #[serde(default)]
     pub state: HostState,
-    /// The exact version wanted; absent when idle.
+    /// Target version; absent when idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub version: Option<Version>,
-    /// Rises with each new try and never falls.
+    /// Number of the attempt. It rises with each new one and never falls.
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: i64,
-    /// The boot that the order is for: activation and reboot are allowed only in that boot.
+    /// Boot that the desired state is for: the host is armed and rebooted only in that boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub boot_id: Option<String>,
-    /// What policy asks of the host's own settings and look-ups.
+    /// Desired settings of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPolicy>,
-    /// The signed permit for the agent's nonce.
+    /// Reboot permit for the agent's nonce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<Permit>,
     /// What the next version adds.
@@ -216,34 +216,34 @@ pub struct BottlerocketShadowSpec {
     pub novelty: crate::next::Novelty,
 }
 
-/// What a host offers.
+/// Updates that a host offers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct OfferedUpdates {
-    /// The version that the host would take; absent when there is none.
+    /// Version that the host would take; absent when there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub chosen_version: Option<Version>,
-    /// All versions that the host may take now, newest first, with the running and older ones.
+    /// Versions that the host may take now, newest first, with the running and older ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(with = "Vec<VersionText>", length(max = 64), extend("x-kubernetes-list-type" = "atomic")))]
     pub available_versions: Vec<Version>,
-    /// When the host last looked with success. Written only together with another change.
+    /// Time of the host's last successful check for updates. Written only together with another change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
     pub last_refresh: Option<Timestamp>,
-    /// Why looking fails at present; absent while it works.
+    /// Error of the host's last check for updates; absent if it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
     pub refresh_failure: Option<String>,
 }
 
-/// How far arming has gone.
+/// Phase of arming.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 pub enum ArmedPhase {
-    /// The agent is about to arm, and requests a permit.
+    /// The agent is about to arm the host, and requests a permit.
     Arming,
     /// The image is armed: any reboot takes it.
     Activated,
@@ -256,126 +256,126 @@ pub enum ArmedPhase {
 /// The most attempts that a shadow counts. One a second for thirty years are fewer.
 pub const MOST_ATTEMPTS: i64 = 1_000_000_000;
 
-/// The agent's acknowledged word about arming, written before it acts, so that the next boot can be judged.
+/// Agent's record about arming, written before it acts, so that the next boot can be judged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Armed {
-    /// The attempt.
+    /// Number of the attempt.
     pub attempt: i64,
-    /// The boot in which it was armed.
+    /// Boot in which the host was armed.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub boot_id: String,
-    /// The version.
+    /// Version of the image.
     #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
-    /// How far: `Arming` or `Activated`.
+    /// Phase: `Arming` or `Activated`.
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub phase: ArmedPhase,
-    /// The nonce that a permit has to answer.
+    /// Nonce that a permit has to answer.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub nonce: String,
 }
 
-/// Why the agent gave an attempt up.
+/// Failure of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Failure {
-    /// The attempt. While it is the order's, nothing but `Idle` is carried out.
+    /// Number of the attempt. While it is that of `spec`, nothing but `Idle` is carried out.
     pub attempt: i64,
-    /// What was asked when it failed: `Idle`, `StagedUpdate` or `RebootedIntoUpdate`.
+    /// Desired state when it failed: `Idle`, `StagedUpdate` or `RebootedIntoUpdate`.
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: HostState,
-    /// Why, as one fixed word.
+    /// Reason, as one fixed word.
     pub reason: FailureReason,
-    /// Why, for a person.
+    /// Explanation for users.
     #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
     pub message: String,
-    /// When.
+    /// Time of the failure.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub time: Timestamp,
 }
 
-/// The host's settings before we changed any, what we made of them, and what keeps us from it. Written before a change, so
-/// that whoever comes after a crash knows what to put back.
+/// Settings of the host before the operator changed them, those that it applied, and a lock that prevents it. Written
+/// before a change, so that it can be undone after a crash.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct FoundSettings {
-    /// `settings.updates.version-lock` as it was before we set it; absent where it was not set at all.
+    /// `settings.updates.version-lock` before it was changed; absent where it was not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub version_lock: Option<String>,
-    /// `settings.updates.ignore-waves` as it was before we set it; absent where it was not set at all.
+    /// `settings.updates.ignore-waves` before it was changed; absent where it was not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
-    /// What we set, or are about to set; absent when nothing of ours is to be put back.
+    /// Settings that were applied or are about to be; absent when none has to be put back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied: Option<AppliedSettings>,
-    /// A version lock that somebody else set and that stands in the way of the one that policy asks for. It is left alone.
+    /// Version lock that another client set and that conflicts with the desired one. It is left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub conflicting_lock: Option<String>,
 }
 
-/// What we set of a host's settings, or are about to set.
+/// Settings of the host that the operator applied, or is about to apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AppliedSettings {
-    /// `settings.updates.version-lock`; absent where we did not set it.
+    /// `settings.updates.version-lock`; absent where it was not applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub version_lock: Option<String>,
-    /// The lock of ours that `versionLock` takes the place of, until the host has been seen to hold the new one.
+    /// Applied lock that `versionLock` replaces, until the host has been seen to hold the new one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub replaces: Option<String>,
-    /// `settings.updates.ignore-waves`; absent where we did not set it.
+    /// `settings.updates.ignore-waves`; absent where it was not applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
 }
 
-/// What the agent reports of its host. It builds all of it each time, starting from what is stored.
+/// Agent's report about its host. It builds all of it each time, starting from the stored one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AgentReport {
-    /// The state reached, `Idle`, `StagedUpdate` or `RebootedIntoUpdate`, recomputed from the host each time: it may go
+    /// State reached, `Idle`, `StagedUpdate` or `RebootedIntoUpdate`, computed from the host each time: it may go
     /// backwards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<StatusWord>"))]
     pub state: Option<HostState>,
-    /// The generation of the shadow that this report answers.
+    /// Generation of the shadow that this report answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The version that runs.
+    /// Running version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub current_version: Option<Version>,
-    /// The variant that runs, such as `aws-k8s-1.37`.
+    /// Running variant, such as `aws-k8s-1.37`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub variant: Option<String>,
-    /// The architecture, such as `x86_64`.
+    /// Architecture, such as `x86_64`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 32)))]
     pub arch: Option<String>,
-    /// The running boot, as the kernel names it.
+    /// ID of the running boot, as the kernel names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub boot_id: Option<String>,
-    /// What the host offers; absent until it has looked in this boot.
+    /// Updates that the host offers; absent until it has checked in this boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updates: Option<OfferedUpdates>,
-    /// What the agent is about to arm or has armed.
+    /// Image that the agent is about to arm or has armed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub armed: Option<Armed>,
-    /// Why the last attempt was given up.
+    /// Failure of the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
-    /// The host's settings before we changed any, what we set, and who else did.
+    /// Settings of the host before the operator changed them, and those that it applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<FoundSettings>,
     /// What the next version adds.
@@ -384,25 +384,25 @@ pub struct AgentReport {
     pub agent_novelty: crate::next::Novelty,
 }
 
-/// Where a node's update stands.
+/// Step of a node's update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 pub enum Step {
     /// The agent downloads the image. Nothing is disrupted.
     Staging,
-    /// The image is there; the node waits for its turn.
+    /// The image is staged; the node waits for a slot.
     Staged,
     /// The node holds a slot and is out of external load balancers.
     LeavingBalancer,
     /// The node is cordoned and its pods are evicted.
     Draining,
-    /// The order to reboot stands.
+    /// The desired state is the reboot into the new version.
     Rebooting,
-    /// The node is back in another boot, and not ready yet.
+    /// The node is in another boot, and not Ready yet.
     Returning,
     /// The node runs the new version and is watched for the soak time.
     Monitoring,
-    /// The attempt has failed: the order is withdrawn and the node is being given back.
+    /// The attempt has failed: its desired state is withdrawn and the node is being released.
     Releasing,
     /// What the next version adds: the agent is asked to take note of the attempt.
     #[cfg(feature = "next")]
@@ -444,60 +444,60 @@ impl Step {
     }
 }
 
-/// Where a node's update stands and since when. Deadlines are counted from `since`, so they survive restarts.
+/// Attempt under way: its step and start. Deadlines are counted from `since`, so they survive restarts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// The step: `Staging`, `Staged`, `LeavingBalancer`, `Draining`, `Rebooting`, `Returning`, `Monitoring` or `Releasing`.
+    /// Step: `Staging`, `Staged`, `LeavingBalancer`, `Draining`, `Rebooting`, `Returning`, `Monitoring` or `Releasing`.
     #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
     pub step: Step,
-    /// When it began.
+    /// Time at which the step began.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub since: Timestamp,
-    /// The attempt.
+    /// Number of the attempt.
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: i64,
-    /// The boot in which the step began.
+    /// Boot in which the step began.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub boot_id: String,
-    /// The version that the attempt is for, which the spec no longer names once the order is withdrawn.
+    /// Version that the attempt is for, which `spec` no longer names once the desired state is withdrawn.
     #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
-    /// The version that ran when the attempt began.
+    /// Version that ran when the attempt began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub from: Option<Version>,
-    /// When the attempt began.
+    /// Time at which the attempt began.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub started: Timestamp,
-    /// While `Releasing`: whether a permit had been issued in this attempt, so that the host may still act on it.
+    /// While `Releasing`: true if a permit was issued in this attempt, so that the host may still act on it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub permit_issued: bool,
-    /// Whether the soak was begun anew already, after another boot or a time in which the node was not Ready.
+    /// True once the soak was restarted, after another boot or a time in which the node was not Ready.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub soak_restarted: bool,
-    /// Whether the attempt holds a slot and may have claims on the node.
+    /// True while the attempt holds a slot and may have claims on the node.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disruptive: bool,
-    /// While `Monitoring`: since when the node has been watched; the soak itself may have begun anew since.
+    /// While `Monitoring`: time from which the node has been watched; the soak itself may have been restarted since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
     pub watched_since: Option<Timestamp>,
 }
 
-/// A pod that has to leave the node.
+/// A pod to evict from the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct DrainedPod {
-    /// Its namespace.
+    /// Namespace of the pod.
     #[cfg_attr(feature = "crd", schemars(length(max = 63)))]
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     #[cfg_attr(feature = "crd", schemars(length(max = 253)))]
     pub name: String,
-    /// Its uid: a pod of the same name with another uid is another pod.
+    /// UID of the pod: a pod of the same name with another UID is another pod.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub uid: String,
 }
@@ -514,10 +514,10 @@ pub struct Blocker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
     pub budget: Option<String>,
-    /// What the API server said.
+    /// Answer of the API server.
     #[cfg_attr(feature = "crd", schemars(length(max = 512)))]
     pub message: String,
-    /// Since when.
+    /// Time from which it has not left.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub since: Timestamp,
 }
@@ -527,14 +527,14 @@ pub struct Blocker {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ReturnedOwner {
-    /// Its uid.
+    /// UID of the owner.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub uid: String,
-    /// The number of times that new pods of it were found on the node.
+    /// Number of times that new pods of it were found on the node.
     pub times: i64,
 }
 
-/// How the drain goes. Written when it changes, not on a timer.
+/// State of the drain. Written when it changes, not on a timer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -572,31 +572,31 @@ pub struct DrainStatus {
     pub forced_since: Option<Timestamp>,
 }
 
-/// How an attempt ended.
+/// Result of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct AttemptResult {
-    /// The attempt.
+    /// Number of the attempt.
     #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
     pub attempt: i64,
-    /// The version that ran before.
+    /// Version that ran before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
     pub from: Option<Version>,
-    /// The version that was wanted.
+    /// Version that the attempt was for.
     #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
-    /// `Updated`, or why it failed.
+    /// `Updated`, or the reason of the failure.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub reason: String,
-    /// The same for a person.
+    /// Explanation for users.
     #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
     pub message: String,
-    /// When it began.
+    /// Time at which it began.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub started: Timestamp,
-    /// When it ended.
+    /// Time at which it ended.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub ended: Timestamp,
 }
@@ -604,26 +604,26 @@ pub struct AttemptResult {
 /// The word in [`AttemptResult::reason`] for an attempt that did what it was made for.
 pub const UPDATED: &str = "Updated";
 
-/// A failure that counts against a version until a person resolves it.
+/// A failure that counts against a version until it is resolved by `resume`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct VersionFailure {
-    /// The version.
+    /// Version.
     #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
     pub version: Version,
-    /// The variant that it failed on.
+    /// Variant that it failed on.
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub variant: String,
-    /// The architecture that it failed on.
+    /// Architecture that it failed on.
     #[cfg_attr(feature = "crd", schemars(length(max = 32)))]
     pub arch: String,
-    /// Why.
+    /// Reason of the failure.
     pub reason: FailureReason,
-    /// When.
+    /// Time of the failure.
     #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
     pub time: Timestamp,
-    /// The nonce of the `resume` request that settled it; absent while it counts.
+    /// Value of the `resume` request that resolved it; absent while it counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
     pub resolved_by: Option<String>,
@@ -644,23 +644,23 @@ pub struct ShadowRequests {
     pub release: Option<String>,
 }
 
-/// What the controller remembers of a node's attempts.
+/// Record of a node's earlier attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// Failed attempts since the last good one.
+    /// Number of failed attempts since the last successful one.
     #[serde(default)]
     pub failures: i64,
-    /// How the last attempt ended.
+    /// Result of the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<AttemptResult>,
-    /// No new attempt before this time.
+    /// Time before which no attempt starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
     pub not_before: Option<Timestamp>,
-    /// Owners (uid) of pods that were not healthy before the node was last drained. Their pods are not waited for after that
-    /// update, and the version is blamed for them on no node.
+    /// Owners (uid) of pods that were unhealthy before the node was last drained. Their pods are not waited for after
+    /// that update, and are no evidence against the version on any node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub unhealthy_before: Vec<String>,
@@ -678,13 +678,13 @@ pub struct Record {
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ControllerReport {
-    /// Where the update stands; absent when the node is idle.
+    /// Attempt under way; absent when the node is idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// How the drain goes.
+    /// State of the drain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
-    /// What is remembered of earlier attempts.
+    /// Record of earlier attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<Record>,
     /// What the next version adds.
@@ -693,7 +693,7 @@ pub struct ControllerReport {
     pub controller_novelty: crate::next::Novelty,
 }
 
-/// How far the host is (the agent's half) and where its update stands (the controller's half).
+/// Agent's report about the host and controller's status of its update.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]

@@ -123,7 +123,7 @@ async fn rules_of_the_shadow_hold(client: Client) -> anyhow::Result<()> {
         (
             "a permit for staging",
             with(order(3), "permit", permit.clone()),
-            Some("a permit belongs to the order to reboot"),
+            Some("a permit belongs to the desired state RebootedIntoUpdate"),
         ),
         ("an unknown state", json!({"state": "Unknown", "attempt": 3}), Some("Unsupported value")),
         ("a permit", with(with(order(3), "state", json!("RebootedIntoUpdate")), "permit", permit), None),
