@@ -73,7 +73,7 @@ pub fn next(status: Option<&UpdateStatus>, chosen: Option<&Version>, wanted: &Ve
         return Next::Fail(FailureReason::PrepareFailed, said("the host failed to download the image"));
     }
     if tries.refresh >= TRIES {
-        return Next::Fail(FailureReason::RefreshFailed, said("the host failed to look for updates"));
+        return Next::Fail(FailureReason::RefreshFailed, said("the host failed to check for updates"));
     }
     let offered = chosen == Some(wanted)
         && status.is_some_and(|status| {

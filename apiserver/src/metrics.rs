@@ -32,7 +32,7 @@ pub(crate) struct Metrics {
     pub(crate) watch_errors: IntCounter,
     /// Shadows that came over the watch and could not be read.
     pub(crate) unreadable_shadows: IntCounter,
-    /// Whether there is a certificate to serve with.
+    /// 1 if there is a certificate to serve with.
     pub(crate) certificate: IntGauge,
     /// When the certificate in service ends, in seconds since 1970.
     pub(crate) certificate_expiry: IntGauge,
@@ -231,10 +231,7 @@ impl Metrics {
                 "brupop_apiserver_unreadable_shadows_total",
                 "Shadows that came over the watch and could not be read.",
             )?,
-            certificate: gauge(
-                "brupop_apiserver_certificate_present",
-                "Whether there is a certificate to serve with.",
-            )?,
+            certificate: gauge("brupop_apiserver_certificate_present", "1 if there is a certificate to serve with.")?,
             certificate_expiry: gauge(
                 "brupop_apiserver_certificate_expiry_timestamp_seconds",
                 "When the certificate in service ends, in seconds since 1970.",

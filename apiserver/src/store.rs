@@ -151,7 +151,7 @@ impl Store {
             Err(invalid) => (invalid.metadata.name.clone().unwrap_or_default(), invalid.error),
         };
         self.metrics.unreadable_shadows.inc();
-        tracing::warn!(shadow = name, error, "a shadow cannot be read; its agent is told nothing until it can");
+        tracing::warn!(shadow = name, error, "a shadow cannot be read; its agent gets no updates of it until it can");
         (name, Seen::Unreadable)
     }
 

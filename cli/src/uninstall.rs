@@ -99,7 +99,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
 
 fn confirm() -> anyhow::Result<()> {
     if !std::io::stdin().is_terminal() {
-        bail!("this removes the operator from the cluster: say --yes, or --dry-run to see what would go");
+        bail!("this removes the operator from the cluster: use --yes, or --dry-run to see what would be removed");
     }
     ask("This ends all updates, gives every node back and removes the operator with its records. Go on? [y/N]")?;
     let mut answer = String::new();
@@ -150,7 +150,7 @@ async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
                 return Ok(());
             }
             bail!(
-                "after {} there is still something under way, and nothing was removed:\n  {}\nRun it again to wait longer, look at the controller (kubectl -n {} logs deploy/{}), or say --abandon.",
+                "after {} there is still something under way, and nothing was removed:\n  {}\nRun it again to wait longer, see the log of the controller (kubectl -n {} logs deploy/{}), or use --abandon.",
                 options.timeout,
                 told.join("\n  "),
                 names::SYSTEM_NAMESPACE,
@@ -169,7 +169,7 @@ fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String
         let node = names::node_of_shadow(&name);
         let Some(status) = &shadow.status else { continue };
         if let Some(progress) = &status.controller.progress {
-            left.push(format!("the update of {node} stands at {:?}", progress.step));
+            left.push(format!("the update of {node} is at {:?}", progress.step));
         } else if status.agent.armed.is_some() {
             left.push(format!("the host of {node} may be armed, and its agent has not said that it is not"));
         } else if status.agent.host.as_ref().is_some_and(|host| host.applied.is_some()) {
@@ -189,7 +189,7 @@ fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String
     }
     for node in nodes {
         if node.claimed() && !node.held {
-            left.push(format!("{} is not given back yet", node.name));
+            left.push(format!("{} is not released yet", node.name));
         }
     }
     left
@@ -417,12 +417,12 @@ mod tests {
         let labelled = node(&json!({"name": "a", "labels": label}));
         for (sentence, nodes, shadows, said) in [
             ("an idle node", node(&json!({"name": "a"})), idle(), None),
-            ("a drain", node(&json!({"name": "a"})), drained, Some("the update of a stands at Draining")),
+            ("a drain", node(&json!({"name": "a"})), drained, Some("the update of a is at Draining")),
             ("an armed host", node(&json!({"name": "a"})), armed, Some("may be armed")),
             ("a pinned host", labelled.clone(), pinned.clone(), Some("are not put back yet")),
             ("a pinned host without an agent", node(&json!({"name": "a"})), pinned, Some("give a the label")),
             ("a host of which settings were only read", node(&json!({"name": "a"})), found, None),
-            ("a claim", claimed(&json!({})), idle(), Some("a is not given back yet")),
+            ("a claim", claimed(&json!({})), idle(), Some("a is not released yet")),
             ("a cordon that a person's hold keeps", claimed(&json!({names::HOLD_ANNOTATION: "mine"})), idle(), None),
         ] {
             let left = unfinished(&[nodes], &[shadows]);

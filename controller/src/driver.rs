@@ -242,6 +242,8 @@ impl Driver {
             let idle_until = Instant::now() + TURN_PERIOD;
             let timer = tokio::time::sleep_until(wake.map_or(idle_until, |at| at.min(idle_until)));
             tokio::select! {
+                // First: a process that was asked to stop begins nothing more.
+                biased;
                 _ = stop.wait_for(|stop| *stop) => break,
                 _ = changes.changed() => {}
                 Some(outcome) = self.outcomes.1.recv() => self.ended(outcome),
@@ -252,6 +254,9 @@ impl Driver {
             // What comes close together is looked at together, and planning takes half of the time at most, however large the
             // fleet is: after a turn that took long, changes are collected for as long.
             tokio::time::sleep_until(rested).await;
+            if *stop.borrow() {
+                break;
+            }
             changes.mark_unchanged();
             while let Ok(outcome) = self.outcomes.1.try_recv() {
                 self.ended(outcome);

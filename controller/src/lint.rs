@@ -172,11 +172,11 @@ fn check_order(name: &str, node: &NodeView, action: &Action) -> Option<Finding> 
     }
     let finding = |property, text: &str| Some(Finding { property, node: Some(name.to_owned()), text: text.to_owned() });
     if spec.boot_id.as_deref() != Some(node.facts.boot_id.as_str()) {
-        return finding("S2", "the order to reboot is for another boot");
+        return finding("S2", "the desired reboot is for another boot");
     }
     let progress = node.progress();
     if !progress.is_some_and(|p| p.step == Step::Rebooting && p.attempt == spec.attempt && p.disruptive) {
-        return finding("S3", "the order to reboot comes before the drain");
+        return finding("S3", "the desired reboot comes before the drain");
     }
     None
 }

@@ -262,7 +262,7 @@ mod tests {
     fn a_field_keeps_its_own_description_whatever_its_type_says() {
         let shadow = schema("BottlerocketShadow");
         let state = &shadow["properties"]["status"]["properties"]["state"]["description"];
-        assert!(state.as_str().unwrap().starts_with("The state reached"), "{state}");
+        assert!(state.as_str().unwrap().starts_with("State reached"), "{state}");
         let operator = schema("BottlerocketUpdateOperator");
         let end = &operator["properties"]["spec"]["properties"]["drain"]["properties"]["atDeadline"]["description"];
         assert!(end.as_str().unwrap().contains("Default Release"), "{end}");

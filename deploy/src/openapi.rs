@@ -93,7 +93,7 @@ fn answers<const N: usize>(own: [(&str, Value); N]) -> Value {
             "headers": {"WWW-Authenticate": {"required": true, "schema": {"const": "Bearer"}}},
             "content": {PROBLEM_JSON: {"schema": reference("Problem")}},
         },
-        "403": problem("The token is good, and somebody else's; or it is of a Node that was deleted and made anew."),
+        "403": problem("The token is valid, but of another account or node; or of a Node that was deleted and created again."),
         "404": problem("The node has no shadow, or there is no such path."),
         "405": problem("Another method; Allow names the one that there is."),
         "408": problem("The request did not arrive in time."),

@@ -262,9 +262,9 @@ mod tests {
     fn every_field_is_there_with_who_writes_it() {
         let text = markdown().unwrap();
         for row in [
-            "| `spec.attempt` | integer, 0 to 1000000000, *required* |  | controller | Rises with each new try and never falls. |",
+            "| `spec.attempt` | integer, 0 to 1000000000, *required* |  | controller | Number of the attempt. It rises with each new one and never falls. |",
             "| `spec.maxUnavailable` | count or percentage | `1` | you |",
-            "| `spec.drain.timeout` | duration | `30m` | you | How long a drain may take. |",
+            "| `spec.drain.timeout` | duration | `30m` | you | Maximum time that a drain may take. |",
             "| `status.armed.nonce` | string, up to 64 characters, *required* |  | agent |",
             "| `status.currentVersion` | version |  | agent |",
             "| `status.progress.since` | time, *required* |  | controller |",

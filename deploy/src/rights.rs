@@ -97,21 +97,20 @@ fn forced() -> Granted {
 fn controller_in_cluster() -> Vec<Rule> {
     vec![
         rule(
-            "Which nodes there are, how they are, and which boot they are in; patch: the claims (cordon, labels, annotations) \
-             and, where policy wants it, the label that puts a node under the operator.",
+            "Nodes, their state and boot; patch: the claims (cordon, labels, annotations) and, where policy asks for it, the label \
+             that selects a node for updates.",
             CORE,
             &["nodes"],
             &["get", "list", "watch", "patch"],
         ),
         rule(
-            "What runs on a node that is to be drained, and whether it is gone; which replicas of the controller stand by; \
-             whether the web API and the agents are Ready.",
+            "Pods on a node that is to be drained; standby replicas of the controller; readiness of the web API and the agents.",
             CORE,
             &["pods"],
             &["list", "watch"],
         ),
         rule(
-            "Whether the DaemonSet that a pod names is still there: nothing would bring an orphan of one back.",
+            "The DaemonSet that a pod names: an orphaned pod of one would not be created again.",
             "apps",
             &["daemonsets"],
             &["get"],
@@ -123,12 +122,7 @@ fn controller_in_cluster() -> Vec<Rule> {
             &["pods/eviction"],
             &["create"],
         ),
-        rule(
-            "Which budget blocks a drain, and when it lets go.",
-            "policy",
-            &["poddisruptionbudgets"],
-            &["list", "watch"],
-        ),
+        rule("PodDisruptionBudgets that block a drain.", "policy", &["poddisruptionbudgets"], &["list", "watch"]),
     ]
 }
 
@@ -136,29 +130,28 @@ fn controller_in_cluster() -> Vec<Rule> {
 fn controller_in_system() -> Vec<Rule> {
     vec![
         rule(
-            "The orders: a shadow for each node, and its spec.",
+            "A shadow for each node, and its desired state.",
             GROUP,
             &[SHADOWS],
             &["list", "watch", "create", "patch", "delete"],
         ),
-        rule("The controller's half of a shadow's status.", GROUP, &[SHADOWS_STATUS], &["patch"]),
-        rule("The policy, which is people's: it is read, never written.", GROUP, &[OPERATORS], &["list", "watch"])
-            .named(&[OPERATOR_NAME]),
+        rule("The controller's fields of a shadow's status.", GROUP, &[SHADOWS_STATUS], &["patch"]),
+        rule("The policy: it is read, never written.", GROUP, &[OPERATORS], &["list", "watch"]).named(&[OPERATOR_NAME]),
         rule("Slots, counts and conditions.", GROUP, &[OPERATORS_STATUS], &["patch"]).named(&[OPERATOR_NAME]),
         rule(
-            "What happened to the policy, where people look for it; again and again becomes a count on the first Event.",
+            "Events about the policy; repetitions are counted on the first Event.",
             "events.k8s.io",
             &["events"],
             &["create", "patch"],
         ),
         rule(
-            "Who leads: its Lease is made once. A rule cannot name an object that is to be created.",
+            "Leader election: the Lease is created once. A rule cannot name an object that is to be created.",
             "coordination.k8s.io",
             &["leases"],
             &["create"],
         ),
         rule(
-            "Who leads; watched by the standby, which hears of a release at once.",
+            "Leader election; the standby watches the Lease, so that it takes over at once.",
             "coordination.k8s.io",
             &["leases"],
             &["get", "list", "watch", "update"],
@@ -185,7 +178,7 @@ fn controller_in_system() -> Vec<Rule> {
 fn controller_beside_agents() -> Vec<Rule> {
     vec![
         rule(
-            "What the agents trust: the CA bundle and the public keys of the permits. Made by an apply, which names it beforehand.",
+            "Trust of the agents: the CA bundle and the public keys of the permits. Made by an apply, which names it beforehand.",
             CORE,
             &["configmaps"],
             &["create", "list", "watch", "patch"],
@@ -197,7 +190,7 @@ fn controller_beside_agents() -> Vec<Rule> {
 /// What the controller may do where kubelets keep their Leases.
 fn controller_at_node_leases() -> Vec<Rule> {
     vec![rule(
-        "Whether a node is alive after its order to reboot was withdrawn: its own Lease tells sooner than its condition.",
+        "Liveness of a node whose update was withdrawn: its Lease changes sooner than its condition.",
         "coordination.k8s.io",
         &["leases"],
         &["get"],
@@ -207,7 +200,7 @@ fn controller_at_node_leases() -> Vec<Rule> {
 /// What the controller may do where Events about Nodes are.
 fn controller_at_node_events() -> Vec<Rule> {
     vec![rule(
-        "What happened to a Node, where people look for it; again and again becomes a count on the first Event.",
+        "Events about a Node; repetitions are counted on the first Event.",
         "events.k8s.io",
         &["events"],
         &["create", "patch"],
@@ -238,7 +231,7 @@ fn apiserver_in_cluster() -> Vec<Rule> {
 /// What the web API may do in its own namespace.
 fn apiserver_in_system() -> Vec<Rule> {
     vec![
-        rule("The orders, to stream to each agent its own.", GROUP, &[SHADOWS], &["get", "list", "watch"]),
+        rule("Shadows, of which each agent is sent its own.", GROUP, &[SHADOWS], &["get", "list", "watch"]),
         rule("The agents' half of the status.", GROUP, &[SHADOWS_STATUS], &["patch"]),
     ]
 }

@@ -98,7 +98,7 @@ impl Driver<'_> {
             status.staging.as_ref().is_some_and(|s| s.next_to_boot && s.version.as_ref() == Some(&version))
         };
         if ready && !facts.status.as_ref().is_some_and(armed_rightly) {
-            let message = "the host is armed with another version than the order names".to_owned();
+            let message = "the host is armed with another version than the desired one".to_owned();
             return Ok(self.fail(key, facts, found, FailureReason::WrongImageStaged, message).await);
         }
         if self.tries.activate >= TRIES && !ready {
@@ -238,12 +238,12 @@ impl Driver<'_> {
             Ok(Posted::Accepted) => return Ok(self.await_reboot()),
             // An answer that does not come may well be one that the shutdown cut off.
             Err(error @ (HostError::Cut(_) | HostError::Timeout(_))) => {
-                tracing::info!(error = chain(&error), "the host was told to reboot");
+                tracing::info!(error = chain(&error), "reboot requested");
                 return Ok(self.await_reboot());
             }
             // The number is the signal that ended the host's command, which the very shutdown sends.
             Ok(Posted::Failed(message)) if message.contains("exit code: 15") => {
-                tracing::info!(?message, "the host was told to reboot");
+                tracing::info!(?message, "reboot requested");
                 return Ok(self.await_reboot());
             }
             Ok(Posted::Refused(message) | Posted::Failed(message)) => message,

@@ -215,14 +215,14 @@ impl<'a> Driver<'a> {
             if since.elapsed() < REBOOT_PATIENCE {
                 return Ok(Turn::At(Instant::now() + BOOT_POLL));
             }
-            tracing::warn!("the host took the order to reboot, but still runs");
+            tracing::warn!("the host accepted the reboot, but still runs");
             self.rebooting = None;
             self.status_of = None;
         }
         let Some(view) = self.views.newest() else { return Ok(Turn::Wait) };
         let key = OrderKey::of(&view);
         if self.tries_of.as_ref() != Some(&key) {
-            tracing::info!(state = ?key.state, version = ?key.version, attempt = key.attempt.attempt, "order");
+            tracing::info!(state = ?key.state, version = ?key.version, attempt = key.attempt.attempt, "desired state");
             self.tries = Tries::default();
             self.tries_of = Some(key.clone());
         }
@@ -289,7 +289,8 @@ impl<'a> Driver<'a> {
                 Ok(self.tell(key, facts, &word, &reach, Turn::At(Instant::now() + LOOK_AGAIN)).await)
             }
             Step::Unsupported => {
-                let reach = Reach::Unsupported("the order is not understood by this version of the agent".to_owned());
+                let reach =
+                    Reach::Unsupported("the desired state is not known to this version of the agent".to_owned());
                 Ok(self.tell(key, facts, &Word::Standing(standing(&found)), &reach, Turn::Wait).await)
             }
             Step::Fail(reason) => {

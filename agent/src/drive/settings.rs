@@ -56,7 +56,7 @@ impl Hindrance {
 
     fn locked(lock: &str) -> Self {
         let message = format!(
-            "somebody else set the host's version-lock to '{lock}'; it is left alone until they set it back to 'latest'"
+            "another client set the host's version-lock to '{lock}'; it is left alone until it is set back to 'latest'"
         );
         Self { reason: "LockedByOther", message }
     }

@@ -235,7 +235,7 @@ impl Driver<'_> {
         }
         let Some(lock) = self.locked_out(view, wanted) else { return Ok(None) };
         let message = format!(
-            "somebody else set the host's version-lock to '{lock}', which does not let {wanted} in; set it back to '{LATEST}'"
+            "another client set the host's version-lock to '{lock}', which does not let {wanted} in; set it back to '{LATEST}'"
         );
         Ok(Some(self.fail(key, facts, found, FailureReason::LockedByOther, message).await))
     }

@@ -179,7 +179,7 @@ impl Applier {
     pub(super) async fn issue_permit(&self, view: &NodeView, nonce: &str, rules: Rules) -> Result<(), ApplyError> {
         let shadow = view.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
         let (Some(version), Some(boot_id)) = (shadow.spec.version.clone(), shadow.spec.boot_id.clone()) else {
-            return Err(ApplyError::Changed("the order"));
+            return Err(ApplyError::Changed("the desired state"));
         };
         let name = &view.facts.name;
         let nodes: Api<Node> = Api::all(self.client.clone());

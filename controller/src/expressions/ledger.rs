@@ -66,7 +66,7 @@ impl Ledger {
                 continue;
             }
             let answer = self.settings.is_none().then(|| Answer::Failed {
-                message: "there is nobody to ask: write the address of Prometheus into spec.prometheus.url".to_owned(),
+                message: "no Prometheus server is configured: set spec.prometheus.url to its address".to_owned(),
             });
             news |= answer.is_some();
             self.lines.insert(query.clone(), Line { wanted: true, answer, ..Line::default() });

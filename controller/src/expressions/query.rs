@@ -11,9 +11,7 @@ pub enum QueryError {
     Node(String),
     /// The query has a word to be filled in that nobody knows. Left alone, it would match nothing, and nothing is what an
     /// expression has to return.
-    #[error(
-        "{0} is not known: $node is the only word that is filled in; in label_replace name groups by number, as $1"
-    )]
+    #[error("{0} is not known: $node is the only variable; in label_replace name groups by number, as $1")]
     Word(String),
 }
 

@@ -161,11 +161,11 @@ impl Metrics {
     pub fn new() -> Result<Self, prometheus::Error> {
         let mut register = Register::default();
         let metrics = Self {
-            leader: register.gauge("leader", &[], "Whether this replica leads (1) or stands by (0)")?,
+            leader: register.gauge("leader", &[], "1 if this replica is the leader, 0 if it is a standby")?,
             served: register.gauge(
                 "resource_served",
                 &["resource"],
-                "Whether the API server serves this custom resource in the version that this program uses (1)",
+                "1 if the API server serves this custom resource in the version that this program uses",
             )?,
             clock_offset: register.gauge(
                 "clock_offset_seconds",
@@ -195,7 +195,7 @@ impl Metrics {
                     &[],
                     "How many nodes may be out of service at a time by maxUnavailable",
                 )?,
-                frozen: register.gauge("frozen", &[], "Whether failures have stopped the rollout (1)")?,
+                frozen: register.gauge("frozen", &[], "1 while failures have stopped the rollout")?,
                 quarantined: register.gauge(
                     "quarantined_versions",
                     &[],
@@ -204,12 +204,12 @@ impl Metrics {
                 degraded: register.gauge(
                     "policy_degraded",
                     &[],
-                    "Whether the policy cannot be obeyed as it stands, so that an earlier one is in force (1)",
+                    "1 while the policy is invalid, so that an earlier one is in force",
                 )?,
                 window: register.gauge(
                     "window_open",
                     &[],
-                    "Whether the schedule of all nodes lets nodes be taken out of service now (1)",
+                    "1 while the schedule of all nodes allows nodes to be taken out of service",
                 )?,
             },
             transitions: register.counter(
@@ -267,12 +267,12 @@ impl Metrics {
                 rotation: register.gauge(
                     "rotation",
                     &["of", "phase"],
-                    "Where the rotation of certificates and of the signing key stands (1)",
+                    "Phase of the rotation of certificates and of the signing key (1)",
                 )?,
                 problem: register.gauge(
                     "certificates_degraded",
                     &[],
-                    "Whether a key or certificate is not in order (1); the log and the condition Degraded say what",
+                    "1 while a key or certificate is invalid; the log and the condition Degraded name it",
                 )?,
             },
             memory: Arc::default(),

@@ -26,7 +26,7 @@ const POLICY_LENGTH: usize = 65_536;
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
 
 /// Why the operator is degraded although its policy is good.
-const CERTIFICATES: &str = "CertificatesNotInOrder";
+const CERTIFICATES: &str = "CertificatesInvalid";
 
 /// Why the operator is degraded: no agent can report or get a reboot permit.
 const WEB_API: &str = Wait::WebApiNotReady.as_str();
@@ -122,7 +122,7 @@ fn frozen(survey: &Survey<'_>, resumed: bool) -> Said {
         return (false, "NoFailures", String::new());
     }
     let message = format!(
-        "failed too often: {}. No new update starts until a person resumes: kubectl annotate bruo default -n <namespace> --overwrite {}=<any new value>",
+        "failed too often: {}. No update starts until the rollout is resumed: kubectl annotate bruo default -n <namespace> --overwrite {}=<any new value>",
         versions.join("; "),
         models::names::RESUME_ANNOTATION
     );
@@ -196,7 +196,7 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
         let holds = now.status == ConditionStatus::True;
         let changed = before.is_none_or(|c| c.message != now.message);
         let (begins, ends) = match if holds { Some(now) } else { before } {
-            Some(condition) if condition.reason == CERTIFICATES => (CERTIFICATES, "CertificatesInOrder"),
+            Some(condition) if condition.reason == CERTIFICATES => (CERTIFICATES, "CertificatesValid"),
             Some(condition) if condition.reason == NOT_SERVED => (NOT_SERVED, "ShadowsServed"),
             Some(condition) if condition.reason == WEB_API => (WEB_API, "WebApiReady"),
             Some(condition) if condition.reason == MISUNDERSTOOD => (MISUNDERSTOOD, "RequestsUnderstood"),
@@ -207,7 +207,7 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
         } else if held && !holds {
             let message = match type_ {
                 FROZEN => "no version is held back any more: new updates start",
-                _ if ends == "CertificatesInOrder" => "keys and certificates are in order",
+                _ if ends == "CertificatesValid" => "keys and certificates are valid",
                 _ if ends == "ShadowsServed" => "the API server serves the shadows",
                 _ if ends == "WebApiReady" => "a pod of the web API is Ready",
                 _ if ends == "RequestsUnderstood" => "every annotation that is meant as a request is known",
@@ -324,8 +324,8 @@ mod tests {
     #[test]
     fn a_policy_that_cannot_be_obeyed_hides_no_trouble_with_certificates() {
         let error = PolicyError { field: "spec.schedule".to_owned(), message: "x".repeat(3000) };
-        let trouble = TlsFacts { problem: Some("brupop-ca is spoilt".to_owned()), ..TlsFacts::default() };
-        let (ca, none) = ("brupop-ca is spoilt", TlsFacts::default());
+        let trouble = TlsFacts { problem: Some("brupop-ca is invalid".to_owned()), ..TlsFacts::default() };
+        let (ca, none) = ("brupop-ca is invalid", TlsFacts::default());
         for (sentence, errors, tls, web_api, reason, told) in [
             ("neither", vec![], none.clone(), false, "AsExpected", vec![]),
             ("no web API", vec![], none.clone(), true, WEB_API, vec!["no pod of the web API is Ready"]),

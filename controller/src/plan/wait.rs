@@ -465,12 +465,12 @@ impl fmt::Display for Wait {
                 models::names::COMPONENT_LABEL,
                 models::names::APISERVER
             ),
-            Self::AgentBehind => f.write_str("the agent has not confirmed the last order; does its pod run?"),
-            Self::RefreshFails { message } => write!(f, "the host cannot look for updates: {message}"),
+            Self::AgentBehind => f.write_str("the agent has not confirmed the desired state; does its pod run?"),
+            Self::RefreshFails { message } => write!(f, "the host cannot check for updates: {message}"),
             Self::HostArmedByOther => {
                 write!(
                     f,
-                    "somebody else armed an update on the host; reboot it, disarm it there, or let the operator disarm it: kubectl annotate brs brs-<node> -n <namespace> {}=<any new value>",
+                    "another client armed an update on the host; reboot it, disarm it there, or let the operator disarm it: kubectl annotate brs brs-<node> -n <namespace> {}=<any new value>",
                     models::names::RETRY_ANNOTATION
                 )
             }
@@ -525,7 +525,7 @@ impl fmt::Display for Wait {
                     "the attempt failed ({reason}) after its permit; the node is released once it is certain that it does not reboot any more"
                 )
             }
-            Self::DisarmPending => f.write_str("the agent has not confirmed that nothing of ours is armed on the host"),
+            Self::DisarmPending => f.write_str("the agent has not confirmed that its host is disarmed"),
             Self::PolicyUnusable => {
                 f.write_str("the operator's resource cannot be obeyed; its condition Degraded names the fields")
             }
@@ -554,10 +554,10 @@ impl fmt::Display for Wait {
                 f,
                 "the host is offered {version} and does not choose it: its updates.version-lock is not latest; set it to latest there"
             ),
-            Self::Pinning { version } => write!(f, "the host is being told to choose {version}"),
+            Self::Pinning { version } => write!(f, "the host is being pinned to {version}"),
             Self::LockedByOther { lock } => write!(
                 f,
-                "somebody else set the host's updates.version-lock to {lock}; set it to latest there to let policy rule"
+                "another client set the host's updates.version-lock to {lock}; set it to latest there to let the policy apply"
             ),
             Self::NodePressure { condition } => write!(f, "the node reports {condition}"),
             Self::UnhealthyNodes { count, limit } => {

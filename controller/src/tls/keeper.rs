@@ -192,7 +192,7 @@ impl Keeper {
             for error in failed.values() {
                 tracing::error!(
                     error = error as &dyn std::error::Error,
-                    "keys and certificates are not in order, trying again"
+                    "keys or certificates are invalid, trying again"
                 );
             }
             self.complaint = complaint;
@@ -387,7 +387,7 @@ impl Keeper {
         if let Some(problem) = &problem
             && before.problem.as_ref() != Some(problem)
         {
-            tracing::error!(problem, "keys and certificates are not in order");
+            tracing::error!(problem, "keys or certificates are invalid");
         }
         let asked = self.asked().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
         // Keys that cannot be read are those that were.

@@ -655,7 +655,7 @@ async fn a_certificate_that_somebody_else_provides_is_swapped_live_and_a_bad_one
         let load = Load::of(scene, &["node-1", "node-2"]).await?;
         provide(scene, bad).await?;
         let said = scene.until_operator("Degraded", ConditionStatus::True).await?;
-        anyhow::ensure!(said.reason == "CertificatesNotInOrder" && said.message.contains("tls.key"), "{said:?}");
+        anyhow::ensure!(said.reason == "CertificatesInvalid" && said.message.contains("tls.key"), "{said:?}");
         anyhow::ensure!(!trust(scene).await?[TRUST_CA_KEY].contains(third.certificate.trim()), "nobody could use it");
         load.end().await?;
         provide(scene, other.secret(&other.certificate)?).await?;

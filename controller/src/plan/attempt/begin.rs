@@ -155,7 +155,11 @@ impl Case<'_> {
             return Decision::act(self.order(HostState::StagedUpdate, progress));
         }
         if spec.attempt != progress.attempt || spec.state != HostState::StagedUpdate {
-            return self.fail(progress, FailureReason::ProgressLost, "the order does not belong to this attempt");
+            return self.fail(
+                progress,
+                FailureReason::ProgressLost,
+                "the desired state does not belong to this attempt",
+            );
         }
         if let Some((reason, message)) = self.agent_failure(progress.attempt) {
             return self.fail(progress, reason, message);

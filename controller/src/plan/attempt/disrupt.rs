@@ -143,14 +143,14 @@ impl Case<'_> {
             return None;
         }
         if made > RECLAIMS && self.shadow.spec.permit.is_none() {
-            let message = format!("somebody uncordoned the node {made} times; hold it to keep it out of updates");
+            let message = format!("another client uncordoned the node {made} times; hold it to keep it out of updates");
             return Some(self.fail(progress, FailureReason::Uncordoned, &message));
         }
         let note = (made > 0 && !facts.unschedulable).then(|| Note {
             warning: true,
             reason: "Uncordoned",
             message: format!(
-                "somebody took back the cordon of an update that is under way; cordoned again ({made} of {RECLAIMS})"
+                "another client uncordoned a node whose update is under way; cordoned again ({made} of {RECLAIMS})"
             ),
         });
         Some(Decision::act(Action::Claim { parts, note }))
@@ -413,7 +413,7 @@ impl Case<'_> {
                 (FailureReason::NotStaged, "the staged image is gone".to_owned())
             }
             (true, Some(_)) if left.is_empty() => {
-                (FailureReason::AgentSilent, "the agent has not confirmed the last order".to_owned())
+                (FailureReason::AgentSilent, "the agent has not confirmed the desired state".to_owned())
             }
             (true, Some(_)) => {
                 let silent = if self.facts().ready { "" } else { ", which is not Ready" };
@@ -508,7 +508,11 @@ impl Case<'_> {
             return decision;
         }
         if spec.attempt != progress.attempt || spec.state == HostState::Idle {
-            return self.fail(progress, FailureReason::ProgressLost, "the order does not belong to this attempt");
+            return self.fail(
+                progress,
+                FailureReason::ProgressLost,
+                "the desired state does not belong to this attempt",
+            );
         }
         let deadline = self.deadline(progress.since, self.policy.reboot);
         if self.now >= deadline {

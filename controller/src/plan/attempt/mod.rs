@@ -306,7 +306,7 @@ impl<'a> Case<'a> {
             let under_way = progress.filter(|p| p.step != Step::Releasing);
             return match under_way {
                 Some(progress) => {
-                    self.fail(progress, FailureReason::ReleaseRequested, "a person asked for the node's release")
+                    self.fail(progress, FailureReason::ReleaseRequested, "a user asked for the release of the node")
                 }
                 None => self.nothing_to_release().map_or_else(|| self.idle(), Decision::act),
             };
