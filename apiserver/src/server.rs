@@ -49,7 +49,7 @@ const LONGEST_LEAVE: Duration = Duration::from_secs(15);
 /// How long requests are served at least after the server was asked to end: for a moment some are still sent here. A pod on its
 /// way out is no longer an endpoint before it hears of it, and an agent whose connection is refused tries again elsewhere; every node
 /// that is drained waits this long.
-const SHORTEST_LEAVE: Duration = Duration::from_millis(500);
+const SHORTEST_LEAVE: Duration = Duration::from_millis(200);
 /// How long an agent's idle connection is kept. An update is a few reports within minutes, and each new connection may
 /// reach another replica, which is one TokenReview more.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
