@@ -115,11 +115,11 @@ fn problem_bodies(data: &[u8]) {
     assert!(problem_text(reqwest::StatusCode::BAD_REQUEST, data).chars().count() <= 512);
 }
 
-/// Statements, their keys, and our own token: what nobody signed with a key that is trusted is never accepted.
+/// Statements, their keys, and our own token: what no one signed with a key that is trusted is never accepted.
 fn statements(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (jws, keys) = text.split_once('\n').unwrap_or((&text, ""));
-    // Who can make the keys can sign; so the keys are somebody else's here, or none.
+    // Who can make the keys can sign; so the keys are another client's here, or none.
     for keys in [keys, KEYS] {
         let own = keys != KEYS;
         let read = open::<PermitClaims>(jws, keys);
@@ -130,7 +130,7 @@ fn statements(data: &[u8]) {
     }
 }
 
-/// A public key whose private one nobody has.
+/// A public key whose private one no one has.
 const KEYS: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"k1","alg":"ES256",
     "x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}"#;
 

@@ -7,7 +7,7 @@ use semver::Version;
 
 use crate::host::types::{Command, UpdateState, UpdateStatus};
 
-/// One attempt on one shadow. A shadow that was made anew counts its attempts from the start again, hence the uid.
+/// One attempt on one shadow. A shadow that was created again counts its attempts from the start again, hence the uid.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttemptKey {
     /// The shadow's uid.
@@ -132,7 +132,7 @@ impl Memory {
 }
 
 /// Whether a prepare's own output says that it wrote another version than `wanted`, or nothing. The host records the
-/// version that it chose at its last look, but the downloader chooses anew; its output tells, where it says anything.
+/// version that it chose at its last look, but the downloader chooses again; its output tells, where it says anything.
 pub fn wrote_another(stderr: &str, wanted: &Version) -> bool {
     const STARTING: &str = "Starting update to ";
     wrote_nothing(stderr)

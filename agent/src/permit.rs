@@ -30,7 +30,7 @@ pub fn verify(jws: &str, keys: &str, expected: &PermitClaims) -> Result<(), Stat
     checks.iter().find(|(_, same)| !same).map_or(Ok(()), |(what, _)| Err(StatementError::Other(what)))
 }
 
-/// Whether a permit was issued with this policy in force; that it is signed anew is no difference.
+/// Whether a permit was issued with this policy in force; that it is signed again is no difference.
 fn same_policy(one: Option<&HostPolicy>, other: Option<&HostPolicy>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => one.asks_as(other),

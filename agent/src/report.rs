@@ -34,7 +34,7 @@ pub enum Word {
         failure: Failure,
         /// The host's state.
         state: HostState,
-        /// Whether the failure judges how a new boot ended, so that nothing of ours is armed any more.
+        /// Whether the failure judges how a new boot ended, so that nothing of the operator is armed any more.
         judges_a_boot: bool,
     },
 }
@@ -44,7 +44,7 @@ pub enum Word {
 pub enum Reach {
     /// The host answers.
     Answered,
-    /// It answers, but somebody else armed an image.
+    /// It answers, but another client armed an image.
     ArmedByOther,
     /// It answers, but the order or its update state is not understood.
     Unsupported(String),
@@ -54,14 +54,14 @@ pub enum Reach {
     Settings {
         /// One fixed word.
         reason: &'static str,
-        /// For a person.
+        /// For a user.
         message: String,
     },
     /// It does not answer.
     Unreachable {
         /// One fixed word.
         reason: &'static str,
-        /// For a person.
+        /// For a user.
         message: String,
     },
 }

@@ -1,9 +1,9 @@
 //! What is done about the host's own settings: a pure function of what policy asks, what the host has now, and what we set
 //! before.
 //!
-//! Two rules decide everything. A value other than the host's default that we did not set is somebody's: it is never
+//! Two rules decide everything. A value other than the host's default that we did not set is another client's: it is never
 //! changed. So what we found and replaced was always the default, and the default is all that is ever put back, and only
-//! where the host still has what we set. Hence a report that somebody tampered with can make us write nothing but defaults;
+//! where the host still has what we set. Hence a report that a client tampered with can make us write nothing but defaults;
 //! every other value that we write stands in a signed statement.
 
 use models::permit::SettingsClaims;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::host::types::{UpdateState, UpdateStatus};
 use crate::statement::{StatementError, open};
 
-/// The version lock of a host that nobody changed.
+/// The version lock of a host that no one changed.
 pub const LATEST: &str = "latest";
 
 /// The longest text that the report holds, in characters.
@@ -36,7 +36,7 @@ impl HostSettings {
         let updates = value.as_object()?.get("updates");
         let field = |name: &str| updates.and_then(|updates| updates.get(name)).filter(|value| !value.is_null());
         Some(Self {
-            // A lock of another type is at least not the default, so it is somebody's.
+            // A lock of another type is at least not the default, so it is another client's.
             version_lock: field("version-lock").map(|lock| lock.as_str().map_or(lock.to_string(), str::to_owned)),
             ignore_waves: field("ignore-waves").map(|waves| waves.as_bool().unwrap_or(true)),
         })
@@ -149,7 +149,7 @@ fn of_lock(asked: Option<&Version>, now: Option<&str>, set: &AppliedSettings, fo
     };
     let found = found.map(str::to_owned);
     let Some(asked) = asked.map(Version::to_string) else {
-        // Nothing is asked any more: what nobody changed since is put back.
+        // Nothing is asked any more: what no one changed since is put back.
         return if ours {
             let set = AppliedSettings { ignore_waves: None, ..set.clone() };
             Lock { found, set, foreign: None, write: Some(LATEST.to_owned()) }
@@ -158,7 +158,7 @@ fn of_lock(asked: Option<&Version>, now: Option<&str>, set: &AppliedSettings, fo
         };
     };
     if same_lock(&asked, present) {
-        // It may be somebody else's, who wants the same: then there is nothing to put back.
+        // It may be another client's, who wants the same: then there is nothing to put back.
         return if ours { Lock { found, set: owning(asked, None), ..Lock::default() } } else { Lock::default() };
     }
     if present == LATEST {

@@ -91,7 +91,7 @@ pub fn next(status: Option<&UpdateStatus>, chosen: Option<&Version>, wanted: &Ve
 }
 
 /// The shortest time between two looks for updates, from one request to the next. Neither policy's interval nor an order
-/// is signed, and each look asks the host's update repository, which is somebody's server.
+/// is signed, and each look asks the host's update repository, which another party runs.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Until when a look has to wait that would come too soon after the last one, which was asked for at `asked`, whatever

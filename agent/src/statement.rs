@@ -107,7 +107,7 @@ pub(crate) mod tests {
         }
 
         pub(crate) fn keys(&self) -> String {
-            // A key of a kind that nobody knows stands first and must not matter.
+            // A key of a kind that no one knows stands first and must not matter.
             serde_json::json!({"keys": [{"kty": "QUANTUM", "kid": "x"}, self.jwk]}).to_string()
         }
     }

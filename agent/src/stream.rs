@@ -38,7 +38,7 @@ pub async fn follow(server: &Server, views: &Views) -> Infallible {
         }
         match ended {
             Ok(()) => tracing::debug!("the stream ended"),
-            // A fleet loses its stream with every roll-out of the web API: only what lasts deserves a person's attention.
+            // A fleet loses its stream with every roll-out of the web API: only what lasts deserves a user's attention.
             Err(error) if failures < 3 => tracing::info!(error = chain(&error), "the stream ended"),
             Err(error) => tracing::warn!(error = chain(&error), failures, "the stream ended"),
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use models::wire::ShadowView;
 use tokio::sync::watch;
 
-/// How many of our own replaced reports are remembered, to tell an old echo from somebody else's change.
+/// How many of our own replaced reports are remembered, to tell an old echo from another client's change.
 const REMEMBERED: usize = 16;
 
 /// What is known of the shadow.

@@ -394,7 +394,7 @@ async fn an_order_that_is_withdrawn_during_the_download_goes_no_further() {
     assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
 }
 
-/// Somebody else stages and arms an image on the host.
+/// Another client stages and arms an image on the host.
 async fn arm_by_another(bench: &Bench) {
     for command in [Command::Refresh, Command::Prepare, Command::Activate] {
         bench.host.foreign(command).await.unwrap();

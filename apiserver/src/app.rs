@@ -131,7 +131,7 @@ async fn authenticate(
     if let Some(bearer) = token.as_ref().ok().and_then(|token| app.reviewer.remembered(token)) {
         return Ok(bearer);
     }
-    // Taken first and given back to what turns out to be good: many at once are no way past the limit.
+    // Taken first and released to what turns out to be good: many at once are no way past the limit.
     if let Some(source) = source {
         take(&app.refused, source, Refusal::TooManyRefusals)?;
     }
@@ -159,7 +159,7 @@ async fn authenticate(
     match (&judged, &standing) {
         (Ok(_), Standing::Unchecked) => give_back(),
         (Err(ReviewError::Refused(_)), Standing::Signed { .. }) => app.charge(source),
-        // Who keeps the server busy with what nobody signed pays for it.
+        // Who keeps the server busy with what no one signed pays for it.
         (Err(_), Standing::Unchecked) | (_, Standing::Signed { .. }) => {}
     }
     judged.map_err(reviewed)

@@ -1,7 +1,7 @@
 //! What an agent's report may contain: its own half of the status and nothing else.
 //!
 //! Fields, and types of conditions, that this version does not know are dropped and counted, so that an agent of the next
-//! version can report to this one. Fields of somebody else's are not dropped but refused: whoever sends them is no agent of ours.
+//! version can report to this one. Fields that are not the agent's are refused and not dropped: a client that sends them is no agent.
 
 use std::collections::HashSet;
 

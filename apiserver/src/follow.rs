@@ -25,7 +25,7 @@ pub(crate) enum Change {
     Quiet,
     /// Send this.
     Line(WatchLine),
-    /// End: the stream cannot go on without going back. The agent comes back and begins anew.
+    /// End: the stream cannot go on without going back. The agent comes back and begins again.
     SetBack,
 }
 
@@ -58,7 +58,7 @@ impl Follower {
         Self { sent, ..Self::new(agent) }
     }
 
-    /// What to do, and whether the shadow has just turned out to be somebody else's.
+    /// What to do, and whether the shadow has just turned out to be another client's.
     pub(crate) fn follow(&mut self, seen: &Seen) -> (Change, Option<Refusal>) {
         let shadow = match seen {
             // Not known is not absent: an agent that is told of no shadow may give up an order.
@@ -130,7 +130,7 @@ pub(crate) struct AgentStream<F> {
     /// Whether to show that the stream is there before anything happens.
     greet: bool,
     heartbeat: Interval,
-    /// Told of each shadow that turns out to be somebody else's.
+    /// Told of each shadow that turns out to be another client's.
     on_refusal: F,
 }
 

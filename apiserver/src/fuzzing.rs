@@ -46,7 +46,7 @@ fn dropped(raw: &Value, kept: &Value) -> u64 {
     }
 }
 
-/// Conditions of types that nobody knows are dropped whole.
+/// Conditions of types that no one knows are dropped whole.
 fn conditions(raw: &Value, kept: &Value) -> u64 {
     let (Value::Array(raw), Value::Array(kept)) = (raw, kept) else { return dropped(raw, kept) };
     let known: Vec<&Value> = raw.iter().filter(|condition| condition["type"] == "HostReachable").collect();
@@ -96,7 +96,7 @@ fn wanted() -> Wanted {
     Wanted { audience: "brupop-apiserver".into(), username: "system:serviceaccount:brupop-agents:brupop-agent".into() }
 }
 
-/// A public key whose private one nobody has.
+/// A public key whose private one no one has.
 const KEYS: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"k1","alg":"ES256","use":"sig",
     "x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}"#;
 

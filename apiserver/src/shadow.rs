@@ -46,7 +46,7 @@ pub(crate) struct NodeOwner {
 pub(crate) struct Shadow {
     pub(crate) name: String,
     pub(crate) resource_version: ResourceVersion,
-    /// Absent where the object does not name exactly one Node: such a shadow is nobody's.
+    /// Absent where the object does not name exactly one Node: such a shadow is no one's.
     pub(crate) owner: Option<NodeOwner>,
     /// What the agent is shown, with its etag.
     pub(crate) view: ShadowView,

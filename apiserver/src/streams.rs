@@ -1,5 +1,5 @@
 //! The streams that are open: how many, and whose. A node has one agent, and two while one takes over from the other, so a
-//! third stream ends the oldest. Nobody holds more of a server's memory than that.
+//! third stream ends the oldest. No one holds more of a server's memory than that.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

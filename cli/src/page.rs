@@ -46,7 +46,7 @@ impl Page {
         cut
     }
 
-    /// Prints it. Whoever has closed the other end of a pipe wants no more of it.
+    /// Prints it. Any client that has closed the other end of a pipe wants no more of it.
     pub(crate) fn print(&self) -> io::Result<()> {
         let written = io::stdout().write_all(self.0.as_bytes());
         written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
@@ -59,7 +59,7 @@ impl fmt::Display for Page {
     }
 }
 
-/// Prints a line about what is being done, which goes on where nobody can be told.
+/// Prints a line about what is being done, which goes on where no one can be told.
 pub(crate) fn say(text: impl fmt::Display) {
     let mut page = Page::default();
     page.line(text);

@@ -1,6 +1,6 @@
 //! `kubectl brupop uninstall`: ends what is under way, takes back all claims, and removes every object of the operator.
 //!
-//! Nothing is removed before every node is given back: the controller is the one that can tell a host to disarm, and a node
+//! Nothing is removed before every node is released: the controller is the one that can tell a host to disarm, and a node
 //! that was told to reboot has to be seen through to its end.
 
 use std::collections::{BTreeSet, HashMap};
@@ -30,7 +30,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// How long an object may take to be gone after its deletion.
 const GONE: Duration = Duration::from_secs(5 * 60);
 
-/// What comes away first, so that nobody makes anything anew.
+/// What comes away first, so that no one makes anything again.
 const WORKLOADS: [&str; 2] = ["DaemonSet", "Deployment"];
 
 /// What comes away last, each with all that is in it, or of it.
@@ -45,10 +45,10 @@ pub(crate) struct Options {
     /// Only say what would be done.
     #[arg(long)]
     dry_run: bool,
-    /// How long nodes may take to be given back, e.g. 90s or 1h30m.
+    /// How long nodes may take to be released, e.g. 90s or 1h30m.
     #[arg(long, default_value = "1h")]
     timeout: models::duration::Duration,
-    /// Go on after the timeout although nodes are not given back. Their claims are taken back all the same. A host that is
+    /// Go on after the timeout although nodes are not released. Their claims are taken back all the same. A host that is
     /// armed boots into its new image at its next reboot, and settings of hosts that a pin has changed stay changed.
     #[arg(long)]
     abandon: bool,
@@ -85,7 +85,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
 
     let (workloads, rest): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| is_one_of(object, &WORKLOADS));
     let (containers, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|object| is_one_of(object, &CONTAINERS));
-    // Nobody is left to claim or to label a node when the nodes are looked through.
+    // No one is left to claim or to label a node when the nodes are looked through.
     kinds.remove(&workloads, false).await?;
     ended(&client).await?;
     sweep(&client).await?;
@@ -133,7 +133,7 @@ async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
             Err(error) if is_gone(&error) => Vec::new(),
             Err(error) => return Err(error).context("the shadows cannot be read"),
         };
-        // Without shadows nobody knows of any attempt, and the claims that are left are taken back here.
+        // Without shadows no one knows of any attempt, and the claims that are left are taken back here.
         let left = if shadows.is_empty() { Vec::new() } else { unfinished(&nodes, &shadows) };
         if left.is_empty() {
             return Ok(());
@@ -236,7 +236,7 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the operator's pods have ended, wherever somebody answers for them: one that is still there could claim a node.
+/// Waits until the operator's pods have ended, wherever something still answers for them: one that is still there could claim a node.
 async fn ended(client: &Client) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     let deadline = Instant::now() + GONE;

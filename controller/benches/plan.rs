@@ -152,7 +152,7 @@ fn fleet(size: usize) -> (ClusterView, Policy) {
     (view, policy)
 }
 
-/// The first plan after a change: which versions there are and how far the rollout has come is worked out anew.
+/// The first plan after a change: which versions there are and how far the rollout has come is worked out again.
 #[divan::bench(args = [100, 5_000, 100_000])]
 fn nodes(bencher: Bencher<'_, '_>, size: usize) {
     let (mut view, policy) = fleet(size);

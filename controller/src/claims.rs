@@ -1,8 +1,8 @@
-//! What we claim on a Node while it is being updated: one function from step to claim, and how a claim of ours is told from
+//! What we claim on a Node while it is being updated: one function from step to claim, and how a claim of the operator is told from
 //! what others have set.
 //!
-//! A claim is field ownership by server-side apply. What somebody else set to the same value is shared, and stays when ours
-//! goes; a label or annotation that somebody set to another value is left to them.
+//! A claim is field ownership by server-side apply. What another client set to the same value is shared, and stays when ours
+//! goes; a label or annotation that a client set to another value is left to them.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
@@ -128,7 +128,7 @@ impl FromIterator<Part> for Parts {
 /// What we want on a node that stands at this step.
 pub fn wanted(step: Option<Step>, policy: &Policy) -> Parts {
     match step {
-        // Of a step that nobody knows nothing is taken back before the attempt has ended.
+        // Of a step that no one knows nothing is taken back before the attempt has ended.
         Some(Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Unknown) => {
             let policy = |part: &Part| match part {
                 Part::Cordon => true,
@@ -168,7 +168,7 @@ pub fn set_by_others(meta: &ObjectMeta, unschedulable: bool) -> Parts {
     Part::ALL.into_iter().filter(|part| !owned.has(*part) && part.found(meta, unschedulable).is_some()).collect()
 }
 
-/// The parts that somebody has set to something else than what we would.
+/// The parts that a client has set to something else than what we would.
 pub fn set_otherwise(meta: &ObjectMeta) -> Parts {
     let otherwise = |part: &Part| part.found(meta, false).is_some_and(|value| value != part.value());
     Part::ALL.into_iter().filter(otherwise).collect()
@@ -199,11 +199,11 @@ pub fn recorded(status: &BottlerocketShadowStatus) -> Parts {
     Part::ALL.into_iter().filter(|part| !before.iter().any(|name| name == part.name())).collect()
 }
 
-/// What is there as we would have set it and owned by nobody, as after a reset of managedFields.
+/// What is there as we would have set it and owned by no one, as after a reset of managedFields.
 pub fn unowned(meta: &ObjectMeta, unschedulable: bool) -> Parts {
     let owned = |part: Part| {
         let mut entries = meta.managed_fields.iter().flatten();
-        // That manager is the reset's own: it stands for whoever came before.
+        // That manager is the reset's own: it stands for any client that came before.
         entries.any(|entry| entry.manager.as_deref() != Some("before-first-apply") && part.in_entry(entry))
     };
     let left = |part: &Part| part.found(meta, unschedulable) == Some(part.value()) && !owned(*part);

@@ -1,6 +1,6 @@
 //! The one place that reads the clock. Everything else is told what time it is.
 //!
-//! Times in Kubernetes objects are compared by other programs, by people, and by the next leader, so they are the API
+//! Times in Kubernetes objects are compared by other programs, by users, and by the next leader, so they are the API
 //! server's: local time, corrected by the `Date` header of the answers to the requests for the Lease. In between time runs
 //! by the monotonic clock, so that a step of the local clock is nothing that a deadline could notice.
 
@@ -26,7 +26,7 @@ pub fn offset() -> SignedDuration {
     CLOCK.offset()
 }
 
-/// The clock of this process, for whoever hears what time it is elsewhere.
+/// The clock of this process, for those that read the time elsewhere.
 pub fn clock() -> &'static Clock {
     &CLOCK
 }

@@ -27,7 +27,7 @@ pub struct Config {
     /// The cluster's domain, for the names in the web API's certificate.
     #[arg(long, env = "BRUPOP_CLUSTER_DOMAIN", default_value = "cluster.local")]
     pub cluster_domain: String,
-    /// Where the web API's certificate comes from: `managed` is made and renewed here; `provided` is what somebody else puts into
+    /// Where the web API's certificate comes from: `managed` is made and renewed here; `provided` is what another client puts into
     /// the Secret `brupop-apiserver-tls` (tls.crt, tls.key, and ca.crt for the agents), such as cert-manager.
     #[arg(long, env = "BRUPOP_SERVING_CERTIFICATE", value_enum, default_value_t = ServingCertificate::Managed)]
     pub serving_certificate: ServingCertificate,
@@ -55,6 +55,6 @@ pub struct Config {
 pub enum ServingCertificate {
     /// The leader.
     Managed,
-    /// Somebody else.
+    /// Another client.
     Provided,
 }

@@ -118,7 +118,7 @@ struct Retracting {
 }
 
 impl Retracting {
-    /// With a further write of the kind. One that was not answered may still arrive, as long as nobody changes the resource.
+    /// With a further write of the kind. One that was not answered may still arrive, as long as no one changes the resource.
     fn with(before: Option<Self>, base: &str, slots: BTreeSet<String>) -> Self {
         let mut all = before.filter(|before| before.base == base).map(|before| before.slots).unwrap_or_default();
         all.extend(slots);
@@ -288,7 +288,7 @@ impl Driver {
         if self.handing_over && !*stop.borrow() { End::HandedOver } else { End::Stopped }
     }
 
-    /// Whether anything of ours is under way.
+    /// Whether anything of the operator is under way.
     fn writing(&self) -> bool {
         self.memory.values().any(|m| m.busy || !m.in_flight.is_empty())
             || self.operator_busy
@@ -962,7 +962,7 @@ mod tests {
         driver.write_operator(&view, &without(&view));
         let sent = driver.view(now);
         assert!(sent.retracted.contains("node-1") && sent.slots().count() == 0, "{:?}", sent.retracted);
-        // Nobody knows what became of it.
+        // No one knows what became of it.
         driver.written(Done::Operator(Err(ApplyError::NoKey)));
         assert_eq!(driver.view(now).slots().count(), 0);
         // A further write that takes nothing says nothing of the first one.
@@ -1005,7 +1005,7 @@ mod tests {
         }
     }
 
-    /// An action failed, then the shadow went (its node has lost the label, or was made anew without it).
+    /// An action failed, then the shadow went (its node has lost the label, or was created again without it).
     #[tokio::test]
     async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
         let (mut driver, nodes) = driver();

@@ -161,7 +161,7 @@ fn prometheus_answers(data: &[u8]) {
     let _ = for_node(query, node);
 }
 
-/// A Node with whatever labels, annotations and names somebody gave it.
+/// A Node with whatever labels, annotations and names a client gave it.
 fn nodes(data: &[u8]) {
     let Ok(node) = serde_json::from_slice::<Node>(data) else { return };
     let Some(facts) = NodeFacts::project(&node) else { return };

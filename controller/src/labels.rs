@@ -9,7 +9,7 @@ use crate::apply::{ApplyError, pause};
 use crate::policy::Policy;
 use crate::view::NodeFacts;
 
-/// The nodes that get the label: those that run Bottlerocket and have none. Another value is somebody's no.
+/// The nodes that get the label: those that run Bottlerocket and have none. Another value keeps a node out.
 pub fn labels<'a>(nodes: &'a BTreeMap<String, NodeFacts>, policy: &Policy) -> Vec<&'a NodeFacts> {
     if !policy.label_nodes {
         return Vec::new();

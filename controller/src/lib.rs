@@ -128,7 +128,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     let parameters = leader::Parameters::default();
     let mut after = None;
     let result = loop {
-        // The lease outlives the work: it is given back only when nothing of ours is under way any more.
+        // The lease outlives the work: it is released only when nothing of the operator is under way any more.
         let (release, released) = watch::channel(None);
         let (leadership, campaign) = leader::campaign(
             leases.clone(),

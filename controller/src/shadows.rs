@@ -30,7 +30,7 @@ pub fn changes(nodes: &BTreeMap<String, NodeFacts>, shadows: &BTreeMap<String, S
     let mut changes = Vec::new();
     for (name, node) in nodes.iter().filter(|(_, node)| !node.deleting) {
         match shadows.get(name) {
-            // A claim of ours without a shadow is given back through one.
+            // A claim of ours without a shadow is released through one.
             None if node.labelled || node.claimed() => {
                 changes.push(Change::Create { node: name.clone(), uid: node.uid.clone() });
             }

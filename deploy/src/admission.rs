@@ -3,7 +3,7 @@
 //! RBAC can give the right to a shadow's status as a whole or not at all. The web API needs the agents' half of it. The other
 //! half, on which drains and permits rest, is kept from it here, whatever it says who it is (field managers are names that
 //! anybody can use), and so is the record of who owns which field: a field that two managers own stays when one of them
-//! takes it back, so that whoever makes itself an owner of the order's `permit` could keep an order from being withdrawn.
+//! takes it back, so that any client that makes itself an owner of the order's `permit` could keep an order from being withdrawn.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,
@@ -137,7 +137,7 @@ fn validations() -> Vec<Validation> {
 }
 
 /// Whether an entry of `managedFields` speaks of nothing outside the agents' half of the status that the same manager did not
-/// own before. An entry may shrink: a report takes from a person what is the agent's, also where that person's entry speaks of
+/// own before. An entry may shrink: a report takes from a user what is the agent's, also where that user's entry speaks of
 /// other fields besides.
 fn owns_nothing_more(entry: &str) -> String {
     let agents = property_names(&schema_for!(AgentReport));
@@ -158,7 +158,7 @@ fn owns_nothing_more(entry: &str) -> String {
     let same = ["manager", "operation", "subresource"].map(|part| format!("b.?{part} == {entry}.?{part}"));
     // An entry that is new is held against one of nothing. It is the agents', or there would be no end of them.
     let new = format!("({entry}.?manager.orValue('') == '{AGENT_MANAGER}' ? [dyn({{}})] : [])");
-    // What the API server itself notes at the first apply to an object of which nobody has said who owns it.
+    // What the API server itself notes at the first apply to an object of which no one has said who owns it.
     let first = format!("size(variables.ownersBefore) == 0 && {entry}.?manager.orValue('') == 'before-first-apply'");
     format!(
         "({new} + variables.ownersBefore.filter(b, {})).exists(b, {}) || ({first})",

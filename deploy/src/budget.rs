@@ -7,7 +7,7 @@ use models::names::SYSTEM_NAMESPACE;
 use crate::Component;
 use crate::object::{namespaced, selector};
 
-/// Lets one pod of the part go at a time: a drain that meets all of them on one node, ours or a person's, waits until the
+/// Lets one pod of the part go at a time: a drain that meets all of them on one node, ours or a user's, waits until the
 /// replacement of each is Ready before it takes the next. Counted in pods that leave and not in pods that stay, so that it
 /// also lets the only one go.
 pub(crate) fn one_at_a_time(component: Component) -> PodDisruptionBudget {

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 
 use crate::{Options, crds, objects, openapi, reference, yaml};
 
-/// How the files are made anew; stands in each of them and in the message about a stale one.
+/// How the files are created again; stands in each of them and in the message about a stale one.
 pub const COMMAND: &str = "cargo run -p deploy -- --write";
 
 /// A generated file.

@@ -1,6 +1,6 @@
 //! What is installed, as data: custom resource definitions, rights, workloads and the default policy.
 //!
-//! The manifest that people apply, the reference of the resources and whatever else installs the operator come from here,
+//! The manifest that users apply, the reference of the resources and whatever else installs the operator come from here,
 //! so that a test of one is a test of all.
 
 mod admission;

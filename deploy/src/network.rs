@@ -1,4 +1,4 @@
-//! Who may talk to whom: nobody to anybody, and then what each part needs.
+//! Who may talk to whom: no one to anybody, and then what each part needs.
 //!
 //! ```text
 //!  agents ──8443──► web API ──┐
@@ -67,7 +67,7 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
     .collect()
 }
 
-/// No pod of the namespace, also none that somebody else runs there, is spoken to or speaks.
+/// No pod of the namespace, also none that another client runs there, is spoken to or speaks.
 fn nothing(namespace: &str) -> NetworkPolicy {
     policy(namespace, "brupop-default-deny", LabelSelector::default(), None, None)
 }
@@ -113,7 +113,7 @@ fn to_anybody<const N: usize>(ports: [NetworkPolicyPort; N]) -> NetworkPolicyEgr
     NetworkPolicyEgressRule { to: None, ports: Some(ports.into()) }
 }
 
-/// The pods of a part, by their namespace and their label: each alone would also mean somebody else's.
+/// The pods of a part, by their namespace and their label: each alone would also mean another client's.
 fn pods_of(namespace: &str, component: Component) -> NetworkPolicyPeer {
     NetworkPolicyPeer { pod_selector: Some(selector(component)), ..in_namespaces(NAMESPACE_NAME, namespace) }
 }

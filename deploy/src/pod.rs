@@ -59,7 +59,7 @@ pub(crate) fn probe(path: &str, period_seconds: i32) -> Probe {
 }
 
 /// Requests of processor time and memory, and a limit of memory. Processor time has no limit: to be throttled in the
-/// middle of a drain helps nobody.
+/// middle of a drain helps no one.
 pub(crate) fn resources(cpu: &str, memory: &str, memory_limit: &str) -> ResourceRequirements {
     let quantity = |text: &str| Quantity(text.to_owned());
     ResourceRequirements {
@@ -81,7 +81,7 @@ pub(crate) fn restricted_pod() -> PodSecurityContext {
     }
 }
 
-/// The container's share of the `restricted` pod security standard, and a root file system that nobody writes.
+/// The container's share of the `restricted` pod security standard, and a root file system that no one writes.
 pub(crate) fn restricted_container() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),

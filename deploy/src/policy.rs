@@ -1,4 +1,4 @@
-//! The policy that an installation starts with. Its values are the defaults, written out so that people see what there
+//! The policy that an installation starts with. Its values are the defaults, written out so that users see what there
 //! is to change.
 
 use anyhow::Context;

@@ -120,7 +120,7 @@ fn rows(text: &mut String, schema: &Value, path: &str, writer: &dyn Fn(&str) -> 
     Ok(())
 }
 
-/// A type as people say it.
+/// A type as users say it.
 fn type_of(schema: &Value) -> String {
     let limit = schema["maxLength"].as_u64();
     match schema["type"].as_str() {

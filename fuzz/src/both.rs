@@ -3,7 +3,7 @@
 /// The targets by name.
 pub(crate) const TARGETS: &[models::FuzzTarget] = &[("trust_bundle", trust_bundle)];
 
-/// The bundle of authorities, which somebody may have provided: what the controller takes for an authority each agent trusts,
+/// The bundle of authorities, which a client may have provided: what the controller takes for an authority each agent trusts,
 /// and what the controller publishes of it, both read whole.
 fn trust_bundle(data: &[u8]) {
     let (known, published) = controller::fuzzing::authorities(&String::from_utf8_lossy(data));

@@ -96,7 +96,7 @@ async fn main() -> anyhow::Result<()> {
     let idle = asked(&bed, from)?;
     println!("idle for {} s                {:>8} requests to the API server", options.window, idle.len());
 
-    // As in a roll-out, somebody else is ready and takes what is new before this one is told to end.
+    // As in a roll-out, another client is ready and takes what is new before this one is told to end.
     let next = server.start().await?;
     server.lead_to(&next);
     let (from, began) = (Timestamp::now(), Instant::now());

@@ -55,7 +55,7 @@ impl ConnectProxy {
         Ok(Self { address, diverted, _tasks: tasks })
     }
 
-    /// Leads each connection from now on to an address of the scenario's, as somebody does who has taken a Service over; with
+    /// Leads each connection from now on to an address of the scenario's, as a client does who has taken a Service over; with
     /// nothing, to the Service again.
     pub fn divert(&self, to: Option<SocketAddr>) {
         *self.diverted.lock().unwrap_or_else(PoisonError::into_inner) = to;

@@ -7,7 +7,7 @@
 //!   └────────────────────────── Idle: deactivate what we armed ◄────────────────────────┘
 //! ```
 //!
-//! The driver deals beforehand with a host that is busy, silent or speaks of an update state that nobody knows.
+//! The driver deals beforehand with a host that is busy, silent or speaks of an update state that no one knows.
 
 use crate::reason::FailureReason;
 use crate::shadow::{Armed, ArmedPhase, HostState};
@@ -54,7 +54,7 @@ pub enum ArmedBy {
     ThisAttempt,
     /// We did, in this boot, for an earlier attempt.
     OlderAttempt,
-    /// Somebody else, as far as we know.
+    /// Another client, as far as we know.
     Other,
 }
 
@@ -93,7 +93,7 @@ pub struct Situation {
     pub perhaps_armed: bool,
     /// Who armed it.
     pub armed_by: ArmedBy,
-    /// Whether a person permits, in the boot that runs, to disarm what somebody else armed.
+    /// Whether a user permits, in the boot that runs, to disarm what another client armed.
     pub may_disarm: bool,
     /// How far arming had gone before.
     pub mark: Mark,
@@ -118,7 +118,7 @@ pub enum Step {
     Arm,
     /// The image is armed already: request a permit; at the permit: report it, reboot.
     RebootArmed,
-    /// Leave the armed image alone and say that somebody else armed it.
+    /// Leave the armed image alone and say that another client armed it.
     LeaveArmed,
     /// Give the attempt up.
     Fail(FailureReason),
@@ -141,7 +141,7 @@ pub struct Row {
     pub perhaps_armed: Option<bool>,
     /// Who armed it.
     pub armed_by: Option<ArmedBy>,
-    /// Whether a person permits to disarm what somebody else armed.
+    /// Whether a user permits to disarm what another client armed.
     pub may_disarm: Option<bool>,
     /// How far arming had gone.
     pub mark: Option<Mark>,

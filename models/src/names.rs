@@ -1,4 +1,4 @@
-//! Names that more than one part, a manifest or a person uses. Each stands here once.
+//! Names that more than one part, a manifest or a user uses. Each stands here once.
 
 /// API group of all our custom resources.
 pub const GROUP: &str = "brupop.bottlerocket.aws";
@@ -41,7 +41,7 @@ pub const INTERFACE_LABEL: &str = "bottlerocket.aws/updater-interface-version";
 /// Value of [`INTERFACE_LABEL`] for the host API that the agent speaks.
 pub const INTERFACE_VERSION: &str = "2.0.0";
 
-/// Annotation on a Node: no new attempt starts, a running one ends, and a cordon of ours stays until it is removed.
+/// Annotation on a Node: no new attempt starts, a running one ends, and a cordon of the operator stays until it is removed.
 pub const HOLD_ANNOTATION: &str = "brupop.bottlerocket.aws/hold";
 
 /// Annotation on the operator's resource: failures of versions are settled and the rollout goes on. Its value names the
@@ -54,10 +54,10 @@ pub const APPROVE_STEP_ANNOTATION: &str = "brupop.bottlerocket.aws/approve-step"
 pub const ROTATE_CERTIFICATES_ANNOTATION: &str = "brupop.bottlerocket.aws/rotate-certificates";
 /// The same for the key that signs permits and statements of settings, and its Secret.
 pub const ROTATE_SIGNING_KEY_ANNOTATION: &str = "brupop.bottlerocket.aws/rotate-signing-key";
-/// Annotation on a shadow: the node's back-off ends, and what somebody else armed on its host may be disarmed. Its value
+/// Annotation on a shadow: the node's back-off ends, and what another client armed on its host may be disarmed. Its value
 /// names the request.
 pub const RETRY_ANNOTATION: &str = "brupop.bottlerocket.aws/retry";
-/// Annotation on a shadow: the attempt under way ends and the node is given back. Its value names the request.
+/// Annotation on a shadow: the attempt under way ends and the node is released. Its value names the request.
 pub const RELEASE_ANNOTATION: &str = "brupop.bottlerocket.aws/release";
 
 /// Label on a Node that takes it out of external load balancers, whatever its value (Kubernetes' own).

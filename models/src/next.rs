@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A field that this version does not have. Whoever writes one sets it; one that was not written says nothing.
+/// A field that this version does not have. Any client that writes one sets it; one that was not written says nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(transparent)]

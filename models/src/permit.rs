@@ -3,7 +3,7 @@
 //!
 //! A permit is a JWS in compact form (ES256). The agent acts only on a permit whose claims match its own node, boot, attempt,
 //! version and the nonce that it made itself, within [`PERMIT_LIFETIME`] of *sending* that nonce by its own monotonic clock.
-//! So whoever takes over the web API can withhold a permit, but neither forge nor replay one.
+//! So any client that takes over the web API can withhold a permit, but neither forge nor replay one.
 //!
 //! A statement of settings is made with the same key and names its purpose, which a permit does not; and it lacks the boot, the
 //! attempt and the nonce that a permit has. So neither can stand for the other. It is good for its node as long as its key is

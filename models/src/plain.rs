@@ -1,5 +1,5 @@
 //! Texts of others, fit to be shown: what a host, an agent or a server says ends up in objects, in logs and on the terminals of
-//! people, and there it must be read and not obeyed.
+//! users, and there it must be read and not obeyed.
 
 /// The character, or what is shown in its place: a space for the end of a line and a tabulator, a replacement character for
 /// whatever else would move a cursor or change the order in which text is read, and for what hides in a text. One for one, so that a text

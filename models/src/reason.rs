@@ -66,13 +66,13 @@ reasons! {
     RebootRefused => Node,
     /// The order was to reboot, but nothing, or another image, is staged.
     NotStaged => Node,
-    /// Somebody else armed an image on the host.
+    /// Another client armed an image on the host.
     HostArmedByOther => Node,
     /// Another client of the host's API disarmed the image after the agent had armed it.
     DisarmedByOther => Node,
     /// The host booted the armed image and fell back to the old one.
     BootFellBack => Version,
-    /// The host was rebooted by somebody or something else in the middle of the attempt.
+    /// The host was rebooted by a client or something else in the middle of the attempt.
     RebootedByOther => Node,
     /// The host came back with neither the old nor the wanted version.
     BootedOtherVersion => Node,
@@ -84,7 +84,7 @@ reasons! {
     DrainRefused => Node,
     /// Pods came back to the cordoned node.
     PodsReturn => Node,
-    /// Somebody uncordoned the node in mid-drain, again and again.
+    /// A client uncordoned the node in mid-drain, again and again.
     Uncordoned => Node,
     /// The agent did not answer in time.
     AgentSilent => Node,
@@ -98,19 +98,19 @@ reasons! {
     HealthUnknown => Node,
     /// Updates were switched off, or the operator's resource is gone.
     Disabled => Wait,
-    /// The host runs the wanted version already, put there by somebody else.
+    /// The host runs the wanted version already, put there by another client.
     UpdatedByOther => Wait,
     /// The record of the attempt was lost; the order is withdrawn to be safe.
     ProgressLost => Wait,
-    /// Somebody holds the node.
+    /// A client holds the node.
     Held => Wait,
-    /// Somebody asked for the attempt to end.
+    /// A client asked for the attempt to end.
     ReleaseRequested => Wait,
     /// The policy names another version now.
     PolicyChanged => Wait,
     /// The host no longer offers the version, or policy takes a newer one that it offers, before the node was drained.
     Superseded => Wait,
-    /// The host's version lock was set by somebody else, and does not let the wanted version in.
+    /// The host's version lock was set by another client, and does not let the wanted version in.
     LockedByOther => Node,
     /// The host refused a change of its settings.
     SettingsFailed => Node,

@@ -80,14 +80,14 @@ pub enum WatchLine {
     Unknown,
 }
 
-/// An error of the web API (RFC 9457). `detail` is for a person; nothing in it helps an attacker.
+/// An error of the web API (RFC 9457). `detail` is for a user; nothing in it helps an attacker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub struct Problem {
     /// What kind of problem, as a fixed word in a URN.
     #[serde(rename = "type")]
     pub type_: String,
-    /// The kind for a person.
+    /// The kind for a user.
     pub title: String,
     /// The HTTP status.
     pub status: u16,

@@ -22,7 +22,7 @@ const BUSY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 /// Waits after a call that failed: the first and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 
-/// How long a host may fail to answer before it is told. A restart of its API server takes 5 s and concerns nobody.
+/// How long a host may fail to answer before it is told. A restart of its API server takes 5 s and concerns no one.
 const TELL_AFTER: Duration = Duration::from_secs(8);
 
 /// How long the socket may be dead before the agent ends itself. A restart of the host's API server takes 5 s (systemd's
@@ -51,7 +51,7 @@ impl Driver<'_> {
     }
 
     /// Whether the status that was read last is good enough for this order. A new order wants a new look, except for
-    /// `Idle` where nothing of ours is armed: it asks nothing of the host.
+    /// `Idle` where nothing of the operator is armed: it asks nothing of the host.
     fn status_counts(&mut self, view: &ShadowView, key: &OrderKey) -> bool {
         if self.status_of.as_ref() == Some(key) {
             return true;
@@ -95,7 +95,7 @@ impl Driver<'_> {
         self.status_of = Some(key.clone());
     }
 
-    /// The host works, for us or for somebody else.
+    /// The host works, for us or for another client.
     pub(super) fn busy(&mut self) -> Turn {
         self.trouble = None;
         self.status_of = None;

@@ -1,6 +1,6 @@
 //! The loop: look at the newest order and the host, take the step that the table names, report, wait for a change.
 //!
-//! Each turn carries out at most one host command and then decides anew, so a withdrawn or newer order is noticed between
+//! Each turn carries out at most one host command and then decides again, so a withdrawn or newer order is noticed between
 //! any two calls. Nothing here is a decision about what to do: those are pure functions in the modules beside.
 
 mod arm;
@@ -35,14 +35,14 @@ use arm::Ask;
 use settings::Settling;
 
 /// A host that took the order to reboot goes down within this time (units are stopped, with systemd's limit of 90 s each
-/// way). After it, the host did not reboot, and everything is looked at anew.
+/// way). After it, the host did not reboot, and everything is looked at again.
 const REBOOT_PATIENCE: Duration = Duration::from_secs(300);
 
 /// How often the boot id is looked at while a reboot is awaited. No host call.
 const BOOT_POLL: Duration = Duration::from_secs(1);
 
-/// How often a host in an update state that nobody knows, or armed by somebody else, is looked at again: nothing tells us
-/// when a person has put it right.
+/// How often a host in an update state that no one knows, or armed by another client, is looked at again: nothing tells us
+/// when a user has put it right.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
 
 /// Why the agent ends itself.
@@ -60,7 +60,7 @@ pub enum AgentError {
 /// What the loop does after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// Decides anew at once.
+    /// Decides again at once.
     Again,
     /// Waits until then, or for a change.
     At(Instant),

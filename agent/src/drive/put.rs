@@ -29,7 +29,7 @@ pub(super) enum Put {
     Acknowledged(Arc<ShadowView>),
     /// The order is another one now.
     Moved,
-    /// It did not arrive, or nobody knows: again then.
+    /// It did not arrive, or no one knows: again then.
     Later(Turn),
 }
 

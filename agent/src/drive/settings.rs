@@ -6,7 +6,7 @@
 //! ```
 //!
 //! It is done only under `Idle`, or before a download, and never while an image is armed. Where policy asks for nothing and
-//! nothing of ours is to be put back, no settings call is made at all.
+//! nothing of the operator is to be put back, no settings call is made at all.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ enum State {
     Due,
     /// Not before then; without a time, not before something else is asked.
     Waiting(Option<Instant>),
-    /// They were, then, and are as they should be, or somebody else's.
+    /// They were, then, and are as they should be, or another client's.
     Settled(Instant),
 }
 
@@ -142,7 +142,7 @@ impl Settling {
 
 /// What became of the settings.
 pub(super) enum Settled {
-    /// They are as they should be, or somebody else's.
+    /// They are as they should be, or another client's.
     Yes,
     /// They are not, and there is nothing to do until then, or until something else is asked.
     Waits(Option<Instant>),
@@ -202,7 +202,7 @@ impl Driver<'_> {
         }
     }
 
-    /// A lock that somebody else set and that does not let this version in.
+    /// A lock that another client set and that does not let this version in.
     pub(super) fn locked_out(&self, view: &ShadowView, wanted: &Version) -> Option<String> {
         let lock = self.settling.seen.version_lock.as_ref()?;
         let ours = self.record(view).applied.is_some_and(|set| set.version_lock.is_some());
@@ -274,7 +274,7 @@ impl Driver<'_> {
         if matches!(state, Some(UpdateState::Ready | UpdateState::Unknown(_))) {
             return Ok(Settled::Goes(Turn::Again));
         }
-        // Whoever comes after a crash has to know what was found and what is ours.
+        // Any client that comes after a crash has to know what was found and what is ours.
         let says = |view: &ShadowView| view.status.report.host.clone().unwrap_or_default() == record;
         let reported = says(view);
         let facts = Facts { status: self.status.clone(), ..facts.clone() };
@@ -288,7 +288,7 @@ impl Driver<'_> {
             return Ok(Settled::Goes(self.settings_failed(message)));
         }
         if !reported {
-            // The report may have taken its time: the change is decided anew, on settings as they are now.
+            // The report may have taken its time: the change is decided again, on settings as they are now.
             return Ok(Settled::Goes(Turn::Again));
         }
         self.change_settings(key, change, facts.status.as_ref()).await.map(Settled::Goes)
@@ -310,7 +310,7 @@ impl Driver<'_> {
             .map_err(|text| (Hindrance::failed(&format!("spec.host asks for '{text}', which is no version")), None))
     }
 
-    /// A change that is committed without its files being written is made once more, unless somebody undid it meanwhile.
+    /// A change that is committed without its files being written is made once more, unless a client undid it meanwhile.
     fn with_unapplied(&mut self, change: Change, now: &HostSettings) -> Change {
         if !change.is_empty() {
             return change;
@@ -334,7 +334,7 @@ impl Driver<'_> {
         if !stands(self) {
             return Ok(Turn::Again);
         }
-        // A name of its own, so that nothing that somebody, or an earlier try, left pending is committed with it.
+        // A name of its own, so that nothing that a client, or an earlier try, left pending is committed with it.
         let transaction = format!("brupop-{}", new_nonce());
         tracing::info!(?change, "changing the host's settings");
         match self.host.stage_settings(&transaction, &change).await {

@@ -30,7 +30,7 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// Waits before the host looks again because it chose another version: the first and the longest.
 const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
 
-/// Waits after a command that the host's state did not allow, which somebody else must have changed.
+/// Waits after a command that the host's state did not allow, which another client must have changed.
 const REFUSED: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
 /// What is reported while a disk may be armed without a record.
@@ -70,7 +70,7 @@ impl Driver<'_> {
         if now < due {
             return Ok(Turn::At(waits.map_or(due, |until| until.min(due))));
         }
-        // Somebody may have changed the settings since: each look by policy begins with them.
+        // A client may have changed the settings since: each look by policy begins with them.
         if settles && by_policy <= now && self.settling.settled_before(by_policy) {
             self.settling.look_again();
             return Ok(Turn::Again);
@@ -349,7 +349,7 @@ impl Driver<'_> {
     }
 }
 
-/// A failure that the table names, for a person.
+/// A failure that the table names, for a user.
 pub(super) fn explain(reason: FailureReason, key: &OrderKey, facts: &Facts) -> String {
     let wanted = key.version.as_ref().map(ToString::to_string).unwrap_or_default();
     let runs = &facts.os.version;

@@ -33,7 +33,7 @@ pub enum HostError {
     /// There is no socket.
     #[error("the host's socket does not exist")]
     SocketMissing(#[source] reqwest::Error),
-    /// Nobody listens on the socket.
+    /// No one listens on the socket.
     #[error("nobody listens on the host's socket")]
     ConnectionRefused(#[source] reqwest::Error),
     /// The socket may not be opened: file permission, or SELinux.
@@ -70,7 +70,7 @@ impl HostError {
         }
     }
 
-    /// Whether the socket itself is dead, so that binding its path anew (a restart of the pod) can help.
+    /// Whether the socket itself is dead, so that binding its path again (a restart of the pod) can help.
     pub const fn socket_is_dead(&self) -> bool {
         matches!(self, Self::SocketMissing(_) | Self::ConnectionRefused(_))
     }
@@ -86,7 +86,7 @@ impl HostError {
 pub enum StatusAnswer {
     /// The host has not run a command in this boot.
     Uninitialized,
-    /// A command runs, ours or somebody else's.
+    /// A command runs, ours or another client's.
     Busy,
     /// The status.
     Known(Box<UpdateStatus>),

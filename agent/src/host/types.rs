@@ -99,7 +99,7 @@ impl CommandRecord {
         self.status == "Success"
     }
 
-    /// Why it failed, for a person.
+    /// Why it failed, for a user.
     pub fn message(&self) -> String {
         let stderr = self.stderr.trim();
         match (self.exit_status, stderr.is_empty()) {

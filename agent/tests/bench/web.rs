@@ -142,7 +142,7 @@ impl Web {
         self.wake();
     }
 
-    /// What somebody else writes into the agent's half, without the stream telling.
+    /// What another client writes into the agent's half, without the stream telling.
     pub(crate) fn tamper(&self, change: impl FnOnce(&mut AgentStatus)) {
         self.with(|state| {
             let view = state.view.as_mut().unwrap();

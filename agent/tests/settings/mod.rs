@@ -1,4 +1,4 @@
-//! The host's own settings: locked to a version, put back, and left alone where they are somebody else's.
+//! The host's own settings: locked to a version, put back, and left alone where they are another client's.
 
 use std::time::Duration;
 

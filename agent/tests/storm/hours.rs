@@ -19,7 +19,7 @@ const LINES: u64 = 30_000;
 /// The host's look for updates.
 const REFRESH: &str = "/actions/refresh-updates";
 
-/// Words of the cases that a person wants to see alone.
+/// Words of the cases that a user wants to see alone.
 const ONLY: &str = "BRUPOP_CASE";
 
 /// What goes wrong.
@@ -31,7 +31,7 @@ enum Trouble {
     Connection,
     /// The web API.
     Web(Weather),
-    /// Somebody else's command holds the host.
+    /// Another client's command holds the host.
     Held,
     /// Nothing: the measure of all others.
     Nothing,
@@ -356,7 +356,7 @@ fn an_update_state_that_nobody_here_knows_is_told_and_nothing_is_asked_of_the_ho
         let calls = bench.calls().split_off(before);
         assert!(calls.iter().all(|call| call.starts_with("GET")), "{calls:?}");
         assert_eq!(told().report.failure, None, "it waits");
-        // Nothing tells when a person has put it right: it is looked at again.
+        // Nothing tells when a user has put it right: it is looked at again.
         bench.host.mend();
         let staged = || told().report.state == Some(HostState::StagedUpdate);
         assert!(pass_until(10 * MINUTE, staged).await, "{:#?}", told());

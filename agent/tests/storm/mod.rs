@@ -134,7 +134,7 @@ impl Within {
 /// Runs a story in simulated time.
 pub(crate) fn simulate(story: impl AsyncFnOnce(&Counts)) {
     let counts = Counts::default();
-    // With a log of the agent where a person asks for one.
+    // With a log of the agent where a user asks for one.
     let shown = std::env::var_os("BRUPOP_SHOW").is_some();
     let log = shown.then(|| tracing_subscriber::fmt::layer().with_writer(std::io::stderr));
     let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(counts.clone()).with(log));

@@ -1,6 +1,6 @@
 //! The cluster's public keys, and what they say about a token before anybody is asked. Pure.
 //!
-//! A token that is garbage, forged, expired or made for somebody else ends here, so that it never reaches the API server.
+//! A token that is garbage, forged, expired or made for another client ends here, so that it never reaches the API server.
 //! What passes is not yet good: whether the pod still exists is for the TokenReview to say.
 
 use std::collections::HashMap;
@@ -224,7 +224,7 @@ pub(crate) mod tests {
     }
 
     fn set(issuers: &[&Issuer]) -> String {
-        // A key of a kind that nobody knows, and one that is not for signatures, stand first and must not matter.
+        // A key of a kind that no one knows, and one that is not for signatures, stand first and must not matter.
         let mut keys = vec![json!({"kty": "QUANTUM", "kid": "k"})];
         keys.extend(issuers.iter().map(|issuer| issuer.jwk()));
         json!({"keys": keys}).to_string()

@@ -39,9 +39,9 @@ pub(crate) enum Refusal {
     NoNode,
     /// A token of another node's agent.
     OtherNode,
-    /// The node has been deleted and made anew: token and shadow name different Nodes.
+    /// The node has been deleted and created again: token and shadow name different Nodes.
     AgentTokenForOldNode,
-    /// The shadow does not name its Node, so it is nobody's.
+    /// The shadow does not name its Node, so it is no one's.
     ShadowWithoutNode,
     /// So many tokens from this source were refused that no further one is looked at for now.
     TooManyRefusals,

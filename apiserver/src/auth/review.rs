@@ -27,7 +27,7 @@ use crate::metrics::{Metrics, ReviewResult};
 const GOOD_FOR: Duration = Duration::from_secs(5);
 /// How long a bad token is taken as bad. Its bearer may be waiting for a skewed clock or a lagging key.
 const BAD_FOR: Duration = Duration::from_secs(1);
-/// How many tokens are remembered, twice as many as a large cluster has agents. Above that, tokens are judged anew.
+/// How many tokens are remembered, twice as many as a large cluster has agents. Above that, tokens are judged again.
 const REMEMBERED: usize = 10_000;
 /// TokenReviews at one time. More would only queue up in the API server.
 const CONCURRENT: usize = 32;
@@ -41,7 +41,7 @@ const TURN: Duration = Duration::from_secs(5);
 pub(crate) enum ReviewError {
     /// The token is not good.
     Refused(Refusal),
-    /// Nobody can tell now.
+    /// No one can tell now.
     Unavailable(CallError),
     /// Too many others wait for an answer.
     Busy,
@@ -152,7 +152,7 @@ impl Reviewer {
         ReviewError::Refused(refusal)
     }
 
-    /// What is remembered of a token, unless somebody asks for it right now.
+    /// What is remembered of a token, unless a client asks for it right now.
     fn recall(&self, lane: &Lane, token: &Token) -> Option<Result<Arc<Bearer>, Refusal>> {
         let slot = Arc::clone(lane.slots().get(&token.digest())?);
         let slot = slot.try_lock().ok()?;
@@ -207,7 +207,7 @@ impl Lane {
             let now = Instant::now();
             slots.retain(|_, slot| match slot.try_lock() {
                 Ok(slot) => slot.as_ref().is_some_and(|remembered| now < remembered.until),
-                // Somebody waits for it right now.
+                // A client waits for it right now.
                 Err(_) => true,
             });
         }
@@ -487,7 +487,7 @@ mod tests {
         };
         let judged: Vec<_> = (0..40).map(review).collect();
         let mut asked = Vec::new();
-        // Nobody gets an answer, for longer than anybody waits for a turn.
+        // No one gets an answer, for longer than anybody waits for a turn.
         while let Ok(Some((_, reply))) = timeout(TURN + Duration::from_secs(1), slow.next_request()).await {
             asked.push(reply);
         }

@@ -14,7 +14,7 @@ use crate::metrics::{FetchResult, Metrics};
 
 /// How long to wait between two looks, whatever strangers send. A cluster that signs with a new key publishes it first.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
-/// How long a token waits for keys that somebody else is reading. Then it is held against those that there are.
+/// How long a token waits for keys that another client is reading. Then it is held against those that there are.
 const TURN: Duration = Duration::from_secs(2);
 
 /// Keeps the keys.
@@ -63,7 +63,7 @@ impl KeyRing {
         self.look(cluster, metrics, None).await;
     }
 
-    /// As if somebody read the keys for as long as this is held.
+    /// As if a client read the keys for as long as this is held.
     #[cfg(test)]
     pub(crate) async fn looking(&self) -> impl Drop {
         self.looked.lock().await
@@ -73,7 +73,7 @@ impl KeyRing {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the keys, unless somebody else has since `before`, or it was tried a moment ago.
+    /// Reads the keys, unless another client has since `before`, or it was tried a moment ago.
     async fn look(&self, cluster: &Cluster, metrics: &Metrics, before: Option<&Arc<ClusterKeys>>) -> Fresh {
         let Ok(mut looked) = timeout(TURN, self.looked.lock()).await else { return false };
         let same = match (self.current().as_ref(), before) {

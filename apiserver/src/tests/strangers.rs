@@ -1,4 +1,4 @@
-//! What a connection may do on which nobody, or an agent, was let in: byte by byte, as no client of ours would.
+//! What a connection may do on which no one, or an agent, was let in: byte by byte, as no client of ours would.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

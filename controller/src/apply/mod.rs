@@ -184,7 +184,7 @@ impl Applier {
     fn rejected(&self, node: &str, error: &ApplyError) {
         self.metrics.rejected(error.what(), error.code());
         if error.code() == Some(409) {
-            // Somebody else wrote in between: nothing is wrong, the decision is made again.
+            // Another client wrote in between: nothing is wrong, the decision is made again.
             tracing::debug!(node, error = error as &dyn std::error::Error, "decided on an old state");
         } else {
             tracing::warn!(node, error = error as &dyn std::error::Error, "action failed");

@@ -81,7 +81,7 @@ impl Applier {
         if let Some(host) = &mut spec.host {
             let node_uid = shadow.owner_uid.as_deref().ok_or(ApplyError::Changed("the shadow's owner"))?;
             match self.sign_settings(node_uid, host) {
-                // An order is taken back also while there is no key. The agent leaves settings alone that nobody signed, and
+                // An order is taken back also while there is no key. The agent leaves settings alone that no one signed, and
                 // they are signed when there is one.
                 Err(ApplyError::NoKey) if spec.state == HostState::Idle => {}
                 signed => signed?,
@@ -104,7 +104,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Makes the shadow of a node. Not an apply: that would make one anew if this one had just been deleted.
+    /// Makes the shadow of a node. Not an apply: that would make one again if this one had just been deleted.
     pub async fn create_shadow(&self, node: &str, node_uid: &str, host: HostPolicy) -> Result<(), ApplyError> {
         self.leadership.check()?;
         let shadow = BottlerocketShadow {

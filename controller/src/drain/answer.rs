@@ -29,7 +29,7 @@ pub enum Meaning {
         /// When to try again.
         retry: Duration,
     },
-    /// The server is busy or broken: try again, it is nobody's budget.
+    /// The server is busy or broken: try again, it is no one's budget.
     Retry(Duration),
     /// It will not work by trying again: the drain fails.
     Fatal,
@@ -60,7 +60,7 @@ pub fn meaning(code: u16, retry_after: Option<Duration>, message: &str, causes: 
         },
         // The namespace is going and takes its pods along.
         403 if cause("NamespaceTerminating").is_some() => Meaning::Retry(BLOCKED_RETRY),
-        // Two budgets on one pod: a person has to mend that, and until then it blocks like a budget does.
+        // Two budgets on one pod: a user has to mend that, and until then it blocks like a budget does.
         500 if message.contains("more than one PodDisruptionBudget") => {
             Meaning::Blocked { budget: None, retry: 2 * BLOCKED_RETRY }
         }

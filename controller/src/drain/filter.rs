@@ -1,7 +1,7 @@
 //! Which pods on a node have to go before it reboots: `kubectl drain`'s filters, in its order, over facts.
 //!
 //! Where one pod is refused nothing at all is evicted, and the node waits with that reason. It differs from `kubectl drain`
-//! in two ways: pods that have ended are left where they are, since they are in nobody's way, and pods that are being deleted
+//! in two ways: pods that have ended are left where they are, since they are in no one's way, and pods that are being deleted
 //! are waited for whatever they are.
 
 use jiff::{SignedDuration, Timestamp};

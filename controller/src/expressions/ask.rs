@@ -161,7 +161,7 @@ fn endpoint(base: &str) -> Result<Url, AskError> {
     Ok(url)
 }
 
-/// The address for people: without a name and password, which do not belong into messages.
+/// The address for users: without a name and password, which do not belong into messages.
 fn shown(url: &Url) -> String {
     let mut url = url.clone();
     let _ = url.set_password(None);

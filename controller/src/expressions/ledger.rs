@@ -101,7 +101,7 @@ impl Ledger {
     }
 
     /// Takes in what became of a query that was asked under `edition` of the settings at `asked_at`. Returns whether
-    /// somebody has to look at it: at another kind of answer than before, and at each new word that all is quiet.
+    /// it has to be checked: at another kind of answer than before, and at each new word that all is quiet.
     pub(super) fn ended(&mut self, query: &str, edition: u64, asked_at: Timestamp, answer: Answer) -> bool {
         if edition != self.edition {
             return false;

@@ -1,7 +1,7 @@
 //! Expressions: what policy asks of Prometheus before a node is taken out of service and after its update.
 //!
 //! ```text
-//! plan says which queries somebody waits for ──► want ──► asked every interval, at most four at a time
+//! plan says which queries a client waits for ──► want ──► asked every interval, at most four at a time
 //!        ▲                                                        │
 //!        └── answers (in the next view) ◄── wakes the driver ◄────┘
 //! ```
@@ -62,7 +62,7 @@ impl Expressions {
         Self { task: tokio::spawn(run(shared.clone())), shared }
     }
 
-    /// Takes in which queries somebody waits for, each for its node already, and where they are asked. To be told of each
+    /// Takes in which queries a client waits for, each for its node already, and where they are asked. To be told of each
     /// plan.
     pub fn want(&self, wanted: &BTreeSet<String>, prometheus: Option<&Prometheus>) {
         let news = self.shared.lock().want(wanted, prometheus, Instant::now());

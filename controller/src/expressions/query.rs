@@ -9,7 +9,7 @@ pub enum QueryError {
     /// The name is not one that a node can have, so it is not put into a query.
     #[error("{0:?} is not the name of a node, and is not put into a query")]
     Node(String),
-    /// The query has a word to be filled in that nobody knows. Left alone, it would match nothing, and nothing is what an
+    /// The query has a word to be filled in that no one knows. Left alone, it would match nothing, and nothing is what an
     /// expression has to return.
     #[error("{0} is not known: $node is the only variable; in label_replace name groups by number, as $1")]
     Word(String),

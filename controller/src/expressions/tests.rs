@@ -124,7 +124,7 @@ async fn serve(
     }
     tell.send_modify(|seen| seen.open -= 1);
     match reply {
-        // Whoever asked may have turned away already.
+        // Any client that asked may have turned away already.
         Reply::Raw(bytes) => drop(stream.write_all(&bytes).await),
         _ => std::future::pending().await,
     }

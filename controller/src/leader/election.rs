@@ -69,7 +69,7 @@ pub enum Next {
     Take,
     /// The Lease is ours: renew it.
     Renew,
-    /// Somebody else holds it until then at least.
+    /// Another client holds it until then at least.
     Wait(Instant),
 }
 

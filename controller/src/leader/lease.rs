@@ -102,7 +102,7 @@ fn record_of(lease: &Lease) -> Record {
 }
 
 impl Campaign {
-    /// What is written at `now`. The time is for people: no candidate goes by it.
+    /// What is written at `now`. The time is for users: no candidate goes by it.
     fn spec(&self, now: Timestamp) -> LeaseSpec {
         let previous = self.lease.as_ref().and_then(|l| l.spec.clone()).unwrap_or_default();
         let ours = previous.holder_identity.as_deref() == Some(self.identity.as_str());
@@ -239,9 +239,9 @@ fn changes(api: Api<Lease>, name: &str) -> BoxStream<'static, Option<Lease>> {
     events.filter_map(move |event| std::future::ready(lease(event))).boxed()
 }
 
-/// Stands for election until the lease is lost or given back. The future ends with an error when a lease that was held is
+/// Stands for election until the lease is lost or released. The future ends with an error when a lease that was held is
 /// lost, and in peace, with the lease released, when `stop` says how. Who has handed a lease over leaves it to others until
-/// `after`, and takes it then if nobody else has.
+/// `after`, and takes it then if no one else has.
 pub fn campaign(
     api: Api<Lease>,
     name: String,
@@ -298,7 +298,7 @@ pub fn campaign(
             tokio::pin!(rest);
             let stopped = loop {
                 tokio::select! {
-                    // Without a sender nobody is left to lead.
+                    // Without a sender no one is left to lead.
                     how = stop.wait_for(Option::is_some) => {
                         break Some(how.ok().and_then(|how| how.clone()).unwrap_or(Release::Stopped));
                     }

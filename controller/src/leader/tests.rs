@@ -121,7 +121,7 @@ impl Server {
         (server, Api::namespaced(kube::Client::new(service, "default"), "n"))
     }
 
-    /// Somebody else writes the Lease.
+    /// Another client writes the Lease.
     fn held_by(&self, holder: &str) {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l", "namespace": "n"},

@@ -32,7 +32,7 @@ pub use snapshot::{NodeState, Snapshot, TlsSnapshot, Waits};
 /// The step of a node without an attempt.
 const IDLE: &str = "Idle";
 
-/// Stands for a version that nobody has named.
+/// Stands for a version that no one has named.
 const UNKNOWN: &str = "unknown";
 
 /// The safety properties, by their numbers in the design.
@@ -128,7 +128,7 @@ impl Tls {
     }
 }
 
-/// What has to be remembered from one look to the next. Whoever holds it is alone with the gauges, so that no scrape sees
+/// What has to be remembered from one look to the next. Any client that holds it is alone with the gauges, so that no scrape sees
 /// them half set.
 #[derive(Default)]
 struct Memory {
@@ -466,7 +466,7 @@ impl Metrics {
                 self.expect_results(&mut self.lock(), begun.from.as_ref(), &begun.version);
             }
             if let Some(was) = was {
-                // A soak that was begun anew is one time of being watched.
+                // A soak that was restarted is one time of being watched.
                 let began = was.watched_since.filter(|_| was.step == Step::Monitoring).unwrap_or(was.since);
                 let took = now.duration_since(began).as_secs_f64().max(0.0);
                 self.step_duration.with_label_values(&[was.step.as_str()]).observe(took);

@@ -57,7 +57,7 @@ pub struct TlsSnapshot {
 pub struct Snapshot<'a> {
     /// The moment.
     pub now: Timestamp,
-    /// The nodes under the operator, and those that still have something of ours.
+    /// The nodes under the operator, and those that still have something of the operator.
     pub nodes: Vec<NodeState<'a>>,
     /// The counts of the operator's status; `None` without the operator's resource.
     pub counts: Option<Counts>,

@@ -98,7 +98,7 @@ fn value(metrics: &Metrics, series: &str) -> Option<f64> {
 /// All writes of one update that took 40 s to stage, 60 s to drain, 50 s to reboot and 90 s under watch.
 fn one_update(metrics: &Metrics) {
     let mut watched = at(Step::Monitoring, 180);
-    // The soak was begun anew 30 s after the node came back.
+    // The soak was restarted 30 s after the node came back.
     watched.progress.as_mut().unwrap().watched_since = Some(t(150));
     let steps = [
         (0, ControllerReport::default()),

@@ -258,7 +258,7 @@ fn a_resource_that_is_made_with_a_resume_in_it_ends_no_freeze_and_a_new_value_do
     assert_eq!(record.version_failures[0].resolved_by.as_deref(), Some("tuesday"));
 }
 
-/// a person asked for a downgrade, and takes that back while a node waits for its window with the old image.
+/// a user asked for a downgrade, and takes that back while a node waits for its window with the old image.
 #[test]
 fn an_attempt_that_policy_no_longer_asks_for_ends_before_its_node_is_touched() {
     let down = Version::new(1, 19, 0);
@@ -357,7 +357,7 @@ fn a_pin_down_waits_for_no_age() {
     assert_eq!(status.report.progress.as_ref().unwrap().version, down);
 }
 
-/// with a failure budget of two, each node that fails is deleted by whoever repairs the fleet.
+/// with a failure budget of two, each node that fails is deleted by whatever repairs the fleet.
 #[test]
 fn failures_of_nodes_that_are_gone_count_until_a_person_resumes() {
     let failed = |name: &str| {
@@ -552,7 +552,7 @@ fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
         step_done: None,
         approved: false,
     }];
-    // One node has had the first version, and nobody has approved that it goes on.
+    // One node has had the first version, and no one has approved that it goes on.
     let mut done = node("e");
     done.shadow.as_mut().unwrap().status.controller.record = Some(updated());
     view.nodes.insert("e".into(), done);
@@ -583,7 +583,7 @@ fn a_slot_that_is_being_taken_away_begins_nothing() {
     assert_eq!((slots.len(), slots[0].uid.as_str(), slots[0].since), (1, "uid-a", t(1)));
     assert_eq!(made.status.as_ref().unwrap().slots, slots);
     assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
-    // Where somebody plans otherwise, the last check stops it.
+    // Where a client plans otherwise, the last check stops it.
     let mut wrong = plan(&ClusterView { retracted: BTreeSet::new(), ..view.clone() }, &policy, t(1));
     let findings = crate::lint::lint(&view, &policy, &mut wrong);
     assert!(findings.iter().any(|finding| finding.property == "S1"), "{findings:?}");

@@ -12,13 +12,13 @@ use crate::claims::Parts;
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
 
-/// the shadow is deleted right after its permit (the docs tell people to delete shadows): the new one knows of no permit.
+/// the shadow is deleted right after its permit (the docs tell users to delete shadows): the new one knows of no permit.
 #[test]
 fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_permit_may_be_out() {
     let mut orphan = node("a");
     orphan.facts.claims = Parts::USUAL;
     orphan.facts.unschedulable = true;
-    // Made anew a moment ago, the agent (which has just told the host to reboot) has not reported to it.
+    // Made again a moment ago, the agent (which has just told the host to reboot) has not reported to it.
     let shadow = orphan.shadow.as_mut().unwrap();
     shadow.status = models::shadow::BottlerocketShadowStatus::default();
     let (mut view, policy) = cluster(vec![orphan], &["a"]);
@@ -28,7 +28,7 @@ fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_permit_may_be_out() 
         (made.actions.get("a") == Some(&Action::Release), made.wake)
     };
     for at in [1, 269] {
-        // However long it has been by a clock that somebody may have set.
+        // However long it has been by a clock that a client may have set.
         assert!(!action(at, 1_000_000).0, "released {at} s after the permit");
     }
     assert_eq!(action(269, 0).1, Some(t(1)), "nothing wakes the leader when it is over");
@@ -81,7 +81,7 @@ fn a_node_that_cannot_be_cordoned_is_given_up_at_the_deadline() {
     }
 }
 
-/// Two pods are held back, and one of them leaves: the condition that people read names the one that is left.
+/// Two pods are held back, and one of them leaves: the condition that users read names the one that is left.
 #[test]
 fn a_blocked_drain_names_a_pod_that_is_still_there() {
     let held_back = Blocked {
@@ -185,7 +185,7 @@ fn forced_drain_deletes_a_pod_without_grace_when_its_own_grace_period_is_over_ho
     assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", made.actions);
 }
 
-/// somebody runs `kubectl uncordon` on a node that is being drained, again and again.
+/// a client runs `kubectl uncordon` on a node that is being drained, again and again.
 #[test]
 fn a_node_that_is_uncordoned_in_mid_drain_is_cordoned_again_with_a_word_a_few_times_and_then_given_up() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
@@ -208,7 +208,7 @@ fn a_node_that_is_uncordoned_in_mid_drain_is_cordoned_again_with_a_word_a_few_ti
     }
 }
 
-/// a label that somebody else has set otherwise is no part of the claim, and its absence holds nothing up.
+/// a label that another client has set otherwise is no part of the claim, and its absence holds nothing up.
 #[test]
 fn a_node_is_drained_although_somebody_else_keeps_a_part_of_the_claim() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
@@ -286,7 +286,7 @@ fn drain_does_not_wait_for_volumes_of_pods_that_stay() {
     }
 }
 
-/// a person holds a node in mid-update.
+/// a user holds a node in mid-update.
 #[test]
 fn a_held_node_keeps_its_cordon_and_loses_its_slot_until_the_hold_goes() {
     let mut held = at("a", Step::Draining, 0, HostState::StagedUpdate);
@@ -443,7 +443,7 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
     assert_eq!(asks(false, false, true), Step::Draining, "it tolerates the cordon, and is of an owner not seen before");
 }
 
-/// a person holds the node while it reboots into its update.
+/// a user holds the node while it reboots into its update.
 #[test]
 fn a_node_that_is_held_when_it_comes_back_stays_cordoned() {
     for step in [Step::Rebooting, Step::Returning, Step::Monitoring] {

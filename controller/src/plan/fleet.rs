@@ -326,7 +326,7 @@ impl<'a> Planner<'a> {
         let downloads = |n: &&NodeView| n.step() == Some(Step::Staging) && !wanting.contains(n.facts.name.as_str());
         let staging: Vec<&NodeView> = self.view.nodes.values().filter(downloads).collect();
         let ahead = self.policy.pre_stage.as_ref();
-        // Whoever is staged, or about to be, will take room in its group and zone, and in its canary step where that does not
+        // Any client that is staged, or about to be, will take room in its group and zone, and in its canary step where that does not
         // count it by itself: it counts those that it sees at work.
         let mut begun = BTreeMap::new();
         let unseen = asked.beginning.iter().map(|(node, version)| rollout::key(node, version));

@@ -90,7 +90,7 @@ fn what_the_newest_key_has_signed_is_not_signed_by_the_one_before_again() {
     }
 }
 
-/// a rotation that a person asked for is acknowledged when it was begun, and never carried out for a resource that is new.
+/// a rotation that a user asked for is acknowledged when it was begun, and never carried out for a resource that is new.
 #[test]
 fn a_rotation_is_acknowledged_when_it_was_begun() {
     let ack = |view: &crate::view::ClusterView| {

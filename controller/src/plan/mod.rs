@@ -162,7 +162,7 @@ pub struct Plan {
     pub pods: BTreeSet<String>,
     /// The staged nodes whose pods, budgets or expressions were looked at and speak against draining them.
     pub refused: BTreeMap<String, Wait>,
-    /// The expressions that somebody waits for.
+    /// The expressions that a client waits for.
     pub expressions: BTreeSet<String>,
     /// Whether another replica is to lead when this plan is carried out: nothing is left to do but the leader's own node.
     pub hand_over: bool,

@@ -30,7 +30,7 @@ pub(super) struct Cause {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Quarantine {
     spent: BTreeMap<Key, Cause>,
-    /// All failures that nobody has resumed, those of versions that are not quarantined yet included.
+    /// All failures that no one has resumed, those of versions that are not quarantined yet included.
     failed: BTreeMap<Key, Cause>,
 }
 
@@ -63,7 +63,7 @@ impl Quarantine {
                 }
             }
         }
-        // Nodes that failed and are gone, or were made anew, have failed all the same.
+        // Nodes that failed and are gone, or were created again, have failed all the same.
         for known in view.operator.iter().flat_map(|o| &o.status.versions) {
             for name in &known.failed {
                 let cause = failed.entry(key_of(known)).or_default();

@@ -1,4 +1,4 @@
-//! When a node is given back whose host may have been told to reboot, each as a sentence about what holds.
+//! When a node is released whose host may have been told to reboot, each as a sentence about what holds.
 
 use std::time::Duration;
 
@@ -117,7 +117,7 @@ fn a_look_at_the_lease_by_a_clock_that_ran_ahead_keeps_nobody_waiting() {
     assert_eq!(decide(node, span() + 1).0, Some(Action::LookAtLease));
 }
 
-/// Somebody edits the status by hand, or restores it from a backup.
+/// A client edits the status by hand, or restores it from a backup.
 #[test]
 fn a_node_whose_release_was_forgotten_is_kept_for_as_long_as_a_host_may_take_to_go_down() {
     let mut node = withdrawn();

@@ -94,7 +94,7 @@ fn waiting(view: &ClusterView, plan: &Plan) -> Vec<WaitingCount> {
     waiting
 }
 
-/// A condition: whether it holds, why in one word, why for a person.
+/// A condition: whether it holds, why in one word, why for a user.
 type Said = (bool, &'static str, String);
 
 fn window(survey: &Survey<'_>) -> Said {
@@ -185,7 +185,7 @@ fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Con
     Some((true, wait.as_str(), message.chars().take(2000).collect()))
 }
 
-/// What a person should hear of when these conditions take the place of those: the rollout stopped or goes on, the policy
+/// What a user should hear of when these conditions take the place of those: the rollout stopped or goes on, the policy
 /// cannot be obeyed or can again. What only comes and goes is no news.
 pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
     let mut notes = Vec::new();
@@ -288,7 +288,7 @@ pub(super) fn status(
     let counts = counts(view, plan);
     let update_revision = (policy.present && !policy.unusable)
         .then(|| crate::policy::revision::name(models::names::OPERATOR_NAME, policy));
-    // Nobody knows of a host that has not looked for updates in this boot.
+    // No one knows of a host that has not looked for updates in this boot.
     let looked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.updates.is_some());
     let all_current = counts.total > 0
         && counts.current == counts.total

@@ -1,4 +1,4 @@
-//! One-shot requests: annotations that a person sets with plain kubectl, each carried out once and then acknowledged.
+//! One-shot requests: annotations that a user sets with plain kubectl, each carried out once and then acknowledged.
 
 use models::operator::OperatorRequests;
 use models::shadow::ControllerStatus;
@@ -8,7 +8,7 @@ use super::{Action, Note};
 use crate::view::{ClusterView, OperatorFacts, ShadowFacts};
 
 /// Whether nothing was ever written to the resource's status. Requests that it carries then are old ones: a manifest that was
-/// applied anew must not end a freeze that outlived the resource before it.
+/// applied again must not end a freeze that outlived the resource before it.
 pub(super) fn is_new(operator: &OperatorFacts) -> bool {
     operator.status.observed_generation.is_none()
 }
@@ -112,7 +112,7 @@ impl Case<'_> {
         self.shadow.release.as_ref().filter(|asked| Some(*asked) != self.requests().release.as_ref())
     }
 
-    /// Carries out a `retry`: what somebody else armed may be disarmed, in this boot; then the back-off ends.
+    /// Carries out a `retry`: what another client armed may be disarmed, in this boot; then the back-off ends.
     pub(super) fn retry(&self) -> Option<Action> {
         let asked = self.pending_retry()?;
         if self.armed_by_other() && self.disarm_in_boot().is_none() && !self.facts().boot_id.is_empty() {

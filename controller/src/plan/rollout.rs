@@ -141,7 +141,7 @@ pub(super) fn follow<'a>(
         rollouts.active.push(active);
     }
     rollouts.approval_taken = approval.pending;
-    // Those that no node is on any more stay for people to read. While no other version follows, a node that comes late goes on
+    // Those that no node is on any more stay for users to read. While no other version follows, a node that comes late goes on
     // with the steps that are passed; once one does, what the nodes had proven counts no longer.
     let followed = |stored: &ActiveRollout| keys.iter().any(|(v, a, _)| (v, a) == (&stored.variant, &stored.arch));
     let over = operator.status.active_rollouts.iter().filter(|stored| !keys.contains(&key_of(stored))).map(|stored| {

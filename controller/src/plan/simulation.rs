@@ -1,5 +1,5 @@
 //! The planner against a small world: every action is carried out on it one at a time, in random order, with crashes of
-//! the controller, whose successor finds old caches, other people's reboots, failing hosts, releases that are superseded or withdrawn,
+//! the controller, whose successor finds old caches, other users' reboots, failing hosts, releases that are superseded or withdrawn,
 //! clocks that jump and changing policy in between. The seed of a failing run is
 //! in its message.
 
@@ -686,7 +686,7 @@ impl World {
         }
     }
 
-    /// The reboot that the agent ordered: never of a node that was given back, never over pods that had to leave.
+    /// The reboot that the agent ordered: never of a node that was released, never over pods that had to leave.
     fn goes_down(&mut self, name: &str) {
         let seed = self.seed;
         let node = &self.view.nodes[name];
@@ -713,7 +713,7 @@ impl World {
         node.facts.os_image = format!("Bottlerocket OS {} (aws-k8s-1.37)", host.runs.as_ref().unwrap());
     }
 
-    /// Something that nobody ordered.
+    /// Something that no one ordered.
     fn trouble(&mut self) {
         let name = self.some_node();
         let kind = self.rng.random_range(0..22);
@@ -792,7 +792,7 @@ impl World {
             13 => node.shadow.as_mut().unwrap().retry = request,
             14 => node.shadow.as_mut().unwrap().release = request,
             15 => self.ahead = SignedDuration::from_mins(ahead),
-            // Somebody edits the status of a shadow by hand.
+            // A client edits the status of a shadow by hand.
             16 if node.step() == Some(Step::Releasing) => {
                 node.shadow.as_mut().unwrap().status.controller.progress = None;
             }
@@ -821,7 +821,7 @@ impl World {
         self.forged.contains(&node.facts.name) && !node.facts.claimed()
     }
 
-    /// Whether what is left of an attempt on a node may have been kept by a person's hold.
+    /// Whether what is left of an attempt on a node may have been kept by a user's hold.
     fn kept(&self, node: &NodeView) -> bool {
         self.held.contains(&node.facts.name) && node.progress().is_none()
     }
@@ -838,13 +838,13 @@ impl World {
             }
         }
         let slots = &self.view.operator.as_ref().unwrap().status.slots;
-        // A claim that a person's hold has kept beyond its attempt gets its slot when the hold goes, also over the budget: it
+        // A claim that a user's hold has kept beyond its attempt gets its slot when the hold goes, also over the budget: it
         // is out of service already.
         let given = slots.iter().filter(|slot| !self.kept(&self.view.nodes[&slot.node])).count();
         assert!(given <= budget, "seed {}: {given} slots over a budget of {budget}", self.seed);
         for node in self.view.nodes.values() {
             let progress = node.progress();
-            // A claim without an attempt is one that a person's hold has kept: it takes no slot.
+            // A claim without an attempt is one that a user's hold has kept: it takes no slot.
             let disrupted = progress.is_some_and(|p| p.disruptive || node.facts.claimed()) && !self.only_forged(node);
             let has_slot = slots.iter().any(|s| s.uid == node.facts.uid);
             if progress.is_none() || has_slot {

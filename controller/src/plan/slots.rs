@@ -126,7 +126,7 @@ pub(crate) fn retracted(before: &[Slot], after: &[Slot]) -> BTreeSet<String> {
 }
 
 /// The nodes (uid) that have a slot and have begun nothing with it. A leader before this one may have a write under way that
-/// takes it away, so a new one gives these anew.
+/// takes it away, so a new one gives these again.
 pub(crate) fn not_begun(view: &ClusterView) -> BTreeSet<String> {
     let begun = |node: &&NodeView| node.facts.claimed() || node.past_staging();
     let begun: BTreeSet<&str> = view.nodes.values().filter(begun).map(|node| node.facts.uid.as_str()).collect();

@@ -64,7 +64,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
     let mut known: BTreeMap<Key, KnownVersion> = before
         .filter(|known| {
             let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
-            // A version goes when hosts that have looked do not offer it any more; when none has looked, nobody knows.
+            // A version goes when hosts that have looked do not offer it any more; when none has looked, no one knows.
             known.quarantined.is_some()
                 || !known.failed.is_empty()
                 || kind.is_none_or(|kind| kind.told == 0 || kind.offered.contains_key(&known.version))

@@ -27,7 +27,7 @@ pub enum Wait {
         /// The version.
         version: Version,
     },
-    /// A person holds the node.
+    /// A user holds the node.
     Held,
     /// Another user or controller has cordoned the node.
     Cordoned,
@@ -52,7 +52,7 @@ pub enum Wait {
         /// What it says.
         message: String,
     },
-    /// Somebody else armed an image on the host.
+    /// Another client armed an image on the host.
     HostArmedByOther,
     /// The last attempt failed; the next one is not due.
     BackOff {
@@ -132,7 +132,7 @@ pub enum Wait {
         /// Why it failed.
         reason: FailureReason,
     },
-    /// The host has not confirmed that nothing of ours is armed.
+    /// The host has not confirmed that nothing of the operator is armed.
     DisarmPending,
     /// The operator's resource has never held a policy that can be obeyed.
     PolicyUnusable,
@@ -189,7 +189,7 @@ pub enum Wait {
         /// The version.
         version: Version,
     },
-    /// Somebody else has locked the host to a version.
+    /// Another client has locked the host to a version.
     LockedByOther {
         /// What it is locked to.
         lock: String,
@@ -268,7 +268,7 @@ pub enum Wait {
         step: usize,
         /// When its soak is over, where that is what it waits for.
         until: Option<Timestamp>,
-        /// Whether a person has to approve it.
+        /// Whether a user has to approve it.
         approval: bool,
         /// Nodes of the step that are on their way, the first few.
         nodes: Vec<String>,

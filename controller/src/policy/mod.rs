@@ -42,7 +42,7 @@ pub struct CanaryStep {
     pub nodes: CountOrPercent,
     /// How long to wait after the last of them is done.
     pub soak: Duration,
-    /// Whether a person has to approve besides.
+    /// Whether a user has to approve besides.
     pub manual: bool,
 }
 
@@ -53,7 +53,7 @@ pub struct Prometheus {
     pub url: String,
     /// How long an answer may take.
     pub timeout: Duration,
-    /// How often an expression that somebody waits for is asked.
+    /// How often an expression that a client waits for is asked.
     pub interval: Duration,
 }
 
@@ -345,7 +345,7 @@ impl Policy {
         if errors.is_empty() { Ok(policy) } else { Err(errors) }
     }
 
-    /// Expressions need somebody who answers them.
+    /// Expressions need a client who answers them.
     fn ask_somewhere(&self, errors: &mut Vec<PolicyError>) {
         let asks =
             |policy: &GroupPolicy| !(policy.before.expressions.is_empty() && policy.after.expressions.is_empty());
@@ -357,7 +357,7 @@ impl Policy {
         }
     }
 
-    /// An expression with a word to be filled in that nobody knows would match nothing, and nothing is what it has to return.
+    /// An expression with a word to be filled in that no one knows would match nothing, and nothing is what it has to return.
     fn ask_something(&self, errors: &mut Vec<PolicyError>) {
         let all = std::iter::once(("spec".to_owned(), &self.all));
         let groups = self.groups.iter().enumerate().map(|(i, g)| (format!("spec.nodeGroups[{i}]"), &g.policy));

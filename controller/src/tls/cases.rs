@@ -42,7 +42,7 @@ fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_anew() {
         let facts = Facts { certificates: Some(certificates), signing: None, published, stood };
         plan(&facts, WAIT, at(0)).writes.into_iter().next()
     };
-    // By a leader that has just begun, too: whoever understands what is in service understands another one like it.
+    // By a leader that has just begun, too: any client that understands what is in service understands another one like it.
     let seen_for = [SignedDuration::from_hours(24), SignedDuration::ZERO];
     assert_eq!(seen_for.map(|seen_for| write(good.clone(), seen_for)), [None, None]);
     for (sentence, leaf) in [
@@ -157,7 +157,7 @@ fn requested_rotation_begins_at_once_under_a_new_leader() {
     }
 }
 
-/// Somebody has deleted the Secret of the authorities and the ConfigMap together.
+/// A client has deleted the Secret of the authorities and the ConfigMap together.
 #[test]
 fn what_nobody_understands_any_more_is_replaced_as_soon_as_its_successor_is_published() {
     for (sentence, published, expected) in [

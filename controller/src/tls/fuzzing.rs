@@ -18,7 +18,7 @@ use super::store::{CERTIFICATE, Contents, KEY, KeyRing, PROVIDED, Safe, SecretFa
 /// Where agents look for the web API.
 const HOST: &str = "brupop-apiserver.brupop-system.svc";
 
-/// The authorities of a bundle, and the bundle that is made of them anew.
+/// The authorities of a bundle, and the bundle that is made of them again.
 pub(crate) fn authorities(text: &str) -> (Vec<Vec<u8>>, String) {
     let (all, _) = Certificate::read_all(text);
     for certificate in &all {
@@ -40,7 +40,7 @@ struct Fields {
 }
 
 /// What stands in the Secrets and in the ConfigMap: what is read is written so that it reads the same, a key goes with its own
-/// certificate alone, and what nobody knows is called foreign.
+/// certificate alone, and what no one knows is called foreign.
 pub(crate) fn secrets(data: &[u8]) {
     let Ok(Fields { data, annotations }) = serde_json::from_slice::<Fields>(data) else { return };
     let metadata = ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() };

@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(3600);
 
 /// How many writes about one thing there may be within the time that rotations wait for kubelets, and within the shortest time
 /// if they wait for less. The longest way from nothing has five in all, and a rotation goes on only after its wait; more means
-/// that somebody else writes against us, which is told. Within the longest time no more are made at all.
+/// that another client writes against us, which is told. Within the longest time no more are made at all.
 const IN_A_WHILE: usize = 10;
 const SHORTEST_WHILE: Duration = Duration::from_secs(10);
 const LONGEST_WHILE: Duration = Duration::from_secs(60);
@@ -62,7 +62,7 @@ pub struct Keeper {
     written: BTreeMap<Subject, VecDeque<Instant>>,
     /// What was last complained about, so that a log says it once.
     complaint: Option<String>,
-    /// What the API server last refused, or somebody else undoes, until it is over.
+    /// What the API server last refused, or another client undoes, until it is over.
     refused: Option<String>,
 }
 
@@ -153,7 +153,7 @@ impl Keeper {
 
         let (mut own, mut plans) = (self.own.subscribe(), self.plans.subscribe());
         let mut last: Option<Seen> = None;
-        // By the clock that nobody sets: a look that nothing is found in costs nothing.
+        // By the clock that no one sets: a look that nothing is found in costs nothing.
         let mut wake = Instant::now();
         let mut retry = RETRY;
         loop {
@@ -170,7 +170,7 @@ impl Keeper {
                     pause = pause.clamp(RETRY, retry);
                     retry = (2 * retry).min(LONGEST_RETRY);
                 } else if self.refused.is_some() {
-                    // That nobody undoes anything any more is seen by a look alone.
+                    // That no one undoes anything any more is seen by a look alone.
                     pause = pause.min(LONGEST_RETRY);
                 }
                 wake = Instant::now() + pause;
@@ -279,7 +279,7 @@ impl Keeper {
         }
     }
 
-    /// Whether anything has been written so often that somebody else must be undoing it.
+    /// Whether anything has been written so often that another client must be undoing it.
     fn contended(&self, clock: Instant) -> bool {
         self.written.keys().any(|subject| self.written_often(*subject, Duration::MAX, clock))
     }
@@ -402,7 +402,7 @@ impl Keeper {
             before
         };
         let news = self.signer.tell(TlsFacts {
-            // There is nothing of ours to rotate where certificates are provided.
+            // There is nothing of the operator to rotate where certificates are provided.
             rotated_certificates: asked.or_else(|| safe.carried.clone()),
             rotated_signing_key: ring.carried.clone(),
             problem: problem.clone(),

@@ -1,5 +1,5 @@
 //! The certificate authority, the web API's certificate and the key that signs permits: made by the leader, kept in Secrets,
-//! their public halves published to the agents, renewed in time, and rotated without a moment at which somebody is not
+//! their public halves published to the agents, renewed in time, and rotated without a moment at which a client is not
 //! understood.
 //!
 //! [`plan`] decides, purely; [`keeper`] gathers and writes.
@@ -48,7 +48,7 @@ pub enum TlsError {
         /// Why.
         source: MaterialError,
     },
-    /// What we write is written anew, again and again.
+    /// What we write is written again, again and again.
     #[error("somebody else writes the same Secrets or the same ConfigMap")]
     Contended,
     /// The lease is lost.
@@ -57,8 +57,8 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// What a person has to know of it. That somebody else wrote in between mends itself with the next look, and a server that
-    /// cannot be reached would tell nobody.
+    /// What a user has to know of it. That another client wrote in between mends itself with the next look, and a server that
+    /// cannot be reached would tell no one.
     fn for_a_person(&self) -> Option<String> {
         match self {
             Self::Api { source, .. } => match source.as_ref() {

@@ -13,8 +13,8 @@
 //!   the certificate that is in service, and, where the Secret was deleted, the rest of the bundle for the time of one wait.
 //!
 //! Since when something is published stands beside it, in the same object, so there is no moment at which the one is
-//! written and the other is not. What somebody else removed from the ConfigMap counts as never published. A wait has to be over
-//! by these times, and by the clock of this process, which nobody sets, from when it saw what is waited for: so a clock that
+//! written and the other is not. What another client removed from the ConfigMap counts as never published. A wait has to be over
+//! by these times, and by the clock of this process, which no one sets, from when it saw what is waited for: so a clock that
 //! jumps makes no wait shorter, and a leader that has just begun waits once more.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,7 @@ pub(super) struct Authority {
     pub(super) until: Timestamp,
 }
 
-/// An authority that issues nothing any more, or nothing of ours, and stays published.
+/// An authority that issues nothing any more, or nothing of the operator, and stays published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     pub(super) authority: Authority,
@@ -79,7 +79,7 @@ pub(super) struct Leaf {
 pub(super) enum Source {
     /// From us.
     Managed,
-    /// From somebody else, with these authorities; `None`: what stands there cannot be used.
+    /// From another client, with these authorities; `None`: what stands there cannot be used.
     Provided(Option<Vec<Authority>>),
 }
 
@@ -335,7 +335,7 @@ impl Look<'_> {
     fn managed(&self, facts: &Certificates) -> Half {
         let Certificates { source: _, authorities, leaf, strangers, asked } = facts;
         let leaf = leaf.as_ref();
-        // A Secret that was deleted is missed for as long as somebody uses what it stood for, and no longer; one that was put
+        // A Secret that was deleted is missed for as long as a client uses what it stood for, and no longer; one that was put
         // back as it was earlier lacks at most the issuer of what is in service.
         let missed = |stranger: &&Authority| {
             authorities.newest.is_none() || leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&stranger.id))
@@ -375,16 +375,16 @@ impl Look<'_> {
         let issuing = [Some(newest), authorities.before.as_ref()].into_iter().flatten();
         half.wakes.extend(issuing.filter_map(|authority| self.known_at(&authority.id)));
 
-        // The first one ever has nobody's trust to lose: no certificate was issued, and nothing else is published.
+        // The first one ever has no one's trust to lose: no certificate was issued, and nothing else is published.
         let first = leaf.is_none()
             && authorities.before.is_none()
             && self.published.authorities.iter().all(|id| *id == newest.id);
         let published = self.published.authorities.contains(&newest.id);
         let ready = self.known(&newest.id) || (first && published);
-        // Where Secret and ConfigMap were deleted together, say, nobody who has what is published now understands what is in
+        // Where Secret and ConfigMap were deleted together, say, no one who has what is published now understands what is in
         // service. To wait would keep agents out for longer.
         let lost = published && leaf.is_some_and(|leaf| leaf.issuer.is_none());
-        // Another one by the issuer of what is in service is understood by whoever understands that.
+        // Another one by the issuer of what is in service is understood by any client that understands that.
         let before = authorities.before.as_ref().filter(|before| by(before) || self.known(&before.id));
         let issuer = if ready || by_newest { Some(newest) } else { before.or(Some(newest).filter(|_| lost)) };
         let worn = leaf.is_none_or(|leaf| {

@@ -1,4 +1,4 @@
-//! A serving certificate that somebody else provides, such as cert-manager: whether agents would accept it.
+//! A serving certificate that another client provides, such as cert-manager: whether agents would accept it.
 
 use jiff::Timestamp;
 
@@ -17,7 +17,7 @@ pub(super) enum Problem {
     /// The key is another one's.
     #[error("tls.key of the Secret brupop-apiserver-tls cannot be used, or does not belong to its tls.crt")]
     NoPair,
-    /// Nobody can check it.
+    /// No one can check it.
     #[error("the Secret brupop-apiserver-tls has no ca.crt with the authorities that agents are to trust")]
     NoAuthority,
     /// Agents would refuse it.

@@ -1,5 +1,5 @@
 //! Every way through a rotation of what is made here, with a leader that dies after any write, kubelets that are behind by up to
-//! the wait, clocks that jump, and people who ask, delete and edit at any moment.
+//! the wait, clocks that jump, and users who ask, delete and edit at any moment.
 //!
 //! Time goes in ticks, and what the leader takes the time for may be another one. At each tick something may happen from outside, and then the leader, if it is alive, does so many
 //! writes before it dies or has nothing more to do. After each write all that any kubelet may hold is held against each
@@ -25,7 +25,7 @@ fn wait() -> SignedDuration {
     TICK * i32::try_from(WAIT).unwrap()
 }
 
-/// What somebody else does.
+/// What another client does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     Nothing,
@@ -64,16 +64,16 @@ struct World {
     /// The key of the statement in the one shadow there is.
     statement: Option<Id>,
     signer: Option<Id>,
-    /// Whether nobody signs that statement anew: its node has an attempt under way, say.
+    /// Whether no one signs that statement again: its node has an attempt under way, say.
     statement_stays: bool,
     /// At which tick the leader that found nothing more to do wants to look again; none while there may be something.
     wake: Option<Option<i64>>,
     edited: bool,
-    /// All bundles and lists of keys that were ever published, with whether a person edited them, and all leaves in the
+    /// All bundles and lists of keys that were ever published, with whether a user edited them, and all leaves in the
     /// Secret, each with the ticks from and to which it was the present one.
     bundles: Vec<((Published, bool), i64, i64)>,
     leaves: Vec<(Leaf, i64, i64)>,
-    /// Keys that a person has revoked by deleting the Secret.
+    /// Keys that a user has revoked by deleting the Secret.
     revoked: BTreeSet<Id>,
     /// Authorities that nothing tells of any more.
     lost: BTreeSet<Id>,
@@ -171,7 +171,7 @@ impl World {
                 assert!(keys.into_iter().flatten().any(|a| a.id == issuer), "issued without a key");
                 let until = now + SignedDuration::from_hours(24 * 90);
                 if self.leaf.as_ref().and_then(|leaf| leaf.issuer.as_ref()).is_some_and(|id| self.lost.contains(id)) {
-                    // Whoever had taken what was published since understood nothing any more.
+                    // Any client that had taken what was published since understood nothing any more.
                     self.bundles.clear();
                 }
                 let id = self.new_id("leaf");
@@ -192,14 +192,14 @@ impl World {
         true
     }
 
-    /// The leader signs whenever it can, and has what another key signed signed anew. Says whether there was something.
+    /// The leader signs whenever it can, and has what another key signed signed again. Says whether there was something.
     fn sign(&mut self) -> bool {
         let Some(signer) = &self.signer else { return false };
         let news = !self.statement_stays && self.statement.as_ref() != Some(signer);
         if news {
             self.statement = Some(signer.clone());
         }
-        // With one key only there is no choice, whatever a person took away: agents wait for it.
+        // With one key only there is no choice, whatever a user took away: agents wait for it.
         let only = self.keys.as_ref().is_some_and(|(_, before, _)| before.is_none());
         for ((held, edited), ..) in self.held(&self.bundles) {
             let excused = !self.revoked.is_empty() || held.keys.is_empty() || (*edited && only);
@@ -236,7 +236,7 @@ impl World {
         record(&mut self.leaves, self.leaf.as_ref(), tick);
         for (leaf, issued, _) in self.held(&self.leaves) {
             for ((bundle, edited), _, replaced) in self.held(&self.bundles) {
-                // Who trusts nothing has nothing to lose, and what a person took away is missed until it is back.
+                // Who trusts nothing has nothing to lose, and what a user took away is missed until it is back.
                 if bundle.authorities.is_empty() || (*edited && issued <= replaced) {
                     continue;
                 }
@@ -258,7 +258,7 @@ impl World {
         }
     }
 
-    /// With nothing more to do at once, what is in service is understood by whoever has what is published.
+    /// With nothing more to do at once, what is in service is understood by any client that has what is published.
     fn check_rest(&self) {
         let issuer = self.leaf.as_ref().and_then(|leaf| leaf.issuer.as_ref());
         let published = self.published.as_ref().filter(|_| self.refused.is_none());
@@ -303,7 +303,7 @@ impl World {
         let last = self.leaves.last().and_then(|(leaf, ..)| leaf.issuer.clone());
         let published = self.published.clone().unwrap_or_default().authorities;
         if !last.as_ref().is_some_and(|id| named(id) || published.contains(id)) {
-            // With the Secret and the ConfigMap gone nothing tells any more what was trusted: that is to start anew, and the
+            // With the Secret and the ConfigMap gone nothing tells any more what was trusted: that is to start again, and the
             // sooner something else is in service the better.
             (self.bundles, self.leaves) = (Vec::new(), Vec::new());
             self.lost.extend(last);
@@ -423,7 +423,7 @@ fn an_old_key_stays_for_as_long_as_something_by_it_stands() {
     world.assert_steady();
 }
 
-/// What people do, or nothing.
+/// What users do, or nothing.
 const EDITS: [Event; 8] = [
     Event::Nothing,
     Event::AskCertificates,

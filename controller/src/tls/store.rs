@@ -18,7 +18,7 @@ use crate::view::Projection;
 /// Certificate and key of the newest authority, and of a server.
 pub(super) const CERTIFICATE: &str = "tls.crt";
 pub(super) const KEY: &str = "tls.key";
-/// The authorities of a serving certificate that somebody else provides.
+/// The authorities of a serving certificate that another client provides.
 pub(super) const PROVIDED: &str = "ca.crt";
 /// Certificate and key of the authority before the newest.
 const BEFORE_CERTIFICATE: &str = "previous.crt";
@@ -35,7 +35,7 @@ const TLS: &str = "kubernetes.io/tls";
 /// What stands for something in the ConfigMap that is none of ours.
 const FOREIGN: &str = "?";
 
-/// One Secret, whole: it is written back with all that somebody else put there. What it holds is for no log.
+/// One Secret, whole: it is written back with all that another client put there. What it holds is for no log.
 #[derive(Clone, PartialEq)]
 pub(super) struct SecretFacts(pub(super) Secret);
 

@@ -115,7 +115,7 @@ impl Projection for NodeFacts {
     }
 }
 
-/// The status, with what its agent says for people on one line each: from here it goes into records, conditions and Events of
+/// The status, with what its agent says for users on one line each: from here it goes into records, conditions and Events of
 /// ours. What only has to be equal to something (boots, nonces) is none of that.
 fn plain_status(shadow: &BottlerocketShadow) -> BottlerocketShadowStatus {
     let mut status = shadow.status.clone().unwrap_or_default();

@@ -28,11 +28,11 @@ pub struct NodeFacts {
     pub name: String,
     /// Its uid: a node re-created under its name is another node.
     pub uid: String,
-    /// The version of the object that these facts were read from. Heartbeats move it, so it wakes nobody.
+    /// The version of the object that these facts were read from. Heartbeats move it, so it wakes no one.
     pub resource_version: String,
     /// Whether it carries the label that puts it under the operator.
     pub labelled: bool,
-    /// Its labels. Shared, since a view is made anew for each plan.
+    /// Its labels. Shared, since a view is created again for each plan.
     pub labels: Arc<BTreeMap<String, String>>,
     /// What its kubelet is short of: the type of a condition such as `DiskPressure`, where one is true.
     pub pressure: Option<String>,
@@ -44,7 +44,7 @@ pub struct NodeFacts {
     pub os_image: String,
     /// Whether the scheduler leaves it alone.
     pub unschedulable: bool,
-    /// Whether a person holds it.
+    /// Whether a user holds it.
     pub held: bool,
     /// What of it is ours by field ownership, perhaps beside others.
     pub claims: Parts,
@@ -54,7 +54,7 @@ pub struct NodeFacts {
     pub set_by_others: Parts,
     /// What of that they have set to something else than we would.
     pub set_otherwise: Parts,
-    /// What is there as we would have set it and owned by nobody, as after a reset of managedFields.
+    /// What is there as we would have set it and owned by no one, as after a reset of managedFields.
     pub unowned: Parts,
     /// How many volumes are attached to it, as its kubelet and the attach controller know.
     pub volumes: usize,
@@ -243,7 +243,7 @@ impl PodFacts {
         !self.ready || (recent && self.restarts >= CRASH_LOOP)
     }
 
-    /// What people call it: its namespace and its name.
+    /// What users call it: its namespace and its name.
     pub fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -391,7 +391,7 @@ pub struct NodeView {
     pub lease: Option<LeaseLooks>,
     /// How the pods of owners (uid) are on other nodes; read only where a pod fails on this one after its update.
     pub owners: BTreeMap<String, OwnerHealth>,
-    /// How often this attempt has claimed the node, as far as this leader knows: more than once, and somebody has taken
+    /// How often this attempt has claimed the node, as far as this leader knows: more than once, and a client has taken
     /// the claim away.
     pub claims_made: u32,
     /// Since when no pod of the agent on it has been Ready, as far as this process has seen; `None` while one is.
@@ -431,8 +431,8 @@ impl NodeView {
             && boot_id.as_ref().is_some_and(|before| *before != self.facts.boot_id)
     }
 
-    /// Whether the node is, or may be, out of service because of us. A node that a person holds is out of service because of
-    /// that person, also where the cordon is ours, once its desired state is withdrawn.
+    /// Whether the node is, or may be, out of service because of us. A node that a user holds is out of service because of
+    /// that user, also where the cordon is ours, once its desired state is withdrawn.
     pub fn disrupted(&self) -> bool {
         let withdrawn = || self.shadow.as_ref().is_none_or(|shadow| shadow.spec.state == HostState::Idle);
         match self.progress() {
@@ -452,7 +452,7 @@ pub enum Answer {
     },
     /// Something.
     Firing {
-        /// The first series, for a person.
+        /// The first series, for a user.
         series: String,
     },
     /// No answer, or none that can be read.
@@ -477,7 +477,7 @@ pub enum Standby {
 /// Everything that a plan is made from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterView {
-    /// The nodes under the operator, and those that still have something of ours, by name.
+    /// The nodes under the operator, and those that still have something of the operator, by name.
     pub nodes: BTreeMap<String, NodeView>,
     /// The operator's resource, if it exists.
     pub operator: Option<OperatorFacts>,
@@ -494,7 +494,7 @@ pub struct ClusterView {
     pub retracted: BTreeSet<String>,
     /// The budgets in the namespaces of the pods that are looked at.
     pub budgets: Vec<BudgetFacts>,
-    /// What the expressions that somebody waits for have returned.
+    /// What the expressions that a client waits for have returned.
     pub expressions: BTreeMap<String, Answer>,
     /// Whether it is not known yet that every cache is at least as new as this leadership: nothing is decided on such a view.
     pub stale: bool,
@@ -524,12 +524,12 @@ pub struct TlsFacts {
     /// The id of the key that signs when a rotation is over. A leader that has just begun signs with the one before it for as
     /// long as it waits, and what the newest one has signed already stays as it is.
     pub newest_key: Option<String>,
-    /// The ids of that key and of the one before it. What any other one signed is verified by nobody any more.
+    /// The ids of that key and of the one before it. What any other one signed is verified by no one any more.
     pub signing_keys: BTreeSet<String>,
     /// The last request for new certificates that was begun.
     pub rotated_certificates: Option<String>,
     /// The last request for a new signing key that was begun.
     pub rotated_signing_key: Option<String>,
-    /// What is wrong with them, for a person.
+    /// What is wrong with them, for a user.
     pub problem: Option<String>,
 }

@@ -1,9 +1,9 @@
-//! For how long a node has stood where a wait for its host begins, by a clock that nobody sets.
+//! For how long a node has stood where a wait for its host begins, by a clock that no one sets.
 //!
 //! After a permit the host may be going down, and its node is kept until that is over. Times in objects tell since when, by the API
 //! server's clock; a clock that ran ahead for a moment, when they were written or when they are compared, would make the wait
 //! too short. So this process counts as well, from the moment at which it saw the state that the wait is for. One that has
-//! just begun to lead counts anew.
+//! just begun to lead counts again.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,7 +18,7 @@ use super::NodeView;
 struct Standing {
     /// The shadow, which knows of the attempt: another one knows nothing of it.
     shadow: Option<String>,
-    /// The attempt that is being released, and since when; `None`: there is a claim of ours without an attempt.
+    /// The attempt that is being released, and since when; `None`: there is a claim of the operator without an attempt.
     releasing: Option<(i64, Timestamp)>,
 }
 

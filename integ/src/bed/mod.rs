@@ -180,7 +180,7 @@ impl Bed {
         self.proxy.url()
     }
 
-    /// Leads the agents to somebody who has taken the web API's place, or back to it.
+    /// Leads the agents to a client who has taken the web API's place, or back to it.
     pub fn divert(&self, to: Option<std::net::SocketAddr>) {
         self.proxy.divert(to);
     }
@@ -225,7 +225,7 @@ impl Bed {
         self.recorder.wait_until(what, limit, holds).await
     }
 
-    /// Waits until every node runs `version`, idle and given back.
+    /// Waits until every node runs `version`, idle and released.
     pub async fn wait_updated(&self, version: &Version, limit: Duration) -> anyhow::Result<History> {
         let nodes: Vec<String> = self.members.iter().map(|m| m.name.clone()).collect();
         self.wait(&format!("every node on {version}, idle and schedulable"), limit, |history| {

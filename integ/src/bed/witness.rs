@@ -8,7 +8,7 @@ use semver::Version;
 use super::Bed;
 use crate::oracle::{Expectations, History, HostLog, Verdict, World, judge, settled_audit};
 
-/// Whether a node runs `version`, has no attempt under way and is given back.
+/// Whether a node runs `version`, has no attempt under way and is released.
 pub(super) fn is_updated(world: &World, name: &str, version: &Version) -> bool {
     let Some(node) = world.nodes.get(name) else { return false };
     let Some(shadow) = world.shadow_of(node) else { return false };

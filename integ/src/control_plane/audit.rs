@@ -41,7 +41,7 @@ pub struct Record {
     pub user: String,
     /// The groups of who asked.
     pub groups: Vec<String>,
-    /// On whose behalf, where the user impersonates somebody.
+    /// On whose behalf, where the user impersonates a client.
     pub impersonated: Option<String>,
     /// The client program's name of itself.
     pub user_agent: String,

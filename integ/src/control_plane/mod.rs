@@ -9,7 +9,7 @@
 //!
 //! [`ControlPlane::stop`] puts all of it away in order. A drop (a panic, an early return) does so by force, and where not
 //! even that happens (SIGKILL, Ctrl-C) the reaper does it alone. Everything else that runs in a bed, such as a pod's
-//! processes, is [`marked`] and goes the same way; whoever restarts such processes has to end before the control plane.
+//! processes, is [`marked`] and goes the same way; any client that restarts such processes has to end before the control plane.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -46,7 +46,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// on to their watches; nothing is lost when it is killed.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How often a start is tried when somebody else takes a port in the moment between its choice and its use.
+/// How often a start is tried when another client takes a port in the moment between its choice and its use.
 const ATTEMPTS: u32 = 3;
 
 /// How a control plane is to be.

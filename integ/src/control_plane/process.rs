@@ -31,7 +31,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Whether somebody else took a port between its choice and its use. A start with other ports can go well.
+    /// Whether another client took a port between its choice and its use. A start with other ports can go well.
     pub(super) fn port_was_taken(&self) -> bool {
         self.tail.contains("address already in use")
     }
@@ -133,7 +133,7 @@ impl Process {
     }
 
     fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
-        // The id stands for this process as long as nobody has waited for its end.
+        // The id stands for this process as long as no one has waited for its end.
         if self.ended()?.is_none() {
             kill(Pid::from_raw(i32::try_from(self.child.id())?), signal)?;
         }

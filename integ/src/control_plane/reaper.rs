@@ -32,7 +32,7 @@ pub fn processes_of(bed: &Path) -> io::Result<Vec<u32>> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // A process that has ended meanwhile, or belongs to somebody else, is none of ours.
+        // A process that has ended meanwhile, or belongs to another client, is none of ours.
         let Ok(environment) = std::fs::read(entry.path().join("environ")) else {
             continue;
         };

@@ -15,7 +15,7 @@ use super::pki::{Identity, Pki};
 /// What the API server writes down (`audit.log`).
 pub(super) const AUDIT_POLICY: &str = include_str!("audit-policy.yaml");
 
-/// The ports of one control plane, all on loopback. etcd, which asks nobody who they are, listens on a socket in the
+/// The ports of one control plane, all on loopback. etcd, which asks no one who they are, listens on a socket in the
 /// private folder instead.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ports {

@@ -24,7 +24,7 @@ pub struct Event {
 pub enum ShutdownBy {
     /// `POST /actions/reboot`.
     Api,
-    /// Somebody on the machine.
+    /// A client on the machine.
     Foreign,
 }
 
@@ -42,7 +42,7 @@ pub enum EventKind {
         /// The body that came with it.
         body: String,
     },
-    /// A command of the update dispatcher ended, whoever started it.
+    /// A command of the update dispatcher ended, any client that started it.
     CommandFinished {
         /// Which.
         command: Command,
@@ -96,7 +96,7 @@ impl Log {
         let at = events.last().map_or(now, |last| last.at.max(now));
         let event = Event { at, boot_id: boot_id.to_owned(), kind };
         events.push(event.clone());
-        // Nobody may be listening.
+        // No one may be listening.
         let _ = self.live.send(event);
     }
 

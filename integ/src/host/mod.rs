@@ -134,7 +134,7 @@ pub struct HostOptions {
     pub releases: Releases,
     /// How long things take.
     pub timings: Timings,
-    /// How long the kubelet can delay a shutdown. Nobody can while no [`Machine`] was taken.
+    /// How long the kubelet can delay a shutdown. No one can while no [`Machine`] was taken.
     pub shutdown_limit: Duration,
     /// How long a committed setting takes to reach the tools.
     pub settings_lag: Duration,
@@ -309,7 +309,7 @@ impl Host {
         }
     }
 
-    /// Somebody on the machine reboots it gracefully. Returns when the shutdown has begun.
+    /// A client on the machine reboots it gracefully. Returns when the shutdown has begun.
     pub async fn foreign_reboot(&self) {
         let mut machine = self.core().machine.subscribe();
         if machine.borrow_and_update().power == Power::Up && self.send(Order::Reboot(ShutdownBy::Foreign)) {

@@ -34,7 +34,7 @@ pub(super) struct Server(JoinHandle<()>);
 pub(super) enum Stop {
     /// It removes its socket.
     Clean,
-    /// It leaves a socket behind on which nobody listens.
+    /// It leaves a socket behind on which no one listens.
     Killed,
 }
 

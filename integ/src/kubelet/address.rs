@@ -76,8 +76,8 @@ pub fn to_process(ip: Ipv4Addr) -> Ipv4Addr {
     Ipv4Addr::new(127, b, c, d)
 }
 
-/// The pod addresses of one node. They are handed out in turn, so that an address just given back is the last to be used
-/// again: a client with an old address meets nobody rather than a stranger.
+/// The pod addresses of one node. They are handed out in turn, so that an address just released is the last to be used
+/// again: a client with an old address meets no one rather than a stranger.
 #[derive(Debug)]
 pub(crate) struct IpPool {
     node: NodeAddress,

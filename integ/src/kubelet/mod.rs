@@ -148,7 +148,7 @@ impl Ctx {
         log_path(&self.options, namespace, pod, container)
     }
 
-    /// Tells an Event about a pod. Nobody waits for it, and one that is lost is no loss.
+    /// Tells an Event about a pod. No one waits for it, and one that is lost is no loss.
     fn event(&self, pod: &Pod, kind: &'static str, reason: &'static str, message: &str) {
         let meta = &pod.metadata;
         let now = Timestamp::now();
@@ -238,7 +238,7 @@ impl Kubelet {
         &self.inner.options.node_name
     }
 
-    /// Creates the Node anew, as a kubelet that is restarted does.
+    /// Creates the Node again, as a kubelet that is restarted does.
     pub async fn register(&self) -> Result<()> {
         let (_, node) = self.inner.boot().context("the machine does not run")?;
         node.register().await

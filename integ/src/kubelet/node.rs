@@ -148,7 +148,7 @@ impl NodeKeeper {
     }
 
     /// Compares the Node's status with the truth and posts what differs; a heartbeat now and then in any case. A Node that
-    /// was deleted is not made anew: a real kubelet does that only when it starts.
+    /// was deleted is not created again: a real kubelet does that only when it starts.
     pub(crate) async fn sync_once(&self) -> Result<()> {
         let name = &self.ctx.options.node_name;
         let cached = GetParams::any();
@@ -279,7 +279,7 @@ fn contains(whole: &Value, part: &Value) -> bool {
 
 /// A machine's id does not change with its boot: it is made of its name.
 fn machine_id(name: &str) -> String {
-    // FNV-1a, twice with different starts: stable over runs, and nobody needs more of it.
+    // FNV-1a, twice with different starts: stable over runs, and no one needs more of it.
     let hash = |start: u64| name.bytes().fold(start, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     format!("{:016x}{:016x}", hash(0xcbf2_9ce4_8422_2325), hash(0x8422_2325_cbf2_9ce4))
 }

@@ -31,7 +31,7 @@ use super::volumes::Volumes;
 /// How soon something is tried again that failed for a reason outside this pod.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// What the processes of a pod get that was deleted by force: nobody waits for them.
+/// What the processes of a pod get that was deleted by force: no one waits for them.
 const FORCED_GRACE: Duration = Duration::from_secs(1);
 
 /// The conditions that a kubelet writes.
@@ -104,7 +104,7 @@ impl PodShared {
         }
     }
 
-    /// Whether nobody waits for this pod any more, however stuck it pretends to be.
+    /// Whether no one waits for this pod any more, however stuck it pretends to be.
     pub(crate) fn is_cut_short(&self) -> bool {
         self.vanished.load(Ordering::SeqCst) || locked(&self.verdict).is_some()
     }
@@ -126,7 +126,7 @@ impl PodShared {
         let reported = pod.status.as_ref().and_then(|s| s.conditions.clone()).unwrap_or_default();
         let version = resource_version(&pod);
         if version > sent.version && sent.patch.is_some() && ready_of(&reported) != ready_of(&sent.conditions) {
-            // Somebody else (the node lifecycle controller) changed our word. It is ours to give again.
+            // Another client (the node lifecycle controller) changed our word. It is ours to give again.
             sent.patch = None;
             sent.conditions.clone_from(&reported);
         }
@@ -280,7 +280,7 @@ fn views(pod: &Pod) -> Vec<ContainerView> {
     init.into_iter().chain(containers(pod).iter().map(|c| view(c, false))).collect()
 }
 
-/// How a container ended whose end nobody saw.
+/// How a container ended whose end no one saw.
 fn lost(container_id: String) -> Ended {
     Ended {
         exit_code: 255,
@@ -434,7 +434,7 @@ async fn end(
         view.ready = false;
         view.started = false;
         if let Doing::Waiting { .. } = view.doing {
-            // A container that does not run any more and that nobody will start has ended, however it was.
+            // A container that does not run any more and that no one will start has ended, however it was.
             let unknown = Ended {
                 exit_code: 137,
                 reason: "ContainerStatusUnknown".to_owned(),

@@ -27,7 +27,7 @@ pub(crate) type ShutdownRequest = oneshot::Sender<()>;
 struct Worker {
     pod: watch::Sender<Arc<Pod>>,
     orders: watch::Sender<Order>,
-    /// False once the task is over; the entry stays until the object is gone, so that the pod is not started anew.
+    /// False once the task is over; the entry stays until the object is gone, so that the pod is not started again.
     alive: bool,
 }
 
@@ -212,5 +212,5 @@ impl Gate {
     }
 }
 
-/// Wakes whoever keeps the Node's status.
+/// Wakes any client that keeps the Node's status.
 pub(crate) type Wake = Arc<Notify>;

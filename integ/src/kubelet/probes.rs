@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::address::to_process;
 
-/// How often a container that is not ready yet is asked, so that nobody waits for a probe in a test.
+/// How often a container that is not ready yet is asked, so that no one waits for a probe in a test.
 const EAGER: Duration = Duration::from_millis(250);
 
 /// The longest readiness period and initial delay in the bed.
@@ -92,7 +92,7 @@ impl Tally {
     }
 }
 
-/// How an exec probe is answered: by whoever can start processes of the container.
+/// How an exec probe is answered: by any client that can start processes of the container.
 pub(crate) trait Exec {
     /// Runs the command in the container; the error is what it said.
     fn exec(&self, command: &[String]) -> impl Future<Output = Result<(), String>> + Send;

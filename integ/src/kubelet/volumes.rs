@@ -160,7 +160,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Binds the host's files anew: a container that starts gets what stands at their paths then, also where an earlier
+    /// Binds the host's files again: a container that starts gets what stands at their paths then, also where an earlier
     /// container of the pod held on to an inode that is gone.
     pub(crate) fn bind_host_paths(&self) -> Result<(), MountError> {
         for volume in self.all() {
@@ -228,7 +228,7 @@ impl Volumes {
             _ => {}
         }
         if found.is_some() && !is_directory {
-            // A bind mount of a file holds on to its inode. So does a hard link: a socket that is made anew on the host
+            // A bind mount of a file holds on to its inode. So does a hard link: a socket that is created again on the host
             // is not seen here.
             fs::hard_link(&real, path).map_err(failed)
         } else {

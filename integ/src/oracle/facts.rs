@@ -105,7 +105,7 @@ fn text(field: Option<&String>) -> String {
     field.cloned().unwrap_or_default()
 }
 
-/// A part of a Node that people, the operator and others share.
+/// A part of a Node that users, the operator and others share.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Field {
     /// A label.
@@ -186,7 +186,7 @@ impl Node {
             .map(|(field, _)| field)
     }
 
-    /// Whether a person holds it.
+    /// Whether a user holds it.
     pub fn held(&self) -> bool {
         self.fields.contains_key(&Field::Annotation(names::HOLD_ANNOTATION.to_owned()))
     }
@@ -309,7 +309,7 @@ impl Pod {
         self.node.is_some() && !self.finished && !self.mirror && !of_a_daemon_set
     }
 
-    /// Namespace and name, for people.
+    /// Namespace and name, for users.
     pub fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }

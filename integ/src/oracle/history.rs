@@ -154,7 +154,7 @@ impl History {
             if change.gone {
                 satisfied.remove(&name);
             } else if budget.current_healthy >= budget.desired_healthy {
-                // A budget whose status nobody has computed yet asks for nothing and has nothing.
+                // A budget whose status no one has computed yet asks for nothing and has nothing.
                 if budget.desired_healthy > 0 {
                     satisfied.insert(name);
                 }
@@ -222,7 +222,7 @@ impl History {
         all
     }
 
-    /// The story of the nodes, as a person would tell it.
+    /// The story of the nodes, as a user would tell it.
     pub fn timeline(&self) -> Vec<Moment> {
         let mut all = Vec::new();
         let mut tell = |change: &Change, node: &str, text: String| {

@@ -84,7 +84,7 @@ impl HostLog {
     }
 
     /// Each time that a caller of the host API armed an image: when it asked, in which boot, and what was armed. An image
-    /// that somebody else on the machine armed is not ours.
+    /// that another client on the machine armed is not ours.
     pub fn arms_by_api(&self) -> Vec<(Timestamp, &str, &Version)> {
         let mut asked = None;
         let mut all = Vec::new();
@@ -156,9 +156,9 @@ mod tests {
             (vec![asked(Some(204)), armed(), ended()], 1),
             (vec![asked(None), armed(), ended()], 1),
             (vec![armed(), ended()], 0),
-            // Refused, and then somebody else did it.
+            // Refused, and then another client did it.
             (vec![asked(Some(423)), armed(), ended()], 0),
-            // It failed, and then somebody else did it.
+            // It failed, and then another client did it.
             (vec![asked(Some(204)), ended(), armed(), ended()], 0),
         ] {
             let at = Timestamp::UNIX_EPOCH;

@@ -80,7 +80,7 @@ impl Shared {
 
 impl Recorder {
     /// Starts to record all that happens from now on. To see everything, start it before anything is installed. `client`
-    /// may read all, and belongs to nobody whose requests are counted.
+    /// may read all, and belongs to no one whose requests are counted.
     ///
     /// # Errors
     /// When the API server cannot be read.
@@ -237,7 +237,7 @@ struct Source {
 }
 
 impl Source {
-    /// The state at the start, taken as it is: what came before the recorder is nobody's concern.
+    /// The state at the start, taken as it is: what came before the recorder is no one's concern.
     async fn list_if_there(&mut self) -> anyhow::Result<bool> {
         let Some((at, items)) = list(&self.api, &ListParams::default()).await? else { return Ok(false) };
         for item in items {
@@ -312,7 +312,7 @@ impl Source {
     async fn watch(&mut self) -> anyhow::Result<bool> {
         let params = WatchParams::default();
         let Ok(events) = self.api.watch(&params, &self.seen.to_string()).await else {
-            // Refused, gone, or nobody there: the list decides.
+            // Refused, gone, or no one there: the list decides.
             return Ok(false);
         };
         let mut events = std::pin::pin!(events);

@@ -11,9 +11,9 @@ pub enum Property {
     S2,
     /// Never with an evictable pod still on it.
     S3,
-    /// No cordon, label or annotation that somebody else recorded is removed or changed.
+    /// No cordon, label or annotation that another client recorded is removed or changed.
     S4,
-    /// No agent writes another node's shadow, and nobody the half that is not theirs.
+    /// No agent writes another node's shadow, and no one the half that is not theirs.
     S5,
     /// A pod is evicted only under the uid that was seen on that node.
     S6,
@@ -27,7 +27,7 @@ pub enum Property {
     L3,
     /// No PodDisruptionBudget is violated by us.
     BudgetRespected,
-    /// At the end no node carries a claim of ours, and no slot is taken.
+    /// At the end no node carries a claim of the operator, and no slot is taken.
     NoClaimLeft,
 }
 

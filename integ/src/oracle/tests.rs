@@ -182,7 +182,7 @@ async fn planted_violations_are_caught_on_a_real_api_server() {
 
     // S1: a second slot.
     operators.patch_status("default", &PatchParams::default(), &slots(&[(&uid, "a"), (&b, "b")])).await.unwrap();
-    // S4: a person's label goes.
+    // S4: a user's label goes.
     apply(&admin, "kubectl", "a", json!({"metadata": {"labels": {"zone": "1"}}})).await;
     let nodes: Api<Node> = Api::all(controller.clone());
     let gone = Patch::Merge(json!({"metadata": {"labels": {"zone": null}}}));
@@ -193,7 +193,7 @@ async fn planted_violations_are_caught_on_a_real_api_server() {
     // S5: the controller reports for the agent.
     let forged = Patch::Merge(json!({"status": {"state": "RebootedIntoUpdate"}}));
     shadows.patch_status("brs-a", &PatchParams::default(), &forged).await.unwrap();
-    // S6: an eviction without a uid, from a node that nobody claimed.
+    // S6: an eviction without a uid, from a node that no one claimed.
     let pods: Api<Pod> = Api::namespaced(admin.clone(), "default");
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "cart"}, "spec": {
         "nodeName": "b", "containers": [{"name": "cart", "image": "cart"}]}});

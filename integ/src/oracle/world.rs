@@ -73,12 +73,12 @@ impl World {
     }
 
     /// Nodes that are out of service because of us, by uid, with their names: whatever slots, progress or claim says so.
-    /// A node that a person holds, and of which we have nothing but the cordon left, is the person's.
+    /// A node that a user holds, and of which we have nothing but the cordon left, is the person's.
     pub fn out_of_service(&self) -> BTreeMap<String, String> {
         self.touched(|node, busy| busy || (node.claimed() && !node.held()))
     }
 
-    /// The same with nodes that a person holds.
+    /// The same with nodes that a user holds.
     pub fn out_of_service_or_held(&self) -> BTreeMap<String, String> {
         self.touched(|node, busy| busy || node.claimed())
     }
@@ -108,7 +108,7 @@ impl World {
         self.pods.values().filter(move |pod| pod.node.as_deref() == Some(node) && pod.evictable())
     }
 
-    /// The versions whose failures, not yet resolved by a person, have spent the failure budget. A node counts once for each
+    /// The versions whose failures, not yet resolved by a user, have spent the failure budget. A node counts once for each
     /// variant, architecture and version.
     pub fn frozen_by(&self) -> Vec<Version> {
         let mut failed: BTreeMap<(String, String, Version), BTreeSet<&str>> = BTreeMap::new();

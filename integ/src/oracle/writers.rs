@@ -22,7 +22,7 @@ pub(super) enum Part {
     Agent,
 }
 
-/// Who a request counts for: whoever is impersonated, if somebody is.
+/// Who a request counts for: any client that is impersonated, if a client is.
 fn user(record: &Record) -> &str {
     record.impersonated.as_deref().unwrap_or(&record.user)
 }

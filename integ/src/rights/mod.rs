@@ -66,7 +66,7 @@ impl fmt::Display for Right {
 /// Something that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finding {
-    /// Nobody made use of it, or only where a narrower right would have done.
+    /// No one made use of it, or only where a narrower right would have done.
     Unused(Right),
     /// RBAC said no.
     Forbidden(String),
@@ -87,7 +87,7 @@ impl fmt::Display for Finding {
 /// The rights that the bindings among `objects` give, by the roles among them.
 ///
 /// # Errors
-/// If a binding names a role that is not there, or somebody who is no service account, or a role has a wildcard.
+/// If a binding names a role that is not there, or a client who is no service account, or a role has a wildcard.
 pub fn granted(objects: &[Value]) -> anyhow::Result<BTreeSet<Right>> {
     let mut all = BTreeSet::new();
     for binding in objects {
@@ -180,7 +180,7 @@ pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
             format!("{user}: {verb} {} ({group}), {namespace}/{name}", what(record))
         };
         match record.allowed {
-            // It was not asked: nobody knew who it was.
+            // It was not asked: no one knew who it was.
             None => continue,
             Some(false) => {
                 findings.insert(Finding::Forbidden(told()));

@@ -40,7 +40,7 @@ const APPLIES: &[Way] = &[
     way("patch", "configmaps", &[VERSION], "what agents trust: two leaders would undo each other's"),
 ];
 
-/// What an apply may make, where somebody has deleted it: then there is no version that it could carry.
+/// What an apply may make, where a client has deleted it: then there is no version that it could carry.
 const MADE_BY_APPLY: &str = "configmaps";
 
 /// What is written otherwise. Nothing else is.

@@ -100,7 +100,7 @@ async fn a_node_that_is_deleted_in_mid_drain_holds_no_slot(case: Case) -> anyhow
         !look.has_slot() && !look.world.shadows.contains_key(&shadow_name(&case.node))
     })
     .await?;
-    // The kubelet's restart makes it anew, under the same name.
+    // The kubelet's restart makes it again, under the same name.
     case.member()?.kubelet.register().await?;
     case.until("the node is back", |look| look.world.nodes.contains_key(&case.node)).await?;
     assert!(!case.look()?.cordoned());

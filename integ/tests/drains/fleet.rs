@@ -35,7 +35,7 @@ const TAINT: &str = "example.com/case";
 /// Label on a node: the drain policy that it is under.
 const POLICY: &str = "drain-policy";
 
-/// The drain policies, each that of a group of nodes. A failed attempt waits for a person's `retry`.
+/// The drain policies, each that of a group of nodes. A failed attempt waits for a user's `retry`.
 fn policy() -> Value {
     let group =
         |name: &str, drain: Value| json!({"name": name, "selector": {"matchLabels": {POLICY: name}}, "drain": drain});
@@ -334,7 +334,7 @@ impl Case {
         }
     }
 
-    /// Waits until the node runs [`NEW`] and is given back.
+    /// Waits until the node runs [`NEW`] and is released.
     pub(crate) async fn updated(&self) -> anyhow::Result<Look> {
         self.until("the node is updated", |look| {
             look.is_given_back() && look.shadow().is_some_and(|s| s.status.agent.current_version == Some(NEW))
@@ -434,7 +434,7 @@ impl Look {
         self.shadow()?.status.controller.drain.as_ref()
     }
 
-    /// Whether there is a shadow with no attempt under way, and nothing of ours on the node.
+    /// Whether there is a shadow with no attempt under way, and nothing of the operator on the node.
     pub(crate) fn is_given_back(&self) -> bool {
         self.shadow().is_none_or(|shadow| shadow.step().is_none()) && !self.node().claimed()
     }

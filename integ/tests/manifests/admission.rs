@@ -1,5 +1,5 @@
 //! What the cluster itself refuses to the web API's service account: everything in a shadow but the agents' half of its
-//! status. Tried with a token of that account, as somebody has it who took the web API over.
+//! status. Tried with a token of that account, as a client has it who took the web API over.
 
 use anyhow::{Context as _, ensure};
 use integ::control_plane::ControlPlane;
@@ -54,7 +54,7 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     report(&web, "a report that says less", agents(&json!({"state": "Idle"}))).await?;
     report(&web, "an empty report", agents(&json!({}))).await?;
     report(&web, "a report after it", agents(&whole)).await?;
-    // A person writes in both halves at once, and each is taken back by its owner.
+    // A user writes in both halves at once, and each is taken back by its owner.
     let meddled = Patch::Merge(json!({"status": {"state": "Idle", "variant": "other", "record": {"failures": 5}}}));
     let person = PatchParams { field_manager: Some("a-person".into()), ..PatchParams::default() };
     admin.patch_status(NAME, &person, &meddled).await.context("a person's write")?;
@@ -85,7 +85,7 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     let end = admin.get(NAME).await?.data["status"].take();
     ensure!(end["progress"].is_null() && end["drain"].is_null() && end["state"] == "StagedUpdate", "{end}");
 
-    // Somebody takes away the record of who owns what. The API server makes a new one, of all that there is, and the agent
+    // A client takes away the record of who owns what. The API server makes a new one, of all that there is, and the agent
     // reports again.
     let nobodys = Patch::Merge(json!({"metadata": {"managedFields": [{}]}}));
     admin.patch(NAME, &PatchParams::default(), &nobodys).await.context("owners taken away")?;
@@ -235,7 +235,7 @@ async fn what_the_status_does_not_reach_stays(web: &Api<DynamicObject>, held: &D
     Ok(())
 }
 
-/// As if somebody had widened the web API's role.
+/// As if a client had widened the web API's role.
 async fn nothing_but_the_status_is_written_also_with_the_right_to(
     control_plane: &ControlPlane,
     web: &Api<DynamicObject>,
@@ -328,7 +328,7 @@ async fn client_of(control_plane: &ControlPlane, account: &str) -> anyhow::Resul
     Ok(Client::try_from(config)?)
 }
 
-/// The shadows, as they stand on the wire: nothing of ours reads them or leaves anything out.
+/// The shadows, as they stand on the wire: nothing of the operator reads them or leaves anything out.
 fn shadows(client: Client, version: &str) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk(GROUP, version, "BottlerocketShadow");
     Api::namespaced_with(client, SYSTEM_NAMESPACE, &ApiResource::from_gvk_with_plural(&kind, "bottlerocketshadows"))

@@ -55,7 +55,7 @@ async fn install(control_plane: &ControlPlane) -> anyhow::Result<()> {
 }
 
 async fn installing_again_changes_nothing(control_plane: &ControlPlane) -> anyhow::Result<()> {
-    // Of those whose status nobody writes: their versions move only if an apply moves them.
+    // Of those whose status no one writes: their versions move only if an apply moves them.
     let versions = ["get", "clusterroles", "brupop-controller", "brupop-apiserver", "-o", "yaml"];
     let policy = ["get", "bruo/default", "-n", SYSTEM_NAMESPACE, "-o", "yaml"];
     let generations =

@@ -16,7 +16,7 @@ use models::names::{
 
 type Labels = BTreeMap<String, String>;
 
-/// Somebody who speaks or is spoken to: a pod, or an address that is none.
+/// A client who speaks or is spoken to: a pod, or an address that is none.
 #[derive(Clone, Debug, Default)]
 struct Party {
     title: String,
@@ -62,7 +62,7 @@ pub(super) async fn everybody_talks_to_whom_they_have_to_and_to_nobody_else(clie
     all.extend([
         monitoring,
         pod(OTHER, OTHER, Labels::new()),
-        // Who calls himself one of us elsewhere, and who is somebody else among us.
+        // Who calls himself one of us elsewhere, and who is another client among us.
         pod("impostor", OTHER, component(AGENT)),
         pod("guest of the system", SYSTEM_NAMESPACE, component("guest")),
         pod("guest of the agents", AGENT_NAMESPACE, Labels::new()),
@@ -188,7 +188,7 @@ fn is_spoken_to(policies: &[NetworkPolicy], from: &Party, to: &Party, protocol: 
         || ingress.any(|rule| is_peer(rule.from.as_deref(), to, from) && is_port(rule.ports.as_deref(), protocol, port))
 }
 
-/// Whether a rule of a policy in the namespace of `own` means `party`. A rule that names nobody means everybody.
+/// Whether a rule of a policy in the namespace of `own` means `party`. A rule that names no one means everybody.
 fn is_peer(peers: Option<&[NetworkPolicyPeer]>, own: &Party, party: &Party) -> bool {
     let Some(peers) = peers.filter(|peers| !peers.is_empty()) else { return true };
     peers.iter().any(|peer| {

@@ -1,4 +1,4 @@
-//! Paths and methods by which somebody else's shadow might be reached.
+//! Paths and methods by which another client's shadow might be reached.
 
 use crate::cases;
 use crate::court::{Court, FORBIDDEN, OTHER, WANTED};

@@ -27,7 +27,7 @@ use crate::support::{Ending, NEW, Scene, is_given_back, last_reason, nodes, oper
 /// Kubernetes forgets about it two minutes later, and the drain is rightly blocked meanwhile.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Asserts that a node's first attempt failed for a reason that is nobody's fault but the node's, and a later one did not.
+/// Asserts that a node's first attempt failed for a reason that is no one's fault but the node's, and a later one did not.
 fn assert_rebooted_by_other_and_updated_later(ending: &Ending, node: &str) {
     let attempts = ending.history.attempts();
     let results: Vec<_> = attempts.iter().filter(|a| a.node == node).map(|a| a.result.as_deref()).collect();
@@ -75,7 +75,7 @@ async fn a_power_loss_before_the_permit_is_not_charged_to_the_version() -> anyho
         let host = &scene.bed.member(&target)?.host;
         let boot = host.snapshot().boot_id;
         host.power_loss().await;
-        // As long as nobody knows of the new boot, a controller would still give a go to the old one.
+        // As long as no one knows of the new boot, a controller would still give a go to the old one.
         scene.until("the new boot is known", |world| world.nodes[&target].boot_id != boot).await?;
         continue_controllers(scene);
         scene.updated().await?;

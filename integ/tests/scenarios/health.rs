@@ -153,7 +153,7 @@ async fn daemon_set_that_fails_on_updated_nodes_alone_freezes_the_rollout() -> a
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pod_that_was_unhealthy_before_the_drain_is_not_waited_for() -> anyhow::Result<()> {
-    // Longer than a scenario may take: whoever waited for that pod would not end.
+    // Longer than a scenario may take: any client that waited for that pod would not end.
     let ending = run(watched(1, &json!({"soak": "1s", "timeout": "2h"})), async |scene| {
         driver(scene).await?;
         annotate_driver(scene, "node-1", "sim/never-ready=true").await?;

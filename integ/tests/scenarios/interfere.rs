@@ -125,7 +125,7 @@ pub(crate) async fn unblock(scene: &Scene) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Brings the update of the node that [`blocked_drain`] named to where its agent has requested a permit that nobody gives: the
+/// Brings the update of the node that [`blocked_drain`] named to where its agent has requested a permit that no one gives: the
 /// controllers are stopped, and have to be continued.
 pub(crate) async fn ask_unheard(scene: &Scene, node: &str) -> anyhow::Result<()> {
     // A new order makes the agent look at its host first. While it waits for the answer the controllers are stopped.
@@ -181,7 +181,7 @@ pub(crate) async fn withdraw(scene: &Scene, node: &str) -> anyhow::Result<()> {
     reboot_deadline(scene, "15m").await
 }
 
-/// Waits until a node has no attempt under way and nothing of ours on it.
+/// Waits until a node has no attempt under way and nothing of the operator on it.
 pub(crate) async fn given_back(scene: &Scene, node: &str) -> anyhow::Result<World> {
     scene.until("the node is given back", |world| is_given_back(world, node)).await
 }

@@ -1,4 +1,4 @@
-//! What people see with nothing but kubectl.
+//! What users see with nothing but kubectl.
 
 use models::names::SYSTEM_NAMESPACE;
 use serde_json::json;

@@ -106,7 +106,7 @@ async fn nodes_that_run_bottlerocket_come_under_the_operator_by_themselves_unles
     Ok(())
 }
 
-/// How long after a permit a node with a silent agent is given back: the permit's life and the longest shutdown.
+/// How long after a permit a node with a silent agent is released: the permit's life and the longest shutdown.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 /// The node whose label comes and goes; another one is never under the operator.
@@ -265,7 +265,7 @@ async fn pinned_node_without_its_label_keeps_the_record_of_its_settings_and_gets
     Ok(())
 }
 
-/// The label takes the agent's pod with it, so nobody is there to disarm the host.
+/// The label takes the agent's pod with it, so no one is there to disarm the host.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_loses_its_label_while_its_host_arms_is_given_back_and_keeps_its_shadow_as_long_as_it_is_armed()
 -> anyhow::Result<()> {
@@ -287,7 +287,7 @@ async fn a_node_that_loses_its_label_while_its_host_arms_is_given_back_and_keeps
         let world = scene.bed.recorder.so_far()?.end();
         anyhow::ensure!(shadow_of(&world, NODE).is_some(), "nobody would know any more who armed the host");
 
-        // Whatever reboots it: with another boot nothing of ours is armed.
+        // Whatever reboots it: with another boot nothing of the operator is armed.
         host.foreign_reboot().await;
         left(scene, LIMIT).await
     })

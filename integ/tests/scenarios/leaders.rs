@@ -162,7 +162,7 @@ async fn until_ended(scene: &Scene, process: &PodProcess) -> anyhow::Result<()> 
     .await
 }
 
-/// Who held the Lease, one after the other, each with the revision from which on. Nobody has no name.
+/// Who held the Lease, one after the other, each with the revision from which on. No one has no name.
 type Holders = Arc<Mutex<Vec<(u64, String)>>>;
 
 /// Writes down who holds the Lease, until the task is aborted.
@@ -286,7 +286,7 @@ async fn two_nodes_that_are_staged_when_the_window_opens_are_updated_with_one_ha
 /// How far a clock is off that is hours off.
 const SKEW: i32 = 5 * 3600;
 
-/// Has the controllers started anew on machines whose clocks are wrong by so many seconds, and returns when they are at
+/// Has the controllers started again on machines whose clocks are wrong by so many seconds, and returns when they are at
 /// work and the earlier ones have gone.
 async fn wrong_by(scene: &Scene, seconds: i32) -> anyhow::Result<()> {
     let deployments: Api<Deployment> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);

@@ -1,4 +1,4 @@
-//! Nodes that people and others have a hand in.
+//! Nodes that users and others have a hand in.
 
 use integ::bed::BedOptions;
 use integ::oracle::Field;

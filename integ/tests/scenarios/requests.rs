@@ -82,7 +82,7 @@ fn print(title: &str, table: &Table) {
     println!("{text}");
 }
 
-/// What the agent said, write by write, for whoever has to explain one too many.
+/// What the agent said, write by write, for any client that has to explain one too many.
 fn reports(records: &[Record]) -> Vec<String> {
     let said = |record: &Record| {
         let status = &record.request.as_ref()?["status"];
@@ -105,7 +105,7 @@ fn reports(records: &[Record]) -> Vec<String> {
     writes.filter_map(said).collect()
 }
 
-/// How long a watch lasts before its client opens it anew, in seconds.
+/// How long a watch lasts before its client opens it again, in seconds.
 const WATCH_LASTS: u64 = 290;
 
 /// How often a leader renews its lease, in seconds.
@@ -148,7 +148,7 @@ async fn an_idle_cluster_costs_no_write_but_the_lease_no_read_and_one_watch_for_
         let renewed = seconds(from)? / RENEWS + 2;
         assert!(stored[&lease] as u64 <= renewed, "{stored:?} where {renewed} are allowed");
 
-        // Everything else is known through watches that are open. One that has lasted its time is opened anew.
+        // Everything else is known through watches that are open. One that has lasted its time is opened again.
         let renewals = if seconds(began)? < WATCH_LASTS { 0 } else { 4 };
         for ((part, verb, what), made) in &reads {
             let allowed = if verb == "watch" { renewals } else { 0 };
@@ -239,7 +239,7 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         scene.renewals(1).await?;
         let took = clock.elapsed();
 
-        // Somebody else's write may come between a read and a write: the refusal and the read after it are aside.
+        // Another client's write may come between a read and a write: the refusal and the read after it are aside.
         let asked = asked_since(scene, from).await?;
         println!("The agent's reports:\n  {}", reports(&asked).join("\n  "));
         let (refused, records): (Vec<_>, Vec<_>) = asked.into_iter().partition(|record| record.code == 409);

@@ -21,7 +21,7 @@ use crate::support::{
 };
 use crate::tokens::{agents_token, url, web_api};
 
-/// How long after a permit a node with a silent agent is given back: the permit's life and the longest shutdown, and some.
+/// How long after a permit a node with a silent agent is released: the permit's life and the longest shutdown, and some.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 const EXPECTED: Expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
@@ -116,7 +116,7 @@ async fn a_look_past_all_copies(scene: &Scene, node: &str) -> anyhow::Result<()>
     Ok(())
 }
 
-/// A new authority and a new signing key take over, so that each of the Secrets is written anew.
+/// A new authority and a new signing key take over, so that each of the Secrets is written again.
 async fn a_rotation(scene: &Scene) -> anyhow::Result<()> {
     let before = rotation::material(scene).await?;
     rotation::ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;

@@ -82,7 +82,7 @@ async fn an_agent_that_is_up_before_its_shadow_waits_for_it() -> anyhow::Result<
     let ending = run(options, async |scene| {
         scene.bed.install().await?;
         scene.release();
-        // Certificates are there once one agent has reported; then the controller goes, and nobody makes shadows.
+        // Certificates are there once one agent has reported; then the controller goes, and no one makes shadows.
         scene.kubectl(&["label", "node", "node-1", &label()]).await?;
         scene
             .until("node-1 reports", |world| {

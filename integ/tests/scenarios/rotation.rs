@@ -1,4 +1,4 @@
-//! Certificates and keys change under load, and nobody is refused for it.
+//! Certificates and keys change under load, and no one is refused for it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -113,7 +113,7 @@ struct Asker {
     volumes: Volumes,
     proxy: String,
     node: String,
-    /// Made anew when what is trusted has changed, as an agent does, and kept with its connection until then.
+    /// Made again when what is trusted has changed, as an agent does, and kept with its connection until then.
     kept: Option<(Vec<u8>, Client)>,
 }
 
@@ -509,7 +509,7 @@ async fn deleted_secrets_are_made_anew_at_once_and_nobody_is_locked_out() -> any
         })
         .await?;
 
-        // Both halves of what is trusted: agents would be out for a wait, and so would whoever comes up meanwhile.
+        // Both halves of what is trusted: agents would be out for a wait, and so would any client that comes up meanwhile.
         let before = material(scene).await?;
         delete(scene, CA_SECRET).await?;
         let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
@@ -579,7 +579,7 @@ fn base64(text: &str) -> String {
     base64::engine::general_purpose::STANDARD.encode(text)
 }
 
-/// An authority of somebody else.
+/// An authority of another client.
 struct Theirs {
     certificate: String,
     key: KeyPair,

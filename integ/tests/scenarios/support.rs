@@ -256,7 +256,7 @@ impl Scene {
         self.bed.releases.publish(NEW);
     }
 
-    /// Waits until every node is on [`NEW`], idle and given back.
+    /// Waits until every node is on [`NEW`], idle and released.
     pub(crate) async fn updated(&self) -> anyhow::Result<History> {
         self.bed.wait_updated(&NEW, LIMIT).await
     }
@@ -349,7 +349,7 @@ pub(crate) fn operator_condition<'a>(world: &'a World, type_: &str) -> Option<&'
 /// Where Events about Nodes are.
 pub(crate) const EVENTS_OF_NODES: &str = "default";
 
-/// Whether a node runs this version, has no attempt under way and nothing of ours on it.
+/// Whether a node runs this version, has no attempt under way and nothing of the operator on it.
 pub(crate) fn is_on(world: &World, node: &str, version: &Version) -> bool {
     world.nodes.get(node).is_some_and(|node| !node.claimed())
         && shadow_of(world, node).is_some_and(|shadow| {
@@ -378,12 +378,12 @@ pub(crate) fn last_reason(world: &World, node: &str) -> Option<String> {
     record(world, node).last.map(|last| last.reason)
 }
 
-/// Whether a node has no attempt under way, and nothing of ours on it.
+/// Whether a node has no attempt under way, and nothing of the operator on it.
 pub(crate) fn is_given_back(world: &World, node: &str) -> bool {
     shadow_of(world, node).is_some_and(|shadow| shadow.step().is_none()) && !world.nodes[node].claimed()
 }
 
-/// Whether a node runs [`NEW`], and is given back.
+/// Whether a node runs [`NEW`], and is released.
 pub(crate) fn is_updated(world: &World, node: &str) -> bool {
     is_on(world, node, &NEW)
 }

@@ -190,7 +190,7 @@ async fn the_documented_lines_uninstall_it_too() -> anyhow::Result<()> {
 async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_meanwhile() -> anyhow::Result<()> {
     run_expecting(nodes(2), ANY, async |scene| {
         let target = blocked_drain(scene).await?;
-        // Nobody gives a node back while there is no controller.
+        // No one gives a node back while there is no controller.
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "scale", "deployment", "brupop-controller", "--replicas=0"]).await?;
         poll("the controller is gone", async || {
             Ok(scene.bed.processes_of(deploy::Component::Controller).is_empty().then_some(()))
@@ -205,7 +205,7 @@ async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_me
         assert!(text.contains("--abandon"), "{text}");
         assert!(scene.kubectl(&["-n", AGENT_NAMESPACE, "get", "daemonset"]).await?.contains("brupop-agent"));
 
-        // A node that somebody holds stays cordoned, and it is said.
+        // A node that a client holds stays cordoned, and it is said.
         scene.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}=mine")]).await?;
         let gone = plugin(scene, &["uninstall", "--yes", "--timeout", "1s", "--abandon"]).await?;
         assert!(
@@ -270,7 +270,7 @@ async fn the_earlier_operator_is_left_as_it_is() -> anyhow::Result<()> {
         let theirs = of_the_earlier_operator(scene).await?;
         let before = everything(scene).await?;
 
-        // The documented install stops before it changes anything, whoever applied the definition.
+        // The documented install stops before it changes anything, any client that applied the definition.
         let refused = format!("{:#}", shell(scene, &install_lines()?).await.expect_err("installed"));
         assert!(refused.contains(".spec.versions"), "{refused}");
         let forced = install_lines()?.replace("--server-side", "--server-side --force-conflicts");

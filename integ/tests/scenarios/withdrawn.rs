@@ -21,7 +21,7 @@ fn reasons(ending: &Ending, node: &str) -> Vec<String> {
     results(&ending.history, node).into_iter().map(|(_, reason)| reason).collect()
 }
 
-/// Waits until the agent has confirmed that it carries out no order and that nothing of ours is armed.
+/// Waits until the agent has confirmed that it carries out no order and that nothing of the operator is armed.
 async fn confirmed(scene: &Scene, node: &str) -> anyhow::Result<()> {
     scene
         .until("the agent has confirmed the withdrawal", |world| {
@@ -199,7 +199,7 @@ async fn a_permit_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again()
     Ok(())
 }
 
-/// How long after the last permit a node with a silent agent is given back: the permit's life and the longest shutdown.
+/// How long after the last permit a node with a silent agent is released: the permit's life and the longest shutdown.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]

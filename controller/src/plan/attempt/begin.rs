@@ -32,14 +32,14 @@ impl Case<'_> {
             return self.fail(&progress, FailureReason::ProgressLost, "the record of this attempt is gone");
         }
         if self.facts().claimed() && self.facts().held {
-            // What a person holds stays out of service until that person lets go of it; its host gets its settings back.
+            // What a user holds stays out of service until that user lets go of it; its host gets its settings back.
             if !self.host_is_told() {
                 return Decision::act(self.withdraw());
             }
             return self.with_blocked(Decision::wait(Wait::Held));
         }
         if self.facts().claimed() {
-            // A claim without an attempt, from a shadow that was deleted or whose record somebody took away, say, or one that a
+            // A claim without an attempt, from a shadow that was deleted or whose record a client took away, say, or one that a
             // person's hold has kept. Whether a permit was issued is not known any more, nor to an agent that was restarted: the
             // longest time that a host can take to go down has to pass.
             let certain = self.down_by(None);
@@ -170,7 +170,7 @@ impl Case<'_> {
             return self.fail(progress, FailureReason::UpdatedByOther, "the host runs the version already");
         }
         if spec.boot_id.as_deref() != Some(self.facts().boot_id.as_str()) {
-            // Rebooted by somebody else while nothing was disrupted: the same attempt goes on in the new boot.
+            // Rebooted by another client while nothing was disrupted: the same attempt goes on in the new boot.
             return Decision::act(self.order(HostState::StagedUpdate, progress));
         }
         if !self.staged() {

@@ -31,14 +31,14 @@ const RETURNS: i64 = 2;
 /// How many pods a message names.
 const NAMED_PODS: usize = 3;
 
-/// How often a claim that somebody took away in mid-update is made again.
+/// How often a claim that a client took away in mid-update is made again.
 const RECLAIMS: u32 = 3;
 
 /// How long the deletion of what is left may take, beyond the grace periods of the pods, before the drain fails after all.
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
 /// How long an eviction is refused, or not answered, before the pod is named as what blocks the drain: a budget that lets go
-/// after a moment is in nobody's way.
+/// after a moment is in no one's way.
 const BLOCKED_AFTER: Duration = Duration::from_secs(5);
 
 /// How long a pod that was accepted for eviction may stay beyond its time before it is named as well.
@@ -139,7 +139,7 @@ impl Case<'_> {
         let made = self.node.claims_made;
         let cordoned = facts.unschedulable && facts.claims.has(Part::Cordon);
         if made > RECLAIMS && cordoned {
-            // Somebody strips the rest again and again: it is not worth an update.
+            // A client strips the rest again and again: it is not worth an update.
             return None;
         }
         if made > RECLAIMS && self.shadow.spec.permit.is_none() {
@@ -191,7 +191,7 @@ impl Case<'_> {
         let deadline = self.deadline(progress.since, policy.timeout);
         let drained = claim.is_none() && self.still_staged() && sorted.as_ref().is_some_and(Sorted::empty);
         if self.now >= deadline && !drained {
-            // Nobody is there to end a pod whose kubelet is silent: without its object a second one would run beside it.
+            // No one is there to end a pod whose kubelet is silent: without its object a second one would run beside it.
             let forced =
                 claim.is_none() && policy.at_deadline == AtDeadline::Force && self.policy.present && self.facts().ready;
             let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty());

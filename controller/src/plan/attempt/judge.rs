@@ -97,7 +97,7 @@ impl Case<'_> {
                 return self.fail(progress, FailureReason::BootedOtherVersion, message);
             }
             if another_boot || !self.facts().ready {
-                // Once is nothing: the soak begins anew when the node is Ready. Twice is a node that does not hold.
+                // Once is nothing: the soak begins again when the node is Ready. Twice is a node that does not hold.
                 if progress.soak_restarted {
                     return self.fail(progress, FailureReason::SoakFailed, "the node did not stay Ready in one boot");
                 }
@@ -255,7 +255,7 @@ impl Case<'_> {
         in_service.map(|node| (node.facts.name.clone(), class(node))).collect()
     }
 
-    /// Waits for what is not known, and gives up when it takes too long: nobody can call the version bad for that.
+    /// Waits for what is not known, and gives up when it takes too long: no one can call the version bad for that.
     fn unknown_until(&self, progress: &Progress, deadline: Timestamp, wait: Wait) -> Decision {
         if self.now >= deadline {
             let message = format!("whether the node is healthy could not be found out: {wait}");

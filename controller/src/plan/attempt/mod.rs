@@ -85,7 +85,7 @@ impl<'a> Case<'a> {
             ignore_waves: (labelled && self.policy.ignore_waves).then_some(true),
             refresh_interval: Some(self.policy.refresh_interval),
             disarm_in_boot: self.disarm_in_boot(),
-            // Whoever writes it signs it.
+            // Any client that writes it signs it.
             signature: None,
         }
     }
@@ -101,7 +101,7 @@ impl<'a> Case<'a> {
         host.asks_as(&self.host_policy()) && (tls.signing_key.is_none() || !host.asks_settings() || signed())
     }
 
-    /// The order of an attempt that has no permit yet, to be signed anew, because the key that signed what it asks of the host's
+    /// The order of an attempt that has no permit yet, to be signed again, because the key that signed what it asks of the host's
     /// settings was revoked: its agent would wait for that key until a deadline. A key that is being replaced goes on to count.
     fn order_signed_anew(&self, progress: &Progress) -> Option<Action> {
         let (spec, tls) = (&self.shadow.spec, &self.view.tls);
@@ -128,20 +128,20 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Whether anything of ours is to be taken back from the node: what we own, or, after a reset of managedFields, what is ours
-    /// by the record and nobody's by ownership. What a person holds stays as it is.
+    /// Whether anything of the operator is to be taken back from the node: what we own, or, after a reset of managedFields, what is ours
+    /// by the record and no one's by ownership. What a user holds stays as it is.
     fn to_release(&self) -> bool {
         let left = self.facts().unowned.and(crate::claims::recorded(&self.shadow.status));
         !self.facts().held && (self.facts().claimed() || !left.is_empty())
     }
 
-    /// Whether somebody else armed an image on the host.
+    /// Whether another client armed an image on the host.
     pub(super) fn armed_by_other(&self) -> bool {
         models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
             .is_some_and(|c| c.reason == "HostArmedByOther")
     }
 
-    /// The version lock that somebody else set on the host, where it stands in the way of ours.
+    /// The version lock that another client set on the host, where it stands in the way of ours.
     fn conflicting_lock(&self) -> Option<String> {
         self.host_policy().version_lock?;
         self.shadow.status.agent.host.as_ref()?.conflicting_lock.clone()
@@ -196,7 +196,7 @@ impl<'a> Case<'a> {
             && agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
     }
 
-    /// Whether the agent has confirmed that nothing of ours is armed.
+    /// Whether the agent has confirmed that nothing of the operator is armed.
     fn disarmed(&self) -> bool {
         let agent = &self.shadow.status.agent;
         self.shadow.spec.state == HostState::Idle
@@ -276,7 +276,7 @@ impl<'a> Case<'a> {
         self.idle_order(self.host_policy())
     }
 
-    /// No order, and leave to disarm in this boot what somebody else armed.
+    /// No order, and leave to disarm in this boot what another client armed.
     pub(super) fn withdraw_and_disarm(&self) -> Action {
         self.idle_order(HostPolicy { disarm_in_boot: Some(self.facts().boot_id.clone()), ..self.host_policy() })
     }

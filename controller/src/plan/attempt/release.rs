@@ -1,4 +1,4 @@
-//! How an attempt fails, what that is charged to, and when the node may be given back.
+//! How an attempt fails, what that is charged to, and when the node may be released.
 
 use jiff::Timestamp;
 use models::condition::{ConditionStatus, set_condition};
@@ -117,7 +117,7 @@ impl Case<'_> {
         }
         let mut status = self.half();
         status.report.progress = None;
-        // A person who holds the node wants it as it is: the claim stays, and so does the record of it.
+        // A user who holds the node wants it as it is: the claim stays, and so does the record of it.
         if !(self.facts().held && self.facts().claimed()) {
             self.forget_claim(&mut status);
         }
@@ -142,17 +142,17 @@ impl Case<'_> {
 
     /// When a host that acted on a permit has gone down, at the latest, if no permit was issued since `since`; without that, since this
     /// process has seen the node stand like that. It has to have passed by the clock that `since` was written by, and by this
-    /// process's own, which nobody sets.
+    /// process's own, which no one sets.
     pub(super) fn down_by(&self, since: Option<Timestamp>) -> Timestamp {
         let span = PERMIT_LIFETIME + self.policy.shutdown;
         let own = after(self.now, span.saturating_sub(self.node.stood));
-        // A time that has not come was written by a clock that ran ahead, or by a person: this process's own has to do.
+        // A time that has not come was written by a clock that ran ahead, or by a user: this process's own has to do.
         let since = since.filter(|since| *since <= self.now);
         since.map_or(own, |since| own.max(after(since, span)))
     }
 
-    /// After a permit: whether the host can no longer act on it, so that the node may be given back. The agent's own word is not
-    /// asked for: whoever has taken the web API says what he likes in its name.
+    /// After a permit: whether the host can no longer act on it, so that the node may be released. The agent's own word is not
+    /// asked for: a compromised web API can say anything in its name.
     fn cannot_reboot_any_more(&self, progress: &Progress) -> bool {
         let another_boot = self.facts().boot_id != progress.boot_id;
         // Looked at only after that time: a sign of life after it is one of a host that did not go down.

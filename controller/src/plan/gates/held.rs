@@ -1,4 +1,4 @@
-//! Whether a person holds the node.
+//! Whether a user holds the node.
 
 use super::Input;
 use crate::plan::Wait;

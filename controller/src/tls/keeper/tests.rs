@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// An API server that takes what it is sent, except for writes to the object of one name, which it answers with this code: with
-/// 200 as if somebody emptied the object at once.
+/// 200 as if a client emptied the object at once.
 #[derive(Clone, Default)]
 struct Server {
     refuses: Arc<Mutex<Option<(&'static str, u16)>>>,
@@ -97,7 +97,7 @@ async fn what_is_refused_is_told_and_keeps_nothing_else_from_being_written() {
         *server.refuses.lock().unwrap() = Some((refused, 422));
         let mut keeper = server.keeper();
         for _ in 0..2 {
-            // Again and again, and nothing is told anew: the operator's status would be written each time.
+            // Again and again, and nothing is told again: the operator's status would be written each time.
             let failed = keeper.keep(crate::clock::now()).await.failed;
             assert!(
                 matches!(failed.values().next(), Some(TlsError::Api { name, .. }) if *name == refused),
@@ -163,7 +163,7 @@ async fn who_undoes_every_write_a_moment_later_is_told_of_until_it_ends_and_not_
             tokio::time::advance(Duration::from_secs(period)).await;
         }
         assert_eq!(writes < 40, held_back, "{writes}");
-        // Nobody undoes it any more.
+        // No one undoes it any more.
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());
         assert!(keeper.signer.facts().problem.is_some(), "it may go on");

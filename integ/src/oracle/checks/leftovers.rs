@@ -1,4 +1,4 @@
-//! At the end no node carries a claim of ours and no slot is taken, where the scenario says that all is over. A node that a
+//! At the end no node carries a claim of the operator and no slot is taken, where the scenario says that all is over. A node that a
 //! person holds may keep our cordon.
 
 use super::{Evidence, Moment, Property, Verdict, World};

@@ -35,7 +35,7 @@ const REACTION: SignedDuration = SignedDuration::from_secs(1);
 pub struct Expectations {
     /// A ceiling for the nodes out of service, below whatever policy says.
     pub max_unavailable: Option<usize>,
-    /// Whether at the end every node has to be given back.
+    /// Whether at the end every node has to be released.
     pub nothing_left: bool,
 }
 

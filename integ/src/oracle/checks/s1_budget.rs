@@ -101,7 +101,7 @@ impl super::Check for Check {
                 verdict.report(Property::S1, Some(moment.revision()), Some(&node.name), text);
             }
         }
-        // A person who lets go of a node takes nothing out of service.
+        // A user who lets go of a node takes nothing out of service.
         self.out = world.out_of_service_or_held();
     }
 }

@@ -1,4 +1,4 @@
-//! S4: no cordon, label, annotation or taint that somebody else recorded on a Node is removed or changed by us, and nobody of
+//! S4: no cordon, label, annotation or taint that another client recorded on a Node is removed or changed by us, and no one of
 //! the operator but the controller writes Nodes at all.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +40,7 @@ impl super::Check for Check {
                 .flatten()
                 .map(String::as_str)
                 .filter(|owner| !is_ours(owner))
-                // After a reset of managedFields, what was ours belongs to nobody.
+                // After a reset of managedFields, what was ours belongs to no one.
                 .filter(|owner| *owner != BEFORE_FIRST_APPLY || !once_ours.contains(field))
                 .collect();
             if !foreign.is_empty() {

@@ -1,4 +1,4 @@
-//! S5: no agent writes another node's shadow, and nobody the half that is not theirs.
+//! S5: no agent writes another node's shadow, and no one the half that is not theirs.
 //!
 //! The agent's half is written by the web API alone and speaks of its own host's boots alone. The controller's half and the
 //! order are never written by the web API or an agent.

@@ -1,5 +1,5 @@
 //! S8: once the failures of a version have spent the failure budget, no node newly goes out of service, for any version, until
-//! a person resolves them. A node that had won its slot before that may go on.
+//! a user resolves them. A node that had won its slot before that may go on.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ impl super::Check for Check {
                 verdict.report(Property::S8, Some(moment.revision()), Some(node), text);
             }
         }
-        // A person who lets go of a node takes nothing out of service.
+        // A user who lets go of a node takes nothing out of service.
         self.out = moment.world.out_of_service_or_held();
         self.frozen_by = moment.world.frozen_by().first().map(ToString::to_string);
     }

@@ -18,7 +18,7 @@ impl super::Check for Check {
         if new.claimed() {
             self.released.remove(&boot);
         } else if old.claimed() {
-            // A person's uncordon is no release of ours: the attempt goes on and claims again.
+            // A user's uncordon is no release of ours: the attempt goes on and claims again.
             if moment.writer.is_none() || moment.part() == Some(Part::Controller) {
                 self.released.insert(boot, moment.revision());
             }

@@ -1,4 +1,4 @@
-//! What a person asks of one node with plain kubectl: to try again, to be given back, to be left alone.
+//! What a user asks of one node with plain kubectl: to try again, to be released, to be left alone.
 
 use integ::host::{Command, Fault};
 use models::condition::ConditionStatus;

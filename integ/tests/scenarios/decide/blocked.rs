@@ -1,4 +1,4 @@
-//! A drain that cannot go on is to be seen wherever people look.
+//! A drain that cannot go on is to be seen wherever users look.
 
 use std::time::Duration;
 

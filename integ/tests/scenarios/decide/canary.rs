@@ -1,4 +1,4 @@
-//! Canary steps: with a person's approval, and with a soak.
+//! Canary steps: with a user's approval, and with a soak.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! A version that fails, and a person who lets the rollout go on.
+//! A version that fails, and a user who lets the rollout go on.
 
 use anyhow::Context as _;
 use deploy::Component;
@@ -17,7 +17,7 @@ async fn resume(scene: &Scene, nonce: &str) -> anyhow::Result<()> {
     annotate(scene, &["bruo", OPERATOR_NAME], RESUME_ANNOTATION, nonce).await
 }
 
-/// Waits until the rollout is frozen because this node, or any if none is named, failed, and all is given back.
+/// Waits until the rollout is frozen because this node, or any if none is named, failed, and all is released.
 async fn until_frozen_by(scene: &Scene, node: Option<&str>) -> anyhow::Result<Quarantined> {
     let quarantined = |world: &integ::oracle::World| {
         let known = status(world).versions.into_iter().find(|known| known.version == NEW)?;

@@ -21,7 +21,7 @@ async fn scrape(scene: &Scene) -> anyhow::Result<String> {
     Ok(reqwest::Client::builder().no_proxy().build()?.get(url).send().await?.error_for_status()?.text().await?)
 }
 
-/// The series of a text, without its comments, with `*` for what is a time. How often a write met somebody else's is left
+/// The series of a text, without its comments, with `*` for what is a time. How often a write met another client's is left
 /// out.
 fn series(text: &str) -> String {
     let mut lines = String::new();

@@ -1,5 +1,5 @@
-//! What the controller decides by policy, as a person sees it work: who updates next, to which version, why everybody else
-//! waits, and what a person can ask for.
+//! What the controller decides by policy, as a user sees it work: who updates next, to which version, why everybody else
+//! waits, and what a user can ask for.
 
 mod ahead;
 mod asked;

@@ -1,4 +1,4 @@
-//! Hosts that somebody else updates or rolls back.
+//! Hosts that another client updates or rolls back.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ async fn events(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
     Ok(list.lines().filter_map(|line| line.strip_prefix(&format!("{node} "))).map(str::to_owned).collect())
 }
 
-/// Somebody has the host choose this version, downloads and arms it and reboots, and leaves the lock there.
+/// A client has the host choose this version, downloads and arms it and reboots, and leaves the lock there.
 async fn somebody_installs(host: &Host, lock: VersionLock) -> anyhow::Result<()> {
     host.foreign_settings(UpdatesSettings { version_lock: Some(lock), ..UpdatesSettings::default() });
     for command in [Command::Refresh, Command::Prepare, Command::Activate] {

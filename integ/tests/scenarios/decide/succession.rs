@@ -91,7 +91,7 @@ async fn a_leader_killed_at_any_step_loses_nothing() -> anyhow::Result<()> {
         kill_leader_in(scene, first, Step::Monitoring, &mut killed).await?;
         scene.bed.wait_updated(&NEW, PATIENCE).await?;
 
-        // A person wants the next one back after its permit, and then somebody reboots one that is under watch.
+        // A user wants the next one back after its permit, and then a client reboots one that is under watch.
         for member in &scene.bed.members {
             member.host.script(Fault::command(Command::Activate, Worker::Waits));
         }

@@ -67,7 +67,7 @@ pub(super) fn assert_signed(history: &History) {
     });
 }
 
-/// Annotates an object in the operator's namespace, as the documentation tells people to.
+/// Annotates an object in the operator's namespace, as the documentation tells users to.
 pub(super) async fn annotate(scene: &Scene, object: &[&str], annotation: &str, value: &str) -> anyhow::Result<()> {
     let annotation = format!("{annotation}={value}");
     let arguments = [&["-n", SYSTEM_NAMESPACE, "annotate", "--overwrite"], object, &[&annotation]].concat();

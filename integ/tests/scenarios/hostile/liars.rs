@@ -77,7 +77,7 @@ impl Lies for Acknowledges {
     }
 }
 
-/// Lets an agent act on its permit, and tells nobody that it does.
+/// Lets an agent act on its permit, and tells no one that it does.
 #[derive(Clone, Default)]
 pub(super) struct HidesTheAct(pub(super) Shared<bool>);
 

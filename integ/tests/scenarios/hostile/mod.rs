@@ -1,5 +1,5 @@
-//! The web API itself is somebody else's. It sees every token and every word, and tells agents and cluster what it likes. It
-//! can keep the fleet from being updated; it cannot make a host reboot that still has pods, or that was given back.
+//! The web API itself is another client's. It sees every token and every word, and tells agents and cluster what it likes. It
+//! can keep the fleet from being updated; it cannot make a host reboot that still has pods, or that was released.
 
 mod liars;
 mod server;
@@ -157,7 +157,7 @@ async fn a_permit_that_is_forged_altered_replayed_or_another_nodes_moves_no_host
         // Another node's, as it is and with what would make it fit.
         refuses(&|_| Ok(others.jws.clone()), "it is for another node").await?;
         refuses(&|nonce| altered(&others.jws, &fits(nonce)), "its signature is wrong").await?;
-        // Its own, but delayed until the agent has asked anew; and then with the nonce that would make it fit.
+        // Its own, but delayed until the agent has asked again; and then with the nonce that would make it fit.
         poll("the agent asks anew", async || Ok(asked(&hostile, target)?.filter(|nonce| *nonce != permit.nonce)))
             .await?;
         refuses(&|_| Ok(permit.jws.clone()), "it is for another nonce").await?;
@@ -249,7 +249,7 @@ async fn an_acknowledgement_of_the_last_step_that_is_forged_gives_no_node_back_t
     options.policy["deadlines"]["shutdown"] = json!(format!("{}s", shutdown.as_secs() + 5));
     let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
     // The word that S2 asks for is the very one that is swallowed. What counts is that no pod is on the node when it goes down (S3),
-    // and that it had not been given back (S9).
+    // and that it had not been released (S9).
     let ending = run_but_for(Some(Property::S2), options, expectations, async |scene| {
         let target = blocked_drain(scene).await?;
         let hides = HidesTheAct::default();
@@ -370,7 +370,7 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
         let member = scene.bed.member(target)?;
         ensure!(!member.host.log().iter().any(|event| is_call(event, "/actions/prepare-update")), "it did not wait");
 
-        // Orders. That the image is fetched hurts nobody, and needs no signature; that the host goes down does.
+        // Orders. That the image is fetched hurts no one, and needs no signature; that the host goes down does.
         hostile.invent(target, order(HostState::StagedUpdate, None))?;
         staged_as_told(&hostile, target).await?;
         let reboot = order(HostState::RebootedIntoUpdate, None);
@@ -432,7 +432,7 @@ async fn a_staged_image_that_is_not_there_moves_no_host() -> anyhow::Result<()> 
         scene.install().await?;
         let hostile = Hostile::take(scene, Stages::default()).await?;
         scene.release();
-        // The order to reboot comes for a host that has nothing staged. Its agent says so, and the node is given back.
+        // The order to reboot comes for a host that has nothing staged. Its agent says so, and the node is released.
         scene
             .until("an attempt fails for want of an image", |world| {
                 world.nodes.keys().any(|node| {
@@ -444,7 +444,7 @@ async fn a_staged_image_that_is_not_there_moves_no_host() -> anyhow::Result<()> 
         for member in &scene.bed.members {
             untouched(scene, &member.name)?;
         }
-        // Nobody waits for the back-off: what matters is over.
+        // No one waits for the back-off: what matters is over.
         scene.policy(&json!({"enabled": false})).await?;
         scene.bed.divert(None);
         drop(hostile);

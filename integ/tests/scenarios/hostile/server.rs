@@ -1,4 +1,4 @@
-//! Somebody who has taken the web API over: it has the serving key, sees every token and every word, and tells both sides what
+//! A client who has taken the web API over: it has the serving key, sees every token and every word, and tells both sides what
 //! it likes. What it does not change it passes on to the real web API, so that all goes on but for its lies.
 
 use std::collections::BTreeMap;
@@ -147,7 +147,7 @@ impl Hostile {
         view.etag = new_etag();
         view.spec = spec;
         invented.insert(node.to_owned(), view.clone());
-        // Nobody may be listening; then it is the first that is told.
+        // No one may be listening; then it is the first that is told.
         let _ = self.state.told.send((node.to_owned(), WatchLine::Shadow { object: Box::new(view) }));
         Ok(())
     }
