@@ -10,6 +10,8 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # How many tests run at a time: end-to-end tests mostly wait, so that there may be more of them than cores.
 export RUST_TEST_THREADS ?= 5
+# Words that are not used in what users read.
+WORDS := somebody|nobody|whoever|anew|of ours|given back
 # Arguments of the demo, e.g. make demo ARGS="--nodes 5 --keep"
 ARGS ?=
 
@@ -22,22 +24,34 @@ demo: tools control-plane build agent ## Show one update rolling through three s
 	@BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
-test: tools tools-lint control-plane next agent ## Run every check and test: what has to pass before a change lands
+test: tools tools-lint words control-plane next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
+	$(if $(TEST),,$(CARGO) fmt --all --check)
+	$(if $(TEST),,$(CARGO) clippy --workspace --all-targets --locked -- -D warnings)
+	$(CARGO) build --workspace --bins --locked
+	"$(TARGET)/debug/brupop-deploy" --check
+	BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast $(if $(TEST),-- $(TEST))
+
+.PHONY: check
+check: tools tools-lint words ## Run format, lints, generated files, unit tests and simulation: the quick loop while you write
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) build --workspace --bins --locked
 	"$(TARGET)/debug/brupop-deploy" --check
-	BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
+	$(CARGO) test --workspace --locked --lib --bins -- --skip control_plane
+
+# docs/glossary.md has the words to use instead.
+.PHONY: words
+words: ## Check that docs and manifests are free of words that the glossary replaces
+	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 .PHONY: test-unit
 test-unit: tools ## Run the tests that need no control plane
-	$(CARGO) test --workspace --locked --lib --exclude integ
-	$(CARGO) test --locked -p integ --lib -- --skip control_plane
-	$(CARGO) test --locked -p integ --test host_golden
+	$(CARGO) test --workspace --locked --lib --bins -- --skip control_plane
+	$(CARGO) test --workspace --locked --test host_golden
 
 .PHONY: test-scenarios
 test-scenarios: tools control-plane next ## Run the end-to-end scenarios alone
-	$(CARGO) test --locked -p integ --test scenarios
+	$(CARGO) test --workspace --locked --test scenarios
 
 .PHONY: bench-plan
 bench-plan: tools ## Measure one plan over 100, 5,000 and 100,000 nodes
@@ -45,17 +59,17 @@ bench-plan: tools ## Measure one plan over 100, 5,000 and 100,000 nodes
 
 .PHONY: test-policy
 test-policy: tools control-plane build ## Run the end-to-end scenarios about who updates next and why the others wait
-	$(CARGO) test --locked -p integ --test scenarios -- decide:: policy:: leaders:: labels::
+	$(CARGO) test --workspace --locked --test scenarios -- decide:: policy:: leaders:: labels::
 
 .PHONY: test-drain
 test-drain: tools control-plane build ## Run the cases and scenarios about drains and claims, each by name
-	$(CARGO) test --locked -p integ --test drains
-	$(CARGO) test --locked -p integ --test scenarios -- drains:: budgets:: crashes:: interfere:: withdrawn:: nodes:: uninstall::
+	$(CARGO) test --workspace --locked --test drains
+	$(CARGO) test --workspace --locked --test scenarios -- drains:: budgets:: crashes:: interfere:: withdrawn:: nodes:: uninstall::
 
 .PHONY: test-security
 test-security: tools control-plane build ## Run the refusals, the hostile web API and the rotations, each by name
-	$(CARGO) test --locked -p integ --test refusals
-	$(CARGO) test --locked -p integ --test scenarios -- hostile:: rotation:: tokens:: rights::
+	$(CARGO) test --workspace --locked --test refusals
+	$(CARGO) test --workspace --locked --test scenarios -- hostile:: rotation:: tokens:: rights::
 
 .PHONY: test-corrections
 test-corrections: tools control-plane build ## Run the tests of what the first whole review found: planner, drain, connections, what users see
