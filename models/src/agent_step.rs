@@ -184,7 +184,7 @@ pub const TABLE: &[Row] = &[
     Row {
         order: Some(Order::Unknown),
         step: Step::Unsupported,
-        why: "an order of a newer controller is nothing to guess at",
+        why: "the desired state is of a newer controller",
         ..ANY
     },
     // Idle is always carried out, also after a failed attempt.
@@ -192,14 +192,14 @@ pub const TABLE: &[Row] = &[
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::ThisAttempt),
         step: Step::Deactivate,
-        why: "withdrawn: what we armed must not fire",
+        why: "withdrawn: the armed image must not be booted",
         ..idle()
     },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::OlderAttempt),
         step: Step::Deactivate,
-        why: "withdrawn: what we armed must not fire",
+        why: "withdrawn: the armed image must not be booted",
         ..idle()
     },
     Row {
@@ -207,14 +207,14 @@ pub const TABLE: &[Row] = &[
         armed_by: Some(ArmedBy::Other),
         may_disarm: Some(true),
         step: Step::Deactivate,
-        why: "a person asked for it, in this boot",
+        why: "a user asked for it, in this boot",
         ..idle()
     },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::Other),
         step: Step::LeaveArmed,
-        why: "what somebody else armed is theirs",
+        why: "an image that another client armed is left alone",
         ..idle()
     },
     Row {
@@ -244,14 +244,14 @@ pub const TABLE: &[Row] = &[
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::OlderAttempt),
         step: Step::Deactivate,
-        why: "an older attempt of ours is still armed",
+        why: "an older attempt is still armed",
         ..stage()
     },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::Other),
         step: Step::Fail(FailureReason::HostArmedByOther),
-        why: "what somebody else armed is theirs",
+        why: "an image that another client armed is left alone",
         ..stage()
     },
     Row {
@@ -267,14 +267,14 @@ pub const TABLE: &[Row] = &[
         image: Some(Image::Staged),
         mark: Some(Mark::Activated),
         step: Step::Fail(FailureReason::DisarmedByOther),
-        why: "what we armed was disarmed by another client; the permit is used up",
+        why: "another client disarmed the host; the permit is used up",
         ..reboot(Boot::Same)
     },
     Row {
         image: Some(Image::Doubtful),
         mark: Some(Mark::Activated),
         step: Step::Fail(FailureReason::DisarmedByOther),
-        why: "what we armed was disarmed by another client; the permit is used up",
+        why: "another client disarmed the host; the permit is used up",
         ..reboot(Boot::Same)
     },
     Row {
@@ -287,7 +287,7 @@ pub const TABLE: &[Row] = &[
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::ThisAttempt),
         step: Step::RebootArmed,
-        why: "we armed it and did not get to the reboot",
+        why: "armed by this attempt, and not rebooted yet",
         ..reboot(Boot::Same)
     },
     Row {
@@ -301,7 +301,7 @@ pub const TABLE: &[Row] = &[
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::Other),
         step: Step::Fail(FailureReason::HostArmedByOther),
-        why: "what somebody else armed is theirs",
+        why: "an image that another client armed is left alone",
         ..reboot(Boot::Same)
     },
     Row {

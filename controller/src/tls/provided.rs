@@ -12,7 +12,7 @@ pub(super) enum Problem {
     #[error("the Secret {name} cannot be used ({error}); delete it to have a new one made")]
     Spoilt { name: &'static str, error: String },
     /// There is no Secret, or nothing in it.
-    #[error("the Secret brupop-apiserver-tls has no tls.crt and tls.key, which somebody has to provide")]
+    #[error("the Secret brupop-apiserver-tls has no tls.crt and tls.key, which you have to provide")]
     NoCertificate,
     /// The key is another one's.
     #[error("tls.key of the Secret brupop-apiserver-tls cannot be used, or does not belong to its tls.crt")]
