@@ -150,7 +150,7 @@ async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
                 return Ok(());
             }
             bail!(
-                "after {} there is still something under way, and nothing was removed:\n  {}\nRun it again to wait longer, see the log of the controller (kubectl -n {} logs deploy/{}), or use --abandon.",
+                "after {} there is still something under way, and nothing but the BottlerocketUpdateOperator was removed:\n  {}\nRun it again to wait longer, see the log of the controller (kubectl -n {} logs deploy/{}), or use --abandon.",
                 options.timeout,
                 told.join("\n  "),
                 names::SYSTEM_NAMESPACE,

@@ -199,7 +199,7 @@ async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_me
         let waited = plugin(scene, &["uninstall", "--yes", "--timeout", "2s"]).await?;
         let text = said(&waited);
         assert!(
-            !waited.status.success() && text.contains(&format!("the update of {target} stands at Draining")),
+            !waited.status.success() && text.contains(&format!("the update of {target} is at Draining")),
             "{text}"
         );
         assert!(text.contains("--abandon"), "{text}");
