@@ -12,7 +12,7 @@
 use crate::reason::FailureReason;
 use crate::shadow::{Armed, ArmedPhase, HostState};
 
-/// What the controller asks.
+/// Desired state, as far as the table depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// Nothing.
@@ -21,20 +21,20 @@ pub enum Order {
     Stage,
     /// Reboot into the staged image.
     Reboot,
-    /// Something that this agent does not know, or an order without a version or a boot.
+    /// A state that this agent does not know, or a desired state without a version or a boot.
     Unknown,
 }
 
-/// Which boot runs, seen from the order.
+/// Running boot, compared with that of the desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Boot {
-    /// The one that the order is for.
+    /// The boot that the desired state is for.
     Same,
     /// Another one.
     Other,
 }
 
-/// What stands on the inactive partition set.
+/// Content of the inactive partition set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Image {
     /// Nothing that the host would tell of (its update state is Idle or Available, or it has none yet).
@@ -47,10 +47,10 @@ pub enum Image {
     Ready,
 }
 
-/// Who armed it. Looked at only where the image is [`Image::Ready`].
+/// Owner of an armed image. Used only where the image is [`Image::Ready`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArmedBy {
-    /// We did, in this boot, for the order's attempt.
+    /// Armed by this agent, in this boot, for the attempt of the desired state.
     ThisAttempt,
     /// We did, in this boot, for an earlier attempt.
     OlderAttempt,
@@ -58,7 +58,7 @@ pub enum ArmedBy {
     Other,
 }
 
-/// How far arming had gone for the order's attempt in the order's boot, by our own acknowledged report.
+/// Progress of arming for the attempt of the desired state in its boot, by the agent's own acknowledged report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mark {
     /// It was armed.
@@ -67,7 +67,7 @@ pub enum Mark {
     Not,
 }
 
-/// Which version runs, seen from the order.
+/// Running version, compared with that of the desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Running {
     /// The wanted one.
@@ -81,32 +81,32 @@ pub enum Running {
 /// Everything that the step depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Situation {
-    /// What is asked.
+    /// Desired state.
     pub order: Order,
-    /// Whether this attempt has already been reported as failed.
+    /// True if this attempt has already been reported as failed.
     pub failed: bool,
-    /// Which boot runs.
+    /// Running boot.
     pub boot: Boot,
-    /// What is staged.
+    /// Staged image.
     pub image: Image,
-    /// Whether an activation of this operator may have changed the disk's boot flags without a record of the host.
+    /// True if an activation of this operator may have changed the disk's boot flags without a record of the host.
     pub perhaps_armed: bool,
-    /// Who armed it.
+    /// Owner of an armed image.
     pub armed_by: ArmedBy,
-    /// Whether a user permits, in the boot that runs, to disarm what another client armed.
+    /// True if a user permits, in the running boot, to disarm an image that another client armed.
     pub may_disarm: bool,
-    /// How far arming had gone before.
+    /// Progress of arming before.
     pub mark: Mark,
-    /// Which version runs.
+    /// Running version.
     pub running: Running,
 }
 
-/// What the agent does.
+/// Next step of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Nothing, and report this state as reached.
     Reached(HostState),
-    /// Nothing until the order changes; report the host as it is.
+    /// Nothing until the desired state changes; report the host as it is.
     Rest,
     /// Disarm the image.
     Deactivate,
@@ -122,34 +122,34 @@ pub enum Step {
     LeaveArmed,
     /// Give the attempt up.
     Fail(FailureReason),
-    /// Do nothing and report that the order is not understood.
+    /// Do nothing and report that the desired state is not known.
     Unsupported,
 }
 
 /// One row of the table: a field that is `None` fits anything. The first row that fits counts.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// What is asked.
+    /// Desired state.
     pub order: Option<Order>,
-    /// Whether this attempt has failed already.
+    /// Failure of this attempt.
     pub failed: Option<bool>,
-    /// Which boot runs.
+    /// Running boot.
     pub boot: Option<Boot>,
-    /// What is staged.
+    /// Staged image.
     pub image: Option<Image>,
-    /// Whether the disk may be armed without a record.
+    /// True if the disk may be armed without a record.
     pub perhaps_armed: Option<bool>,
-    /// Who armed it.
+    /// Owner of an armed image.
     pub armed_by: Option<ArmedBy>,
-    /// Whether a user permits to disarm what another client armed.
+    /// True if a user permits to disarm an image that another client armed.
     pub may_disarm: Option<bool>,
-    /// How far arming had gone.
+    /// Progress of arming.
     pub mark: Option<Mark>,
-    /// Which version runs.
+    /// Running version.
     pub running: Option<Running>,
-    /// What to do.
+    /// Next step.
     pub step: Step,
-    /// Why.
+    /// Reason of the rule.
     pub why: &'static str,
 }
 
@@ -362,7 +362,7 @@ pub fn step(situation: &Situation) -> Step {
     TABLE.iter().find(|row| row.fits(situation)).map_or(Step::Unsupported, |row| row.step)
 }
 
-/// Who armed what is armed in the boot `boot_id`, for the attempt `attempt`, by the agent's own report.
+/// Returns the owner of the image that is armed in the boot `boot_id`, for the attempt `attempt`, by the agent's own report.
 pub fn armed_by(armed: Option<&Armed>, boot_id: &str, attempt: i64) -> ArmedBy {
     match armed {
         Some(armed) if armed.boot_id == boot_id && armed.attempt == attempt => ArmedBy::ThisAttempt,
@@ -371,7 +371,7 @@ pub fn armed_by(armed: Option<&Armed>, boot_id: &str, attempt: i64) -> ArmedBy {
     }
 }
 
-/// How far arming had gone for the attempt `attempt` in the boot `boot_id` that the order names.
+/// Returns the progress of arming for the attempt `attempt` in the boot `boot_id` of the desired state.
 pub fn mark(armed: Option<&Armed>, boot_id: &str, attempt: i64) -> Mark {
     match armed {
         Some(armed) if armed.boot_id == boot_id && armed.attempt == attempt && armed.phase == ArmedPhase::Activated => {
@@ -381,7 +381,7 @@ pub fn mark(armed: Option<&Armed>, boot_id: &str, attempt: i64) -> Mark {
     }
 }
 
-/// The table in Markdown, as it stands in the documentation.
+/// Returns the table in Markdown, as in the documentation.
 pub fn table_markdown() -> String {
     fn cell<T: std::fmt::Debug>(value: Option<&T>) -> String {
         value.map_or_else(|| "any".to_owned(), |v| format!("{v:?}"))

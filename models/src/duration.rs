@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Duration(pub StdDuration);
 
-/// Why a string is no [`Duration`].
+/// Error of a string that is not a [`Duration`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is no duration: write whole numbers with a unit, such as 30s, 10m, 1h30m or 500ms")]
 pub struct ParseDurationError(String);

@@ -69,7 +69,7 @@ pub const DO_NOT_DISRUPT_ANNOTATION: &str = "karpenter.sh/do-not-disrupt";
 
 /// Label on a Node, a whole number: nodes with a higher one come first. Default 0.
 pub const PRIORITY_LABEL: &str = "brupop.bottlerocket.aws/priority";
-/// Label on a Node: the zone that it stands in.
+/// Label on a Node: its zone.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// Field manager of the label that puts a node under the operator, where the operator sets it.
 pub const LABEL_MANAGER: &str = "brupop-labels";
@@ -93,7 +93,7 @@ pub const TRUST_PERMIT_KEYS: &str = "permit-keys.json";
 /// Annotation on [`TRUST_CONFIG_MAP`]: since when each certificate and key in it has been published, by digest.
 pub const PUBLISHED_ANNOTATION: &str = "brupop.bottlerocket.aws/published";
 
-/// What a shadow's name begins with.
+/// Prefix of a shadow's name.
 const SHADOW_PREFIX: &str = "brs-";
 
 /// Name of the shadow of a node.

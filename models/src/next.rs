@@ -16,12 +16,12 @@ impl Default for Novelty {
 }
 
 impl Novelty {
-    /// What is read where nothing was written.
+    /// Value that is read where nothing was written.
     pub fn absent() -> Self {
         Self(None)
     }
 
-    /// Whether it says nothing.
+    /// Returns true if it is the default.
     pub fn is_absent(&self) -> bool {
         self.0.is_none()
     }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::shadow::HostPolicy;
 
-/// How long after sending its nonce an agent acts on the permit for it, by its own monotonic clock.
+/// Time after sending its nonce for which an agent acts on the permit, by its own monotonic clock.
 pub const PERMIT_LIFETIME: Duration = Duration::from_secs(30);
 
 /// The default of `deadlines.shutdown`, the longest time between the agent's call that reboots the host and the end of the
@@ -28,7 +28,7 @@ pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(240);
 /// The longest that an agent waits for the answer of a call to the host.
 pub const CALL_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a permit says. All of it is signed.
+/// Claims of a permit. All of them are signed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PermitClaims {
@@ -42,7 +42,7 @@ pub struct PermitClaims {
     pub version: semver::Version,
     /// The agent's nonce that is answered.
     pub nonce: String,
-    /// The host settings that go with the order.
+    /// Host settings of the desired state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostPolicy>,
 }
@@ -50,25 +50,25 @@ pub struct PermitClaims {
 /// The purpose that a statement of settings names, as its audience (`aud`).
 pub const SETTINGS_AUDIENCE: &str = "brupop-host-settings";
 
-/// What a statement of settings says. All of it is signed.
+/// Claims of a statement of settings. All of them are signed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SettingsClaims {
-    /// What the statement is for: [`SETTINGS_AUDIENCE`].
+    /// Purpose of the statement: [`SETTINGS_AUDIENCE`].
     #[serde(default)]
     pub aud: String,
     /// The Node's uid.
     pub node_uid: String,
-    /// The version to lock the host to, as in the order.
+    /// Version to lock the host to, as in the desired state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version_lock: Option<String>,
-    /// Whether the host is to ignore waves, as in the order.
+    /// True if the host is to ignore waves, as in the desired state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
 }
 
 impl SettingsClaims {
-    /// What has to be signed for this policy on this node; nothing where no setting is asked for.
+    /// Returns the claims to sign for this policy on this node; `None` where no setting is asked for.
     pub fn of(node_uid: &str, host: &HostPolicy) -> Option<Self> {
         host.asks_settings().then(|| Self {
             aud: SETTINGS_AUDIENCE.to_owned(),

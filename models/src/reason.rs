@@ -17,7 +17,7 @@ pub enum FailureClass {
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+ $name:ident => $class:ident,)+) => {
-        /// Why an attempt failed.
+        /// Reason of a failed attempt.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum FailureReason {
             $($(#[doc = $doc])+ $name,)+
@@ -30,7 +30,7 @@ macro_rules! reasons {
             /// All reasons that this version gives.
             pub const ALL: &'static [Self] = &[$(Self::$name),+];
 
-            /// The reason as one fixed word, as it stands in resources, Events and metrics.
+            /// Reason as one fixed word, as in resources, Events and metrics.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)+
@@ -52,11 +52,11 @@ macro_rules! reasons {
 reasons! {
     /// The host could not look for updates.
     RefreshFailed => Node,
-    /// The host does not offer the version that the order names.
+    /// The host does not offer the target version.
     VersionNotOffered => Node,
     /// The host failed to download or write the image.
     PrepareFailed => Node,
-    /// The host wrote another version than the order names, or wrote nothing.
+    /// The host wrote another version than the target, or wrote nothing.
     WrongImageStaged => Node,
     /// The host failed to arm the image.
     ActivateFailed => Node,
@@ -64,7 +64,7 @@ reasons! {
     DeactivateFailed => Node,
     /// The host refused to reboot.
     RebootRefused => Node,
-    /// The order was to reboot, but nothing, or another image, is staged.
+    /// The desired state is the reboot, but nothing, or another image, is staged.
     NotStaged => Node,
     /// Another client armed an image on the host.
     HostArmedByOther => Node,
@@ -94,13 +94,13 @@ reasons! {
     NotReadyAfterBoot => Version,
     /// The node did not stay healthy for the soak time.
     SoakFailed => Version,
-    /// Whether the node is healthy after its update could not be found out in time.
+    /// The health of the node after its update could not be determined in time.
     HealthUnknown => Node,
     /// Updates were switched off, or the operator's resource is gone.
     Disabled => Wait,
     /// The host runs the wanted version already, put there by another client.
     UpdatedByOther => Wait,
-    /// The record of the attempt was lost; the order is withdrawn to be safe.
+    /// The record of the attempt was lost; the desired state is withdrawn to be safe.
     ProgressLost => Wait,
     /// A client holds the node.
     Held => Wait,

@@ -19,7 +19,7 @@ use crate::wire::AgentStatus;
 /// Types of the conditions that the agent writes.
 pub const AGENT_CONDITIONS: &[&str] = &[HOST_REACHABLE];
 
-/// Types of the conditions that the controller writes. One that stands in neither list is of another version.
+/// Types of the conditions that the controller writes. A type that is in neither list is of another version.
 pub const CONTROLLER_CONDITIONS: &[&str] = &[CORDONED, DRAINED, BLOCKED, HEALTHY];
 
 /// `HostReachable`: the agent reached the host API when it reported last (agent).
@@ -46,7 +46,7 @@ pub enum HostState {
     StagedUpdate,
     /// The host runs the image.
     RebootedIntoUpdate,
-    /// What the next version adds: the agent has taken note of an attempt, before it stages anything.
+    /// State that the next version adds: the agent has taken note of an attempt, before it stages anything.
     #[cfg(feature = "next")]
     PlannedUpdate,
     /// A state that this version does not know. Nothing is done for it.
@@ -55,8 +55,8 @@ pub enum HostState {
     Unknown,
 }
 
-/// What policy asks of the host's own settings and look-ups. Part of what a permit signs; what asks for a change of settings
-/// is signed by itself too ([`crate::permit::SettingsClaims`]), since a setting is changed long before any permit.
+/// Desired settings of the host. A permit signs them; a change of settings is signed by itself too
+/// ([`crate::permit::SettingsClaims`]), since a setting is changed long before any permit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -84,12 +84,12 @@ pub struct HostPolicy {
 }
 
 impl HostPolicy {
-    /// Whether it asks for a change of the host's settings, so that it has to be signed.
+    /// Returns true if it asks for a change of the host's settings, so that it has to be signed.
     pub fn asks_settings(&self) -> bool {
         self.version_lock.is_some() || self.ignore_waves == Some(true)
     }
 
-    /// Whether it asks the same as `other`. Two signatures of one statement differ, and that is no difference.
+    /// Returns true if it asks for the same as `other`. Two signatures of one statement differ, and that is no difference.
     pub fn asks_as(&self, other: &Self) -> bool {
         let Self { version_lock, ignore_waves, refresh_interval, disarm_in_boot, signature: _ } = self;
         *version_lock == other.version_lock
@@ -210,7 +210,7 @@ pub struct BottlerocketShadowSpec {
     /// Reboot permit for the agent's nonce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<Permit>,
-    /// What the next version adds.
+    /// Field that the next version adds.
     #[cfg(feature = "next")]
     #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
     pub novelty: crate::next::Novelty,
@@ -378,7 +378,7 @@ pub struct AgentReport {
     /// Settings of the host before the operator changed them, and those that it applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<FoundSettings>,
-    /// What the next version adds.
+    /// Field that the next version adds.
     #[cfg(feature = "next")]
     #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
     pub agent_novelty: crate::next::Novelty,
@@ -404,7 +404,7 @@ pub enum Step {
     Monitoring,
     /// The attempt has failed: its desired state is withdrawn and the node is being released.
     Releasing,
-    /// What the next version adds: the agent is asked to take note of the attempt.
+    /// Step that the next version adds: the agent is asked to take note of the attempt.
     #[cfg(feature = "next")]
     Planning,
     /// A step of another version of the controller. What it asks for is not known, so the attempt ends.
@@ -687,7 +687,7 @@ pub struct ControllerReport {
     /// Record of earlier attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<Record>,
-    /// What the next version adds.
+    /// Field that the next version adds.
     #[cfg(feature = "next")]
     #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
     pub controller_novelty: crate::next::Novelty,
@@ -743,12 +743,12 @@ impl BottlerocketShadowStatus {
     }
 }
 
-/// Whether the agent writes conditions of this type.
+/// Returns true for the types of conditions that the agent writes.
 pub fn is_agent_condition(type_: &str) -> bool {
     AGENT_CONDITIONS.contains(&type_)
 }
 
-/// Whether the controller writes conditions of this type. What another version's agent writes is not taken over by it.
+/// Returns true for the types of conditions that the controller writes. Those of another version's agent are not among them.
 pub fn is_controller_condition(type_: &str) -> bool {
     CONTROLLER_CONDITIONS.contains(&type_)
 }

@@ -25,7 +25,7 @@ pub struct AgentStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Which shadow, and which version of what the controller asks.
+/// Identity of a shadow, and the version of its desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -34,7 +34,7 @@ pub struct ShadowMetadata {
     pub uid: String,
     /// Rises with each change of `spec`; the agent acknowledges it as `observedGeneration`.
     pub generation: i64,
-    /// Which state of the shadow this is, in the cluster's own count. The agent sends the newest one back when it opens its
+    /// State of the shadow, by its resourceVersion. The agent sends the newest one back when it opens its
     /// next stream, so that a replica that is behind does not show it the past. It is no part of the etag.
     pub resource_version: String,
 }
@@ -48,9 +48,9 @@ pub struct ShadowView {
     pub metadata: ShadowMetadata,
     /// Digest of uid, generation and the agent's half; sent back as `If-Match` with a status.
     pub etag: String,
-    /// What the controller asks.
+    /// Desired state.
     pub spec: BottlerocketShadowSpec,
-    /// What this agent, or its predecessor, last reported.
+    /// Last report of this agent, or of its predecessor.
     #[serde(default)]
     pub status: AgentStatus,
 }
@@ -69,7 +69,7 @@ pub enum WatchLine {
     Absent,
     /// The stream is alive.
     Heartbeat,
-    /// What the next version adds.
+    /// Field that the next version adds.
     #[cfg(feature = "next")]
     Novelty {
         /// Something.
@@ -84,14 +84,14 @@ pub enum WatchLine {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 pub struct Problem {
-    /// What kind of problem, as a fixed word in a URN.
+    /// Kind of the problem, as a fixed word in a URN.
     #[serde(rename = "type")]
     pub type_: String,
     /// The kind for a user.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// What to do about it.
+    /// Next step for the client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The host's own settings: locked to a version, put back, and left alone where they are another client's.
+//! The host's settings: locked to a version, restored, and left alone where they are another client's.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{acknowledged, until_failed};
 
 const NEWEST: Version = Version::new(1, 21, 0);
 
-/// The settings calls that the host got, without the transactions' names.
+/// Returns the settings calls to the host, without the transactions' names.
 fn settings_calls(bench: &Bench) -> Vec<String> {
     let calls = bench.calls().into_iter().filter(|call| call.contains(" /settings") || call.contains(" /tx"));
     calls.map(|call| call.split_once("?tx=").map_or(call.clone(), |(path, _)| path.to_owned())).collect()
@@ -72,7 +72,7 @@ async fn until_called(bench: &Bench, kind: &str, times: usize) {
     assert!(tokio::time::timeout(super::bench::LIMIT, wait).await.is_ok(), "{:?}: {}", bench.calls(), bench.log());
 }
 
-/// Waits until the host has looked for updates this many times more.
+/// Waits until the host has refreshed this many times more.
 async fn until_looked(bench: &Bench, times: usize) {
     let mut events = bench.host.subscribe();
     let count = || bench.calls().iter().filter(|call| call.contains("refresh")).count();
@@ -120,7 +120,7 @@ async fn a_pin_takes_the_host_up_to_its_version_and_not_further() {
     let view = until_chosen(&bench, NEW).await;
     assert_eq!(view.status.report.host, Some(set("1.20.5")));
     assert!(locked(&bench, "1.20.5"));
-    // Read, reported, read again as the change is made, and read to see what it came to.
+    // Read, reported, read again before the change, and read to see its result.
     assert_eq!(settings_calls(&bench)[..5], [READ, READ, STAGE, COMMIT, READ]);
     let body = bench.host.log().into_iter().find_map(|event| match event.kind {
         EventKind::Call { method, body, .. } if method == "PATCH" => Some(body),
@@ -238,7 +238,7 @@ async fn a_lock_that_somebody_else_set_is_respected_and_told() {
     assert!(view.status.report.failure.unwrap().message.contains("'v1.20.0'"));
     assert!(!settings_calls(&bench).iter().any(|call| call != READ), "{:?}", settings_calls(&bench));
     assert!(!bench.calls().iter().any(|call| call.contains("prepare")));
-    // Once they take it back, policy rules.
+    // Once the other client removes its lock, policy rules.
     bench.withdraw();
     somebody_locks(&bench, "latest");
     let view = until_chosen(&bench, NEW).await;
@@ -347,7 +347,7 @@ async fn a_commit_that_failed_and_yet_was_made_is_made_once_more_for_its_files()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_that_were_never_written_are_found_out_by_what_the_host_chooses() {
-    // A predecessor was told of the failure, and died of it: the new process sees settings that are as they should be.
+    // The previous process learned of the failure and crashed: the new one sees settings that are as requested.
     let mut bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     bench.host.script(Fault::applier("No such file or directory (os error 2)"));
@@ -427,7 +427,7 @@ async fn a_host_that_refuses_the_change_fails_the_order_with_its_words() {
     assert!(view.status.report.failure.unwrap().message.contains("no such version"));
     bench.withdraw();
     bench.web.until("it is told", |v| acknowledged(v) && reach(v) == "SettingsFailed").await;
-    // What was not changed is not put back either.
+    // An unchanged setting is not restored either.
     bench.ask(None, None);
     let quiet = |v: &ShadowView| acknowledged(v) && v.status.report.host.is_none() && reach(v) == "Answered";
     bench.web.until("it is forgotten", quiet).await;
@@ -460,10 +460,10 @@ async fn settings_that_the_controller_did_not_sign_for_this_node_are_not_even_re
         assert_eq!(view.status.report.host, None);
     }
     assert_eq!(settings_calls(&bench), [""; 0]);
-    // The host is looked after meanwhile; an order waits.
+    // The host is handled meanwhile; a desired state waits.
     until_chosen(&bench, NEW).await;
     bench.stage(1);
-    bench.logged("order state=StagedUpdate").await;
+    bench.logged("desired state state=StagedUpdate").await;
     bench.web.order(|spec| spec.host = Some(right));
     bench.web.until("it is staged", |v| v.status.report.state == Some(HostState::StagedUpdate)).await;
     let calls = bench.calls();
@@ -528,7 +528,7 @@ async fn no_setting_is_changed_while_an_image_is_armed() {
         bench.host.foreign(command).await.unwrap();
         bench.host.lock_free().await;
     }
-    // The agent has not looked at the host since.
+    // The agent has not read the host since.
     bench.ask(Some("1.20.5"), None);
     bench.web.until("it is told", |v| acknowledged(v) && reach(v) == "HostArmedByOther").await;
     assert!(!settings_calls(&bench).iter().any(|call| call != READ), "{:?}", settings_calls(&bench));
@@ -544,7 +544,7 @@ async fn no_setting_is_changed_while_an_image_is_armed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_put_back_while_an_image_is_armed() {
     let bench = Bench::new().await;
-    // Looks for updates would show the agent the armed image before the order does.
+    // Refreshes would show the agent the armed image before the desired state does.
     let rarely = |policy: HostPolicy| HostPolicy { refresh_interval: Some("24h".parse().unwrap()), ..policy };
     let (pin, gone) = (rarely(bench.policy(Some("1.20.5"), None)), rarely(bench.policy(None, None)));
     bench.web.order(|spec| spec.host = Some(pin));

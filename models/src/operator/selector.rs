@@ -14,7 +14,7 @@ where
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// How a label is compared.
+/// Operator of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(description = "")]
 pub enum LabelOperator {
@@ -38,7 +38,7 @@ pub struct LabelRequirement {
     /// The label's key.
     #[schemars(length(max = 317))]
     pub key: String,
-    /// How its value is compared.
+    /// Operator of the comparison.
     pub operator: LabelOperator,
     /// The values of In and NotIn.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -83,7 +83,7 @@ impl JsonSchema for Labels {
 }
 
 impl NodeSelector {
-    /// Whether these labels match. The rules are those of `LabelSelector` in Kubernetes.
+    /// Returns true if these labels match, by the rules of Kubernetes' `LabelSelector`.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         let Self { match_labels, match_expressions } = self;
         match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))

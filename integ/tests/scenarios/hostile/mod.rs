@@ -194,7 +194,7 @@ async fn a_permit_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_tha
         let words = Words::from_now(scene, &target).await?;
         let permit = given.spec.permit.clone().context("a permit")?;
         hostile.invent(&target, given.spec.clone())?;
-        words.until(&["order state=RebootedIntoUpdate"]).await?;
+        words.until(&["desired state state=RebootedIntoUpdate"]).await?;
         poll("the agent asks anew", async || {
             untouched(scene, &target)?;
             Ok(asked(&hostile, &target)?.filter(|nonce| *nonce != permit.nonce))
