@@ -1,8 +1,8 @@
-//! Requests that cannot be carried out because their annotation is misspelt, or is on the wrong object.
+//! Requests that cannot be carried out because their annotation is misspelt or is on the wrong object.
 
 use models::names;
 
-/// What an annotation is on.
+/// The object that carries an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The operator's resource.
@@ -16,7 +16,7 @@ pub enum Place {
 impl Place {
     const ALL: [Self; 3] = [Self::Operator, Self::Shadow, Self::Node];
 
-    /// The annotations that count here.
+    /// Returns the annotations that are valid on this object.
     const fn known(self) -> &'static [&'static str] {
         match self {
             Self::Operator => &[
@@ -39,7 +39,8 @@ impl Place {
     }
 }
 
-/// Returns the annotations of this operator that mean nothing where they are, each as a sentence with what would be right.
+/// Returns the annotations of this operator that have no meaning on this object, each as a sentence with the
+/// correction.
 pub fn misunderstood<'a>(place: Place, annotations: impl IntoIterator<Item = &'a String>) -> Vec<String> {
     let ours = |name: &&String| name.strip_prefix(names::GROUP).is_some_and(|rest| rest.starts_with('/'));
     let unknown = annotations.into_iter().filter(ours).filter(|name| !place.known().contains(&name.as_str()));

@@ -1,4 +1,4 @@
-//! Deadlines of the calls to the API server, and what is under way: no call of this process waits for ever.
+//! Deadlines of the calls to the API server, and the calls under way: no call of this process waits forever.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,22 +13,23 @@ use tokio::time::{Instant, timeout};
 
 use crate::metrics::Metrics;
 
-/// How long opening a connection may take.
+/// Deadline for opening a connection.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long a watch may show nothing at all before it is opened again: the API server sends a bookmark about every minute.
+/// Time without any data after which a watch is opened again: the API server sends a bookmark about every minute.
 const WATCH_SILENCE: Duration = Duration::from_secs(150);
 
-/// How much longer than its deadline a call may be under way before the process counts as stuck.
+/// Time beyond its deadline after which a call under way makes the process count as stuck.
 const CALL_GRACE: Duration = Duration::from_secs(30);
 
-/// How long the leader may be without a turn before the process counts as stuck. It has one every [`TURN_PERIOD`] at least.
+/// Time without a turn of the leader after which the process counts as stuck. A turn comes at least every
+/// [`TURN_PERIOD`].
 const TURN_LIMIT: Duration = Duration::from_secs(120);
 
 /// The longest time between two turns of the leader.
 pub const TURN_PERIOD: Duration = Duration::from_secs(30);
 
-/// A kind of call, by which it has its deadline.
+/// A kind of call, which determines its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// A read or write of a Lease.
@@ -63,7 +64,7 @@ impl Kind {
         }
     }
 
-    /// The kind as one fixed word.
+    /// Returns the kind as a fixed word.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Lease => "lease",
@@ -76,18 +77,18 @@ impl Kind {
 
     const fn limit(self) -> Duration {
         Duration::from_secs(match self {
-            // So short that a lost answer leaves time for another renewal before the lease is lost.
+            // Short enough that a lost answer leaves time for another renewal before the lease is lost.
             Self::Lease => 3,
             Self::Read => 15,
-            // Longer than the API server waits for an admission webhook (30 s), after which it may go on without.
+            // Longer than the API server waits for an admission webhook (30 s), after which it may go on without it.
             Self::Write | Self::Watch => 35,
-            // Longer than the API server takes for any request (60 s): it retries evictions by itself, behind webhooks.
+            // Longer than the API server takes for any request (60 s): behind webhooks it retries evictions by itself.
             Self::Eviction => 65,
         })
     }
 }
 
-/// A call had no answer in time. It may have been carried out all the same.
+/// A call without an answer in time. It may have been carried out all the same.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer from the API server within {limit:?}: {method} {path}")]
 pub struct NoAnswer {
@@ -96,12 +97,12 @@ pub struct NoAnswer {
     limit: Duration,
 }
 
-/// What is stuck.
+/// A call or turn that is stuck.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stuck {
     /// A call is under way for longer than its deadline allows.
     Call(Kind, Duration),
-    /// The leader has had no turn for so long.
+    /// The leader has had no turn for this long.
     Turn(Duration),
 }
 
@@ -116,7 +117,7 @@ impl fmt::Display for Stuck {
     }
 }
 
-/// The age of what is under way.
+/// The age of the calls under way and of the leader's last turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ages {
     /// The oldest call of each kind.
@@ -126,7 +127,7 @@ pub struct Ages {
 }
 
 impl Ages {
-    /// What is stuck, if anything is.
+    /// Returns what is stuck, if anything is.
     pub fn stuck(&self) -> Option<Stuck> {
         let late = |(kind, age): (&Kind, &Duration)| (*age > kind.limit() + CALL_GRACE).then_some((*kind, *age));
         let call = self.calls.iter().find_map(late).map(|(kind, age)| Stuck::Call(kind, age));
@@ -141,7 +142,7 @@ struct State {
     turn: Option<Instant>,
 }
 
-/// The calls under way and the leader's last turn. Cloning shares them.
+/// The calls under way and the leader's last turn. Clones share them.
 #[derive(Clone, Default)]
 pub struct Calls(Arc<Mutex<State>>);
 
@@ -170,12 +171,12 @@ impl Calls {
         UnderWay { calls: self.clone(), number }
     }
 
-    /// Records a turn of the leader, or with `None` that this process leads no longer.
+    /// Records a turn of the leader, or with `None` that this process no longer leads.
     pub fn turned(&self, at: Option<Instant>) {
         self.lock().turn = at;
     }
 
-    /// Returns the age of what is under way.
+    /// Returns the age of the calls under way.
     pub fn ages(&self, now: Instant) -> Ages {
         let state = self.lock();
         let mut calls = BTreeMap::new();
@@ -187,7 +188,7 @@ impl Calls {
     }
 }
 
-/// Returns the frames of a watch until it ends, or is silent for so long that its connection must be dead.
+/// Returns the frames of a watch until it ends, or has been silent for so long that its connection must be dead.
 fn not_silent(watch: Body) -> impl Stream<Item = <BodyStream<Body> as Stream>::Item> + Send {
     futures::stream::unfold(BodyStream::new(watch), async |mut frames| {
         let frame = timeout(WATCH_SILENCE, frames.next()).await.ok()??;
@@ -195,7 +196,7 @@ fn not_silent(watch: Body) -> impl Stream<Item = <BodyStream<Body> as Stream>::I
     })
 }
 
-/// Returns the same client with a deadline for each call: the answer has to be there in full by then. A watch has to begin
+/// Returns the same client with a deadline for each call, by which the answer has to be complete. A watch has to begin
 /// by then, and ends when it has been silent for too long.
 pub fn limited(client: kube::Client, calls: Calls, metrics: Metrics) -> kube::Client {
     let namespace = client.default_namespace().to_owned();
@@ -255,7 +256,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn call_without_answer_ends_at_its_deadline() {
         let (client, calls, metrics, mut server) = client();
-        // Answers nothing, and keeps what would answer.
+        // Never answers, and keeps the reply handle.
         tokio::spawn(async move {
             let mut unanswered = Vec::new();
             while let Some(request) = server.next_request().await {
@@ -282,7 +283,7 @@ mod tests {
         assert_eq!(calls.ages(Instant::now()), Ages::default());
     }
 
-    /// An answer whose body begins like this and never ends.
+    /// Returns an answer whose body begins like this and never ends.
     async fn endless(start: &'static [u8]) -> Response<Body> {
         let service = tower::service_fn(move |_: Request<Body>| async move {
             let start = BodyStream::new(Body::from(start.to_vec()));

@@ -1,8 +1,8 @@
-//! What we claim on a Node while it is being updated: one function from step to claim, and how a claim of the operator is told from
-//! what others have set.
+//! Claims: the fields on a Node that the operator owns during an attempt. One function maps a step to a claim; the
+//! others distinguish a claim of the operator from values that others have set.
 //!
-//! A claim is field ownership by server-side apply. What another client set to the same value is shared, and stays when ours
-//! goes; a label or annotation that a client set to another value is left to them.
+//! A claim is field ownership by server-side apply. A field that another client set to the same value is shared, and
+//! stays when the claim is released; a label or annotation that a client set to another value is left unchanged.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use crate::policy::Policy;
 
-/// A part of a Node that can be claimed.
+/// A field of a Node that can be claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// `spec.unschedulable`: no new pods.
     Cordon,
-    /// The label that takes it out of external load balancers.
+    /// The label that excludes the node from external load balancers.
     Balancer,
     /// The annotation that the cluster autoscaler obeys.
     ScaleDown,
@@ -27,7 +27,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// All of them.
+    /// All fields that can be claimed.
     pub const ALL: [Self; 4] = [Self::Cordon, Self::Balancer, Self::ScaleDown, Self::DoNotDisrupt];
 
     /// The name of the field, label or annotation.
@@ -40,7 +40,7 @@ impl Part {
         }
     }
 
-    /// Its value, where it is a label or an annotation. The one of the label means nothing to anybody, so it says whose it is.
+    /// The value of a label or an annotation. The value of the label has no meaning, so it names the operator.
     const fn value(self) -> &'static str {
         match self {
             Self::Balancer => "brupop",
@@ -48,7 +48,7 @@ impl Part {
         }
     }
 
-    /// Where it stands among the owned fields.
+    /// The path among the owned fields.
     fn owned_at(self) -> [&'static str; 3] {
         match self {
             Self::Cordon => ["f:spec", "f:unschedulable", ""],
@@ -58,7 +58,7 @@ impl Part {
         }
     }
 
-    /// Whether the fields of this entry name it.
+    /// Returns whether the fields of this entry name it.
     fn in_entry(self, entry: &ManagedFieldsEntry) -> bool {
         let [part, field, key] = self.owned_at();
         let field = entry.fields_v1.as_ref().and_then(|fields| fields.0.get(part)?.get(field));
@@ -78,7 +78,7 @@ impl Part {
     }
 }
 
-/// Parts of a Node.
+/// A set of fields of a Node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts(u8);
 
@@ -86,34 +86,34 @@ impl Parts {
     /// The cordon alone.
     pub const CORDON: Self = Self(1 << Part::Cordon as u8);
 
-    /// What is claimed by default.
+    /// The fields that are claimed by default.
     #[cfg(test)]
     pub(crate) const USUAL: Self =
         Self((1 << Part::Cordon as u8) | (1 << Part::ScaleDown as u8) | (1 << Part::DoNotDisrupt as u8));
 
-    /// Whether this one is among them.
+    /// Returns whether the set contains this field.
     pub const fn has(self, part: Part) -> bool {
         self.0 & (1 << part as u8) != 0
     }
 
-    /// Whether there is none.
+    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Those that are not among the others.
+    /// Returns the fields that are not among the others.
     #[must_use]
     pub const fn without(self, others: Self) -> Self {
         Self(self.0 & !others.0)
     }
 
-    /// Those that are among the others too.
+    /// Returns the fields that are among the others too.
     #[must_use]
     pub const fn and(self, others: Self) -> Self {
         Self(self.0 & others.0)
     }
 
-    /// Each of them.
+    /// Iterates over the fields.
     pub fn iter(self) -> impl Iterator<Item = Part> {
         Part::ALL.into_iter().filter(move |part| self.has(*part))
     }
@@ -125,10 +125,10 @@ impl FromIterator<Part> for Parts {
     }
 }
 
-/// What we want on a node that stands at this step.
+/// Returns the fields to claim on a node at this step.
 pub fn wanted(step: Option<Step>, policy: &Policy) -> Parts {
     match step {
-        // Of a step that no one knows nothing is taken back before the attempt has ended.
+        // In an unknown step nothing is released before the attempt has ended.
         Some(Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Unknown) => {
             let policy = |part: &Part| match part {
                 Part::Cordon => true,
@@ -143,38 +143,38 @@ pub fn wanted(step: Option<Step>, policy: &Policy) -> Parts {
     }
 }
 
-/// Whether `entry` is what our applies to the main resource own.
+/// Returns whether `entry` holds the fields that the controller's applies to the main resource own.
 fn is_ours(entry: &ManagedFieldsEntry) -> bool {
     entry.manager.as_deref() == Some(names::CONTROLLER_MANAGER)
         && entry.operation.as_deref() == Some("Apply")
         && entry.subresource.as_deref().is_none_or(str::is_empty)
 }
 
-/// The parts of a Node that are ours by field ownership, perhaps beside others.
+/// The fields of a Node that the operator owns, perhaps together with others.
 pub fn owned(meta: &ObjectMeta) -> Parts {
     let entries = || meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
     Part::ALL.into_iter().filter(|part| entries().any(|entry| part.in_entry(entry))).collect()
 }
 
-/// When our claim was made, or last changed, by the API server's clock; whole seconds.
+/// The time at which the claim was made, or last changed, by the API server's clock; whole seconds.
 pub fn since(meta: &ObjectMeta) -> Option<Timestamp> {
     let ours = meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
     ours.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
 }
 
-/// The parts that are there and not ours.
+/// The fields that are set and not owned by the operator.
 pub fn set_by_others(meta: &ObjectMeta, unschedulable: bool) -> Parts {
     let owned = owned(meta);
     Part::ALL.into_iter().filter(|part| !owned.has(*part) && part.found(meta, unschedulable).is_some()).collect()
 }
 
-/// The parts that a client has set to something else than what we would.
+/// The fields that a client has set to another value than the operator's.
 pub fn set_otherwise(meta: &ObjectMeta) -> Parts {
     let otherwise = |part: &Part| part.found(meta, false).is_some_and(|value| value != part.value());
     Part::ALL.into_iter().filter(otherwise).collect()
 }
 
-/// The body of the apply that claims these parts: what it does not name, and we owned, goes.
+/// The body of the apply that claims these fields: owned fields that it does not name are removed.
 pub fn body(name: &str, uid: &str, resource_version: &str, parts: Parts) -> Value {
     let mut body = json!({
         "apiVersion": "v1", "kind": "Node",
@@ -190,7 +190,7 @@ pub fn body(name: &str, uid: &str, resource_version: &str, parts: Parts) -> Valu
     body
 }
 
-/// What is ours by the record: what was not there before, while the record says that the node is claimed.
+/// The claimed fields by the record: those not set before, while the record says that the node is claimed.
 pub fn recorded(status: &BottlerocketShadowStatus) -> Parts {
     if true_condition(&status.conditions, CORDONED).is_none() {
         return Parts::default();
@@ -199,18 +199,18 @@ pub fn recorded(status: &BottlerocketShadowStatus) -> Parts {
     Part::ALL.into_iter().filter(|part| !before.iter().any(|name| name == part.name())).collect()
 }
 
-/// What is there as we would have set it and owned by no one, as after a reset of managedFields.
+/// The fields that are set to the operator's values and have no owner, as after a reset of managedFields.
 pub fn unowned(meta: &ObjectMeta, unschedulable: bool) -> Parts {
     let owned = |part: Part| {
         let mut entries = meta.managed_fields.iter().flatten();
-        // That manager is the reset's own: it stands for any client that came before.
+        // That manager is from the reset itself: it represents all earlier clients.
         entries.any(|entry| entry.manager.as_deref() != Some("before-first-apply") && part.in_entry(entry))
     };
     let left = |part: &Part| part.found(meta, unschedulable) == Some(part.value()) && !owned(*part);
     Part::ALL.into_iter().filter(left).collect()
 }
 
-/// The merge patch that removes parts, refused if anything was written since.
+/// The merge patch that removes fields, refused if anything was written since.
 pub fn removal(resource_version: &str, parts: Parts) -> Value {
     let mut patch = json!({"metadata": {"resourceVersion": resource_version}});
     for part in parts.iter() {

@@ -1,32 +1,32 @@
-//! The one place that reads the clock. Everything else is told what time it is.
+//! The only place that reads the clock. All other code receives the time.
 //!
 //! Times in Kubernetes objects are compared by other programs, by users, and by the next leader, so they are the API
-//! server's: local time, corrected by the `Date` header of the answers to the requests for the Lease. In between time runs
-//! by the monotonic clock, so that a step of the local clock is nothing that a deadline could notice.
+//! server's: local time, corrected by the `Date` header of the answers to the requests for the Lease. In between, time
+//! runs by the monotonic clock, so that a step of the local clock affects no deadline.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// What a `Date` header leaves open: it has whole seconds, cut off.
+/// Precision of a `Date` header, which has whole seconds, cut off.
 const RESOLUTION: SignedDuration = SignedDuration::from_secs(1);
 
-/// The clock of this process.
 static CLOCK: Clock = Clock::new();
 
-/// The time now, by the API server's clock as far as it is known, in whole milliseconds: finer ones only make resources
-/// harder to read.
+/// Returns the time now, by the API server's clock as far as it is known, in whole milliseconds: finer ones only make
+/// resources harder to read.
 pub fn now() -> Timestamp {
     CLOCK.now()
 }
 
-/// How far the local clock is behind the API server's; negative where it is ahead. Zero while no difference is known.
+/// Returns the delay of the local clock behind the API server's; negative where it is ahead. Zero while no difference
+/// is known.
 pub fn offset() -> SignedDuration {
     CLOCK.offset()
 }
 
-/// The clock of this process, for those that read the time elsewhere.
+/// Returns the clock of this process, for callers that read the time elsewhere.
 pub fn clock() -> &'static Clock {
     &CLOCK
 }
@@ -37,23 +37,23 @@ pub struct Clock(Mutex<State>);
 
 #[derive(Clone, Copy, Debug)]
 struct State {
-    /// What is added to the machine's time before anything else; for tests only.
+    /// Offset added to the machine's time before anything else; for tests only.
     skew: SignedDuration,
     offset: SignedDuration,
     heard: Option<Reading>,
 }
 
-/// What the local clock showed at a moment.
+/// A reading of the local clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// Its time.
+    /// The local time.
     pub local: Timestamp,
-    /// The moment.
+    /// The moment of the reading.
     pub at: Instant,
 }
 
 impl Clock {
-    /// A clock that is right until it hears otherwise.
+    /// Returns a clock without a correction.
     pub const fn new() -> Self {
         Self(Mutex::new(State { skew: SignedDuration::ZERO, offset: SignedDuration::ZERO, heard: None }))
     }
@@ -62,23 +62,23 @@ impl Clock {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the local clock be wrong by so much, for tests of what comes of that.
+    /// Sets the local clock wrong by `skew`, for tests of the effects.
     pub fn be_wrong_by(&self, skew: SignedDuration) {
         self.lock().skew = skew;
     }
 
-    /// Looks at the local clock, which may be wrong.
+    /// Reads the local clock, which may be wrong.
     pub fn read(&self) -> Reading {
         let (local, skew) = (Timestamp::now(), self.lock().skew);
         Reading { local: plus(local, skew), at: Instant::now() }
     }
 
-    /// The corrected time.
+    /// Returns the corrected time.
     pub fn now(&self) -> Timestamp {
         self.at(self.read())
     }
 
-    /// The corrected time at the moment of a reading.
+    /// Returns the corrected time at the moment of a reading.
     fn at(&self, reading: Reading) -> Timestamp {
         let State { offset, heard, .. } = *self.lock();
         let local = match heard {
@@ -89,14 +89,14 @@ impl Clock {
         Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
     }
 
-    /// How far the local clock is behind; negative where it is ahead.
+    /// Returns the delay of the local clock; negative where it is ahead.
     pub fn offset(&self) -> SignedDuration {
         self.lock().offset
     }
 
-    /// Takes in a server's answer with the time `date`, to a request that was sent at a moment before.
+    /// Takes in a server's answer with the time `date`, to a request sent at an earlier moment.
     pub fn hear(&self, sent: Instant, received: Reading, date: Timestamp) {
-        // As the clock would have shown that has shown the time of the receipt, should it have been set in between.
+        // As a clock that showed the time of the receipt would have shown, in case it was set in between.
         let before = plus(received.local, -since(sent, received.at));
         let mut state = self.lock();
         let previous = state.offset;
@@ -123,18 +123,18 @@ fn plus(time: Timestamp, span: SignedDuration) -> Timestamp {
     time.checked_add(span).unwrap_or(time)
 }
 
-/// From one moment to another, which may be the earlier one.
+/// Returns the time from one moment to another, which may be the earlier one.
 fn since(from: Instant, to: Instant) -> SignedDuration {
     let span = |from, to: Instant| SignedDuration::try_from(to.saturating_duration_since(from)).unwrap_or_default();
     span(from, to) - span(to, from)
 }
 
-/// What to add to local time to have the server's, after an answer that the server dated between two moments of local
-/// time.
+/// Returns the correction from local time to the server's, after an answer that the server dated between two moments of
+/// local time.
 ///
-/// An answer leaves a range open: the length of the round trip and the second that the date is cut off to. As little is
-/// corrected as the answer demands, so a clock that is right is left alone, and one answer after the other brings a wrong one
-/// closer. Only after a step, of either clock, the middle of the range is the better guess.
+/// An answer leaves a range open: the length of the round trip and the second that the date is cut off to. The
+/// correction is the smallest that the answer demands, so a correct clock is left alone, and successive answers bring a
+/// wrong one closer. Only after a step, of either clock, the middle of the range is the better estimate.
 pub fn next_offset(before: Timestamp, after: Timestamp, date: Timestamp, previous: SignedDuration) -> SignedDuration {
     let least = date.duration_since(after);
     let most = date.duration_since(before) + RESOLUTION;
@@ -163,7 +163,7 @@ mod tests {
         SignedDuration::from_millis(milliseconds)
     }
 
-    /// 12:00:00 and so many milliseconds.
+    /// Returns 12:00:00 plus this many milliseconds.
     fn noon(milliseconds: i64) -> Timestamp {
         plus("2026-11-21T12:00:00Z".parse().unwrap(), ms(milliseconds))
     }

@@ -1,5 +1,5 @@
-//! The log of decisions: what was decided about a node or the fleet, derived from what a write has changed, so that each
-//! decision is in the leader's log once and one can follow a rollout by that log alone.
+//! The log of decisions about a node or the fleet, derived from what a write has changed, so that each decision is in
+//! the leader's log once and that log alone shows a rollout.
 
 use models::condition::{ConditionStatus, find_condition};
 use models::operator::{ActiveRollout, BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN};
@@ -9,7 +9,7 @@ use semver::Version;
 
 use crate::view::{NodeFacts, ShadowFacts};
 
-/// One line of the log.
+/// One log line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Line {
     warning: bool,
@@ -61,11 +61,11 @@ impl Line {
 pub struct Pair<'a> {
     /// The Node.
     pub facts: &'a NodeFacts,
-    /// Its shadow, if it has one.
+    /// The shadow, if the node has one.
     pub shadow: Option<&'a ShadowFacts>,
 }
 
-/// Returns what was decided about a node, by what it was before a write and is after it.
+/// Returns the decisions about a node, from its state before a write and after it.
 pub fn of_node(before: Pair<'_>, after: Pair<'_>) -> Vec<Line> {
     let mut lines = Vec::new();
     let name = &after.facts.name;
@@ -145,7 +145,7 @@ fn of_report(node: &str, before: &ControllerReport, after: &ControllerReport) ->
     about(Line::new(text))
 }
 
-/// Requests that a write has carried out beside everything else.
+/// Returns the requests that a write has carried out besides everything else.
 fn requests(node: &str, before: &ControllerReport, after: &ControllerReport) -> Vec<Line> {
     let requests =
         |report: &ControllerReport| report.record.as_ref().and_then(|r| r.requests.clone()).unwrap_or_default();
@@ -167,7 +167,7 @@ fn requests(node: &str, before: &ControllerReport, after: &ControllerReport) -> 
     lines.into_iter().map(|line| line.about(node, after.progress.as_ref())).collect()
 }
 
-/// Returns what was decided about the fleet, by the operator's status before a write and after it.
+/// Returns the decisions about the fleet, from the operator's status before a write and after it.
 pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
     let mut lines = Vec::new();
     for known in &after.versions {

@@ -1,5 +1,5 @@
-//! The custom resources as the API server serves them. Where the earlier operator's definition is installed, or none is, nothing
-//! can be decided: that is reported once, and waited for.
+//! The custom resources as the API server serves them. Where the earlier operator's definition is installed, or none
+//! is, nothing can be decided: that is reported once, and waited for.
 
 use std::time::Duration;
 
@@ -18,25 +18,25 @@ use crate::view::ClusterView;
 /// Reason of the condition `Degraded` while the shadows are not served.
 pub const NOT_SERVED: &str = "ShadowsNotServed";
 
-/// How long the API server may take to list what it serves.
+/// Deadline for the API server's list of served resources.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The first and the longest pause before the API server is asked again.
+/// The first and the longest pause before the API server is queried again.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// What is known of a custom resource.
+/// The known state of a custom resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Served {
-    /// Nothing yet: the API server has not answered.
+    /// Unknown: the API server has not answered yet.
     #[default]
     Unknown,
-    /// It is served in the version that this program reads and writes.
+    /// Served in the version that this program reads and writes.
     Yes,
-    /// It is not, for this reason.
+    /// Not served, for this reason.
     No(String),
 }
 
-/// Returns why resource `K` is not served in the version that this program uses.
+/// Returns the reason why resource `K` is not served in the version that this program uses.
 fn problem<K: Resource<DynamicType = ()>>(group: Option<&ApiGroup>) -> Option<String> {
     let (plural, version) = (K::plural(&()), K::version(&()));
     let served: Vec<&str> = group
@@ -62,7 +62,7 @@ fn problem<K: Resource<DynamicType = ()>>(group: Option<&ApiGroup>) -> Option<St
     })
 }
 
-/// Waits until resource `K` is served, and publishes what is known in `state`. A problem is logged once.
+/// Waits until resource `K` is served, and publishes the known state in `state`. A problem is logged once.
 pub async fn wait_until_served<K: Resource<DynamicType = ()>>(
     client: kube::Client,
     metrics: Metrics,

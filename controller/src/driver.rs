@@ -1,6 +1,6 @@
-//! The loop of the leader: gather a view, plan, lint, carry out; again when something changed.
+//! The loop of the leader: gather a view, plan, validate, apply; again after a change.
 //!
-//! It is woken by a change of a cache, by the end of an action, or by the time that the last plan named. Nothing polls.
+//! It is woken by a change of a cache, by the end of an action, or by the time that the last plan set. Nothing polls.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -32,31 +32,31 @@ use crate::view::{
 };
 use crate::writes::{self, Priority};
 
-/// How often the operator's status is written when only its counts changed.
+/// Interval of writes of the operator's status when only its counts changed.
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
 
-/// For how long changes are collected after a turn, at least and at most.
+/// Time for which changes are collected after a turn, at least and at most.
 const SHORTEST_REST: Duration = Duration::from_millis(5);
 const LONGEST_REST: Duration = Duration::from_millis(250);
 
-/// How long actions under way may take when the process is asked to stop: an eviction that a webhook delays, too, since one that is
-/// cut off may use its budget up for two minutes. The pod's grace period is 30 s.
+/// Time for actions under way to end when the process has to stop, including an eviction that a webhook delays, since
+/// one that is cut off may use its budget up for two minutes. The pod's grace period is 30 s.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long an accepted eviction may take to show in the watch before it is asked for again.
+/// Time for an accepted eviction to show in the watch before it is requested again.
 const ACCEPTED: Duration = Duration::from_secs(30);
 
-/// How long a node whose pods spoke against draining it is left alone at first.
+/// First pause for a node whose pods prevent a drain.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 
-/// And how long at the longest.
+/// Longest pause for such a node.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
 
-/// A request for the eviction of a pod that was not answered yet. It ends with this.
+/// A request for the eviction of a pod without an answer so far.
 struct Sent {
     request: u64,
     what: InFlight,
-    /// The versions of the budgets of its namespace when it was sent, by the budget's key.
+    /// The versions of the budgets of its namespace at the time of the request, by the budget's key.
     budgets: Arc<BTreeMap<String, String>>,
     task: AbortHandle,
 }
@@ -67,8 +67,7 @@ impl Drop for Sent {
     }
 }
 
-/// What the leader remembers of a node besides what Kubernetes keeps. Losing it costs a repeated request, never a wrong
-/// one.
+/// The leader's memory of a node besides what Kubernetes keeps. Its loss costs a repeated request, never a wrong one.
 #[derive(Default)]
 struct Memory {
     /// The last answer, by the pod's uid.
@@ -78,22 +77,22 @@ struct Memory {
     refused: Option<RefusedLook>,
     lease: Option<LeaseLooks>,
     owners: BTreeMap<String, OwnerHealth>,
-    /// How often the node was claimed in this attempt.
+    /// Number of claims of the node in this attempt.
     claims: u32,
     agent_missing: Option<Timestamp>,
     busy: bool,
-    /// Whether what it is busy with is no urgent write.
+    /// True if the node is not busy with an urgent write.
     can_wait: bool,
     failures: u32,
     paused_until: Option<Instant>,
 }
 
-/// The last look at a staged node that spoke against draining it.
+/// The last check of a staged node that ruled out a drain.
 struct RefusedLook {
     what: Refused,
-    /// How long it is left alone.
+    /// The pause before the next check.
     pause: Duration,
-    /// The policy that it was looked at under.
+    /// The generation of the policy at the check.
     generation: Option<i64>,
 }
 
@@ -108,24 +107,23 @@ impl Drop for PodWatch {
     }
 }
 
-/// A write of the slots that was sent, by us or perhaps by a leader before us, and of which it may not be known whether it
-/// arrived.
+/// A write of the slots that was sent, by this leader or perhaps by the previous one, and may not have arrived.
 struct Retracting {
-    /// The version of the operator's resource that it was decided on, and is good for.
+    /// The version of the operator's resource that it was decided on, and is valid for.
     base: String,
-    /// Whose slot (uid) it takes away.
+    /// The nodes (uid) whose slots it removes.
     slots: BTreeSet<String>,
 }
 
 impl Retracting {
-    /// With a further write of the kind. One that was not answered may still arrive, as long as no one changes the resource.
+    /// Adds a further write of the kind. One without an answer may still arrive, as long as the resource is unchanged.
     fn with(before: Option<Self>, base: &str, slots: BTreeSet<String>) -> Self {
         let mut all = before.filter(|before| before.base == base).map(|before| before.slots).unwrap_or_default();
         all.extend(slots);
         Self { base: base.to_owned(), slots: all }
     }
 
-    /// Whose slots are about to go, where the resource is known in this version.
+    /// Returns the nodes whose slots are about to be removed, where the resource is known in this version.
     fn at(&self, version: &str) -> BTreeSet<String> {
         if self.base == version { self.slots.clone() } else { BTreeSet::new() }
     }
@@ -137,21 +135,21 @@ enum Done {
     Label(String, Result<(), ApplyError>),
 }
 
-/// Why a leader's work has ended.
+/// The reason for the end of a leader's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The process was asked to stop.
+    /// The process has to stop.
     Stopped,
-    /// Another replica is to go on.
+    /// Another replica takes over.
     HandedOver,
 }
 
-/// The leader's loop and what it holds.
+/// The leader's loop and its state.
 pub struct Driver {
     applier: Applier,
     budgets: Cache<BudgetFacts>,
     peers: Peers,
-    /// Of every cache, since the lead was taken.
+    /// The read of every cache since the lead was taken.
     reading: Reading,
     expressions: Expressions,
     changed: Arc<watch::Sender<u64>>,
@@ -172,9 +170,10 @@ pub struct Driver {
     operator_written: Option<Instant>,
     operator_paused: Option<Instant>,
     operator_failures: u32,
-    /// The version of each budget before its last refusal, by the budget's key. What it refused one pod it refuses others too.
+    /// The version of each budget before its last refusal, by the budget's key. A budget that refuses one pod refuses
+    /// others too.
     refused_at: BTreeMap<String, String>,
-    /// How many evictions were sent.
+    /// Number of evictions sent.
     requests: u64,
     evicted: (mpsc::UnboundedSender<Evicted>, mpsc::UnboundedReceiver<Evicted>),
     outcomes: (mpsc::UnboundedSender<Outcome>, mpsc::UnboundedReceiver<Outcome>),
@@ -182,7 +181,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver for a leader since `leader_since`, which decides nothing before `reading` is done.
+    /// Returns a driver for a leader since `leader_since`, which decides nothing before `reading` is done.
     #[expect(clippy::too_many_arguments, reason = "each is another thing that a leader works with")]
     pub fn new(
         applier: Applier,
@@ -225,13 +224,13 @@ impl Driver {
         }
     }
 
-    /// Ends this leader's work after the present turn, so that another replica goes on. To be called in a turn, when
-    /// [`ClusterView::standby`] says that one is Ready.
+    /// Ends this leader's work after the present turn, so that another replica takes over. Called in a turn, when
+    /// [`ClusterView::standby`] reports that one is Ready.
     pub fn hand_over(&mut self) {
         self.handing_over = true;
     }
 
-    /// Runs until `stop` turns true or the work is handed over, then lets what is under way end.
+    /// Runs until `stop` turns true or the work is handed over, then waits for the actions under way.
     pub async fn run(mut self, calls: &Calls, mut stop: watch::Receiver<bool>) -> End {
         let mut changes = self.changed.subscribe();
         changes.mark_changed();
@@ -242,7 +241,7 @@ impl Driver {
             let idle_until = Instant::now() + TURN_PERIOD;
             let timer = tokio::time::sleep_until(wake.map_or(idle_until, |at| at.min(idle_until)));
             tokio::select! {
-                // First: a process that was asked to stop begins nothing more.
+                // First: a process that has to stop begins nothing more.
                 biased;
                 _ = stop.wait_for(|stop| *stop) => break,
                 _ = changes.changed() => {}
@@ -251,8 +250,8 @@ impl Driver {
                 Some(done) = self.done.1.recv() => self.written(done),
                 () = timer => {}
             }
-            // What comes close together is looked at together, and planning takes half of the time at most, however large the
-            // fleet is: after a turn that took long, changes are collected for as long.
+            // Changes that come close together are handled together, and planning takes half of the time at most,
+            // however large the fleet is: after a turn that took long, changes are collected for as long.
             tokio::time::sleep_until(rested).await;
             if *stop.borrow() {
                 break;
@@ -288,7 +287,7 @@ impl Driver {
         if self.handing_over && !*stop.borrow() { End::HandedOver } else { End::Stopped }
     }
 
-    /// Whether anything of the operator is under way.
+    /// Returns whether any write of the operator is under way.
     fn writing(&self) -> bool {
         self.memory.values().any(|m| m.busy || !m.in_flight.is_empty())
             || self.operator_busy
@@ -296,7 +295,7 @@ impl Driver {
             || self.labelling.under_way()
     }
 
-    /// One turn: view, plan, lint, apply. Returns when to turn again if nothing changes.
+    /// Runs one turn: view, plan, lint, apply. Returns the time of the next turn if nothing changes.
     fn turn(&mut self) -> Option<Instant> {
         let synced = self.applier.nodes.synced()
             && self.applier.shadows.synced()
@@ -351,7 +350,7 @@ impl Driver {
         let nodes = self.applier.nodes.items();
         let mut shadows = self.applier.shadows.items();
         self.memory.retain(|name, memory| memory.busy || nodes.contains_key(name));
-        // Of all of them, also of nodes that left the view: a pause in the past would wake the loop again and again.
+        // Of all nodes, also of those that left the view: a pause in the past would wake the loop again and again.
         let clock = Instant::now();
         for memory in self.memory.values_mut() {
             memory.paused_until = memory.paused_until.filter(|until| *until > clock);
@@ -411,7 +410,7 @@ impl Driver {
                     let seen = self.refused_at.get(key).map_or("", String::as_str);
                     let lets_go = match self.budgets.get(key) {
                         Some(budget) => budget.allowed > 0 && newer(&budget.resource_version, seen),
-                        // It was deleted.
+                        // The pod was deleted.
                         None => !seen.is_empty(),
                     };
                     if lets_go {
@@ -461,13 +460,13 @@ impl Driver {
         }
     }
 
-    /// Remembers which candidates were refused, so that they are looked at again after a pause that grows.
+    /// Records the refused candidates, so that they are checked again after a pause that grows.
     fn remember_refused(&mut self, view: &ClusterView, refused: BTreeMap<String, Wait>, now: Timestamp) {
         let generation = view.operator.as_ref().map(|operator| operator.generation);
         for (name, wait) in refused {
             let last = &mut self.memory.entry(name).or_default().refused;
             let pause = match last {
-                // It is watched, since there are places enough.
+                // The node is watched, since there are slots enough.
                 Some(last) if last.what.again_at > now && last.generation == generation => {
                     last.what.wait = wait;
                     continue;
@@ -481,11 +480,11 @@ impl Driver {
         }
     }
 
-    /// Sends evictions, each in a task of its own, and none of them keeps the node busy.
+    /// Sends evictions, each in a task of its own; none of them keeps the node busy.
     fn evict(&mut self, evictions: BTreeMap<String, Evictions>, now: Timestamp) {
         for (name, Evictions { pods, grace, delete }) in evictions {
-            // As they are before the request. A budget can refuse a pod and allow it again before the refusal is heard of;
-            // looked up then, that change would pass for one that the refusal knew of.
+            // The versions before the request. A budget can refuse a pod and allow it again before the refusal arrives;
+            // read then, that change would pass for one that the refusal included.
             let concerned = self.budgets.select(|budget| pods.iter().any(|pod| pod.namespace == budget.namespace));
             let budgets: BTreeMap<_, _> =
                 concerned.into_iter().map(|budget| (budget.key(), budget.resource_version)).collect();
@@ -501,7 +500,8 @@ impl Driver {
         }
     }
 
-    /// An eviction was answered, or not in time. One that was given up meanwhile says nothing any more.
+    /// Takes in the answer to an eviction, or its timeout. The answer to a request that was given up meanwhile is
+    /// ignored.
     fn answered(&mut self, evicted: Evicted) {
         let Some(memory) = self.memory.get_mut(&evicted.node) else { return };
         if memory.in_flight.get(&evicted.uid).is_none_or(|sent| sent.request != evicted.request) {
@@ -521,7 +521,7 @@ impl Driver {
             match sent.budgets.get(budget) {
                 Some(before) if newer(before, last) => last.clone_from(before),
                 Some(_) => {}
-                // Of one made meanwhile any version is news.
+                // For a budget created meanwhile any version is new.
                 None => last.clear(),
             }
         }
@@ -595,7 +595,7 @@ impl Driver {
         }
     }
 
-    /// Slots are written at once, counts at most once a second, and never two writes at a time.
+    /// Writes slots at once and counts at most once a second, never two writes at a time.
     fn write_operator(&mut self, view: &ClusterView, plan: &Plan) -> Option<Instant> {
         let (Some(status), Some(operator)) = (&plan.status, &view.operator) else { return None };
         if *status == operator.status || self.operator_busy {
@@ -663,7 +663,7 @@ impl Driver {
         }
     }
 
-    /// Puts nodes under the operator that run Bottlerocket, if policy wants that.
+    /// Puts nodes that run Bottlerocket under the operator, if policy asks for that.
     fn label_nodes(&mut self, policy: &Policy) {
         let nodes = self.applier.nodes.items();
         for node in self.labelling.begin(labels(&nodes, policy), Instant::now()) {
@@ -678,7 +678,7 @@ impl Driver {
         }
     }
 
-    /// Pods are watched on those nodes only that have to be looked at, so memory does not grow with the cluster's pods.
+    /// Watches pods only on the nodes that need it, so memory does not grow with the cluster's pods.
     fn watch_pods(&mut self, wanted: &BTreeSet<String>) {
         self.pods.retain(|node, _| wanted.contains(node));
         for node in wanted {
@@ -710,7 +710,7 @@ mod tests {
 
     type Server = tower_test::mock::Handle<http::Request<kube::client::Body>, http::Response<kube::client::Body>>;
 
-    /// A driver of a leader with nothing to do, and the cache of its nodes.
+    /// Returns the driver of a leader with nothing to do, and the cache of its nodes.
     fn driver() -> (Driver, Cache<NodeFacts>) {
         let (driver, nodes, _) = driver_and_server();
         (driver, nodes)
@@ -758,7 +758,7 @@ mod tests {
         driver.act(&view, &mut plan());
         driver.evict(BTreeMap::from([("node-5000".to_owned(), evictions)]), crate::clock::now());
         let mut unanswered = Vec::new();
-        // The clock is moved on as soon as nothing else is to be done.
+        // The clock moves on as soon as nothing else is to be done.
         while let Ok(Some((request, reply))) = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await
         {
             unanswered.push((request.uri().path().to_owned(), reply));
@@ -776,7 +776,7 @@ mod tests {
         view.busy.insert(done);
         driver.act(&view, &mut plan());
         let next = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await;
-        // It is kept: one that is dropped is an answer that was lost, after which the node is read again.
+        // The reply is kept: a dropped one is a lost answer, after which the node is read again.
         assert!(matches!(next, Ok(Some(_))));
         let another = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await;
         assert!(another.is_err(), "more than {} at a time", crate::writes::AT_A_TIME);
@@ -797,7 +797,7 @@ mod tests {
         cache.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(object).unwrap()))));
     }
 
-    /// Takes in node `a` and its shadow, which is in this step under this order.
+    /// Takes in node `a` and its shadow with this step and this desired state.
     fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str, order: &serde_json::Value) {
         take(
             nodes,
@@ -844,7 +844,7 @@ mod tests {
         let view = driver.view(now);
         assert!(view.busy.is_empty());
         assert_eq!(view.nodes["a"].in_flight.keys().collect::<Vec<_>>(), ["uid-first", "uid-second"]);
-        // Of one that was answered there is the answer alone, and a request that was replaced has none.
+        // An answered request leaves the answer alone, and a replaced request leaves none.
         driver.answered(refusal("first", 1));
         driver.answered(refusal("second", 1));
         let view = driver.view(now);
@@ -947,7 +947,7 @@ mod tests {
         };
         let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
         let (mut driver, _) = driver();
-        // What it finds at first a leader before it may be about to take away.
+        // The previous leader may be about to remove the slots that the first read shows.
         take(&driver.applier.operator, operator("6", serde_json::json!([slot])));
         let now = crate::clock::now();
         assert_eq!(driver.view(now).slots().count(), 0);
@@ -962,10 +962,10 @@ mod tests {
         driver.write_operator(&view, &without(&view));
         let sent = driver.view(now);
         assert!(sent.retracted.contains("node-1") && sent.slots().count() == 0, "{:?}", sent.retracted);
-        // No one knows what became of it.
+        // The result of this write is unknown.
         driver.written(Done::Operator(Err(ApplyError::NoKey)));
         assert_eq!(driver.view(now).slots().count(), 0);
-        // A further write that takes nothing says nothing of the first one.
+        // A further write that removes nothing does not settle the first one.
         driver.operator_paused = None;
         let mut counts = without(&view);
         counts.slots = Some(view.operator.as_ref().unwrap().status.slots.clone());
@@ -973,7 +973,7 @@ mod tests {
         counts.status.as_mut().unwrap().observed_generation = Some(5);
         driver.write_operator(&view, &counts);
         assert_eq!(driver.view(now).slots().count(), 0);
-        // The resource has changed: it says who has what, and no write for the version before it can arrive any more.
+        // The resource has changed: it records the slots, and no write for the version before it can arrive any more.
         take(&driver.applier.operator, operator("8", serde_json::json!([slot])));
         assert_eq!(driver.view(now).slots().count(), 1);
     }
@@ -996,7 +996,7 @@ mod tests {
     async fn a_node_is_seen_to_stand_in_its_release_for_as_long_as_this_leader_has_looked() {
         let (mut driver, nodes) = driver();
         take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
-        // However often it looks in between, and whatever the clock shows.
+        // However often it checks in between, and whatever the clock shows.
         let now = crate::clock::now();
         assert_eq!(driver.view(now).nodes["a"].stood, Duration::ZERO);
         for milliseconds in [2, 4] {
@@ -1005,12 +1005,12 @@ mod tests {
         }
     }
 
-    /// An action failed, then the shadow went (its node has lost the label, or was created again without it).
+    /// An action failed, then the shadow was removed (its node has lost the label, or was created again without it).
     #[tokio::test]
     async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
         let (mut driver, nodes) = driver();
         take(&nodes, serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}));
-        // An action about it failed a while ago, and the pause after that is over.
+        // An earlier action about it failed, and the pause after that is over.
         driver.memory.entry("a".into()).or_default().paused_until = Some(Instant::now());
         let mut in_the_past = 0;
         for _ in 0..100 {

@@ -1,5 +1,5 @@
-//! What the fuzzer feeds with bytes: each reader of what comes from outside, and what has to hold whatever it is fed with.
-//! The same runs as a plain test over the checked-in inputs (`fuzz/`). Nothing else calls it.
+//! Fuzz targets: each parser of external input, and its invariants. A plain test runs the same over the checked-in
+//! inputs (`fuzz/`). Nothing else calls it.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -31,13 +31,13 @@ pub const TARGETS: &[models::FuzzTarget] = &[
     ("api_answers", api_answers),
 ];
 
-/// The authorities of a bundle as DER, and the bundle that is made of them. What has to hold stands beside the agent's, in
-/// `fuzz/src/both.rs`.
+/// Returns the authorities of a bundle as DER, and the bundle that is made of them. The invariants are beside the
+/// agent's, in `fuzz/src/both.rs`.
 pub fn authorities(bundle: &str) -> (Vec<Vec<u8>>, String) {
     crate::tls::fuzzing::authorities(bundle)
 }
 
-/// Moments that are looked at: before, within and after changes of the clocks, and the ends of time.
+/// Returns the moments under test: before, within and after changes of the clocks, and the ends of time.
 fn moments() -> impl Iterator<Item = Timestamp> {
     let seconds = [i64::MIN, 0, 1_774_746_000, 1_792_891_800, 1_835_395_200, 4_102_444_800, 253_402_207_200, i64::MAX];
     seconds.into_iter().map(|second| {
@@ -81,7 +81,7 @@ fn schedules(data: &[u8]) {
     }
 }
 
-/// The whole policy.
+/// The complete policy.
 fn policies(data: &[u8]) {
     let Ok(spec) = serde_json::from_slice::<BottlerocketUpdateOperatorSpec>(data) else { return };
     match Policy::from_spec(&spec) {
@@ -97,7 +97,7 @@ fn policies(data: &[u8]) {
     }
 }
 
-/// Durations: what is read is written so that it reads the same.
+/// Durations: a parsed one is written so that it parses to the same value.
 fn durations(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let Ok(duration) = text.parse::<Duration>() else { return };
@@ -122,7 +122,7 @@ fn counts(data: &[u8]) {
     }
 }
 
-/// What versions are asked for: an exact version lets in that one alone.
+/// Version targets: an exact version allows that one alone.
 fn version_targets(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let spec = json!({"version": {"target": text, "exclude": [text]}});
@@ -137,7 +137,7 @@ fn version_targets(data: &[u8]) {
     let _ = policy.exclude.iter().any(|exclusion| exclusion.covers(&some));
 }
 
-/// What Prometheus answers: nothing but an empty list of series is *nothing*. And the expression with a node's name in it.
+/// Prometheus' answers: only an empty list of series is *nothing*. And the expression with a node's name in it.
 fn prometheus_answers(data: &[u8]) {
     if let Ok(answer) = read_answer(data, Timestamp::UNIX_EPOCH) {
         let value: Value = serde_json::from_slice(data).unwrap_or_default();
@@ -161,7 +161,7 @@ fn prometheus_answers(data: &[u8]) {
     let _ = for_node(query, node);
 }
 
-/// A Node with whatever labels, annotations and names a client gave it.
+/// A Node with any labels, annotations and names.
 fn nodes(data: &[u8]) {
     let Ok(node) = serde_json::from_slice::<Node>(data) else { return };
     let Some(facts) = NodeFacts::project(&node) else { return };
@@ -170,7 +170,7 @@ fn nodes(data: &[u8]) {
     assert!(facts.zone().is_empty() || facts.labels.values().any(|value| value == facts.zone()));
 }
 
-/// A shadow, whatever another version wrote into it.
+/// A shadow with any contents, such as those of another version.
 fn shadows(data: &[u8]) {
     let Ok(shadow) = serde_json::from_slice::<BottlerocketShadow>(data) else { return };
     let _ = ShadowFacts::project(&shadow);
@@ -182,8 +182,8 @@ fn shadows(data: &[u8]) {
     assert_eq!(read, Some(status), "what was read cannot be written and read");
 }
 
-/// What the API server says besides objects: the date of an answer, which is the time from then on, and a line later why a pod
-/// may not be evicted, which may be a webhook's word.
+/// Answers of the API server besides objects: the date of an answer, which is the time from then on, and on a later
+/// line the reason why a pod may not be evicted, which may be a webhook's text.
 fn api_answers(data: &[u8]) {
     let (date, text) = data.split_at(data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len()));
     let text = String::from_utf8_lossy(text);

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use crate::calls::Calls;
 use crate::metrics::{Metrics, about_process};
 
-/// Serves until `stop` turns true. `ready` says whether the caches are warm: a standby is ready too, since it can take
-/// over at once.
+/// Serves until `stop` turns true. `ready` returns whether the caches are warm: a standby is ready too, since it can
+/// take over at once.
 pub async fn serve(
     listen: SocketAddr,
     metrics: Metrics,

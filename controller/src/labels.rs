@@ -1,4 +1,4 @@
-//! Which nodes are put under the operator by themselves.
+//! The nodes that the operator labels automatically.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::apply::{ApplyError, pause};
 use crate::policy::Policy;
 use crate::view::NodeFacts;
 
-/// The nodes that get the label: those that run Bottlerocket and have none. Another value keeps a node out.
+/// Returns the nodes that get the label: those that run Bottlerocket and have none. Another value keeps a node out.
 pub fn labels<'a>(nodes: &'a BTreeMap<String, NodeFacts>, policy: &Policy) -> Vec<&'a NodeFacts> {
     if !policy.label_nodes {
         return Vec::new();
@@ -20,10 +20,10 @@ pub fn labels<'a>(nodes: &'a BTreeMap<String, NodeFacts>, policy: &Policy) -> Ve
         .collect()
 }
 
-/// How many nodes are labelled at a time: a fleet that is put under the operator is no burst for the API server.
+/// Maximum number of nodes labelled at a time: labelling a whole fleet must not be a burst for the API server.
 const AT_ONCE: usize = 10;
 
-/// The nodes whose labelling is under way, or has failed and is tried again.
+/// The nodes whose labelling is under way, or has failed and is retried.
 #[derive(Debug, Default)]
 pub struct Labelling(BTreeMap<String, Try>);
 
@@ -35,7 +35,7 @@ struct Try {
 }
 
 impl Labelling {
-    /// The nodes out of those that are to be labelled with which to begin now.
+    /// Returns the nodes to begin with now, out of those that are to be labelled.
     pub fn begin(&mut self, wanting: Vec<&NodeFacts>, now: Instant) -> Vec<NodeFacts> {
         let names: BTreeSet<&str> = wanting.iter().map(|node| node.name.as_str()).collect();
         self.0.retain(|name, one| one.under_way || names.contains(name.as_str()));
@@ -51,7 +51,7 @@ impl Labelling {
         begun
     }
 
-    /// Takes in what became of a node, by the error if it failed.
+    /// Takes in the result for a node, with the error if it failed.
     pub fn ended(&mut self, node: &str, error: Option<&ApplyError>, now: Instant) {
         let Some(error) = error else {
             self.0.remove(node);
@@ -63,12 +63,12 @@ impl Labelling {
         one.failures = one.failures.saturating_add(1);
     }
 
-    /// Whether any node is being labelled.
+    /// Returns whether any node is being labelled.
     pub fn under_way(&self) -> bool {
         self.0.values().any(|one| one.under_way)
     }
 
-    /// When the next one that failed is to be tried again.
+    /// Returns the time of the next retry.
     pub fn wake(&self) -> Option<Instant> {
         self.0.values().filter_map(|one| one.again).min()
     }

@@ -1,4 +1,5 @@
-//! The controller: decides which node updates, when and to what; cordons, drains, issues the permit, and judges the result.
+//! The controller: decides which node updates, when and to what version; cordons, drains, issues the permit, and judges
+//! the result.
 //!
 //! ```text
 //! view ──► plan ──► lint ──► apply
@@ -51,7 +52,7 @@ use crate::definitions::Served;
 use crate::driver::End;
 use crate::view::{BudgetFacts, Cache, NodeFacts, OperatorFacts, PodFacts, Reading, ShadowFacts};
 
-/// How long a leader that handed over leaves the Lease to the others before it takes it back.
+/// Time for which a leader that handed over leaves the Lease to the others before it takes it back.
 const TAKE_BACK: Duration = Duration::from_secs(5);
 
 /// Runs the controller until `stop` turns true or the lease is lost, which is an error: the process has to end, since
@@ -60,7 +61,8 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     let mut kubernetes = kube::Config::infer()
         .await
         .context("no Kubernetes configuration: neither a kubeconfig nor a service account")?;
-    // The client's own retries repeat POST and PATCH on 429 and 503, also for minutes. Every caller here decides itself.
+    // The client's own retries repeat POST and PATCH on 429 and 503, also for minutes. Here every caller decides
+    // itself.
     kubernetes.default_retry = false;
     kubernetes.connect_timeout = Some(calls::CONNECT_LIMIT);
     let client = kube::Client::try_from(kubernetes).context("the Kubernetes client cannot be set up")?;
@@ -90,7 +92,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     );
     let watch_operator = operator.run(
         Api::<DeserializeGuard<BottlerocketUpdateOperator>>::namespaced(client.clone(), namespace),
-        // There is no other one, and the right to read it is to it by its name.
+        // There is no other one, and RBAC permits reading it by this name alone.
         everything().fields(&format!("metadata.name={}", names::OPERATOR_NAME)),
     );
     tokio::spawn(definition.then(|()| watch_operator));
@@ -186,7 +188,7 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
 
 type Caches = (Cache<NodeFacts>, Cache<ShadowFacts>, Cache<OperatorFacts>, Cache<BudgetFacts>);
 
-/// Waits to be leader, then does a leader's work until `stop`, or until it is better done by another replica.
+/// Waits for the lead, then does a leader's work until `stop`, or until another replica is to take over.
 #[expect(clippy::too_many_arguments, reason = "each is another thing that a leader works with")]
 async fn lead(
     config: &Config,
@@ -208,7 +210,7 @@ async fn lead(
     tracing::info!(identity = config.identity, "lease acquired: this replica leads");
     metrics.lead(true);
     let (nodes, shadows, operator, budgets) = caches;
-    // A leader before may have written what these have not seen yet.
+    // A previous leader may have written what these caches have not seen yet.
     let reading =
         Reading::default().of(&nodes).of(&shadows).of(&operator).of(&budgets).of(&peers.pods).of(&peers.agents);
     let signer = tls::Signer::default();

@@ -1,7 +1,7 @@
-//! The safety properties, checked once more on every plan before it is carried out.
+//! The plan validator: checks the safety properties once more on every plan before it is carried out.
 //!
-//! What breaks one is dropped, together with everything that would start something new; a release is never dropped. A
-//! finding is a bug of the planner: it is logged and counted, and the fleet stays as it is.
+//! Actions that break one are dropped, together with everything that would start something new; a release is never
+//! dropped. A finding is a bug of the planner: it is logged and counted, and the fleet stays as it is.
 
 use std::collections::BTreeSet;
 
@@ -21,11 +21,11 @@ pub struct Finding {
     pub property: &'static str,
     /// The node whose action breaks it; absent where it is the slots.
     pub node: Option<String>,
-    /// What is wrong.
+    /// The description of the problem.
     pub text: String,
 }
 
-/// Checks a plan and takes out what breaks a property.
+/// Checks a plan and removes what breaks a property.
 pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
     let decides =
@@ -33,7 +33,7 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     if view.stale && decides {
         let text = "something was decided before every cache had been read under this leader".into();
         findings.push(Finding { property: "S1", node: None, text });
-        // Not even a release: what is not seen yet may be another attempt.
+        // Not even a release: what is not observed yet may be another attempt.
         *plan = Plan::default();
         return findings;
     }
@@ -77,8 +77,8 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
     findings
 }
 
-/// The nodes that are given a slot. Nodes that are disrupted already keep theirs, also over a budget that was lowered
-/// since, or while the rollout is frozen.
+/// The nodes that get a slot. Nodes that are disrupted already keep theirs, also over a budget that was lowered since,
+/// or while the rollout is frozen.
 fn new_slots<'a>(view: &'a ClusterView, plan: &Plan) -> Vec<&'a NodeView> {
     let (Some(slots), Some(operator)) = (&plan.slots, &view.operator) else { return Vec::new() };
     let uids = |slots: &[Slot]| slots.iter().map(|s| s.uid.clone()).collect::<BTreeSet<String>>();
@@ -124,8 +124,8 @@ fn check_groups(view: &ClusterView, policy: &Policy, plan: &Plan, new: &[&NodeVi
     None
 }
 
-/// S8: with the failure budget spent nothing begins, and nothing that is staged is drained. S4: nothing that another user has
-/// cordoned is taken out of service, unless policy says so.
+/// S8: with the failure budget spent nothing begins, and nothing that is staged is drained. S4: no node that another
+/// user has cordoned is taken out of service, unless policy allows it.
 fn check_start(frozen: bool, policy: &Policy, name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
     let Action::Status { status, .. } = action else { return None };
     let next = status.report.progress.as_ref()?.step;
@@ -148,7 +148,7 @@ fn check_start(frozen: bool, policy: &Policy, name: &str, node: &NodeView, actio
     None
 }
 
-/// S7: what a node is drained for is still offered to its host, as far as the host has reported.
+/// S7: the version that a node is drained for is still offered to its host, as far as the host has reported.
 fn check_offer(name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
     let Action::Status { status, .. } = action else { return None };
     let progress = status.report.progress.as_ref()?;
@@ -164,7 +164,7 @@ fn check_offer(name: &str, node: &NodeView, action: &Action) -> Option<Finding> 
     })
 }
 
-/// S2 and S3: the order to reboot names the node's present boot and comes after the drain.
+/// S2 and S3: the desired state to reboot names the node's current boot and comes after the drain.
 fn check_order(name: &str, node: &NodeView, action: &Action) -> Option<Finding> {
     let Action::Spec { spec } = action else { return None };
     if spec.state != HostState::RebootedIntoUpdate {
@@ -197,8 +197,8 @@ fn check_disruption(view: &ClusterView, plan: &Plan, name: &str, node: &NodeView
     if disrupts { check_slot(view, plan, name, node) } else { None }
 }
 
-/// A claimed node in mid-drain goes on where the operator's resource was created again, without its slots: this plan gives its slot
-/// back.
+/// S1 again: a claimed node in mid-drain goes on where the operator's resource was created again, without its slots, if
+/// this plan restores its slot.
 fn check_slot(view: &ClusterView, plan: &Plan, name: &str, node: &NodeView) -> Option<Finding> {
     view.operator.as_ref()?;
     let is_for = |slot: &Slot| slot.uid == node.facts.uid;
@@ -211,7 +211,7 @@ fn check_slot(view: &ClusterView, plan: &Plan, name: &str, node: &NodeView) -> O
     })
 }
 
-/// S6, and the order of writes: only pods that have to go, only from a node that we have cordoned.
+/// S6, and the order of writes: only pods that have to leave, only from a node that the operator has cordoned.
 fn check_evictions(policy: &Policy, name: &str, node: &NodeView, evictions: &Evictions) -> Option<Finding> {
     let Evictions { pods, delete, .. } = evictions;
     let finding = |text: String| Some(Finding { property: "S6", node: Some(name.to_owned()), text });
@@ -225,7 +225,7 @@ fn check_evictions(policy: &Policy, name: &str, node: &NodeView, evictions: &Evi
     let drain = node.shadow.as_ref().and_then(|s| s.status.controller.drain.as_ref());
     let known = node.pods.as_deref().unwrap_or_default();
     let sorted = filter::sort(known, rules.rules, drain);
-    // What is deleted at the deadline may be on its way out already.
+    // Pods that are deleted at the deadline may be terminating already.
     let mut may_go: Vec<_> = sorted.evictable.clone();
     if *delete {
         may_go.extend(sorted.leaving.iter().copied());
@@ -258,8 +258,8 @@ mod tests {
     use crate::plan::Eviction;
     use crate::plan::fixtures::{NEW, at, cluster, node, pod, progress, t};
 
-    /// A staged node `a`, a node `b` that is drained, and an idle node `c`, in zones `a`, `b` and `a`; `a` and `b` are in
-    /// group `db`.
+    /// A staged node `a`, a node `b` that is drained, and an idle node `c`, in zones `a`, `b` and `a`; `a` and `b` are
+    /// in group `db`.
     fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
         let staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
         let mut drained = at("b", Step::Draining, 0, HostState::StagedUpdate);

@@ -22,7 +22,7 @@ async fn main() -> anyhow::Result<()> {
         }
         tracing::info!("stopping");
         stop.send_replace(true);
-        // Keeps the channel open for as long as a client listens.
+        // Keeps the channel open for as long as there is a receiver.
         std::future::pending::<()>().await;
     });
     controller::run(config, stopped).await

@@ -1,4 +1,4 @@
-//! Which shadows have to be made and which have to go. A loop of its own, so that it never waits for an update.
+//! The shadows to create and to delete. A separate loop, so that it never waits for an update.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use crate::view::{NodeFacts, ShadowFacts};
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Make the shadow of this node.
+    /// Create the shadow of this node.
     Create {
         /// The node.
         node: String,
-        /// Its uid: the shadow is owned by it.
+        /// The Node's uid: the shadow is owned by it.
         uid: String,
     },
     /// Delete this very shadow.
@@ -25,12 +25,12 @@ pub enum Change {
     },
 }
 
-/// What has to change.
+/// Returns the changes.
 pub fn changes(nodes: &BTreeMap<String, NodeFacts>, shadows: &BTreeMap<String, ShadowFacts>) -> Vec<Change> {
     let mut changes = Vec::new();
     for (name, node) in nodes.iter().filter(|(_, node)| !node.deleting) {
         match shadows.get(name) {
-            // A claim of ours without a shadow is released through one.
+            // A claim of the operator without a shadow is released through one.
             None if node.labelled || node.claimed() => {
                 changes.push(Change::Create { node: name.clone(), uid: node.uid.clone() });
             }
@@ -43,17 +43,17 @@ pub fn changes(nodes: &BTreeMap<String, NodeFacts>, shadows: &BTreeMap<String, S
     changes
 }
 
-/// A shadow goes when it belongs to a node that was deleted and re-created under its name, or when its node left the
-/// operator and nothing of the operator's is under way, armed or set there. What was set stands nowhere else: without it the version
-/// lock would be taken for another client's when the node comes back. (The shadow of a node that is gone is the garbage
-/// collector's.)
+/// Returns whether a shadow is to be deleted: it belongs to a node that was deleted and re-created under its name, or
+/// its node left the operator and nothing of the operator's is under way, armed or set there. The settings that were
+/// set are recorded nowhere else: without them the version lock would be taken for another client's when the node comes
+/// back. (The shadow of a node that is gone is the garbage collector's.)
 fn goes(node: &NodeFacts, shadow: &ShadowFacts) -> bool {
     if shadow.owner_uid.as_deref() != Some(node.uid.as_str()) {
         return true;
     }
     let armed = shadow.status.agent.armed.as_ref().is_some_and(|armed| armed.boot_id == node.boot_id);
-    // The write that takes back the settings brings all that the agent has reported until then, and refuses what it reports for
-    // the desired state before.
+    // The write that withdraws the settings includes all that the agent has reported until then, and refuses its
+    // reports for the earlier desired state.
     let settings = shadow.spec.host.as_ref().is_some_and(models::shadow::HostPolicy::asks_settings)
         || shadow.status.agent.host.as_ref().is_some_and(|host| host.applied.is_some());
     let under_way = shadow.status.controller.progress.is_some() || shadow.spec.state != HostState::Idle;

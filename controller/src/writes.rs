@@ -1,28 +1,28 @@
-//! Which of a plan's actions begin now: a change of policy concerns every shadow at once, and nodes that are out of service
-//! must not wait behind it.
+//! Selection of the plan's actions that begin now: a change of policy concerns every shadow at once, and nodes that are
+//! out of service must not wait behind it.
 
 use std::collections::BTreeMap;
 
 use crate::plan::Action;
 use crate::view::{ClusterView, NodeView};
 
-/// How many writes that can wait are under way at a time, of nodes and of shadows that are made or deleted: enough for thousands
-/// of nodes in seconds, and no burst for the API server.
+/// Maximum number of writes under way that can wait, of nodes and of shadows that are created or deleted: enough for
+/// thousands of nodes in seconds, and no burst for the API server.
 pub const AT_A_TIME: usize = 20;
 
-/// How long an action can wait; the most urgent first.
+/// The urgency of an action; the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// Not at all: a permit, a claim or its release, and whatever is next for a node that is out of service. How
-    /// many there are is bounded by the budget.
+    /// Cannot wait: a permit, a claim or its release, and the next action for a node that is out of service. Their
+    /// number is bounded by the budget.
     Urgent,
     /// The desired state of a node in service.
     Spec,
-    /// What is recorded about a node in service.
+    /// The status of a node in service.
     Status,
 }
 
-/// Returns how long this action can wait.
+/// Returns the urgency of this action.
 pub fn priority(node: &NodeView, action: &Action) -> Priority {
     match action {
         Action::Permit { .. }
@@ -36,7 +36,7 @@ pub fn priority(node: &NodeView, action: &Action) -> Priority {
     }
 }
 
-/// Returns the actions that begin now, the most urgent first, while so many that can wait are under way.
+/// Returns the actions that begin now, the most urgent first, with `under_way` of those that can wait under way.
 pub fn begin(
     actions: BTreeMap<String, Action>,
     view: &ClusterView,
@@ -96,7 +96,7 @@ mod tests {
         for number in 0..5000 {
             add(format!("node-{number:04}"), if number % 2 == 0 { status() } else { spec() }, false);
         }
-        // Behind them all by name.
+        // By name behind all others.
         add("permit".into(), Action::Permit { nonce: "n".into(), rules: Default::default() }, true);
         add("claim".into(), Action::Claim { parts: Default::default(), note: None }, true);
         add("release".into(), Action::Release, true);

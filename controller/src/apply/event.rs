@@ -1,5 +1,5 @@
-//! Events about Nodes and the operator's resource, with the operator's time. (The client's own recorder writes the local clock's, and the first of two
-//! notes with one reason.)
+//! Events about Nodes and the operator's resource, with the operator's time. (The client's own recorder writes the
+//! local clock's time, and only the first of two notes with the same reason.)
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,19 +16,19 @@ use serde_json::json;
 use crate::plan::Note;
 use crate::view::{NodeFacts, OperatorFacts};
 
-/// Where the API server wants Events about objects without a namespace.
+/// Namespace that the API server requires for Events about objects without a namespace.
 const NAMESPACE: &str = "default";
 
-/// For how long the repetition of an Event is counted on the first one, as client-go does it.
+/// Time within which the repetition of an Event is counted on the first one, as in client-go.
 const SERIES: SignedDuration = SignedDuration::from_mins(6);
 
-/// The longest text that an Event may have is 1 kB, in bytes.
+/// Maximum length of an Event's note, in bytes: the API server allows 1 kB.
 const NOTE_LENGTH: usize = 1000;
 
-/// How much of an object's name is in the names of its Events, which have room for 253 characters.
+/// Maximum length of an object's name in the names of its Events, which may have 253 characters.
 const NAME_LENGTH: usize = 230;
 
-/// An Event that was published.
+/// A published Event.
 #[derive(Clone, Debug)]
 struct Published {
     name: String,
@@ -36,10 +36,10 @@ struct Published {
     last: Timestamp,
 }
 
-/// The object's uid, and the reason and the text of what was said of it.
+/// The object's uid, and the reason and note of the Event.
 type Key = (String, String, String);
 
-/// A Node, as Events name it.
+/// Returns the reference to a Node for Events.
 pub(super) fn node(facts: &NodeFacts) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -50,7 +50,7 @@ pub(super) fn node(facts: &NodeFacts) -> ObjectReference {
     }
 }
 
-/// The operator's resource, as Events name it.
+/// Returns the reference to the operator's resource for Events.
 pub(super) fn operator(facts: &OperatorFacts, namespace: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some(super::shadow::OPERATOR_API.to_owned()),
@@ -62,14 +62,14 @@ pub(super) fn operator(facts: &OperatorFacts, namespace: &str) -> ObjectReferenc
     }
 }
 
-/// A text as an Event may have it.
+/// Returns a text that is valid as an Event's note.
 fn told(text: &str) -> String {
     let mut text = plain(text);
     text.truncate(text.floor_char_boundary(NOTE_LENGTH));
     text
 }
 
-/// Publishes Events. Cloning shares what it remembers.
+/// Publishes Events. Clones share the record of published Events.
 #[derive(Clone)]
 pub(super) struct Recorder {
     client: kube::Client,
@@ -82,7 +82,7 @@ impl Recorder {
         Self { client, identity, published: Arc::default() }
     }
 
-    /// Publishes what happened to an object at `now`.
+    /// Publishes an Event about an object at `now`.
     pub(super) async fn publish(
         &self,
         about: &ObjectReference,
@@ -101,7 +101,7 @@ impl Recorder {
                     self.remember(key, again);
                     return Ok(());
                 }
-                // It has expired.
+                // The Event has expired.
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 Err(error) => return Err(error),
             }
@@ -134,7 +134,7 @@ impl Recorder {
         }
     }
 
-    /// The Event that this would repeat. What is too long ago is forgotten.
+    /// Returns the Event that this one would repeat. Entries that are too old are removed.
     fn before(&self, key: &Key, now: Timestamp) -> Option<Published> {
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         published.retain(|_, event| now.duration_since(event.last) < SERIES);

@@ -1,4 +1,4 @@
-//! The last look before a permit, at a Node and pods that are not what the decision was made on.
+//! The check before a permit, on a Node and pods that differ from those that the decision was made on.
 
 use std::sync::{Arc, Mutex};
 
@@ -20,7 +20,7 @@ use crate::view::{Cache, NodeFacts, NodeView, ShadowFacts};
 
 const BOOT: &str = "boot-1";
 
-/// The Node as it has to be.
+/// Returns a Node that passes the check.
 fn node() -> Value {
     json!({
         "metadata": {
@@ -34,7 +34,7 @@ fn node() -> Value {
     })
 }
 
-/// A pod of a workload on the node.
+/// Returns a pod of a workload on the node.
 fn pod() -> Value {
     json!({
         "metadata": {"name": "p", "namespace": "shop", "uid": "p-1", "ownerReferences": [
@@ -44,7 +44,8 @@ fn pod() -> Value {
     })
 }
 
-/// What the plan was made on, whatever the cluster says now: an order to reboot, and an agent that asks.
+/// Returns the view that the plan was made on, whatever the cluster has now: desired state reboot, and an agent that
+/// requests a permit.
 fn decided_on() -> NodeView {
     let spec = BottlerocketShadowSpec {
         state: HostState::RebootedIntoUpdate,
@@ -67,7 +68,7 @@ fn decided_on() -> NodeView {
     }
 }
 
-/// Requests a permit where the cluster is so; returns what became of it, and the orders that were written.
+/// Requests a permit with this state of the cluster; returns the result and the desired states that were written.
 async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result<(), ApplyError>, Vec<Value>) {
     let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let orders: Arc<Mutex<Vec<Value>>> = Arc::default();
@@ -112,7 +113,7 @@ async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result
 #[tokio::test]
 async fn a_node_on_which_nothing_is_left_gets_a_permit_for_its_boot_its_attempt_and_its_nonce() {
     let signer = Signer::with_a_new_key();
-    // A pod from a file of the node's own goes with the node.
+    // A static pod goes with the node.
     let mut of_the_node = pod();
     of_the_node["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
     for left_there in [vec![], vec![of_the_node]] {

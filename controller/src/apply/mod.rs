@@ -1,5 +1,5 @@
-//! Carries out what was decided, and makes no choices: one function per action, each guarded by the uid and the
-//! resourceVersion of what the decision was made on, each preceded by a look whether this process still leads.
+//! Carries out decisions, and makes none: one function per action. Each is guarded by the uid and the resourceVersion
+//! of the object that the decision was made on, and preceded by a check that this process still leads.
 
 mod event;
 #[cfg(test)]
@@ -26,40 +26,40 @@ use crate::plan::{Action, Note};
 use crate::tls::Signer;
 use crate::view::{Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
 
-/// How long the check before a reboot permit and the write of the permit may take together.
+/// Maximum time for the check before a reboot permit and the write of the permit together.
 const PERMIT_LIMIT: Duration = Duration::from_secs(15);
 
-/// How long after a failed read a node is read again, at first and at most.
+/// Pause before a node is read again after a failed read, at first and at most.
 const READ_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_READ_PAUSE: Duration = Duration::from_secs(5);
 
-/// Why an action was not carried out.
+/// The reason why an action was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The API server refused, or did not answer.
     #[error("{what} failed")]
     Api {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The cause.
         source: Box<kube::Error>,
     },
     /// This process no longer leads.
     #[error(transparent)]
     Lost(#[from] LostLease),
-    /// The object changed under the decision.
+    /// The object changed after the decision.
     #[error("{0} changed since the decision")]
     Changed(&'static str),
-    /// The last look before a permit found something.
+    /// The check before a permit failed.
     #[error("no permit: {0}")]
     NoPermit(String),
-    /// The check before a reboot permit, and the permit, took too long.
+    /// The check before a reboot permit and the write of the permit took too long.
     #[error("the check before the reboot permit had no end within {PERMIT_LIMIT:?}")]
     Late,
     /// A permit or a statement of settings could not be signed.
     #[error("nothing can be signed: the signing key is not usable")]
     Signing(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// There is no signing key yet.
+    /// No signing key exists yet.
     #[error("nothing can be signed: the signing key is not there yet")]
     NoKey,
 }
@@ -69,7 +69,7 @@ impl ApplyError {
         move |source| Self::Api { what, source: Box::new(source) }
     }
 
-    /// The answer's code, where the API server gave one.
+    /// Returns the status code of the API server's answer, if there was one.
     pub fn code(&self) -> Option<u16> {
         match self {
             Self::Api { source, .. } => match source.as_ref() {
@@ -80,8 +80,8 @@ impl ApplyError {
         }
     }
 
-    /// Whether what was tried may have been carried out all the same: there was no answer, or one of a server that had given
-    /// up on it.
+    /// Returns whether the operation may have been carried out all the same: there was no answer, or it came from a
+    /// server that had given up on it.
     pub fn is_unknown(&self) -> bool {
         match self {
             Self::Api { source, .. } => is_unknown(source),
@@ -90,7 +90,7 @@ impl ApplyError {
         }
     }
 
-    /// What was tried, as it stands in metrics.
+    /// Returns the operation as its word in metrics.
     pub(crate) fn what(&self) -> &'static str {
         match self {
             Self::Api { what, .. } => what,
@@ -99,14 +99,14 @@ impl ApplyError {
     }
 }
 
-/// What an action brought besides the objects that it wrote, which went into the caches.
+/// The results of an action besides the objects that it wrote, which went into the caches.
 #[derive(Debug, Default)]
 pub struct Learned {
-    /// Whether the node was claimed.
+    /// True if the node was claimed.
     pub claimed: bool,
-    /// How the pods of an owner (uid) are on other nodes.
+    /// Health of the pods of an owner (uid) on other nodes.
     pub owner: Option<(String, OwnerHealth)>,
-    /// A look at the node's own Lease: when it was last renewed, if there is one, and when that was seen.
+    /// The node's own Lease as read: its time of renewal, if there is one, and the time of the read.
     pub lease: Option<(Option<jiff::Timestamp>, jiff::Timestamp)>,
 }
 
@@ -115,7 +115,7 @@ pub struct Learned {
 pub struct Outcome {
     /// The node.
     pub node: String,
-    /// What came of it.
+    /// The result.
     pub result: Result<Learned, ApplyError>,
 }
 
@@ -134,7 +134,7 @@ pub struct Applier {
 }
 
 impl Applier {
-    /// An applier whose writes go into these caches.
+    /// Returns an applier whose writes go into these caches.
     #[expect(clippy::too_many_arguments, reason = "each is another thing that writing needs")]
     pub fn new(
         client: kube::Client,
@@ -151,7 +151,7 @@ impl Applier {
         Self { client, namespace, leadership, signer, metrics, nodes, shadows, operator, recorder }
     }
 
-    /// Carries out one action about one node and tells `done`.
+    /// Carries out one action about one node and sends its end to `done`.
     pub fn spawn(&self, node: NodeView, action: Action, done: mpsc::UnboundedSender<Outcome>) {
         let applier = self.clone();
         tokio::spawn(async move {
@@ -168,7 +168,7 @@ impl Applier {
         });
     }
 
-    /// Logs what has been decided about a node since this view of it.
+    /// Logs the decisions about a node since this view of it.
     fn log_decisions(&self, before: &NodeView) {
         let Some(facts) = self.nodes.get(&before.facts.name).filter(|facts| facts.uid == before.facts.uid) else {
             return;
@@ -184,15 +184,15 @@ impl Applier {
     fn rejected(&self, node: &str, error: &ApplyError) {
         self.metrics.rejected(error.what(), error.code());
         if error.code() == Some(409) {
-            // Another client wrote in between: nothing is wrong, the decision is made again.
+            // Another client wrote in between: nothing is wrong, and the decision is made again.
             tracing::debug!(node, error = error as &dyn std::error::Error, "decided on an old state");
         } else {
             tracing::warn!(node, error = error as &dyn std::error::Error, "action failed");
         }
     }
 
-    /// Reads an object until there is an answer, or this process no longer leads. As a list of one, which is what it has the
-    /// right to.
+    /// Reads an object until there is an answer, or this process no longer leads. It is read as a list of one, which
+    /// RBAC permits.
     async fn read<K>(&self, api: Api<K>, name: &str, take: impl Fn(&K))
     where
         K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
@@ -214,8 +214,8 @@ impl Applier {
         }
     }
 
-    /// Reads a node and its shadow into the caches, after a call of which it is not known what came of it: the next decision is
-    /// made on what the API server has.
+    /// Reads a node and its shadow into the caches after a call with an unknown result: the next decision is made on
+    /// what the API server has.
     pub(crate) async fn read_node(&self, node: &str) {
         let shadow = names::shadow_name(node);
         futures::join!(
@@ -261,7 +261,7 @@ impl Applier {
             }
             Action::Release => self.release(node).await.map(|()| Learned::default()),
             Action::Permit { nonce, rules } => {
-                // What the check has seen is old by then.
+                // After this time the result of the check is outdated.
                 match tokio::time::timeout(PERMIT_LIMIT, self.issue_permit(node, &nonce, rules)).await {
                     Ok(given) => given.map(|()| Learned::default()),
                     Err(_) => Err(ApplyError::Late),
@@ -275,7 +275,7 @@ impl Applier {
         }
     }
 
-    /// Publishes an Event. One that cannot be published changes nothing.
+    /// Publishes an Event. A failure to publish has no further effect.
     async fn tell(&self, about: &ObjectReference, note: &Note) {
         if let Err(error) = self.recorder.publish(about, note, crate::clock::now()).await {
             tracing::warn!(
@@ -286,8 +286,8 @@ impl Applier {
         }
     }
 
-    /// Applies the operator's status, slots and counts in one write at the version that the plan was made on, and tells
-    /// what is new in it.
+    /// Applies the operator's status, slots and counts in one write at the version that the plan was made on, and
+    /// publishes Events about what is new in it.
     pub async fn write_operator(
         &self,
         view: &ClusterView,
@@ -311,8 +311,8 @@ fn is_unknown(error: &kube::Error) -> bool {
     }
 }
 
-/// How long a node is left alone after an action about it failed: briefly after a conflict, which the next look mends,
-/// longer the more often it fails.
+/// Returns the pause for a node after a failed action: short after a conflict, which the next check resolves, longer
+/// with each further failure.
 pub fn pause(error: &ApplyError, failures: u32) -> Duration {
     let base = match error {
         ApplyError::Changed(_) => Duration::from_millis(50),

@@ -1,5 +1,5 @@
-//! Claims on Nodes are server-side-apply ownership: claiming is an apply with the field, releasing one without it. What a
-//! person set before is owned by that user too, so it stays.
+//! Claims on Nodes are server-side-apply ownership: claiming is an apply with the field, releasing is one without it. A
+//! field that a user set before is owned by that user too, so it stays.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
@@ -28,8 +28,9 @@ impl Applier {
 
     pub(super) async fn claim(&self, facts: &NodeFacts, parts: Parts) -> Result<(), ApplyError> {
         match self.apply_node(facts, parts, false).await {
-            // Labels and annotations that a client set otherwise are not among the parts, at this very version of the
-            // Node. What is left is `unschedulable: false`: a default written down, and no wish that a cordon would break.
+            // Labels and annotations with another value from another client are not among the parts, at this very
+            // version of the Node. `unschedulable: false` is left: a written default, and no wish that a cordon would
+            // break.
             Err(error) if is_field_conflict(&error) => self.apply_node(facts, parts, true).await.map(|_| ()),
             other => other.map(|_| ()),
         }
@@ -60,8 +61,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Puts a node under the operator. The manager owns the label and nothing else, so an apply of the label alone removes
-    /// nothing; one without it never happens. Not forced: any client that was faster has decided.
+    /// Puts a node under the operator. The manager owns the label and nothing else, so an apply of the label alone
+    /// removes nothing; one without it never happens. Not forced: the value of a client that was faster stays.
     pub async fn label(&self, facts: &NodeFacts) -> Result<(), ApplyError> {
         self.leadership.check()?;
         let api: Api<Node> = Api::all(self.client.clone());

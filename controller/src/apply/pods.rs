@@ -1,4 +1,4 @@
-//! Evictions, and the last look before a permit.
+//! Evictions, and the check before a permit.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,10 +20,10 @@ use crate::drain::filter::{self, Rules};
 use crate::plan::Eviction;
 use crate::view::{Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, Projection};
 
-/// How many pods of an owner are read at a time.
+/// Page size for reading the pods of an owner.
 const PAGE: u32 = 200;
 
-/// How long it takes until a pod is asked for again where no answer says so.
+/// Time until a pod is evicted again where no answer sets it.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// The end of an eviction or a deletion.
@@ -35,16 +35,16 @@ pub struct Evicted {
     pub namespace: String,
     /// The uid of the pod.
     pub uid: String,
-    /// Which request of the driver's it was.
+    /// The number of the driver's request.
     pub request: u64,
-    /// What the answer means.
+    /// The meaning of the answer.
     pub means: Meaning,
-    /// What the API server said, where it refused.
+    /// The API server's message, if it refused.
     pub message: String,
 }
 
 impl Applier {
-    /// Evicts, or deletes past its budgets, one pod under its uid, and sends the answer to `done`.
+    /// Evicts one pod, or deletes it past its budgets, under its uid, and sends the answer to `done`.
     pub fn spawn_eviction(
         &self,
         node: String,
@@ -76,7 +76,7 @@ impl Applier {
             ..kube::api::DeleteParams::default()
         };
         Ok(match api.delete(&pod.name, &params).await {
-            // 409: the name belongs to another pod by now.
+            // 409: another pod has the name by now.
             Ok(_) => (Meaning::Leaves, String::new()),
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => (Meaning::Leaves, String::new()),
             Err(kube::Error::Api(status)) if status.code == 403 => {
@@ -87,7 +87,7 @@ impl Applier {
         })
     }
 
-    /// The client's own `evict` drops the delete options, and with them the uid: so the subresource is written directly.
+    /// Writes the subresource directly: the client's own `evict` drops the delete options, and with them the uid.
     async fn evict(&self, pod: &Eviction, grace: Option<i64>) -> Result<(Meaning, String), ApplyError> {
         self.leadership.check()?;
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
@@ -131,8 +131,8 @@ impl Applier {
         }
     }
 
-    /// Counts the pods of an owner by how they are on these nodes, page by page. Where they cannot be read, nothing is known of them,
-    /// which is evidence of nothing.
+    /// Counts the pods of an owner by their health on these nodes, page by page. Where they cannot be read, nothing is
+    /// known of them, which is evidence of nothing.
     pub(super) async fn read_owner(
         &self,
         owner: &str,
@@ -174,8 +174,8 @@ impl Applier {
         }
     }
 
-    /// The last look, at the Node and its pods as they are and not as a cache has them; then the permit, signed for this
-    /// agent's nonce, at the version of the shadow that the decision was made on.
+    /// Checks the Node and its pods, read live and not from a cache; then issues the permit, signed for this agent's
+    /// nonce, at the version of the shadow that the decision was made on.
     pub(super) async fn issue_permit(&self, view: &NodeView, nonce: &str, rules: Rules) -> Result<(), ApplyError> {
         let shadow = view.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
         let (Some(version), Some(boot_id)) = (shadow.spec.version.clone(), shadow.spec.boot_id.clone()) else {
@@ -192,7 +192,7 @@ impl Applier {
         if live.uid != view.facts.uid || live.boot_id != boot_id {
             return Err(ApplyError::Changed("the node"));
         }
-        // The caches of nodes and shadows are not in step: a hold may have come before the agent asked.
+        // The caches of nodes and shadows are not in step: a hold may precede the agent's request.
         if live.held || !live.labelled || live.deleting {
             return Err(ApplyError::NoPermit("the node is held, leaving, or no longer under the operator".to_owned()));
         }
@@ -201,7 +201,7 @@ impl Applier {
         }
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
         let drain = shadow.status.controller.drain.as_ref();
-        // Whether a pod may be evicted makes no difference here: none may be left.
+        // Pods that may be evicted count as well: none may be left.
         let sorted = filter::sort(&pods, rules, drain);
         if let Some(pod) = sorted.left().next() {
             return Err(ApplyError::NoPermit(format!("{} is on the node", pod.title())));

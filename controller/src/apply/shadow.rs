@@ -1,4 +1,4 @@
-//! Writes to our own resources.
+//! Writes to the operator's resources.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
@@ -23,7 +23,7 @@ impl Applier {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Applies the controller's half. The resourceVersion is what guards it: the server ignores the uid on `/status`.
+    /// Applies the controller status. The resourceVersion guards it: the server ignores the uid on `/status`.
     pub(super) async fn write_status(&self, shadow: &ShadowFacts, status: &ControllerStatus) -> Result<(), ApplyError> {
         let name = names::shadow_name(&shadow.node);
         let body = json!({
@@ -39,8 +39,8 @@ impl Applier {
             Err(_) => false,
         };
         let written = match applied {
-            // Fields of the attempt that another client has written are its own too, and stay when an apply leaves them out:
-            // all of them, or as many as make the object invalid.
+            // Fields of the attempt that another client has written are owned by it too, and stay when an apply leaves
+            // them out: all of them, or as many as make the object invalid.
             applied if ends && left => {
                 let version = match &applied {
                     Ok(written) => written.metadata.resource_version.clone(),
@@ -58,7 +58,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Signs what is asked of a host's settings, where that has not been done.
+    /// Signs the settings of a host, unless they are signed already.
     fn sign_settings(&self, node_uid: &str, host: &mut HostPolicy) -> Result<(), ApplyError> {
         let Some(claims) = SettingsClaims::of(node_uid, host) else {
             host.signature = None;
@@ -70,7 +70,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Writes an order. What it asks of the host's settings is signed on the way.
+    /// Writes a desired state. Its host settings are signed on the way.
     pub(super) async fn write_spec(
         &self,
         shadow: &ShadowFacts,
@@ -81,8 +81,8 @@ impl Applier {
         if let Some(host) = &mut spec.host {
             let node_uid = shadow.owner_uid.as_deref().ok_or(ApplyError::Changed("the shadow's owner"))?;
             match self.sign_settings(node_uid, host) {
-                // An order is taken back also while there is no key. The agent leaves settings alone that no one signed, and
-                // they are signed when there is one.
+                // A desired state is withdrawn also while there is no key. The agent ignores unsigned settings, and
+                // they are signed when there is a key.
                 Err(ApplyError::NoKey) if spec.state == HostState::Idle => {}
                 signed => signed?,
             }
@@ -104,7 +104,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Makes the shadow of a node. Not an apply: that would make one again if this one had just been deleted.
+    /// Creates the shadow of a node. Not an apply: that would create a shadow again that had just been deleted.
     pub async fn create_shadow(&self, node: &str, node_uid: &str, host: HostPolicy) -> Result<(), ApplyError> {
         self.leadership.check()?;
         let shadow = BottlerocketShadow {

@@ -1,4 +1,4 @@
-//! What the writes look like on the wire: each carries what guards it.
+//! Requests as they are sent: each carries the preconditions that guard it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -25,12 +25,12 @@ struct Call {
     body: Value,
 }
 
-/// An applier whose calls are recorded; each is answered with what it sent.
+/// Returns an applier whose calls are recorded; each is answered with what it sent.
 fn applier() -> (Applier, Arc<Mutex<Vec<Call>>>) {
     applier_answering(|sent| sent)
 }
 
-/// An applier whose API server leaves every claim on a Node, whatever it is sent.
+/// Returns an applier whose API server keeps every claim on a Node, whatever is sent.
 fn applier_that_leaves_claims() -> (Applier, Arc<Mutex<Vec<Call>>>) {
     applier_answering(|_| {
         json!({
@@ -147,7 +147,7 @@ async fn every_order_carries_uid_and_resource_version() {
     assert_eq!(call.body["metadata"]["resourceVersion"], "42");
 }
 
-/// What asks for nothing of the settings needs no key; what does is not written without one.
+/// A desired state without settings needs no key; one with settings is not written without a key.
 #[tokio::test]
 async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
     let asks = |version_lock: Option<&str>| HostPolicy {
@@ -166,7 +166,7 @@ async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
     let refused = applier.carry_out(&node(), stages).await;
     assert!(matches!(refused, Err(ApplyError::NoKey)), "{refused:?}");
     assert!(calls.lock().unwrap().is_empty());
-    // To take an order back needs no key: the host's settings wait for one, its node does not.
+    // Withdrawing a desired state needs no key: the host's settings wait for one, its node does not.
     applier.carry_out(&node(), order(asks(Some("1.20.5")))).await.unwrap();
     let told: HostPolicy = serde_json::from_value(calls.lock().unwrap()[0].body["spec"]["host"].clone()).unwrap();
     assert_eq!(told, asks(Some("1.20.5")));
@@ -192,7 +192,7 @@ async fn a_deletion_carries_the_uid_of_the_pod_that_was_seen() {
     assert_eq!(call.body["gracePeriodSeconds"], 0);
 }
 
-/// managedFields were reset while the node was claimed, so that taking the claim back removed nothing.
+/// managedFields were reset while the node was claimed, so that releasing the claim removed nothing.
 #[tokio::test]
 async fn what_a_release_leaves_is_removed_only_where_it_is_ours_by_the_record() {
     for (sentence, condition, preexisting, removed) in [
@@ -239,7 +239,8 @@ async fn every_claim_and_release_carries_uid_and_resource_version_and_forces_not
     }
 }
 
-/// An apply owns what it names, and the API server removes what it owned and does not name: so the label is all there is.
+/// An apply owns the fields that it names, and the API server removes those that it owned and does not name: so only
+/// the label is there.
 #[tokio::test]
 async fn a_label_is_applied_alone_under_its_own_manager_with_uid_and_resource_version_and_forces_nothing() {
     let (applier, calls) = applier();

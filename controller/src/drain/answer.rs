@@ -1,45 +1,45 @@
-//! What the eviction endpoint's answers mean, as observed on a real API server.
+//! The meaning of the eviction endpoint's answers, as observed on a real API server.
 
 use std::time::Duration;
 
-/// How long a pod whose eviction a budget refuses is left alone, unless the budget changes before or the server says
-/// otherwise: `kubectl drain`'s own figure.
+/// The pause before a pod whose eviction a budget refuses is retried, unless the budget changes before or the server
+/// says otherwise: `kubectl drain`'s own value.
 pub const BLOCKED_RETRY: Duration = Duration::from_secs(5);
 
 /// The longest pause between two requests for the eviction of one pod.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// How long a pod is left alone after a refusal, when it has been refused for `refused` and the answer alone would have it
-/// asked for again after `retry`: the longer it lasts, the longer the pauses.
+/// Returns the pause after a refusal, for a pod that has been refused for `refused` and whose answer alone would have
+/// it retried after `retry`: the longer it lasts, the longer the pauses.
 pub fn pause(retry: Duration, refused: Duration) -> Duration {
     retry.max((refused / 2).min(LONGEST_PAUSE))
 }
 
-/// What an answer means for the pod.
+/// The meaning of an answer for the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meaning {
-    /// Evicted, or gone already: wait until it is gone.
+    /// Evicted, or deleted already: wait until it is gone.
     Leaves,
-    /// The name now belongs to another pod: look again.
+    /// The name now belongs to another pod: read it again.
     OtherPod,
     /// A budget refuses it for now.
     Blocked {
         /// The budget, where the answer names it.
         budget: Option<String>,
-        /// When to try again.
+        /// The time until the next request.
         retry: Duration,
     },
-    /// The server is busy or broken: try again, it is no one's budget.
+    /// The server is busy or broken: retry; no budget is the cause.
     Retry(Duration),
-    /// It will not work by trying again: the drain fails.
+    /// A retry does not help: the drain fails.
     Fatal,
 }
 
-/// The longest name that an object can have. An admission webhook may say anything in the server's place.
+/// The longest name of an object. An admission webhook may send any text in the server's place.
 const LONGEST_NAME: usize = 253;
 
-/// Reads the budget's name from `Cannot evict pod as it would violate the pod's disruption budget. The disruption budget
-/// NAME needs …`, the only place where the server says it.
+/// Reads the budget's name from `Cannot evict pod as it would violate the pod's disruption budget. The disruption
+/// budget NAME needs …`, the only place where the server names it.
 fn budget_name(text: &str) -> Option<String> {
     let (_, rest) = text.split_once("disruption budget ")?;
     let name = rest.split_whitespace().next()?;
@@ -47,8 +47,8 @@ fn budget_name(text: &str) -> Option<String> {
     fits.then(|| name.to_owned())
 }
 
-/// What an answer of the eviction endpoint means. `retry_after` is the header of that name, `causes` are the pairs of
-/// reason and message in the answer's details.
+/// Returns the meaning of an answer of the eviction endpoint. `retry_after` is the header of that name, `causes` are
+/// the pairs of reason and message in the answer's details.
 pub fn meaning(code: u16, retry_after: Option<Duration>, message: &str, causes: &[(String, String)]) -> Meaning {
     let cause = |reason: &str| causes.iter().find(|(r, _)| r == reason).map(|(_, message)| message.as_str());
     match code {
@@ -58,9 +58,9 @@ pub fn meaning(code: u16, retry_after: Option<Duration>, message: &str, causes: 
             Some(text) => Meaning::Blocked { budget: budget_name(text), retry: retry_after.unwrap_or(BLOCKED_RETRY) },
             None => Meaning::Retry(retry_after.unwrap_or(Duration::from_secs(1))),
         },
-        // The namespace is going and takes its pods along.
+        // The namespace is being deleted, and its pods with it.
         403 if cause("NamespaceTerminating").is_some() => Meaning::Retry(BLOCKED_RETRY),
-        // Two budgets on one pod: a user has to mend that, and until then it blocks like a budget does.
+        // Two budgets on one pod: a user has to fix that, and until then it blocks like a budget does.
         500 if message.contains("more than one PodDisruptionBudget") => {
             Meaning::Blocked { budget: None, retry: 2 * BLOCKED_RETRY }
         }

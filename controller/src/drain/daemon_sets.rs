@@ -1,7 +1,7 @@
-//! Which of the DaemonSets that pods name are there.
+//! The existence of the DaemonSets that pods name.
 //!
-//! Each is asked for once, when a pod of it is first met: a pod is younger than its DaemonSet, so an answer "there is none" is
-//! final, and when one that was there goes, the garbage collector takes its pods along or makes them bare.
+//! Each is read once, when a pod of it is first found: a pod is younger than its DaemonSet, so an answer "there is
+//! none" is final, and when one that was there is deleted, the garbage collector deletes its pods or orphans them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,10 +14,10 @@ use tokio::sync::watch;
 
 use crate::view::{DaemonSetIs, PodFacts};
 
-/// How long after a failure one is asked for again.
+/// The time after a failure until the next read.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Namespace, name and uid. What pods of another namespace say of the same uid proves nothing.
+/// Namespace, name and uid. The same uid in pods of another namespace proves nothing.
 type Key = (String, String, String);
 
 /// The DaemonSets that pods name.
@@ -27,7 +27,7 @@ pub struct DaemonSets {
     known: Known,
 }
 
-/// What is known of each; `Unknown`: it is being asked for.
+/// The known state of each; `Unknown`: it is being read.
 #[derive(Clone, Default)]
 struct Known(Arc<Mutex<HashMap<Key, DaemonSetIs>>>);
 
@@ -38,12 +38,12 @@ impl Known {
 }
 
 impl DaemonSets {
-    /// Knows of none. `changed` is told of each answer.
+    /// Creates an empty cache. `changed` is notified of each answer.
     pub fn new(client: Client, changed: Arc<watch::Sender<u64>>) -> Self {
         Self { client, changed, known: Known::default() }
     }
 
-    /// Says of each pod what is known of its DaemonSet, and asks for those of which nothing is.
+    /// Marks each pod with the known state of its DaemonSet, and reads those that are not known.
     pub fn mark(&self, pods: &mut [PodFacts]) {
         for pod in pods {
             let (Some(name), Some(uid)) = (&pod.daemon_set, &pod.controller_uid) else { continue };

@@ -1,8 +1,8 @@
-//! Which pods on a node have to go before it reboots: `kubectl drain`'s filters, in its order, over facts.
+//! The pods on a node that have to leave before it reboots: `kubectl drain`'s filters, in its order, over facts.
 //!
-//! Where one pod is refused nothing at all is evicted, and the node waits with that reason. It differs from `kubectl drain`
-//! in two ways: pods that have ended are left where they are, since they are in no one's way, and pods that are being deleted
-//! are waited for whatever they are.
+//! If one pod is refused nothing at all is evicted, and the node waits with that reason. It differs from `kubectl
+//! drain` in two ways: pods that have ended stay, since they block nothing, and pods that are being deleted are waited
+//! for, of whatever kind.
 
 use jiff::{SignedDuration, Timestamp};
 use models::operator::PodsAtRisk;
@@ -10,14 +10,14 @@ use models::shadow::DrainStatus;
 
 use crate::view::{DaemonSetIs, PodFacts};
 
-/// How long the object of a pod that has ended may outlive its grace period. A kubelet that is done with a pod ends its grace
-/// period, and the object goes a moment later.
+/// The time that the object of a pod that has ended may outlive its grace period. A kubelet that is done with a pod
+/// ends its grace period, and the object is deleted a moment later.
 pub const ENDED: SignedDuration = SignedDuration::from_secs(2);
 
-/// What is done about pods that a drain would take something from.
+/// The treatment of pods that would lose something by a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Pods without a controller, or with one that is gone, which nothing would bring back.
+    /// Pods without a controller, or with one that is gone, which nothing would create again.
     pub bare_pods: PodsAtRisk,
     /// Pods with an `emptyDir`, whose contents end with them.
     pub empty_dir: PodsAtRisk,
@@ -33,29 +33,29 @@ impl Default for Rules {
     }
 }
 
-/// Why a pod may not be evicted.
+/// The reason why a pod may not be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// It has an `emptyDir`.
     EmptyDir,
     /// It has no controller.
     Bare,
-    /// Its DaemonSet is gone.
+    /// The pod's DaemonSet is gone.
     Orphan,
-    /// Whether its DaemonSet is there cannot be read. Only before a drain: in the middle of one it is left alone.
+    /// The pod's DaemonSet cannot be read. Only before a drain: during one the pod is left alone.
     Unread,
 }
 
-/// What happens to one pod.
+/// The treatment of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is left alone: it has ended, mirrors a static pod, belongs to a DaemonSet, or has been waited for long enough.
+    /// It is left alone: it has ended, mirrors a static pod, belongs to a DaemonSet, or is past its time.
     Stays,
     /// It tolerates the cordon and came back after the eviction of its owner's pods: left to the reboot.
     Returned,
     /// It is evicted.
     Goes,
-    /// It is on its way out: waited for.
+    /// It is terminating: waited for.
     Leaving,
     /// It may not be evicted, so the node is not drained at all.
     Refused(Refusal),
@@ -66,15 +66,15 @@ pub fn listed(pod: &PodFacts, drain: &DrainStatus) -> bool {
     drain.pods.iter().any(|listed| listed.uid == pod.uid)
 }
 
-/// What happens to a pod of a node whose drain stands at `drain`.
+/// Returns the treatment of a pod of a node whose drain has the record `drain`.
 pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>) -> Fate {
     let orphan = pod.daemon_set_is == DaemonSetIs::Gone;
-    // Mirror pods end with their static pods; DaemonSet pods would be put back at once, while there is their DaemonSet.
+    // Mirror pods end with their static pods; a DaemonSet creates its pods again at once, while it exists.
     if pod.mirror || (pod.daemon_set.is_some() && !orphan) {
         return Fate::Stays;
     }
-    // Graceful node shutdown leaves finished pods; they neither hinder a reboot nor count as disruption. One that is being
-    // deleted has its grace period for what comes after its containers: its volumes may be in use.
+    // Graceful node shutdown leaves finished pods; they neither block a reboot nor count as disruption. One that is
+    // being deleted has its grace period for what comes after its containers: its volumes may be in use.
     let past_grace = || {
         let gone_by = pod.ends_by.and_then(|by| by.checked_add(ENDED).ok());
         gone_by.zip(rules.now).is_some_and(|(by, now)| by <= now)
@@ -102,33 +102,33 @@ pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>) -> Fate {
     Fate::Goes
 }
 
-/// The pods of a node, sorted by what happens to them.
+/// The pods of a node, sorted by their treatment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sorted<'a> {
     /// To be evicted.
     pub evictable: Vec<&'a PodFacts>,
-    /// Waited for.
+    /// Terminating, waited for.
     pub leaving: Vec<&'a PodFacts>,
-    /// In the way of any drain, each with the reason.
+    /// Pods that prevent any drain, each with the reason.
     pub refused: Vec<(&'a PodFacts, Refusal)>,
     /// Back after their eviction, and left to the reboot.
     pub returned: Vec<&'a PodFacts>,
 }
 
 impl Sorted<'_> {
-    /// All that is still on the node and would have to go.
+    /// All pods that are still on the node and would have to leave.
     pub fn left(&self) -> impl Iterator<Item = &'_ PodFacts> {
         let refused = self.refused.iter().map(|(pod, _)| *pod);
         self.evictable.iter().copied().chain(self.leaving.iter().copied()).chain(refused)
     }
 
-    /// Those that may be evicted now: what the cluster itself runs on goes when everything else is gone.
+    /// The pods that may be evicted now: critical pods leave after all others.
     pub fn first_to_go(&self) -> impl Iterator<Item = &'_ PodFacts> {
         let ordinary = self.left().any(|pod| !pod.critical);
         self.evictable.iter().copied().filter(move |pod| !(ordinary && pod.critical))
     }
 
-    /// Whether nothing is left that has to go.
+    /// Returns whether no pod is left that has to leave.
     pub fn empty(&self) -> bool {
         self.evictable.is_empty() && self.leaving.is_empty() && self.refused.is_empty()
     }
@@ -146,7 +146,7 @@ pub fn sort<'a>(pods: &'a [PodFacts], rules: Rules, drain: Option<&DrainStatus>)
             Fate::Refused(why) => sorted.refused.push((pod, why)),
         }
     }
-    // In the order of their names, so that what is written of them does not depend on the order of a list.
+    // Sorted by name, so that what is written about them does not depend on the order of a list.
     let name = |pod: &PodFacts| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
     sorted.evictable.sort_by_key(|pod| name(pod));
     sorted.leaving.sort_by_key(|pod| name(pod));

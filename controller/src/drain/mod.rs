@@ -1,4 +1,4 @@
-//! Draining a node: which pods have to go, and what the eviction endpoint's answers mean.
+//! Draining a node: the pods that have to leave, and the meaning of the eviction endpoint's answers.
 
 pub mod answer;
 pub mod daemon_sets;

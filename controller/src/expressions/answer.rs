@@ -1,4 +1,4 @@
-//! What Prometheus says, read: nothing, something, or no answer.
+//! Parsing of Prometheus' answers: nothing, something, or no answer.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use crate::view::Answer;
 
-/// How much of a series is told.
+/// Maximum length of a series in messages.
 const SERIES_LENGTH: usize = 200;
 
-/// How much of an error of Prometheus is told.
+/// Maximum length of an error of Prometheus in messages.
 const ERROR_LENGTH: usize = 300;
 
 #[derive(Deserialize)]
@@ -30,7 +30,7 @@ struct Data {
     result: Value,
 }
 
-/// What is read of one series: an instant's `value`, a range's `values`, or histograms in their place.
+/// The parsed part of one series: an instant's `value`, a range's `values`, or histograms in their place.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Series {
@@ -39,23 +39,23 @@ struct Series {
     values: Vec<(Value, String)>,
 }
 
-/// Why an answer is none.
+/// The reason why an answer cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unreadable {
     /// The query was refused or broke off.
     #[error("Prometheus could not evaluate the expression: {0}")]
     Refused(String),
-    /// A number or a text is never nothing.
+    /// The result is a number or a text, which is never empty.
     #[error(
         "the expression returns a {0}, which can never be nothing: write a comparison of series, such as sum(x) > 0"
     )]
     NeverNothing(String),
-    /// Something else than Prometheus answered.
+    /// The answer is not from Prometheus.
     #[error("{0}")]
     Foreign(String),
 }
 
-/// Reads the body of an answer to a query that was sent at `asked`.
+/// Parses the body of an answer to a query that was sent at `asked`.
 pub(crate) fn read(body: &[u8], asked: Timestamp) -> Result<Answer, Unreadable> {
     let foreign = |what: &str| Unreadable::Foreign(what.to_owned());
     let body: Body = serde_json::from_slice(body).map_err(|_| foreign("it is not Prometheus' JSON"))?;
@@ -71,15 +71,15 @@ pub(crate) fn read(body: &[u8], asked: Timestamp) -> Result<Answer, Unreadable> 
     let Value::Array(result) = data.result else { return Err(foreign("its result is not a list")) };
     match result.into_iter().next() {
         None => Ok(Answer::Quiet { since: asked }),
-        // It is something, also where it cannot be told what.
+        // The result is not empty, also where the series cannot be read.
         Some(first) => Ok(Answer::Firing { series: told(&serde_json::from_value(first).unwrap_or_default()) }),
     }
 }
 
-/// A series as Prometheus writes it, e.g. `up{job="api"} 0`.
+/// Returns a series as Prometheus writes it, e.g. `up{job="api"} 0`.
 fn told(series: &Series) -> String {
     let mut text = series.metric.get("__name__").cloned().unwrap_or_default();
-    // Quoted with escapes, so that no value brings a line break or an end of quotes of its own into a message.
+    // Quoted with escapes, so that no value brings a line break or a closing quote into a message.
     let labels: Vec<String> =
         series.metric.iter().filter(|(name, _)| *name != "__name__").map(|(n, v)| format!("{n}={v:?}")).collect();
     if !labels.is_empty() {
@@ -96,7 +96,7 @@ fn told(series: &Series) -> String {
     cut(&text, SERIES_LENGTH)
 }
 
-/// At most `length` characters, on one line.
+/// Returns at most `length` characters, on one line.
 pub(super) fn cut(text: &str, length: usize) -> String {
     if text.chars().count() <= length {
         return text.chars().map(shown).collect();

@@ -1,4 +1,4 @@
-//! One question to Prometheus: a POST, a limit of time and size, and every way in which it can end.
+//! One query to Prometheus: a POST, limits of time and size, and every possible result.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -12,22 +12,22 @@ use super::answer::{self, Unreadable, cut};
 use crate::policy::Prometheus;
 use crate::view::Answer;
 
-/// How large an answer may be. What is asked for is nothing, so this is plenty, and memory stays bounded.
+/// Maximum size of an answer, in bytes. The expected answer is empty, so this is plenty, and memory stays bounded.
 const BODY_LIMIT: usize = 1 << 20;
 
-/// How much of a cause or an address is told.
+/// Maximum length of a cause or an address in messages.
 const TOLD: usize = 200;
 
-/// Why there is no client to ask with.
+/// The reason why no client could be made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ClientError {
     /// The file with the authorities cannot be read.
     #[error("the file of --prometheus-ca-file, {}, cannot be read: {source}", path.display())]
     ReadCa { path: PathBuf, source: std::io::Error },
-    /// There is no certificate in it.
+    /// The file holds no certificate.
     #[error("the file of --prometheus-ca-file, {}, holds no certificate in PEM", path.display())]
     ParseCa { path: PathBuf },
-    /// There are no authorities to trust, or none that can be read.
+    /// No authorities are trusted, or none that can be read.
     #[error(
         "no authority to check the certificate of Prometheus with ({cause}): the controller's image holds none, so mount \
          a file with the CA and name it in --prometheus-ca-file"
@@ -35,52 +35,52 @@ pub(super) enum ClientError {
     Build { cause: String },
 }
 
-/// Why a question has no answer.
+/// The reason why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
-    /// The address is none.
+    /// The address is invalid.
     #[error("spec.prometheus.url is not an address ({cause}): write one such as http://prometheus.monitoring.svc:9090")]
     Address { cause: String },
-    /// Time is up.
+    /// The query timed out.
     #[error(
         "no answer from {url} within {limit:?}: is the address right, and does a NetworkPolicy let the controller through?"
     )]
     Late { url: String, limit: Duration },
-    /// No connection, or one that broke.
+    /// The connection failed or broke.
     #[error("no answer from {url}: {cause}; {}", if *tls {
         "is the address right, and did the authority of --prometheus-ca-file issue its certificate?"
     } else {
         "is the address right, and does a NetworkPolicy let the controller through?"
     })]
     Transport { url: String, cause: String, tls: bool },
-    /// It answers from elsewhere.
+    /// The server redirects.
     #[error(
         "{url} redirects to {to}, and redirects are not followed: write the address that answers itself into spec.prometheus.url"
     )]
     Redirect { url: String, to: String },
-    /// It says no.
+    /// The server denies access.
     #[error("{url} answered {status}: the operator shows no credentials; write an address that asks for none")]
     Denied { url: String, status: u16 },
-    /// It fails, and does not say why the way Prometheus does.
+    /// The server fails without an error in the format of Prometheus.
     #[error("{url} answered {status}: is spec.prometheus.url the base of Prometheus' API, and is it well?")]
     Status { url: String, status: u16 },
-    /// It says too much.
+    /// The answer is too large.
     #[error("the answer of {url} is larger than 1 MiB: let the expression return less, for example by count(...) > 0")]
     Large { url: String },
-    /// It answered what cannot be used.
+    /// The answer cannot be used.
     #[error("{0}")]
     Refused(Unreadable),
-    /// Something else answered.
+    /// The answer is not from Prometheus.
     #[error("{url} answered, but {what}: is spec.prometheus.url the base of Prometheus' API?")]
     Foreign { url: String, what: String },
 }
 
-/// A client for this address. Certificates are checked with the authorities of `ca_file` alone, or without one with those
-/// of the system.
+/// Returns a client for this address. Certificates are verified with the authorities of `ca_file` alone, or without one
+/// with those of the system.
 pub(super) async fn client(settings: &Prometheus, ca_file: Option<&Path>) -> Result<Client, ClientError> {
     let builder = Client::builder()
         .redirect(redirect::Policy::none())
-        // The address in the policy is where questions go, whatever the environment says.
+        // Queries go to the address in the policy, whatever the environment sets.
         .no_proxy()
         .referer(false)
         .user_agent(concat!("brupop-controller/", env!("CARGO_PKG_VERSION")));
@@ -94,14 +94,14 @@ pub(super) async fn client(settings: &Prometheus, ca_file: Option<&Path>) -> Res
             }
             builder.tls_certs_only(certificates)
         }
-        // Without authorities of its own, a client that is to know TLS cannot be made in an image that holds none.
+        // Without authorities of its own, a client with TLS cannot be made in an image that holds none.
         None if !settings.url.starts_with("https:") => builder.tls_certs_only([]),
         None => builder,
     };
     builder.build().map_err(|error| ClientError::Build { cause: root_cause(&error) })
 }
 
-/// Asks once. `asked` is when.
+/// Sends one query. `asked` is the time of sending.
 pub(super) async fn ask(client: &Client, settings: &Prometheus, query: &str, asked: Timestamp) -> Answer {
     let answer = match endpoint(&settings.url) {
         Ok(url) => {
@@ -142,7 +142,7 @@ async fn post(client: &Client, url: Url, shown: &str, query: &str, asked: Timest
         body.extend_from_slice(&chunk);
     }
     match answer::read(&body, asked) {
-        // A query that it cannot evaluate is a 400 or 422 with the reason in the body.
+        // A query that cannot be evaluated is a 400 or 422 with the reason in the body.
         Err(refused @ (Unreadable::Refused(_) | Unreadable::NeverNothing(_))) => Err(AskError::Refused(refused)),
         _ if !status.is_success() => Err(AskError::Status { url: shown.to_owned(), status: status.as_u16() }),
         Err(Unreadable::Foreign(what)) => Err(AskError::Foreign { url: shown.to_owned(), what }),
@@ -150,7 +150,7 @@ async fn post(client: &Client, url: Url, shown: &str, query: &str, asked: Timest
     }
 }
 
-/// Where questions go: the base, whatever path it has, and the path of the API.
+/// Returns the address of queries: the base, whatever path it has, and the path of the API.
 fn endpoint(base: &str) -> Result<Url, AskError> {
     let address = |cause: &str| AskError::Address { cause: cause.to_owned() };
     let mut url = Url::parse(base).map_err(|error| address(&error.to_string()))?;
@@ -161,7 +161,7 @@ fn endpoint(base: &str) -> Result<Url, AskError> {
     Ok(url)
 }
 
-/// The address for users: without a name and password, which do not belong into messages.
+/// Returns the address for messages: without user name and password.
 fn shown(url: &Url) -> String {
     let mut url = url.clone();
     let _ = url.set_password(None);
@@ -171,7 +171,7 @@ fn shown(url: &Url) -> String {
     cut(url.as_str(), TOLD)
 }
 
-/// The query as the body of a form.
+/// Returns the query as the body of a form.
 fn form(url: &Url, query: &str) -> String {
     let mut form = url.clone();
     form.set_query(None);
@@ -181,11 +181,11 @@ fn form(url: &Url, query: &str) -> String {
 
 fn location(response: &Response) -> String {
     let to = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
-    // A reference without a host is told as it is: it leads to the same server.
+    // A reference without a host is shown as it is: it leads to the same server.
     to.map_or_else(|| "nowhere".to_owned(), |to| Url::parse(to).map_or_else(|_| cut(to, TOLD), |url| shown(&url)))
 }
 
-/// The last error of the chain, which says what happened; those before it say that something did.
+/// Returns the last error of the chain, which has the actual cause.
 fn root_cause(error: &dyn Error) -> String {
     let mut last = error;
     while let Some(source) = last.source() {

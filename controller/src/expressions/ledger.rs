@@ -1,4 +1,4 @@
-//! Which queries are wanted, when each was asked, and what came back. No clock, no network.
+//! The wanted queries, when each was sent, and the answers. No clock, no network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,19 +14,19 @@ use crate::view::Answer;
 struct Line {
     wanted: bool,
     under_way: bool,
-    /// When it was last asked: for the schedule.
+    /// Moment of the last request: for the schedule.
     asked: Option<Instant>,
-    /// The same by the clock, of the answer that is kept.
+    /// Time of the request, by the clock, of the answer that is kept.
     asked_at: Option<Timestamp>,
     answer: Option<Answer>,
 }
 
-/// What to do next.
+/// The next steps.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Due {
-    /// The queries to ask now.
+    /// The queries to send now.
     pub(super) queries: Vec<String>,
-    /// When to look again.
+    /// The time of the next check.
     pub(super) next: Option<Instant>,
 }
 
@@ -34,21 +34,21 @@ pub(super) struct Due {
 #[derive(Default)]
 pub(super) struct Ledger {
     settings: Option<Prometheus>,
-    /// Rises with each change of the settings; what was asked under earlier ones is not an answer any more.
+    /// Rises with each change of the settings; an answer to a query under earlier ones is discarded.
     edition: u64,
     lines: BTreeMap<String, Line>,
 }
 
 impl Ledger {
-    /// The edition of the settings, and the settings.
+    /// Returns the edition of the settings, and the settings.
     pub(super) fn settings(&self) -> (u64, Option<&Prometheus>) {
         (self.edition, self.settings.as_ref())
     }
 
-    /// Takes in what is wanted. Returns whether there are answers to look at that were not there before.
+    /// Takes in the wanted queries. Returns whether there are new answers to check.
     ///
-    /// A query that is not wanted any more is not asked again. What it returned is kept until the interval is over: a
-    /// planner that wants it on every other look would otherwise have it asked as fast as Prometheus can answer.
+    /// A query that is no longer wanted is not sent again. Its answer is kept until the interval is over: a planner
+    /// that wants it on every other check would otherwise have it sent as fast as Prometheus can answer.
     pub(super) fn want(&mut self, wanted: &BTreeSet<String>, settings: Option<&Prometheus>, now: Instant) -> bool {
         if self.settings.as_ref() != settings {
             self.settings = settings.cloned();
@@ -74,7 +74,7 @@ impl Ledger {
         news
     }
 
-    /// What to ask now, at most `places` queries, those first that have waited longest. They count as asked.
+    /// Returns the queries to send now, at most `places`, those first that have waited longest. They count as sent.
     pub(super) fn due(&mut self, now: Instant, places: usize) -> Due {
         if self.settings.is_none() {
             return Due::default();
@@ -88,7 +88,7 @@ impl Ledger {
             .collect();
         waiting.sort();
         let due = waiting.iter().take_while(|(at, _)| at.is_none_or(|at| at <= now)).count();
-        // Without a free place the end of a query that is under way is the next thing to happen.
+        // Without a free place the end of a query under way is the next event.
         let next = if due > places { None } else { waiting.get(due).and_then(|(at, _)| *at) };
         let queries: Vec<String> = waiting.into_iter().take(due.min(places)).map(|(_, query)| query.clone()).collect();
         for query in &queries {
@@ -100,8 +100,8 @@ impl Ledger {
         Due { queries, next }
     }
 
-    /// Takes in what became of a query that was asked under `edition` of the settings at `asked_at`. Returns whether
-    /// it has to be checked: at another kind of answer than before, and at each new word that all is quiet.
+    /// Takes in the result of a query that was sent under `edition` of the settings at `asked_at`. Returns whether it
+    /// has to be checked: at another kind of answer than before, and at each further empty answer.
     pub(super) fn ended(&mut self, query: &str, edition: u64, asked_at: Timestamp, answer: Answer) -> bool {
         if edition != self.edition {
             return false;
@@ -112,21 +112,21 @@ impl Ledger {
         let same = line.answer.as_ref().is_some_and(|old| kind(old) == kind(&answer));
         let news = line.wanted && (!same || matches!(answer, Answer::Quiet { .. }));
         line.answer = Some(match (&line.answer, answer) {
-            // It has been quiet for as long as nothing else was heard.
+            // Quiet since the first of the successive empty answers.
             (Some(Answer::Quiet { since }), Answer::Quiet { .. }) => Answer::Quiet { since: *since },
             (_, answer) => answer,
         });
         news
     }
 
-    /// What is known. An old word that all is quiet is none.
+    /// Returns the known answers. An old empty answer is left out.
     pub(super) fn answers(&self, now: Timestamp) -> BTreeMap<String, Answer> {
         let interval = self.interval();
         self.lines
             .iter()
             .filter_map(|(query, line)| {
                 let answer = line.answer.as_ref()?;
-                // By its amount: a clock that was set back must not keep an answer young.
+                // By its absolute value: a clock that was set back must not keep an answer young.
                 let age = line.asked_at.map(|at| now.duration_since(at).abs());
                 let older = |limit: Duration| age.is_some_and(|age| age > signed(limit));
                 if !line.wanted && older(interval) {
@@ -158,7 +158,7 @@ fn signed(duration: Duration) -> SignedDuration {
 /// All kinds of answers.
 pub(crate) const KINDS: [&str; 3] = ["Quiet", "Firing", "Failed"];
 
-/// The kind of an answer as one fixed word, as it stands in metrics.
+/// Returns the kind of an answer as a fixed word, as in metrics.
 pub(crate) const fn kind(answer: &Answer) -> &'static str {
     match answer {
         Answer::Quiet { .. } => "Quiet",
@@ -173,7 +173,7 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_secs(30);
 
-    /// A ledger with a time of its own, in seconds.
+    /// A ledger with its own time, in seconds.
     struct World {
         ledger: Ledger,
         start: Instant,

@@ -1,13 +1,12 @@
-//! Expressions: what policy asks of Prometheus before a node is taken out of service and after its update.
+//! Expressions: the policy's queries to Prometheus before a node is taken out of service and after its update.
 //!
 //! ```text
-//! plan says which queries a client waits for ──► want ──► asked every interval, at most four at a time
+//! plan names the queries that nodes wait for ──► want ──► sent every interval, at most four at a time
 //!        ▲                                                        │
 //!        └── answers (in the next view) ◄── wakes the driver ◄────┘
 //! ```
 //!
-//! Whatever is not a fresh word that nothing was returned keeps the node waiting: no answer, one that cannot be read, one
-//! that is old.
+//! Anything but a fresh empty answer keeps the node waiting: no answer, one that cannot be read, one that is old.
 
 mod answer;
 mod ask;
@@ -36,10 +35,10 @@ pub(crate) use answer::read as read_answer;
 pub(crate) use ledger::{KINDS, kind};
 pub use query::{QueryError, for_node};
 
-/// How many queries are under way at a time: Prometheus serves others too, and is not to feel how many nodes a fleet has.
+/// Maximum number of queries under way: Prometheus serves others too, and the load must not depend on the fleet's size.
 const CONCURRENT: usize = 4;
 
-/// Asks what is wanted, for as long as it lives.
+/// Sends the wanted queries until it is dropped.
 pub struct Expressions {
     shared: Arc<Shared>,
     task: JoinHandle<()>,
@@ -47,7 +46,7 @@ pub struct Expressions {
 
 struct Shared {
     ledger: Mutex<Ledger>,
-    /// Told when there may be something to ask.
+    /// Notified when there may be something to send.
     wanted: Notify,
     changed: Arc<watch::Sender<u64>>,
     metrics: Metrics,
@@ -55,15 +54,15 @@ struct Shared {
 }
 
 impl Expressions {
-    /// Begins. `changed` is told of answers that have to be looked at; `ca_file` holds the authorities that the certificate
-    /// of Prometheus is checked with.
+    /// Starts. `changed` is notified of answers that have to be checked; `ca_file` holds the authorities that the
+    /// certificate of Prometheus is verified with.
     pub fn start(changed: Arc<watch::Sender<u64>>, metrics: Metrics, ca_file: Option<PathBuf>) -> Self {
         let shared = Arc::new(Shared { ledger: Mutex::default(), wanted: Notify::new(), changed, metrics, ca_file });
         Self { task: tokio::spawn(run(shared.clone())), shared }
     }
 
-    /// Takes in which queries a client waits for, each for its node already, and where they are asked. To be told of each
-    /// plan.
+    /// Takes in the queries that nodes wait for, each with its node's name filled in, and the address to send them to.
+    /// Called after each plan.
     pub fn want(&self, wanted: &BTreeSet<String>, prometheus: Option<&Prometheus>) {
         let news = self.shared.lock().want(wanted, prometheus, Instant::now());
         if news {
@@ -72,7 +71,7 @@ impl Expressions {
         self.shared.wanted.notify_one();
     }
 
-    /// What they have returned, by the query. What has no answer yet is not in it.
+    /// Returns the answers by query. Queries without an answer are left out.
     pub fn answers(&self, now: Timestamp) -> BTreeMap<String, Answer> {
         self.shared.lock().answers(now)
     }
@@ -107,7 +106,7 @@ impl Shared {
     }
 }
 
-/// What questions are asked with.
+/// The client and the state of sending.
 struct Asker {
     client: Result<reqwest::Client, String>,
     made: Instant,
@@ -120,8 +119,8 @@ impl Asker {
         Self { client, made: Instant::now(), failed: false }
     }
 
-    /// Whether another one is to be made: now and then while there are no answers, since the authorities in the file may
-    /// have been renewed.
+    /// Returns whether another client is to be made: from time to time while there are no answers, since the
+    /// authorities in the file may have been renewed.
     fn is_over(&self, settings: &Prometheus) -> bool {
         (self.failed || self.client.is_err()) && self.made.elapsed() >= settings.interval
     }
@@ -137,7 +136,7 @@ async fn run(shared: Arc<Shared>) {
             let (edition, settings) = ledger.settings();
             let settings = settings.cloned();
             if edition != asked_under {
-                // What was asked of another server is not waited for.
+                // Queries to another server are not waited for.
                 under_way.clear();
                 asker = None;
                 asked_under = edition;

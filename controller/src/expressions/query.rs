@@ -1,28 +1,27 @@
-//! A node's name put into a query.
+//! Insertion of a node's name into a query.
 
-/// The one word that is filled in.
+/// The only variable.
 const NODE: &str = "node";
 
-/// Why a query cannot be asked about a node.
+/// The reason why a query cannot be sent for a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
-    /// The name is not one that a node can have, so it is not put into a query.
+    /// The name is not valid for a node, so it is not put into a query.
     #[error("{0:?} is not the name of a node, and is not put into a query")]
     Node(String),
-    /// The query has a word to be filled in that no one knows. Left alone, it would match nothing, and nothing is what an
-    /// expression has to return.
+    /// The query has an unknown variable. Left alone, it would match nothing, and an empty result is what an expression
+    /// has to return.
     #[error("{0} is not known: $node is the only variable; in label_replace name groups by number, as $1")]
     Word(String),
 }
 
-/// The query for one node: every `$node` is replaced by its name.
+/// Returns the query for one node: every `$node` is replaced by its name.
 ///
-/// A name that can be a node's consists of letters, digits, `-` and `.`, none of which means anything inside a string of
-/// PromQL, so nothing has to be escaped, and any other name is refused. (In a regular expression the `.` matches any
-/// character.)
+/// A valid node name consists of letters, digits, `-` and `.`, none of which has a meaning inside a string of PromQL,
+/// so nothing has to be escaped; any other name is refused. (In a regular expression the `.` matches any character.)
 ///
 /// # Errors
-/// The name of no node, or a word that looks as if it was to be filled in and is not `$node`.
+/// An invalid node name, or a variable other than `$node`.
 pub fn for_node(query: &str, node: &str) -> Result<String, QueryError> {
     if !is_node_name(node) {
         return Err(QueryError::Node(node.chars().take(64).collect()));
@@ -53,13 +52,13 @@ pub fn for_node(query: &str, node: &str) -> Result<String, QueryError> {
     Ok(out)
 }
 
-/// The letters, digits and underscores that `text` begins with.
+/// Returns the letters, digits and underscores that `text` begins with.
 fn word_of(text: &str) -> &str {
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
     &text[..end]
 }
 
-/// Whether the API server lets a Node have this name (RFC 1123, a subdomain).
+/// Returns whether the API server allows this name for a Node (RFC 1123, a subdomain).
 fn is_node_name(name: &str) -> bool {
     let label = |label: &str| {
         let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());

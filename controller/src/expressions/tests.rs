@@ -1,4 +1,4 @@
-//! Questions over the wire, to a server that answers as it is told.
+//! Queries over the wire, to a server with scripted answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use tokio::sync::{Semaphore, watch};
 
 use super::*;
 
-/// How long a test waits for what has to come.
+/// Maximum time that a test waits for an expected event.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An answer time that no answer of these tests needs.
+/// A timeout that no answer of these tests reaches.
 const AMPLE: Duration = Duration::from_secs(60);
 
 const QUIET: &str = r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#;
 const FIRING: &str =
     r#"{"status":"success","data":{"resultType":"vector","result":[{"metric":{"a":"b"},"value":[1,"7"]}]}}"#;
 
-/// What the server does with a question.
+/// The server's reaction to a query.
 #[derive(Clone)]
 enum Reply {
     /// Writes these bytes and closes.
     Raw(Vec<u8>),
-    /// Says nothing and keeps the connection.
+    /// Sends nothing and keeps the connection.
     Silence,
     /// Waits for a permit, then replies.
     Permitted(Arc<Semaphore>, Box<Reply>),
@@ -42,7 +42,7 @@ fn ok(body: &str) -> Reply {
     reply("200 OK", "", body)
 }
 
-/// What the server has seen: each question as it came, with its headers, and how many were there at once at most.
+/// The queries that the server has received, with their headers, and the highest number at the same time.
 #[derive(Clone, Default)]
 struct Seen {
     questions: Vec<String>,
@@ -58,7 +58,7 @@ struct Server {
 }
 
 impl Server {
-    /// `script` says what becomes of a question, given its text and how many came before it.
+    /// Starts the server. `script` returns the reaction to a query, given its text and the number of queries before it.
     async fn start(script: impl Fn(&str, usize) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/base", listener.local_addr().unwrap());
@@ -124,13 +124,13 @@ async fn serve(
     }
     tell.send_modify(|seen| seen.open -= 1);
     match reply {
-        // Any client that asked may have turned away already.
+        // The client may have closed the connection already.
         Reply::Raw(bytes) => drop(stream.write_all(&bytes).await),
         _ => std::future::pending().await,
     }
 }
 
-/// Asks once.
+/// Sends one query.
 async fn ask_at(settings: &Prometheus) -> Answer {
     let client = ask::client(settings, None).await.unwrap();
     ask::ask(&client, settings, "up == 0", Timestamp::UNIX_EPOCH).await
@@ -157,7 +157,7 @@ async fn nothing_is_quiet_and_something_is_told() {
 #[tokio::test]
 async fn whatever_is_no_answer_fails_with_what_to_do() {
     let giant = "x".repeat(2 << 20);
-    // Says that it is small, without a length: only reading tells.
+    // Declares no length: only reading shows the size.
     let endless = Reply::Raw(format!("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{giant}").into_bytes());
     let bad = r#"{"status":"error","errorType":"bad_data","error":"1:4: parse error"}"#;
     for (what, reply, message) in [
@@ -248,7 +248,7 @@ async fn nobody_there_fails_with_the_cause() {
     assert!(told.contains("write one such as http://prometheus.monitoring.svc:9090"), "{told}");
 }
 
-/// A directory of its own, gone with the test.
+/// A directory of its own, removed with the test.
 struct Directory(std::path::PathBuf);
 
 impl Directory {
@@ -265,7 +265,7 @@ impl Drop for Directory {
     }
 }
 
-/// A server of TLS that is quiet, and its certificate.
+/// Starts a TLS server whose answers are empty; returns its address and its certificate.
 async fn secure() -> (String, String) {
     use rustls::pki_types::PrivateKeyDer;
     let key = rcgen::KeyPair::generate().unwrap();
@@ -315,7 +315,7 @@ async fn a_certificate_is_checked_with_the_file_that_was_named_and_nothing_else(
     assert!(error.contains("ca.crt, cannot be read: No such file"), "{error}");
 }
 
-/// Set for the run of a test in a process of its own, which sees no authorities: as in the controller's image.
+/// Set for the run of a test in a process of its own without authorities, as in the controller's image.
 const BARE: &str = "BRUPOP_TEST_WITHOUT_AUTHORITIES";
 
 #[test]
@@ -342,7 +342,7 @@ fn without_authorities_plain_http_is_asked_and_tls_says_what_to_mount() {
     });
 }
 
-/// Expressions, and how often the driver was woken.
+/// Expressions, and the number of wake-ups of the driver.
 struct Running {
     expressions: Expressions,
     metrics: Metrics,
@@ -475,7 +475,7 @@ async fn an_authority_that_is_mounted_later_is_found() {
     running.want(&["a"], &Prometheus { url, timeout: AMPLE, interval: Duration::from_millis(20) });
     running.until("a", "Failed").await;
     std::fs::write(&file, certificate).unwrap();
-    // Given out as quiet for twice the interval only, which is short here: what is counted does not pass.
+    // Returned as quiet for twice the interval only, which is short here: the counted time does not pass.
     let counted = async {
         while !running.metrics.text().contains(r#"expressions_total{result="Quiet"}"#) {
             running.woken.changed().await.unwrap();

@@ -1,4 +1,4 @@
-//! What time the API server says it is.
+//! The API server's time.
 
 use http::{Request, Response, header};
 use jiff::Timestamp;
@@ -7,7 +7,7 @@ use kube::client::Body;
 
 use crate::clock::Clock;
 
-/// The same client, whose answers set `clock` right.
+/// Returns the same client, whose answers correct `clock`.
 pub fn dated(client: kube::Client, clock: &'static Clock) -> kube::Client {
     let namespace = client.default_namespace().to_owned();
     let service = tower::service_fn(move |request: Request<Body>| {
@@ -24,7 +24,7 @@ pub fn dated(client: kube::Client, clock: &'static Clock) -> kube::Client {
     kube::Client::new(service, namespace)
 }
 
-/// When the server dated its answer. An answer without a date that can be read says nothing.
+/// Returns the date of the server's answer; `None` without a date that can be read.
 pub(crate) fn date<B>(response: &Response<B>) -> Option<Timestamp> {
     let text = response.headers().get(header::DATE)?.to_str().ok()?;
     DateTimeParser::new().parse_timestamp(text).ok()
@@ -39,7 +39,7 @@ mod tests {
 
     static CLOCK: Clock = Clock::new();
 
-    /// Also a refusal has a date.
+    /// A refusal has a date too.
     #[tokio::test]
     async fn the_answers_to_requests_for_the_lease_set_the_clock() {
         let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();

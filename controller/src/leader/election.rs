@@ -1,20 +1,20 @@
-//! The rules, without I/O.
+//! The rules of the election, without I/O.
 
 use std::time::{Duration, Instant};
 
-/// How long things take in an election: client-go's defaults, but for how often a leader renews. Each renewal is a write that the
+/// Durations of an election: client-go's defaults, except for the period of renewals. Each renewal is a write that the
 /// whole cluster pays for, also when nothing else happens.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters {
-    /// How long a record has to stay unchanged before another candidate may take it.
+    /// Time for which a record has to be unchanged before another candidate may take it.
     pub lease_duration: Duration,
-    /// How long a leader goes on after its last successful renewal.
+    /// Time for which a leader goes on after its last successful renewal.
     pub renew_deadline: Duration,
-    /// How often a leader renews.
+    /// Period of a leader's renewals.
     pub renew_period: Duration,
-    /// How long a renewal may take before it is tried again.
+    /// Maximum time for a renewal before it is retried.
     pub call_limit: Duration,
-    /// How long after a failure a candidate or leader tries again.
+    /// Time after a failure before a candidate or leader retries.
     pub retry_period: Duration,
 }
 
@@ -30,28 +30,28 @@ impl Default for Parameters {
     }
 }
 
-/// What a Lease says.
+/// The contents of a Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Who holds it; empty after a release.
+    /// The identity of the holder; empty after a release.
     pub holder: String,
-    /// How long the holder asked for.
+    /// The duration that the holder set.
     pub duration: Duration,
     /// The version of the Lease object: any change of it is a sign of life.
     pub version: String,
 }
 
-/// A record and when it was first seen as it is.
+/// A record and the moment at which this content was first seen.
 #[derive(Clone, Debug)]
 pub struct Observed {
     /// The record.
     pub record: Record,
-    /// Since when this observer has seen it unchanged, by its own clock.
+    /// The moment since which this observer has seen it unchanged, by its own clock.
     pub since: Instant,
 }
 
 impl Observed {
-    /// Takes in what was just read.
+    /// Takes in a record that was just read.
     pub fn update(previous: Option<Self>, record: Record, now: Instant) -> Self {
         match previous {
             Some(previous) if previous.record == record => previous,
@@ -60,21 +60,21 @@ impl Observed {
     }
 }
 
-/// What a candidate does.
+/// The action of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// There is no Lease: create it.
+    /// Create the Lease: there is none.
     Create,
-    /// The Lease is free, or has run out: take it.
+    /// Take the Lease: it is free, or has run out.
     Take,
-    /// The Lease is ours: renew it.
+    /// Renew the Lease: this candidate holds it.
     Renew,
-    /// Another client holds it until then at least.
+    /// Wait until then at least: another candidate holds it.
     Wait(Instant),
 }
 
-/// What `identity` does about the record at `now`. Until `after` it leaves a lease alone that it could take: it has handed
-/// it over.
+/// Returns the action of `identity` on the record at `now`. Until `after` it leaves alone a lease that it could take:
+/// it has handed it over.
 pub fn next(identity: &str, observed: Option<&Observed>, after: Option<Instant>, now: Instant) -> Next {
     let next = match observed {
         None => Next::Create,

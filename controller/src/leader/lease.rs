@@ -1,4 +1,4 @@
-//! The Lease itself: reading, writing, and knowing whether one still leads.
+//! The Lease itself: reading, writing, and the state of the leadership.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,10 +16,10 @@ use tokio::sync::watch;
 use super::election::{Next, Observed, Parameters, Record, next};
 use crate::view::retry_pause;
 
-/// On a Lease that was handed over: the node that was next, which the leader before ran on.
+/// Annotation on a Lease that was handed over: the node that was next, which the previous leader ran on.
 const HANDED_OVER_ANNOTATION: &str = "brupop.bottlerocket.aws/handed-over-for";
 
-/// How long after a conflict a leader looks at the Lease again.
+/// Time after a conflict before a leader reads the Lease again.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The lease is lost: this process must not write any more, and ends.
@@ -27,7 +27,7 @@ const CONFLICT_PAUSE: Duration = Duration::from_millis(100);
 #[error("the lease is lost; another replica may lead already, so this one ends")]
 pub struct LostLease;
 
-/// Whether this process leads, as far as it can know. Cloning shares it.
+/// The leadership of this process, as far as it can know. Clones share it.
 #[derive(Clone)]
 pub struct Leadership {
     renewed: Arc<Mutex<Option<Instant>>>,
@@ -37,8 +37,8 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Asked right before each write. It looks at the monotonic clock, which also runs while the process is stopped, so
-    /// a leader that slept through its succession finds out before it writes.
+    /// Checks the leadership right before each write. It reads the monotonic clock, which also runs while the process
+    /// is stopped, so a leader that was suspended past its lease finds out before it writes.
     pub fn check(&self) -> Result<(), LostLease> {
         let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         match renewed {
@@ -47,23 +47,24 @@ impl Leadership {
         }
     }
 
-    /// Whether this process leads; follows changes.
+    /// Returns a receiver of the leadership of this process; follows changes.
     pub fn leads(&self) -> watch::Receiver<bool> {
         self.leads.clone()
     }
 
-    /// Whether the leader before handed the lead over, or one before that which has not said otherwise since.
+    /// Returns whether the previous leader handed the lead over, or one before that without a later statement to the
+    /// contrary.
     pub fn handed_over(&self) -> bool {
         self.handed_over.load(Ordering::Relaxed)
     }
 
-    /// A leadership that is over, for tests.
+    /// Returns a leadership that is over, for tests.
     #[cfg(test)]
     pub fn over() -> Self {
         Self { renewed: Arc::default(), ..Self::forever() }
     }
 
-    /// A leadership that never ends, for tests.
+    /// Returns a leadership that never ends, for tests.
     #[cfg(test)]
     pub fn forever() -> Self {
         let (_, leads) = watch::channel(true);
@@ -72,10 +73,10 @@ impl Leadership {
     }
 }
 
-/// How a leader gives its Lease back.
+/// The kind of a leader's release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// It ends.
+    /// The process stops.
     Stopped,
     /// Another replica is to lead, because this node, which the leader runs on, is next.
     HandedOver(String),
@@ -86,7 +87,7 @@ struct Campaign {
     name: String,
     identity: String,
     parameters: Parameters,
-    /// Until then a lease is left to others, for this candidate has handed it over.
+    /// The moment until which a lease is left to others, since this candidate has handed it over.
     after: Option<Instant>,
     observed: Option<Observed>,
     lease: Option<Lease>,
@@ -102,7 +103,7 @@ fn record_of(lease: &Lease) -> Record {
 }
 
 impl Campaign {
-    /// What is written at `now`. The time is for users: no candidate goes by it.
+    /// Returns the spec to write at `now`. The time is for users: no candidate uses it.
     fn spec(&self, now: Timestamp) -> LeaseSpec {
         let previous = self.lease.as_ref().and_then(|l| l.spec.clone()).unwrap_or_default();
         let ours = previous.holder_identity.as_deref() == Some(self.identity.as_str());
@@ -117,7 +118,7 @@ impl Campaign {
         }
     }
 
-    /// Whether the Lease says that it was handed over.
+    /// Returns whether the Lease records that it was handed over.
     fn was_handed_over(&self) -> bool {
         let annotations = self.lease.as_ref().and_then(|lease| lease.metadata.annotations.as_ref());
         annotations.is_some_and(|annotations| annotations.contains_key(HANDED_OVER_ANNOTATION))
@@ -132,7 +133,7 @@ impl Campaign {
         self.lease = lease;
     }
 
-    /// When the lease may be taken, if that is not now.
+    /// Returns the moment at which the lease may be taken, if that is not now.
     fn due(&self) -> Option<Instant> {
         match next(&self.identity, self.observed.as_ref(), self.after, Instant::now()) {
             Next::Wait(until) => Some(until),
@@ -140,22 +141,22 @@ impl Campaign {
         }
     }
 
-    /// Ends when the lease may be taken, as far as this candidate has seen.
+    /// Waits until the lease may be taken, as far as this candidate has seen.
     async fn until_due(&self) {
         if let Some(at) = self.due() {
             tokio::time::sleep_until(at.into()).await;
         }
     }
 
-    /// One try to get or keep the lease. `Ok(true)`: it is ours as of the beginning of this call.
+    /// Tries once to get or keep the lease. `Ok(true)`: it is held as of the beginning of this call.
     async fn attempt(&mut self) -> Result<bool, kube::Error> {
-        // A leader renews what it wrote last without reading it first; a conflict tells it to look.
+        // A leader renews what it wrote last without reading it first; after a conflict it reads.
         let held = self.lease.as_ref().is_some_and(|l| record_of(l).holder == self.identity);
         if !held {
             let lease = self.api.get_opt(&self.name).await?;
             self.saw(lease);
         }
-        // The answer to the look may just have set the clock.
+        // The answer to the read may just have set the clock.
         let now = crate::clock::now();
         let written = match next(&self.identity, self.observed.as_ref(), self.after, Instant::now()) {
             Next::Wait(_) => return Ok(false),
@@ -178,7 +179,7 @@ impl Campaign {
                 Ok(true)
             }
             Err(error) => {
-                // Whatever went wrong: look again before the next try.
+                // After any error: read again before the next try.
                 if matches!(&error, kube::Error::Api(status) if status.code == 409 || status.code == 404) {
                     self.lease = None;
                 }
@@ -218,8 +219,8 @@ impl Campaign {
     }
 }
 
-/// What becomes of the Lease, as the API server tells it: `None` when it is deleted. A watch that fails is taken up again; until
-/// then the Lease is looked at when it has run out.
+/// Returns the changes of the Lease from the API server: `None` when it is deleted. A watch that fails is taken up
+/// again; until then the Lease is read when it has run out.
 fn changes(api: Api<Lease>, name: &str) -> BoxStream<'static, Option<Lease>> {
     let own = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut failures = 0;
@@ -239,9 +240,9 @@ fn changes(api: Api<Lease>, name: &str) -> BoxStream<'static, Option<Lease>> {
     events.filter_map(move |event| std::future::ready(lease(event))).boxed()
 }
 
-/// Stands for election until the lease is lost or released. The future ends with an error when a lease that was held is
-/// lost, and in peace, with the lease released, when `stop` says how. Who has handed a lease over leaves it to others until
-/// `after`, and takes it then if no one else has.
+/// Takes part in the election until the lease is lost or released. The future ends with an error when a lease that was
+/// held is lost, and without one, with the lease released, when `stop` has a value. A candidate that has handed a lease
+/// over leaves it to others until `after`, and takes it then if it is still free.
 pub fn campaign(
     api: Api<Lease>,
     name: String,
@@ -254,8 +255,7 @@ pub fn campaign(
     let (lead, leads) = watch::channel(false);
     let handed_over = Arc::new(AtomicBool::new(false));
     let leadership = Leadership { renewed: renewed.clone(), leads, handed_over: handed_over.clone(), parameters };
-    // A standby hears of renewals and of a release at once. What a leader that died does not say, it finds out when the Lease has
-    // run out.
+    // A standby receives renewals and a release at once. The death of a leader shows when the Lease has run out.
     let mut changes = changes(api.clone(), &name);
     let mut campaign = Campaign { api, name, identity, parameters, after, observed: None, lease: None };
     let run = async move {
@@ -278,7 +278,7 @@ pub fn campaign(
                 Ok(Ok(false)) if last.is_some() => return Err(LostLease),
                 Ok(Ok(false)) => Duration::ZERO,
                 Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
-                    // To a leader: the answer to a renewal was lost, or the lease is. The next look shows which.
+                    // For a leader: the answer to a renewal was lost, or the lease is. The next read shows which.
                     tracing::debug!("the lease has changed meanwhile");
                     if last.is_some() { CONFLICT_PAUSE } else { parameters.retry_period }
                 }
@@ -298,7 +298,7 @@ pub fn campaign(
             tokio::pin!(rest);
             let stopped = loop {
                 tokio::select! {
-                    // Without a sender no one is left to lead.
+                    // Without a sender there is no leadership to end.
                     how = stop.wait_for(Option::is_some) => {
                         break Some(how.ok().and_then(|how| how.clone()).unwrap_or(Release::Stopped));
                     }

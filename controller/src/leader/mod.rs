@@ -1,7 +1,7 @@
 //! Leader election on a Lease, with client-go's rules.
 //!
-//! How long a record has been unchanged is measured by the observer's own monotonic clock, and never compared with the
-//! clock that wrote the record: a leader whose clock is hours off harms no one.
+//! The time for which a record has been unchanged is measured by the observer's own monotonic clock, and never compared
+//! with the clock that wrote the record: a leader whose clock is hours off does no harm.
 
 mod date;
 mod election;

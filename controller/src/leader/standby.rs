@@ -1,4 +1,5 @@
-//! The operator's own pods: can another replica of the controller lead, and is the web API up, and each node's agent?
+//! The operator's own pods: readiness of another replica of the controller to lead, of the web API, and of each node's
+//! agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,13 +18,13 @@ pub struct Peers {
     pub agents: Cache<PodFacts>,
 }
 
-/// Whether a pod serves, and goes on to.
+/// Returns whether a pod serves and is not terminating.
 fn serves(pod: &PodFacts) -> bool {
     pod.ready && !pod.terminating && !pod.finished
 }
 
 impl Peers {
-    /// See [`standby`]; none before the first list.
+    /// Returns the result of [`standby`]; none before the first list.
     pub fn standby(&self, own_node: Option<&str>, nodes: &BTreeMap<String, NodeFacts>) -> Standby {
         if !self.pods.synced() {
             return Standby::None;
@@ -33,13 +34,13 @@ impl Peers {
         standby(&self.identity, own_node, &pods, nodes)
     }
 
-    /// Whether a pod of the web API is Ready; `None` before the first list.
+    /// Returns whether a pod of the web API is Ready; `None` before the first list.
     pub fn is_web_api_ready(&self) -> Option<bool> {
         let ready = |pod: &PodFacts| is_of(pod, APISERVER) && serves(pod);
         self.pods.synced().then(|| self.pods.read(|pods| pods.values().any(ready)))
     }
 
-    /// The nodes on which a pod of the agent is Ready; `None` before the first list.
+    /// Returns the nodes on which a pod of the agent is Ready; `None` before the first list.
     pub fn nodes_with_agent(&self) -> Option<BTreeSet<String>> {
         let nodes = |pods: &BTreeMap<String, PodFacts>| {
             pods.values().filter(|pod| serves(pod)).map(|pod| pod.node.clone()).collect()
@@ -48,13 +49,13 @@ impl Peers {
     }
 }
 
-/// Whether a pod is one of this component.
 fn is_of(pod: &PodFacts, component: &str) -> bool {
     pod.labels.get(COMPONENT_LABEL).is_some_and(|label| label == component)
 }
 
-/// Returns how far another pod of the controller can take over and go on while this one's node is out of service. It has to be
-/// Ready and to stay, on another node that is Ready and takes pods. Where the own node is not known, no node is another one.
+/// Returns the readiness of another pod of the controller to take over and go on while this one's node is out of
+/// service. It has to be Ready and to stay, on another node that is Ready and schedulable. Where the own node is not
+/// known, no node is another one.
 pub fn standby(
     own_identity: &str,
     own_node: Option<&str>,

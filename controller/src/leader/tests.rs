@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::{Leadership, LostLease, Parameters, Release, campaign};
 
-/// A server with one Lease. What it is asked stands in a log, with the holder that a write names.
+/// A server with one Lease. Requests are logged, with the holder that a write names.
 #[derive(Clone)]
 struct Server {
     state: Arc<Mutex<State>>,
@@ -28,7 +28,7 @@ struct State {
     log: Vec<String>,
     /// Called at each write, before it is answered.
     at_write: Option<Look>,
-    /// Watches that have been told of everything so far. Each ends with the next change.
+    /// Watches that are up to date. Each ends with the next change.
     watches: Vec<Reply>,
 }
 
@@ -54,7 +54,7 @@ impl State {
         lease
     }
 
-    /// A list, or a watch of what comes after a version.
+    /// Answers a list, or a watch of the changes after a version.
     fn follow(&mut self, query: &str, reply: Reply) {
         let known = query.split('&').find_map(|part| part.strip_prefix("resourceVersion="));
         let lease = self.lease.clone();
@@ -121,7 +121,7 @@ impl Server {
         (server, Api::namespaced(kube::Client::new(service, "default"), "n"))
     }
 
-    /// Another client writes the Lease.
+    /// Writes the Lease as another client.
     fn held_by(&self, holder: &str) {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "l", "namespace": "n"},
@@ -139,7 +139,7 @@ impl Server {
         self.state.lock().unwrap().log.iter().filter(|line| *line == what).count()
     }
 
-    /// Waits until it has been asked this so often.
+    /// Waits until this request has arrived so many times.
     async fn asked(&self, what: &str, times: usize) {
         let mut changes = self.changed.subscribe();
         let wait = changes.wait_for(|_| self.count(what) >= times);
@@ -194,7 +194,7 @@ async fn who_handed_over_leaves_the_lease_to_others_and_is_a_candidate_as_ever_o
     let (server, api) = Server::start();
     server.held_by("");
     let candidate = stand(&api, Some(Instant::now() + Duration::from_secs(3600)));
-    // It watches the Lease after it has seen it, and again after each change.
+    // It watches the Lease after it has read it, and again after each change.
     server.asked("WATCH", 1).await;
     assert_eq!((server.count("PUT a"), server.holder().as_deref()), (0, Some("")));
     server.held_by("b");
@@ -263,7 +263,7 @@ async fn a_leader_that_hears_no_answer_to_a_renewal_looks_and_goes_on() {
     let (server, api) = Server::start();
     let candidate = stand(&api, None);
     candidate.leads().await;
-    // The renewal has come in, and its answer is lost.
+    // The renewal has arrived, and its answer is lost.
     server.held_by("a");
     let renewals = server.count("PUT a");
     server.asked("PUT a", renewals + 5).await;

@@ -1,14 +1,14 @@
-//! A set of label values that does not grow without end.
+//! A set of label values of bounded size.
 
 use std::collections::BTreeSet;
 
-/// How many values are told apart.
+/// Maximum number of distinct values.
 pub(super) const LIMIT: usize = 32;
 
-/// What all others are called.
+/// Label of all other values.
 pub(super) const OTHER: &str = "other";
 
-/// The first values that came. Later ones are told apart only once there is room again.
+/// The first values that came. Later ones are distinguished only once there is room again.
 pub(super) struct Bounded<T>(BTreeSet<T>);
 
 impl<T> Default for Bounded<T> {
@@ -18,7 +18,7 @@ impl<T> Default for Bounded<T> {
 }
 
 impl<T: Ord + Clone> Bounded<T> {
-    /// The label for a value: its own, or the common one of those that came too late.
+    /// Returns the label for a value: its own, or the common one if there is no room.
     pub(super) fn admit(&mut self, value: &T, label: impl FnOnce(&T) -> String) -> String {
         if !self.0.contains(value) {
             if self.0.len() >= LIMIT {
@@ -29,7 +29,7 @@ impl<T: Ord + Clone> Bounded<T> {
         label(value)
     }
 
-    /// Makes room: forgets the values that are not there any more.
+    /// Makes room: removes the values that are no longer present.
     pub(super) fn retain(&mut self, present: impl FnMut(&T) -> bool) {
         self.0.retain(present);
     }

@@ -1,14 +1,14 @@
-//! How series are registered: one prefix, and a list of all of them for the documentation's sake.
+//! Registration of series: one prefix, and a list of all of them for the documentation.
 
 use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
-/// What every name begins with.
+/// Prefix of every name.
 const PREFIX: &str = "brupop_controller_";
 
-/// From what an instant host needs to the longest drain that anybody would allow, in seconds.
+/// From the time of an instant host to the longest reasonable drain, in seconds.
 const BUCKETS: [f64; 13] = [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0];
 
-/// What the documentation has to say of a family of series.
+/// The documented facts of a family of series.
 #[cfg_attr(not(test), expect(dead_code, reason = "read by the test of docs/metrics.md"))]
 pub(super) struct Family {
     pub(super) name: String,
@@ -17,7 +17,7 @@ pub(super) struct Family {
     pub(super) help: &'static str,
 }
 
-/// A registry that remembers what it was given.
+/// A registry that records its series.
 #[derive(Default)]
 pub(super) struct Register {
     pub(super) registry: Registry,

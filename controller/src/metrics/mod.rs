@@ -1,7 +1,7 @@
-//! What Prometheus scrapes: every series of `docs/metrics.md`.
+//! The metrics for Prometheus: every series of `docs/metrics.md`.
 //!
-//! A pure observer: plans and writes are shown to it, and nothing asks it. Every label takes fixed words, or versions of a
-//! bounded set, so that neither the fleet's size nor a host that lies makes series.
+//! A pure observer: it receives plans and writes, and nothing depends on it. Every label takes fixed words, or versions
+//! of a bounded set, so that neither the fleet's size nor a false report of a host creates series.
 
 mod bounded;
 mod family;
@@ -32,13 +32,13 @@ pub use snapshot::{NodeState, Snapshot, TlsSnapshot, Waits};
 /// The step of a node without an attempt.
 const IDLE: &str = "Idle";
 
-/// Stands for a version that no one has named.
+/// Label for an unknown version.
 const UNKNOWN: &str = "unknown";
 
 /// The safety properties, by their numbers in the design.
 const PROPERTIES: [&str; 9] = ["S1", "S2", "S3", "S4", "S5", "S6", "S7", "S8", "S9"];
 
-/// What is tried, as it stands in `rejected_writes_total`.
+/// Operations, as in `rejected_writes_total`.
 const KINDS: [&str; 13] = [
     "shadow_create",
     "shadow_spec",
@@ -55,13 +55,13 @@ const KINDS: [&str; 13] = [
     "other",
 ];
 
-/// The answers that are to be expected.
+/// The expected answers.
 const CODES: [&str; 9] = ["403", "404", "409", "422", "429", "500", "503", "504", "none"];
 
 /// No label: a gauge that can be left out altogether.
 const ALONE: [&str; 0] = [];
 
-/// All series of the controller. Cloning shares them.
+/// All series of the controller. Clones share them.
 #[derive(Clone)]
 pub struct Metrics {
     registry: Registry,
@@ -85,7 +85,7 @@ pub struct Metrics {
     families: Arc<Vec<family::Family>>,
 }
 
-/// Gauges about the fleet. Who does not lead does not know, and exports none of them.
+/// Gauges about the fleet, exported by the leader alone.
 #[derive(Clone)]
 struct Fleet {
     nodes: GaugeVec,
@@ -128,8 +128,7 @@ impl Tls {
     }
 }
 
-/// What has to be remembered from one look to the next. Any client that holds it is alone with the gauges, so that no scrape sees
-/// them half set.
+/// State between observations. Its lock is held while gauges are set, so that no scrape sees them half set.
 #[derive(Default)]
 struct Memory {
     leading: bool,
@@ -139,7 +138,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// The labels of a move from one version to another.
+    /// Returns the labels of a move from one version to another.
     fn label_move(&mut self, from: Option<&Version>, to: &Version) -> (String, String) {
         let text = |version: &Version| version.to_string();
         let key = (from.cloned(), to.clone());
@@ -149,7 +148,7 @@ impl Memory {
     }
 }
 
-/// Why a node waits, at which step, and since when.
+/// The reason why a node waits, its step, and the start of the wait.
 struct Waiting {
     reason: &'static str,
     step: Option<Step>,
@@ -305,7 +304,7 @@ impl Metrics {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All series in Prometheus' text format.
+    /// Returns all series in Prometheus' text format.
     pub fn text(&self) -> String {
         let families = {
             let _alone = self.lock();
@@ -318,7 +317,7 @@ impl Metrics {
         out
     }
 
-    /// Takes in whether this process leads. Who does not lead says nothing about the fleet.
+    /// Takes in the leadership of this process. A replica that does not lead exports nothing about the fleet.
     pub fn lead(&self, leads: bool) {
         let mut memory = self.lock();
         memory.leading = leads;
@@ -331,12 +330,12 @@ impl Metrics {
         }
     }
 
-    /// Takes in whether a custom resource is served.
+    /// Takes in the state of a custom resource: served or not.
     pub fn served(&self, resource: &str, served: bool) {
         self.served.with_label_values(&[resource]).set(f64::from(u8::from(served)));
     }
 
-    /// Takes in how far the API server's clock is ahead.
+    /// Takes in the lead of the API server's clock.
     pub fn clock_offset(&self, ahead: SignedDuration) {
         let memory = self.lock();
         if memory.leading {
@@ -408,7 +407,7 @@ impl Metrics {
         self.count_waits(&mut memory, nodes, *now);
     }
 
-    /// Creates the series of all that may come of an attempt before it comes: an increase from nothing is none.
+    /// Creates the series of all possible results of an attempt in advance: an increase from nothing is none.
     fn expect_results(&self, memory: &mut Memory, from: Option<&Version>, version: &Version) {
         let (from, to) = memory.label_move(from, version);
         for result in results() {
@@ -455,7 +454,7 @@ impl Metrics {
         }
     }
 
-    /// Takes in a write of the controller's half of a shadow: what it was, and what it is since `now`.
+    /// Takes in a write of the controller status of a shadow: the one before, and the one since `now`.
     pub fn wrote(&self, before: &ShadowFacts, after: &ControllerStatus, now: Timestamp) {
         let before = &before.status.controller;
         let (was, is) = (before.progress.as_ref(), after.report.progress.as_ref());
@@ -466,7 +465,7 @@ impl Metrics {
                 self.expect_results(&mut self.lock(), begun.from.as_ref(), &begun.version);
             }
             if let Some(was) = was {
-                // A soak that was restarted is one time of being watched.
+                // A soak that was restarted counts as one time under watch.
                 let began = was.watched_since.filter(|_| was.step == Step::Monitoring).unwrap_or(was.since);
                 let took = now.duration_since(began).as_secs_f64().max(0.0);
                 self.step_duration.with_label_values(&[was.step.as_str()]).observe(took);
@@ -485,7 +484,7 @@ impl Metrics {
         }
     }
 
-    /// Takes in an action that failed: what was tried, and the code of the API server's answer if it gave one.
+    /// Takes in an action that failed: the operation, and the code of the API server's answer if there was one.
     pub fn rejected(&self, kind: &'static str, code: Option<u16>) {
         let code = match code {
             Some(code @ 400..=599) => code.to_string(),
@@ -500,7 +499,7 @@ impl Metrics {
         self.no_answer.with_label_values(&[kind.as_str()]).inc();
     }
 
-    /// Takes in the age of what is under way.
+    /// Takes in the age of the calls under way.
     pub fn ages(&self, ages: &Ages) {
         let _alone = self.lock();
         for kind in Kind::ALL {
@@ -518,7 +517,7 @@ impl Metrics {
         self.findings.with_label_values(&[property]).inc();
     }
 
-    /// Takes in what an expression returned.
+    /// Takes in the answer to an expression.
     pub fn expression(&self, answer: &Answer) {
         self.expressions.with_label_values(&[crate::expressions::kind(answer)]).inc();
     }
@@ -531,12 +530,12 @@ const fn word(step: Option<Step>) -> &'static str {
     }
 }
 
-/// The words of all results.
+/// Returns the words of all results.
 fn results() -> impl Iterator<Item = &'static str> {
     FailureReason::ALL.iter().map(|reason| reason.as_str()).chain([UPDATED])
 }
 
-/// The word of a result. A resource can hold any word; a label cannot.
+/// Returns the word of a result. A resource can hold any word; a label cannot.
 fn result(reason: &str) -> &'static str {
     if reason == UPDATED {
         return UPDATED;

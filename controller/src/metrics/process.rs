@@ -1,9 +1,9 @@
-//! What Prometheus wants to know of every process: its memory, time and files, and which build it is.
+//! Prometheus' standard metrics of a process: its memory, time and files, and its build.
 
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{IntGauge, Opts, Registry, TextEncoder};
 
-/// The program, as it stands in `brupop_build_info`.
+/// The program, as in `brupop_build_info`.
 const PROGRAM: &str = models::names::CONTROLLER;
 
 fn registry() -> Result<Registry, prometheus::Error> {
@@ -19,7 +19,7 @@ fn registry() -> Result<Registry, prometheus::Error> {
     Ok(registry)
 }
 
-/// The series about this process, in Prometheus' text format.
+/// Returns the series about this process, in Prometheus' text format.
 pub fn about_process() -> String {
     let mut text = String::new();
     let written = registry().and_then(|registry| TextEncoder::new().encode_utf8(&registry.gather(), &mut text));

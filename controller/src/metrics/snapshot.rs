@@ -1,4 +1,4 @@
-//! What the gauges are made from: the few facts of a view and its plan that they need.
+//! The data for the gauges: the few facts of a view and its plan that they need.
 
 use std::borrow::Cow;
 
@@ -11,44 +11,44 @@ use crate::plan::{Plan, Wait};
 use crate::policy::{Policy, WindowState};
 use crate::view::{ClusterView, NodeView};
 
-/// Whether a node waits.
+/// The waiting state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
-    /// It does not: it needs nothing, or is not the operator's.
+    /// Not waiting: it needs nothing, or is not the operator's.
     Not,
-    /// Something is being done about it this moment; it may go on waiting for the same as before.
+    /// An action is under way; it may go on waiting for the same reason as before.
     Acting,
-    /// For this reason.
+    /// Waiting for this reason.
     For(&'static str),
 }
 
 /// One node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeState<'a> {
-    /// Its name. No label, but what its wait is remembered by.
+    /// The name: no label, but the key under which its wait is recorded.
     pub name: &'a str,
     /// The step of its update; `None`: idle.
     pub step: Option<Step>,
-    /// The version that it runs, as far as anybody has said.
+    /// The version that it runs, as far as it is reported.
     pub version: Option<Cow<'a, Version>>,
-    /// The version that its attempt began with, if it was known, and the one that it is for; `None`: no attempt.
+    /// The version that its attempt began with, if it was known, and the target version; `None`: no attempt.
     pub attempt: Option<(Option<&'a Version>, &'a Version)>,
-    /// Whether it waits.
+    /// The waiting state.
     pub waits: Waits,
 }
 
 /// Keys and certificates at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsSnapshot {
-    /// When the authority's certificate ends, if there is one of ours.
+    /// End of the authority's certificate, if the operator has one.
     pub authority: Option<Timestamp>,
-    /// When the web API's certificate ends, if there is one.
+    /// End of the web API's certificate, if there is one.
     pub serving: Option<Timestamp>,
-    /// Where the rotation of certificates stands.
+    /// State of the rotation of certificates.
     pub certificates: &'static str,
-    /// Where the rotation of the signing key stands.
+    /// State of the rotation of the signing key.
     pub signing_key: &'static str,
-    /// Whether something is not in order.
+    /// True if there is a problem.
     pub problem: bool,
 }
 
@@ -57,26 +57,26 @@ pub struct TlsSnapshot {
 pub struct Snapshot<'a> {
     /// The moment.
     pub now: Timestamp,
-    /// The nodes under the operator, and those that still have something of the operator.
+    /// The nodes under the operator, and those that still have a claim or other state of the operator.
     pub nodes: Vec<NodeState<'a>>,
     /// The counts of the operator's status; `None` without the operator's resource.
     pub counts: Option<Counts>,
-    /// How many slots are taken.
+    /// Number of slots in use.
     pub slots_in_use: usize,
-    /// How many there are; `None` without the operator's resource.
+    /// Number of slots; `None` without the operator's resource.
     pub slots_limit: Option<usize>,
-    /// Whether failures have stopped the rollout.
+    /// True if failures have stopped the rollout.
     pub frozen: bool,
-    /// How many versions are quarantined, per variant and architecture.
+    /// Number of quarantined versions, per variant and architecture.
     pub quarantined_versions: usize,
-    /// Whether the policy cannot be obeyed as it stands.
+    /// True if the policy cannot be applied as written.
     pub policy_degraded: bool,
-    /// Whether the schedule of all nodes is open.
+    /// True if the schedule of all nodes is open.
     pub window_open: bool,
 }
 
 impl<'a> Snapshot<'a> {
-    /// Picks the facts out. `policy_degraded` is whether `policy` is not the one that stands in the resource.
+    /// Returns the facts. `policy_degraded` is true if `policy` is not the one in the resource.
     pub fn of(view: &'a ClusterView, plan: &Plan, policy: &Policy, policy_degraded: bool, now: Timestamp) -> Self {
         let labelled = view.nodes.values().filter(|node| node.facts.labelled).count();
         Self {

@@ -1,4 +1,4 @@
-//! What is exported, to the letter.
+//! The exact text of the exported metrics.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ fn version(text: &str) -> Version {
     text.parse().unwrap()
 }
 
-/// The controller's half of a shadow at a step since then.
+/// Returns a controller status at a step since then.
 fn at(step: Step, since: i64) -> ControllerReport {
     let progress = Progress {
         step,
@@ -34,7 +34,7 @@ fn at(step: Step, since: i64) -> ControllerReport {
     ControllerReport { progress: Some(progress), ..ControllerReport::default() }
 }
 
-/// The controller's half after an attempt that ended.
+/// Returns the controller status after an attempt that ended.
 fn ended(from: Option<&str>, to: &str, reason: &str) -> ControllerReport {
     let last = AttemptResult {
         attempt: 1,
@@ -48,7 +48,7 @@ fn ended(from: Option<&str>, to: &str, reason: &str) -> ControllerReport {
     ControllerReport { record: Some(Record { last: Some(last), ..Record::default() }), ..ControllerReport::default() }
 }
 
-/// Shows the metrics a write.
+/// Passes a write to the metrics.
 fn write(metrics: &Metrics, before: &ControllerReport, after: &ControllerReport, now: i64) {
     let mut shadow = ShadowFacts::default();
     shadow.status.controller = before.clone();
@@ -89,13 +89,13 @@ fn leading() -> Metrics {
     metrics
 }
 
-/// The value of a series, e.g. `leader` or `nodes_waiting{reason="Held"}`.
+/// Returns the value of a series, e.g. `leader` or `nodes_waiting{reason="Held"}`.
 fn value(metrics: &Metrics, series: &str) -> Option<f64> {
     let start = format!("brupop_controller_{series} ");
     metrics.text().lines().find_map(|line| line.strip_prefix(&start).map(|value| value.parse().unwrap()))
 }
 
-/// All writes of one update that took 40 s to stage, 60 s to drain, 50 s to reboot and 90 s under watch.
+/// Passes all writes of one update with 40 s of staging, 60 s of draining, 50 s of rebooting and 90 s under watch.
 fn one_update(metrics: &Metrics) {
     let mut watched = at(Step::Monitoring, 180);
     // The soak was restarted 30 s after the node came back.
@@ -104,7 +104,7 @@ fn one_update(metrics: &Metrics) {
         (0, ControllerReport::default()),
         (0, at(Step::Staging, 0)),
         (40, at(Step::Draining, 40)),
-        // A write within a step: a blocker, say.
+        // A write within a step, e.g. of a blocker.
         (70, at(Step::Draining, 40)),
         (100, at(Step::Rebooting, 100)),
         (150, at(Step::Monitoring, 150)),
@@ -362,7 +362,7 @@ fn the_fleet_is_counted_from_the_view_and_its_plan() {
     assert_eq!(value(&metrics, "slots_limit"), None, "without the operator's resource there is no limit to tell");
 }
 
-/// Everything that there is, exported at least once.
+/// Returns metrics with every series exported at least once.
 fn full() -> Metrics {
     let metrics = leading();
     metrics.tls(&certificates());
@@ -377,7 +377,7 @@ fn full() -> Metrics {
     metrics
 }
 
-/// Names, types and labels as they come out.
+/// Returns the exported names, types and labels.
 fn exported(text: &str) -> BTreeSet<(String, String, BTreeSet<String>)> {
     let mut families = BTreeMap::new();
     for line in text.lines() {
@@ -415,7 +415,7 @@ fn the_documented_table_is_what_is_exported() {
     }
     assert_eq!(documented, exported(&metrics.text()), "what docs/metrics.md says, and what comes out");
 
-    // What comes out in this test is all that there is.
+    // The metrics exported by this test are complete.
     let registered = metrics.families.iter().map(|family| {
         (family.name.clone(), family.kind.to_owned(), family.labels.iter().map(|l| (*l).to_owned()).collect())
     });

@@ -1,4 +1,4 @@
-//! Single decisions that went wrong once, each as a sentence about what holds.
+//! Regression tests of single decisions of the planner.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::{Action, Plan, Wait, plan};
 use crate::claims::Parts;
 use crate::view::{ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Refused, ShadowFacts};
 
-/// a node that took the permit and never came back: the Lease is looked at every 10 s, not in a loop.
+/// A node got the permit and never came back: its Lease is read every 10 s, not in a loop.
 #[test]
 fn a_dead_nodes_lease_is_not_read_in_a_hot_loop() {
     let mut dead = at("a", Step::Releasing, 0, HostState::Idle);
@@ -25,7 +25,7 @@ fn a_dead_nodes_lease_is_not_read_in_a_hot_loop() {
         let now = t(200).checked_add(jiff::SignedDuration::from_millis(millisecond)).unwrap();
         if plan(&view, &policy, now).actions.get("a") == Some(&Action::LookAtLease) {
             looks += 1;
-            // What a look brings back: the time at which the kubelet last renewed it, before the host died.
+            // The result of a reading: the time at which the kubelet last renewed it, before the host died.
             let node = view.nodes.get_mut("a").unwrap();
             node.lease = Some(LeaseLooks::look(node.lease, Some(t(-30)), now));
         }
@@ -33,7 +33,7 @@ fn a_dead_nodes_lease_is_not_read_in_a_hot_loop() {
     assert!(looks <= 1, "{looks} reads of the Lease in 100 ms, one for each turn");
 }
 
-/// nodes whose pods cannot be evicted give way to the others.
+/// Nodes whose pods cannot be evicted give way to the others.
 #[test]
 fn staged_nodes_with_a_bare_pod_do_not_starve_the_rest() {
     let mut nodes: Vec<_> = ["a", "b"].map(|n| at(n, Step::Staged, 0, HostState::StagedUpdate)).into();
@@ -47,7 +47,7 @@ fn staged_nodes_with_a_bare_pod_do_not_starve_the_rest() {
     assert!(started, "after a week: {:?} {:?}", far.actions.keys(), far.waits);
 }
 
-/// an image that kills the host's network: armed, rebooted, never seen again.
+/// An image breaks the host's network: armed, rebooted, not seen since.
 #[test]
 fn a_node_that_never_comes_back_from_its_update_is_charged_to_the_version() {
     let mut gone = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
@@ -62,7 +62,7 @@ fn a_node_that_never_comes_back_from_its_update_is_charged_to_the_version() {
     assert!(!record.version_failures.is_empty(), "charged to nobody: {:?}", record.last.as_ref().unwrap().reason);
 }
 
-/// while the write that begins a drain is under way, its slot stays, whatever happens to the node meanwhile.
+/// While the write that begins a drain is under way, its slot stays, whatever happens to the node meanwhile.
 #[test]
 fn the_slot_of_a_busy_node_is_never_given_away() {
     // The write of Draining is under way for a; a bare pod is bound to it in the same moment.
@@ -73,7 +73,7 @@ fn the_slot_of_a_busy_node_is_never_given_away() {
     view.busy.insert("a".into());
     let first = plan(&view, &policy, t(1));
     let slots = |plan: &Plan| plan.slots.as_ref().map(|s| s.iter().map(|s| s.node.clone()).collect::<Vec<_>>());
-    // Both land, in this order: the slots, and then the drain of a.
+    // Both arrive, in this order: the slots, and then the drain of a.
     if let Some(slots) = first.slots.clone() {
         view.operator.as_mut().unwrap().status.slots = slots;
     }
@@ -98,7 +98,7 @@ fn the_slot_of_a_busy_node_is_never_given_away() {
     );
 }
 
-/// a host that reboots again and again on the wanted version.
+/// A host reboots again and again on the target version.
 #[test]
 fn another_boot_restarts_the_soak_once() {
     let mut looping = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
@@ -120,7 +120,7 @@ fn another_boot_restarts_the_soak_once() {
     panic!("1000 boots in 11 hours, and the soak begins anew each time");
 }
 
-/// a node that was not Ready for the whole soak time has not been Ready for the soak time.
+/// A node that was not Ready for the whole soak time has not been Ready for the soak time.
 #[test]
 fn the_soak_counts_only_the_time_that_the_node_is_ready() {
     let mut flaky = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
@@ -143,11 +143,11 @@ fn the_soak_counts_only_the_time_that_the_node_is_ready() {
     assert_eq!(step(false, 600), (Step::Returning, Some(Wait::AwaitingReady)));
     assert_eq!(step(true, 601).0, Step::Monitoring);
     assert_eq!(step(true, 602), (Step::Monitoring, Some(Wait::Soaking { until: t(661) })));
-    // Once is nothing; a node that does it again does not hold.
+    // Once is nothing; a second time is a failure.
     assert_eq!(step(false, 610).0, Step::Releasing);
 }
 
-/// the pods of the second node were listed first.
+/// The pods of the second node were listed first.
 #[test]
 fn a_node_whose_pods_are_still_being_read_keeps_its_turn() {
     let staged = |name: &str| {
@@ -163,7 +163,7 @@ fn a_node_whose_pods_are_still_being_read_keeps_its_turn() {
     assert_eq!(slots.iter().map(|slot| slot.node.as_str()).collect::<Vec<_>>(), ["a"]);
 }
 
-/// a node whose soak failed is in another boot than the one that its permit was for.
+/// A node whose soak failed is in another boot than the one that its permit was for.
 #[test]
 fn a_failed_soak_waits_for_no_permit_and_gives_the_slot_back_at_once() {
     let mut failed = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
@@ -191,7 +191,7 @@ fn a_failed_soak_waits_for_no_permit_and_gives_the_slot_back_at_once() {
     assert_eq!(plan(&view, &policy, t(10)).slots, Some(vec![]));
 }
 
-/// the failure that spends the budget and another node's start stand in one plan.
+/// The failure that uses the failure budget up and another node's start are in one plan.
 #[test]
 fn no_node_starts_beside_the_failure_that_spends_the_budget() {
     let mut a = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
@@ -217,7 +217,7 @@ fn no_node_starts_beside_the_failure_that_spends_the_budget() {
     assert!(!plan(&view, &policy, t(2)).actions.contains_key("b"));
 }
 
-/// The write that ends an attempt has come back, but not its outcome: the slot is kept for that moment, and counts.
+/// The write that ends an attempt has arrived, but not its outcome: the slot is kept for that moment, and counts.
 #[test]
 fn a_slot_that_is_kept_for_a_busy_node_counts_against_the_budget() {
     let ended = node("a");
@@ -230,7 +230,7 @@ fn a_slot_that_is_kept_for_a_busy_node_counts_against_the_budget() {
     assert!(plan.slots.is_none_or(|slots| slots.len() <= 1));
 }
 
-/// a manifest with an old `resume` in it was applied again, after the resource that had acknowledged it was deleted.
+/// A manifest with an old `resume` in it was applied again, after the resource that had acknowledged it was deleted.
 #[test]
 fn a_resource_that_is_made_with_a_resume_in_it_ends_no_freeze_and_a_new_value_does() {
     let mut failed = node("a");
@@ -258,7 +258,7 @@ fn a_resource_that_is_made_with_a_resume_in_it_ends_no_freeze_and_a_new_value_do
     assert_eq!(record.version_failures[0].resolved_by.as_deref(), Some("tuesday"));
 }
 
-/// a user asked for a downgrade, and takes that back while a node waits for its window with the old image.
+/// A user requested a downgrade, and withdraws it while a node waits for its window with the old image.
 #[test]
 fn an_attempt_that_policy_no_longer_asks_for_ends_before_its_node_is_touched() {
     let down = Version::new(1, 19, 0);
@@ -337,7 +337,7 @@ fn plan_is_made_again_when_an_offered_version_becomes_old_enough() {
     assert_eq!(made.wake, Some(t(3000)));
 }
 
-/// a pinned version that is older than what runs was never new to this operator.
+/// A pinned version that is older than the current one was never new to this operator.
 #[test]
 fn a_pin_down_waits_for_no_age() {
     let mut node = node("a");
@@ -357,7 +357,7 @@ fn a_pin_down_waits_for_no_age() {
     assert_eq!(status.report.progress.as_ref().unwrap().version, down);
 }
 
-/// with a failure budget of two, each node that fails is deleted by whatever repairs the fleet.
+/// With a failure budget of two, each node that fails is deleted by another controller.
 #[test]
 fn failures_of_nodes_that_are_gone_count_until_a_person_resumes() {
     let failed = |name: &str| {
@@ -384,7 +384,7 @@ fn failures_of_nodes_that_are_gone_count_until_a_person_resumes() {
     assert!(resumed.versions.iter().all(|v| v.failed.is_empty() && v.quarantined.is_none()), "{:?}", resumed.versions);
 }
 
-/// a leader that slept wrote its `Draining` after another one had given the slot to `b`.
+/// A paused leader wrote its `Draining` after another one had given the slot to `b`.
 #[test]
 fn a_node_that_lost_its_slot_before_it_was_touched_gets_none_back() {
     let mut late = at("a", Step::Draining, 0, HostState::StagedUpdate);
@@ -396,7 +396,7 @@ fn a_node_that_lost_its_slot_before_it_was_touched_gets_none_back() {
     assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
 }
 
-/// another client than the controller writes attempts into the status of all shadows.
+/// Another client than the controller writes attempts into the status of all shadows.
 #[test]
 fn an_attempt_that_neither_slot_nor_claim_backs_gets_no_slot_and_ends() {
     for step in
@@ -435,7 +435,7 @@ fn an_attempt_that_neither_slot_nor_claim_backs_gets_no_slot_and_ends() {
     }
 }
 
-/// the operator's resource was deleted and made again in the middle of updates.
+/// The operator's resource was deleted and created again during updates.
 #[test]
 fn slots_of_a_new_resource_are_made_again_from_claims_before_any_other_is_given() {
     let mut watched = at("d", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
@@ -455,7 +455,8 @@ fn slots_of_a_new_resource_are_made_again_from_claims_before_any_other_is_given(
     assert!(!made.actions.contains_key("a"));
 }
 
-/// the operator's resource was deleted, and made again between the withdrawal of the desired state and the end of the attempt.
+/// The operator's resource was deleted, and created again between the withdrawal of the desired state and the end of
+/// the attempt.
 #[test]
 fn update_that_is_over_but_for_its_record_ends_as_one_also_without_a_slot() {
     for (sentence, attempt, runs, reason) in [
@@ -475,7 +476,7 @@ fn update_that_is_over_but_for_its_record_ends_as_one_also_without_a_slot() {
     }
 }
 
-/// two nodes have their image and cannot be drained for a while.
+/// Two nodes have their image and cannot be drained yet.
 #[test]
 fn staged_nodes_that_something_keeps_waiting_give_way_to_others() {
     let mut short_of_disk =
@@ -496,7 +497,7 @@ fn staged_nodes_that_something_keeps_waiting_give_way_to_others() {
     assert!(made.actions.get("c").is_some_and(Plan::starts), "{:?}", made.waits);
 }
 
-/// under a canary step of one, a node that had to wait with its image is about to be disrupted.
+/// Under a canary step of one, a node that had to wait with its image is about to be disrupted.
 #[test]
 fn no_other_node_begins_in_the_place_of_one_that_waits_for_nothing_but_its_slot() {
     for (sentence, pods, slots) in [("its pods are being read", None, 0), ("it gets its slot now", Some(vec![]), 1)] {
@@ -515,7 +516,7 @@ fn no_other_node_begins_in_the_place_of_one_that_waits_for_nothing_but_its_slot(
     }
 }
 
-/// under a canary step of two, a node has got its image a moment ago.
+/// Under a canary step of two, a node has got its image a moment ago.
 #[test]
 fn a_node_on_its_way_takes_one_place_in_its_step() {
     let mut ready = at("a", Step::Staging, 0, HostState::StagedUpdate);
@@ -529,7 +530,7 @@ fn a_node_on_its_way_takes_one_place_in_its_step() {
     assert!(matches!(made.waits.get("c"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
 }
 
-/// staged nodes of a version that waits for approval come first in the order.
+/// Staged nodes of a version that waits for approval come first in the order.
 #[test]
 fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
     let staged = |name: &str| at(name, Step::Staged, 0, HostState::StagedUpdate);
@@ -552,7 +553,7 @@ fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
         step_done: None,
         approved: false,
     }];
-    // One node has had the first version, and no one has approved that it goes on.
+    // One node has had the first version, and no user has approved that it goes on.
     let mut done = node("e");
     done.shadow.as_mut().unwrap().status.controller.record = Some(updated());
     view.nodes.insert("e".into(), done);
@@ -562,7 +563,7 @@ fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
     assert!(!made.pods.contains("a"), "its pods need not be looked at");
 }
 
-/// an attempt has ended, and the next one on the node finds its image there: before the write that gives its slot to
+/// An attempt has ended, and the next one on the node finds its image there: before the write that gives its slot to
 /// another node has arrived.
 #[test]
 fn a_slot_that_is_being_taken_away_begins_nothing() {
@@ -578,18 +579,18 @@ fn a_slot_that_is_being_taken_away_begins_nothing() {
     view.retracted.insert("uid-a".into());
     let mut made = plan(&view, &policy, t(1));
     assert!(!drains(&made), "{:?}", made.actions);
-    // It gets another one, and that is written whatever became of the write that takes the old one.
+    // It gets another one, and that is written whatever the result of the write that removes the old one.
     let slots = made.slots.clone().unwrap();
     assert_eq!((slots.len(), slots[0].uid.as_str(), slots[0].since), (1, "uid-a", t(1)));
     assert_eq!(made.status.as_ref().unwrap().slots, slots);
     assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
-    // Where a client plans otherwise, the last check stops it.
+    // If the planner decided otherwise, the plan validator drops it.
     let mut wrong = plan(&ClusterView { retracted: BTreeSet::new(), ..view.clone() }, &policy, t(1));
     let findings = crate::lint::lint(&view, &policy, &mut wrong);
     assert!(findings.iter().any(|finding| finding.property == "S1"), "{findings:?}");
 }
 
-/// under a canary step of one, and with room for more.
+/// Under a canary step of one, and with room for more.
 #[test]
 fn no_other_node_begins_in_the_place_of_one_whose_first_write_is_under_way() {
     let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);
@@ -598,13 +599,13 @@ fn no_other_node_begins_in_the_place_of_one_whose_first_write_is_under_way() {
     view.busy.insert("a".into());
     let made = plan(&view, &policy, t(1));
     assert!(matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
-    // That write has failed. As long as it is not tried again, the place is another's.
+    // That write has failed. As long as it is not retried, another node has the place.
     view.paused.insert("a".into());
     let made = plan(&view, &policy, t(1));
     assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
 }
 
-/// the first node of a queue cannot be drained; another one is out of service and takes the only slot.
+/// The first node of a queue cannot be drained; another one is out of service and takes the only slot.
 #[test]
 fn what_a_look_has_found_stands_until_the_next_look() {
     let mut bare = at("a", Step::Staged, 0, HostState::StagedUpdate);
@@ -615,12 +616,12 @@ fn what_a_look_has_found_stands_until_the_next_look() {
     let Action::Status { status, .. } = told else { unreachable!() };
     let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
     (shadow.status.controller, shadow.status.conditions) = (status.report, status.conditions);
-    // No slot is free: it is not looked at.
+    // No slot is free: it is not checked.
     view.nodes.insert("b".into(), at("b", Step::Draining, 0, HostState::StagedUpdate));
     view.nodes.get_mut("a").unwrap().pods = None;
     let made = plan(&view, &policy, t(2));
     assert!(!made.actions.contains_key("a"), "{:?}", made.actions);
-    // The pod that was named is gone, and another one stands in the way.
+    // The pod that was named is gone, and another one prevents the drain.
     view.nodes.remove("b");
     view.operator.as_mut().unwrap().status.slots.clear();
     view.nodes.get_mut("a").unwrap().pods = Some(vec![PodFacts { name: "other".into(), ..pod("a", true) }]);
@@ -673,7 +674,7 @@ fn the_pods_of_refused_nodes_are_watched_for_the_free_slots_alone() {
     assert_eq!(made.pods.len(), 3);
     assert!(made.actions.is_empty() && made.wake == Some(t(60)), "{:?}", made.wake);
     assert!(made.waits.values().filter(|wait| matches!(wait, Wait::DrainRefused { .. })).count() >= 497);
-    // The pauses are over: those of some are looked at again.
+    // The pauses are over: those of some are checked again.
     let due = plan(&view, &policy, t(60));
     assert_eq!(due.pods.len(), 3);
 }
@@ -700,13 +701,13 @@ fn the_current_revision_is_the_one_that_every_node_has_followed() {
     assert_ne!(third.update_revision, first.update_revision);
 }
 
-/// a controller of a newer version was taken back in the middle of a step that this one does not know.
+/// A controller of a newer version was downgraded during a step that this one does not know.
 #[test]
 fn an_attempt_in_a_step_that_nobody_knows_is_withdrawn_and_its_node_kept_until_a_permit_is_over() {
     let mut strange = at("a", Step::Unknown, 0, HostState::RebootedIntoUpdate);
     let shadow = strange.shadow.as_mut().unwrap();
     shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: String::new() });
-    // So does what its agent says of arming.
+    // So is the agent's report of arming.
     shadow.status.agent.armed = Some(armed(ArmedPhase::Unknown));
     let (mut view, policy) = cluster(vec![strange], &["a"]);
     let first = plan(&view, &policy, t(10));
@@ -721,7 +722,7 @@ fn an_attempt_in_a_step_that_nobody_knows_is_withdrawn_and_its_node_kept_until_a
     assert_eq!(spec.state, HostState::Idle, "the order is taken back first");
 }
 
-/// an agent that was taken over reports what a terminal would obey.
+/// A compromised agent reports text with terminal control characters.
 #[test]
 fn nothing_that_an_agent_says_brings_a_control_character_into_what_the_controller_writes() {
     const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
@@ -742,7 +743,7 @@ fn nothing_that_an_agent_says_brings_a_control_character_into_what_the_controlle
     agent.updates = Some(OfferedUpdates { refresh_failure: Some(HOSTILE.into()), ..OfferedUpdates::default() });
     let (mut view, policy) = cluster(vec![failed, offers_nothing], &["a"]);
     for node in view.nodes.values_mut() {
-        // As it comes from the cluster.
+        // As read from the cluster.
         let told = node.shadow.take().unwrap();
         let mut object =
             models::shadow::BottlerocketShadow::new(&models::names::shadow_name(&node.facts.name), told.spec);

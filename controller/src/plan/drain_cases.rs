@@ -1,4 +1,4 @@
-//! Decisions about drains and claims that went wrong once, each as a sentence about what holds.
+//! Regression tests of decisions about drains and claims.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::claims::Parts;
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
 
-/// the shadow is deleted right after its permit (the docs tell users to delete shadows): the new one knows of no permit.
+/// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
 #[test]
 fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_permit_may_be_out() {
     let mut orphan = node("a");
     orphan.facts.claims = Parts::USUAL;
     orphan.facts.unschedulable = true;
-    // Made again a moment ago, the agent (which has just told the host to reboot) has not reported to it.
+    // Created again a moment ago, the agent (which has just requested the reboot) has not reported to it.
     let shadow = orphan.shadow.as_mut().unwrap();
     shadow.status = models::shadow::BottlerocketShadowStatus::default();
     let (mut view, policy) = cluster(vec![orphan], &["a"]);
@@ -35,7 +35,7 @@ fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_permit_may_be_out() 
     assert!(action(270, 0).0, "and never given back");
 }
 
-/// label and shadow are gone, the cordon is ours.
+/// Label and shadow are gone, the cordon is the operator's.
 #[test]
 fn a_claim_without_label_and_shadow_is_found_and_released() {
     let mut orphan = node("a");
@@ -52,7 +52,7 @@ fn a_claim_without_label_and_shadow_is_found_and_released() {
     assert_eq!(plan(&view, &policy, t(201)).actions.get("a"), Some(&Action::Release));
 }
 
-/// a drained node with a silent agent is given up at the deadline, and nothing wakes in the past.
+/// A drained node with a silent agent is given up at the deadline, and no wake time is in the past.
 #[test]
 fn an_empty_node_whose_agent_is_behind_is_given_up_at_the_drains_deadline() {
     let mut silent = at("a", Step::Draining, 0, HostState::StagedUpdate);
@@ -64,7 +64,7 @@ fn an_empty_node_whose_agent_is_behind_is_given_up_at_the_drains_deadline() {
     assert!(plan.actions.contains_key("a"), "after a year: {:?}", plan.waits);
 }
 
-/// A Node whose cordon is refused for ever does not keep the fleet waiting.
+/// A Node whose cordon is refused for ever does not delay the fleet.
 #[test]
 fn a_node_that_cannot_be_cordoned_is_given_up_at_the_deadline() {
     for (step, order) in [(Step::Draining, HostState::StagedUpdate), (Step::Rebooting, HostState::RebootedIntoUpdate)] {
@@ -121,7 +121,7 @@ fn names(pods: &[super::Eviction]) -> Vec<&str> {
     pods.iter().map(|pod| pod.name.as_str()).collect()
 }
 
-/// past the deadline, with `Force`.
+/// Past the deadline, with `Force`.
 #[test]
 fn what_does_not_leave_is_deleted_only_where_policy_says_so_recorded_first_and_without_grace_last() {
     let stuck =
@@ -165,7 +165,7 @@ fn what_does_not_leave_is_deleted_only_where_policy_says_so_recorded_first_and_w
     );
 }
 
-/// the pod may take an hour to end, and does not.
+/// The pod may take an hour to end, and does not.
 #[test]
 fn forced_drain_deletes_a_pod_without_grace_when_its_own_grace_period_is_over_however_long_it_is() {
     let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
@@ -185,7 +185,7 @@ fn forced_drain_deletes_a_pod_without_grace_when_its_own_grace_period_is_over_ho
     assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", made.actions);
 }
 
-/// a client runs `kubectl uncordon` on a node that is being drained, again and again.
+/// A client runs `kubectl uncordon` on a node that is being drained, again and again.
 #[test]
 fn a_node_that_is_uncordoned_in_mid_drain_is_cordoned_again_with_a_word_a_few_times_and_then_given_up() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
@@ -208,7 +208,7 @@ fn a_node_that_is_uncordoned_in_mid_drain_is_cordoned_again_with_a_word_a_few_ti
     }
 }
 
-/// a label that another client has set otherwise is no part of the claim, and its absence holds nothing up.
+/// A label that another client has set to another value is not in the claim, and its absence delays nothing.
 #[test]
 fn a_node_is_drained_although_somebody_else_keeps_a_part_of_the_claim() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
@@ -237,7 +237,7 @@ fn a_node_leaves_the_balancer_for_its_time_before_anything_is_evicted() {
     let waits = plan(&view, &policy, t(29));
     assert_eq!(waits.waits.get("a"), Some(&Wait::LeavingBalancer { until: t(30) }));
     assert_eq!(waits.wake, Some(t(30)));
-    // The claim was made late, by a leader after another, say.
+    // The claim was made late, for example by a later leader.
     view.nodes.get_mut("a").unwrap().facts.claimed_since = Some(t(20));
     assert_eq!(plan(&view, &policy, t(30)).waits.get("a"), Some(&Wait::LeavingBalancer { until: t(50) }));
     let drains = plan(&view, &policy, t(50)).actions.remove("a").unwrap();
@@ -286,7 +286,7 @@ fn drain_does_not_wait_for_volumes_of_pods_that_stay() {
     }
 }
 
-/// a user holds a node in mid-update.
+/// A user holds a node during its update.
 #[test]
 fn a_held_node_keeps_its_cordon_and_loses_its_slot_until_the_hold_goes() {
     let mut held = at("a", Step::Draining, 0, HostState::StagedUpdate);
@@ -329,7 +329,7 @@ fn drain_evicts_pods_that_tolerate_the_cordon_once_and_names_those_that_come_bac
     (node.facts.claims, node.facts.unschedulable) = (Parts::USUAL, true);
     let Evictions { pods, .. } = plan(&view, &policy, t(1)).evictions.remove("a").unwrap();
     assert_eq!(names(&pods), ["first", "p-a", "second"]);
-    // One of them is back before the others have left, which are not ready to go.
+    // One of them is back before the others have left, which may not leave yet.
     view.nodes.get_mut("a").unwrap().pods = Some(vec![addon("third"), addon("second"), pod("a", false)]);
     let Evictions { pods, .. } = plan(&view, &policy, t(2)).evictions.remove("a").unwrap();
     assert_eq!(names(&pods), ["p-a", "second"]);
@@ -342,7 +342,7 @@ fn drain_evicts_pods_that_tolerate_the_cordon_once_and_names_those_that_come_bac
     assert!(condition.reason == "PodsLeft" && named && note.is_none(), "{condition:?} {note:?}");
 }
 
-/// the template of a Deployment sets nodeName.
+/// The template of a Deployment sets nodeName.
 #[test]
 fn attempt_ends_when_an_owner_puts_pods_on_the_cordoned_node_again_and_again() {
     let pinned = |uid: String| PodFacts {
@@ -397,7 +397,7 @@ fn a_node_that_is_being_deleted_is_not_drained_any_further() {
     assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, "NodeDeleted");
 }
 
-/// the scheduler had not seen the cordon yet.
+/// The scheduler had not observed the cordon yet.
 #[test]
 fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a_permit() {
     let asks = |again: bool, permit: bool, tolerates_cordon: bool| {
@@ -443,7 +443,7 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
     assert_eq!(asks(false, false, true), Step::Draining, "it tolerates the cordon, and is of an owner not seen before");
 }
 
-/// a user holds the node while it reboots into its update.
+/// A user holds the node while it reboots into its update.
 #[test]
 fn a_node_that_is_held_when_it_comes_back_stays_cordoned() {
     for step in [Step::Rebooting, Step::Returning, Step::Monitoring] {
@@ -461,7 +461,7 @@ fn a_node_that_is_held_when_it_comes_back_stays_cordoned() {
     }
 }
 
-/// managedFields were reset while the node rebooted, so that nothing on it is ours by ownership any more.
+/// managedFields were reset while the node rebooted, so that the operator owns nothing on it any more.
 #[test]
 fn what_is_ours_by_the_record_is_taken_back_also_where_nobody_owns_it() {
     for (theirs, released) in [(None, true), (Some("spec.unschedulable"), false)] {
@@ -504,7 +504,7 @@ fn force_deletes_nothing_that_policy_refuses_and_nothing_on_a_silent_node() {
     }
 }
 
-/// a label reconciler strips what we set beside the cordon.
+/// A label reconciler removes the fields that are claimed beside the cordon.
 #[test]
 fn parts_that_somebody_strips_again_and_again_are_not_worth_an_update() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
@@ -515,7 +515,7 @@ fn parts_that_somebody_strips_again_and_again_are_not_worth_an_update() {
     assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
 }
 
-/// another node is drained at the same time, and its replica of an add-on lands here, since it may run on a cordoned node.
+/// Another node is drained at the same time, and its replica of an add-on, which tolerates the cordon, is placed here.
 #[test]
 fn a_pod_that_tolerates_the_cordon_and_comes_in_mid_drain_is_recorded_evicted_once_and_then_left_to_the_reboot() {
     let ours = |uid: &str| PodFacts { uid: uid.into(), tolerates_cordon: true, ..pod("a", false) };
@@ -578,7 +578,7 @@ fn a_critical_pod_that_may_not_go_yet_is_no_reason_to_look_again_and_again() {
     assert!(made.wake.is_some_and(|at| at > t(10)), "{:?}", made.wake);
 }
 
-/// An answer to an eviction that was sent at `since`, asked for again at 1000 s.
+/// An answer to an eviction that was sent at `since`, with a retry at 1000 s.
 fn answer(budget: Option<&str>, since: i64, accepted: bool) -> Blocked {
     Blocked {
         budget: budget.map(str::to_owned),
@@ -658,7 +658,7 @@ fn a_pod_that_does_not_leave_is_named_with_what_the_api_server_said() {
         assert!(blocked.reason == "DrainBlocked" && blocked.message.contains(named), "{sentence}: {blocked:?}");
         assert_eq!((note.warning, &note.message), (true, &blocked.message), "{sentence}");
         assert_eq!(status.report.drain.as_ref().unwrap().blockers[0].pod, "shop/p-a", "{sentence}");
-        // Another leader knows of none of it, and takes nothing back before it has an answer of its own.
+        // Another leader has no answer yet, and removes nothing before it has one of its own.
         let action = made.actions["a"].clone();
         written(&mut view, &action);
         let node = view.nodes.get_mut("a").unwrap();

@@ -1,7 +1,7 @@
-//! How many evictions are under way at a time.
+//! The limit of concurrent evictions.
 //!
-//! Evictions that meet on one budget make the API server sleep for half a second between its own tries, so each budget has
-//! one at a time, in the whole fleet. One that takes longer hangs somewhere else and keeps no other one waiting.
+//! Evictions that count against one budget make the API server sleep for half a second between its own retries, so each
+//! budget has one at a time, in the whole fleet. A slower one is delayed elsewhere and holds no other one back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,13 +10,13 @@ use jiff::{SignedDuration, Timestamp};
 use super::Evictions;
 use crate::view::{BudgetFacts, ClusterView, InFlight, NodeView, PodFacts};
 
-/// How many requests about the pods of one node are under way at a time.
+/// The number of concurrent requests about the pods of one node.
 const AT_A_TIME: usize = 16;
 
-/// How long a request without an answer counts for these limits.
+/// The time for which a request without an answer counts for these limits.
 const COUNTS_FOR: SignedDuration = SignedDuration::from_secs(1);
 
-/// When a request under way keeps no other one waiting any more.
+/// Returns the time from which a request under way holds no other one back.
 fn counts_until(sent: &InFlight) -> Timestamp {
     sent.since.checked_add(COUNTS_FOR).unwrap_or(sent.since)
 }
@@ -31,7 +31,8 @@ fn pod_of<'a>(node: &'a NodeView, uid: &str) -> Option<&'a PodFacts> {
     node.pods.iter().flatten().find(|pod| pod.uid == uid)
 }
 
-/// Takes out of `evictions` what has to wait for requests under way. Returns when to plan again if none of them is answered.
+/// Removes from `evictions` those that have to wait for requests under way. Returns the time to plan again if none of
+/// them is answered.
 pub(super) fn hold_back(
     view: &ClusterView,
     evictions: &mut BTreeMap<String, Evictions>,
@@ -66,7 +67,7 @@ pub(super) fn hold_back(
     }
     evictions.retain(|_, wanted| !wanted.pods.is_empty());
     let under_way = view.nodes.values().flat_map(|node| node.in_flight.values()).filter(counts);
-    // What goes out now ends too, and each answer is a reason to plan again.
+    // Requests that are sent now end too, and each answer triggers a plan.
     under_way.map(counts_until).chain([now.checked_add(COUNTS_FOR).unwrap_or(now)]).min().filter(|_| held_back)
 }
 

@@ -1,4 +1,4 @@
-//! Where it is recorded that an expression keeps nodes waiting.
+//! The place where a wait for an expression is recorded.
 
 use models::operator::BLOCKED;
 use models::shadow::{HostState, Step};
@@ -11,7 +11,7 @@ use crate::view::{Answer, ClusterView};
 
 const NODES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// Five staged nodes that wait for this expression, which returns this for each of them.
+/// Five staged nodes that wait for this expression, which returns this series for each of them.
 fn staged(query: &str, series: &str) -> (ClusterView, Policy) {
     let (mut view, _) = cluster(NODES.map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate)).into(), &[]);
     let policy = with_policy(
@@ -28,7 +28,7 @@ fn fires(view: &mut ClusterView, query: &str, series: &str) {
     view.expressions = NODES.into_iter().map(firing).collect();
 }
 
-/// Writes what was planned, and plans again.
+/// Writes the actions of a plan, and plans again.
 fn carried_out(view: &mut ClusterView, policy: &Policy, made: &Plan) -> Plan {
     for (name, action) in &made.actions {
         let Action::Status { status, .. } = action else { panic!("{action:?}") };

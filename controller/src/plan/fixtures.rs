@@ -63,7 +63,7 @@ pub(crate) fn node(name: &str) -> NodeView {
     agent.variant = Some("aws-k8s-1.37".into());
     agent.arch = Some("x86_64".into());
     agent.updates = Some(OfferedUpdates { chosen_version: Some(NEW), ..OfferedUpdates::default() });
-    // Seen like that for a long time, so that the clock that plans are told of decides.
+    // Observed in this state for a long time, so that the clock that plans get decides.
     NodeView {
         facts,
         shadow: Some(shadow),
@@ -89,7 +89,7 @@ pub(crate) fn progress(step: Step, since: i64) -> Progress {
     }
 }
 
-/// A node of which the attempt stands at `step`, with the order `state`.
+/// A node whose attempt is at `step`, with the desired state `state`.
 pub(crate) fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeView {
     let mut node = node(name);
     let shadow = node.shadow.as_mut().unwrap();
@@ -133,7 +133,7 @@ pub(crate) fn failure(version: Version) -> models::shadow::VersionFailure {
     }
 }
 
-/// What is kept of an attempt of ours that updated its node, from 1 s to 50 s.
+/// The record of an attempt of the operator that updated its node, from 1 s to 50 s.
 pub(crate) fn updated() -> Record {
     let last = AttemptResult {
         attempt: 1,

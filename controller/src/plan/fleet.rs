@@ -1,4 +1,4 @@
-//! The whole fleet: who is next, within the budget.
+//! The whole fleet: the next nodes, within the budget.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,26 +16,25 @@ use super::{Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, gates,
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView, Standby};
 
-/// How many candidates beyond the free slots have their pods looked at, so that one with a pod in the way gives its turn
-/// to the next at once. One that was refused is looked at again after a pause, since watching all of them would cost a watch
-/// a node.
+/// The number of candidates beyond the free slots whose pods are checked, so that one that cannot be drained gives way
+/// to the next at once. A refused one is checked again after a pause, since checking all would cost a watch a node.
 const MARGIN: usize = 2;
 
-/// How long the leader's own node gives way to a node that has a slot. One that takes longer, because its drain is blocked or
-/// a user holds it, say, keeps it waiting no more.
+/// The time for which the leader's own node waits for a node that has a slot. One that takes longer, for example
+/// because its drain is blocked or a user holds it, delays it no more.
 const OTHERS_FIRST: Duration = Duration::from_secs(10 * 60);
 
-/// What becomes of the leader's own node when its turn comes.
+/// The result for the leader's own node when it is next.
 enum OwnTurn {
-    /// It is given a slot like any other.
+    /// It gets a slot like any other.
     Slot,
     /// Another replica leads first.
     HandOver,
-    /// Others are being updated, or looked at.
+    /// Others are being updated, or checked.
     Later,
 }
 
-/// A plan in the making.
+/// A plan under construction.
 struct Planner<'a> {
     view: &'a ClusterView,
     policy: &'a Policy,
@@ -45,14 +44,14 @@ struct Planner<'a> {
     plan: Plan,
 }
 
-/// What the nodes ask for, each for itself.
+/// The requests of the nodes, each for itself.
 #[derive(Default)]
 struct Asked<'a> {
     /// Idle nodes that may begin.
     candidates: Vec<(&'a NodeView, Version)>,
     /// Staged nodes that may be disrupted.
     wanting: Vec<&'a NodeView>,
-    /// Nodes that begin, of which the first write is under way or not seen yet.
+    /// Nodes that begin, of which the first write is under way or not observed yet.
     beginning: Vec<(&'a NodeView, Version)>,
     wants_slot: BTreeSet<&'a str>,
     /// Failures whose record is about to be written.
@@ -62,7 +61,7 @@ struct Asked<'a> {
 /// Makes the plan.
 pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
     if view.stale {
-        // A leader before this one may have changed what is not seen yet.
+        // An earlier leader may have changed what is not observed yet.
         return Plan::default();
     }
     let held = view.slots().map(|slot| (slot.uid.as_str(), slot)).collect();
@@ -109,7 +108,7 @@ impl<'a> Planner<'a> {
         self.plan.waits.insert(node.facts.name.clone(), wait);
     }
 
-    /// Asks each node what is next for it.
+    /// Collects the next step of each node.
     fn ask(&mut self) -> Asked<'a> {
         let view = self.view;
         let mut asked = Asked::default();
@@ -157,7 +156,7 @@ impl<'a> Planner<'a> {
         asked
     }
 
-    /// A failure whose record is about to be written counts already: nothing starts beside the write that freezes.
+    /// Counts failures whose record is about to be written: nothing starts beside the write that freezes.
     fn freeze(&mut self, asked: &Asked<'_>) -> bool {
         if asked.pending.is_empty() || self.survey.quarantine.frozen_by().is_some() {
             return false;
@@ -173,8 +172,8 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Whether a node was refused a moment ago, so that it need not be looked at again. What expressions return is known
-    /// without a look.
+    /// Returns whether a node was refused recently, so that it need not be checked again. The results of expressions
+    /// are known without a check.
     fn left_alone(&self, node: &NodeView) -> bool {
         let Some(refused) = node.refused.as_ref().filter(|refused| refused.again_at > self.now) else { return false };
         let expressions = &self.survey.group(node).before.expressions;
@@ -182,8 +181,8 @@ impl<'a> Planner<'a> {
             || gates::expression(expressions, &node.facts.name, &self.view.expressions).is_some()
     }
 
-    /// Gives the free slots to the first that may have one. Returns those that wait for nothing but a slot: the others give way,
-    /// and nodes may be staged in their place.
+    /// Gives the free slots to the first nodes that may have one. Returns those that wait only for a slot: the others
+    /// give way, and nodes may be staged in their place.
     fn give_slots(
         &mut self,
         wanting: &[&'a NodeView],
@@ -197,7 +196,7 @@ impl<'a> Planner<'a> {
         let places = if free_at_first > 0 { free_at_first + MARGIN } else { 0 };
         let left_alone: BTreeSet<&str> =
             wanting.iter().filter(|node| self.left_alone(node)).map(|node| node.facts.name.as_str()).collect();
-        // Where there are places enough, what was refused goes on to be watched, and has its turn as soon as it can.
+        // If there are places enough, refused nodes are still watched, and continue as soon as they can.
         let mut spare = places.saturating_sub(wanting.len() - left_alone.len());
         let (mut looked_at, mut ready, mut looking) = (0, Vec::new(), false);
         for (position, node) in wanting.iter().copied().enumerate() {
@@ -220,7 +219,7 @@ impl<'a> Planner<'a> {
                     wait = refused;
                 }
             } else if step_full {
-                // Not looked at: nodes of another version may come behind it.
+                // Not checked: nodes of another version may come behind it.
                 if free_at_first > 0 {
                     wait = rollout.and_then(|rollout| rollout.wait.clone()).unwrap_or(wait);
                 }
@@ -239,8 +238,7 @@ impl<'a> Planner<'a> {
                 self.plan.expressions.extend(gates::queries(&policy.before.expressions, name).map(|(_, query)| query));
                 match gates::before_drain(self.view, node, policy) {
                     Some(passing @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => {
-                        // Its turn is kept for it while it is only being looked at: who is looked at first is chance, and
-                        // not the order.
+                        // It keeps its place while it is only being checked: which check ends first is random.
                         (looked, looking) = (false, true);
                         given.extend(key.map(|key| (key, taken + 1)));
                         budget.take(&self.survey, node);
@@ -278,7 +276,7 @@ impl<'a> Planner<'a> {
                 self.wait(node, Wait::Acting);
                 continue;
             }
-            // A node whose turn is about to come need not be told that it waits.
+            // A node that is about to be next need not show that it waits.
             let passes_through = free_at_first > 0
                 && match wait {
                     Wait::ReadingPods | Wait::AskingExpressions { .. } | Wait::Queued { position: 0, .. } => true,
@@ -299,9 +297,9 @@ impl<'a> Planner<'a> {
         ready
     }
 
-    /// The turn of a node that may have a slot. A leader that drains the node it runs on is evicted in the middle, so its own
-    /// node comes when nothing else is left to do, under another leader where there is one. A leader that was handed the lead does
-    /// not hand it back: what made the other replica do so would make that one do so again.
+    /// Returns what happens to a node that may have a slot. A leader that drains its own node is evicted in the middle,
+    /// so that node comes when nothing else is left to do, under another leader if there is one. A leader that was
+    /// handed the lead does not hand it back: the reason of the other replica would make it do so again.
     fn own_turn(&mut self, node: &NodeView, slots: &[Slot], looking: bool) -> OwnTurn {
         if self.view.own_node.as_ref() != Some(&node.facts.name) || self.view.standby == Standby::None {
             return OwnTurn::Slot;
@@ -315,19 +313,19 @@ impl<'a> Planner<'a> {
         if self.view.standby == Standby::Ready && !self.view.handed_over { OwnTurn::HandOver } else { OwnTurn::Slot }
     }
 
-    /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start: for the
-    /// free slots, and as many nodes again. With it, it has a limit of its own.
+    /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start:
+    /// for the free slots, and as many nodes again. With it, it has a limit of its own.
     fn begin(&mut self, asked: &Asked<'a>, ready: &[&'a NodeView], mut budget: Budget<'a>) {
         let free = budget.free();
         let used_up = budget.used_up().cloned();
         let busy = self.view.slots().next().map(|slot| slot.node.clone());
         let wanting: BTreeSet<&str> = asked.wanting.iter().map(|node| node.facts.name.as_str()).collect();
-        // Those that have their image already are among the wanting ones, although no write has said so yet.
+        // Nodes that have their image already are among the wanting ones, although no write has recorded it yet.
         let downloads = |n: &&NodeView| n.step() == Some(Step::Staging) && !wanting.contains(n.facts.name.as_str());
         let staging: Vec<&NodeView> = self.view.nodes.values().filter(downloads).collect();
         let ahead = self.policy.pre_stage.as_ref();
-        // Any client that is staged, or about to be, will take room in its group and zone, and in its canary step where that does not
-        // count it by itself: it counts those that it sees at work.
+        // A node that is staged, or about to be, will take room in its group and zone, and in its canary step if that
+        // does not count it by itself: it counts those that it observes at work.
         let mut begun = BTreeMap::new();
         let unseen = asked.beginning.iter().map(|(node, version)| rollout::key(node, version));
         let staged = ready.iter().filter_map(|node| {
@@ -392,8 +390,8 @@ impl<'a> Planner<'a> {
             self.plan.wake = earliest(self.plan.wake, report::changes(state));
         }
         if let Some(operator) = &self.view.operator {
-            // What is given again to whom it is being taken from is another slot: whichever write wins, the resource changes, and
-            // says who has it.
+            // A slot that replaces one that is being removed is another slot: whichever write wins, the resource
+            // changes, and records the holder.
             let unchanged = operator.status.slots.len() == slots.len()
                 && operator.status.slots.iter().zip(&slots).all(|(a, b)| a.uid == b.uid)
                 && slots.iter().all(|slot| !self.view.retracted.contains(&slot.uid));
@@ -414,7 +412,7 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
 }
 
 impl Plan {
-    /// Whether no pod is evicted any more once this action is carried out.
+    /// Returns whether no pod is evicted any more once this action is carried out.
     pub(crate) fn ends_drain(action: &Action) -> bool {
         let step = |status: &ControllerStatus| status.report.progress.as_ref().map(|progress| progress.step);
         match action {
@@ -424,7 +422,7 @@ impl Plan {
         }
     }
 
-    /// Whether this action begins the disruption of a node, or an attempt.
+    /// Returns whether this action begins the disruption of a node, or an attempt.
     pub(crate) fn starts(action: &Action) -> bool {
         match action {
             Action::Status { status, .. } => status

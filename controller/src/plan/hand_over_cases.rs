@@ -1,4 +1,4 @@
-//! Replicas of the controller that hand the lead over, against a fleet in which all nodes are staged when the window opens.
+//! Replicas of the controller that hand the lead over, with a fleet whose nodes are all staged when the window opens.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::leader::standby;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView, PodFacts, Standby};
 
-/// How long a node takes from its slot to its end, and a pod to its readiness, in seconds.
+/// The time that a node takes from its slot to its end, and a pod to its readiness, in seconds.
 const UPDATE: i64 = 60;
 const START: i64 = 5;
 
@@ -23,12 +23,12 @@ struct Fleet {
     limit: u32,
     slots: Vec<Slot>,
     done: BTreeSet<String>,
-    /// Nodes that have a pod in the way of their drain.
+    /// Nodes that have a pod that prevents their drain.
     refused: BTreeSet<String>,
     replicas: Replicas,
     made: usize,
     leader: String,
-    /// Whether the leader was handed the lead and has given no slot since.
+    /// True if the leader was handed the lead and has given no slot since.
     handed_over: bool,
     hand_overs: usize,
     now: i64,
@@ -93,7 +93,7 @@ impl Fleet {
         view
     }
 
-    /// Drains a node: its replicas are made again on another one where there is one, and another one leads.
+    /// Drains a node: its replicas are created again on another one if there is one, and another one leads.
     fn drain(&mut self, name: &str) {
         let gone: Vec<_> =
             self.replicas.iter().filter(|(_, (node, _))| node == name).map(|(pod, _)| pod.clone()).collect();
@@ -108,7 +108,7 @@ impl Fleet {
         }
     }
 
-    /// One second. Returns the reasons of the nodes that wait.
+    /// Runs one second. Returns the reasons of the nodes that wait.
     fn second(&mut self) -> BTreeMap<String, Wait> {
         self.now += 1;
         let (now, done) = (self.now, &mut self.done);
@@ -158,7 +158,7 @@ fn every_node_is_updated_whoever_leads_and_the_lead_is_handed_over_once_for_a_no
         let sentence =
             format!("{nodes} nodes, {replicas} replicas, maxUnavailable {limit}, {refused:?} has a bare pod");
         let mut waits = BTreeMap::new();
-        // One after the other, and some seconds for each replica that is made again.
+        // One after the other, and some seconds for each replica that is created again.
         let limit = 2 + i64::try_from(wanted).unwrap() * (UPDATE + 2 * START);
         while fleet.done.len() < wanted && fleet.now < limit {
             waits = fleet.second();

@@ -1,4 +1,4 @@
-//! How a node is judged after its update.
+//! The verdict on a node after its update.
 
 use models::condition::find_condition;
 use models::reason::FailureReason;
@@ -15,7 +15,7 @@ use crate::view::{Answer, ClusterView, Compared, NodeView, OwnerHealth, PodFacts
 const SOAKED: i64 = 60;
 const DEADLINE: i64 = 15 * 60;
 
-/// What makes the failure of a pod evidence against the version.
+/// Health of an owner that makes the failure of a pod evidence against the version.
 const EVIDENCE: OwnerHealth =
     OwnerHealth { updated_ready: 0, updated_failing: 1, others_healthy: 1, others_unhealthy: 0 };
 
@@ -39,7 +39,7 @@ fn failing() -> PodFacts {
     PodFacts { trouble: Some("container app: CrashLoopBackOff".into()), labels, ..pod("a", false) }
 }
 
-/// A controller that carries out what is decided about node `a`, and reads `found` of every owner.
+/// A controller that carries out the decisions about node `a`, and reads `found` of every owner.
 struct Watch {
     view: ClusterView,
     policy: Policy,
@@ -82,7 +82,7 @@ impl Watch {
         self.view.nodes["a"].record().cloned().unwrap_or_default()
     }
 
-    /// How the attempt ended, and whether that counts against the version.
+    /// Returns the result of the attempt, and true if it counts against the version.
     fn result(&self) -> (Option<String>, bool) {
         let record = self.record();
         (record.last.map(|last| last.reason), !record.version_failures.is_empty())

@@ -1,4 +1,4 @@
-//! What plans make of keys that change, each as a sentence about what holds.
+//! Plans while keys change.
 
 use models::shadow::{HostPolicy, HostState, Permit, Step};
 
@@ -6,7 +6,7 @@ use super::fixtures::*;
 use super::{Action, plan};
 use crate::view::NodeView;
 
-/// What node `a` is told of its host, a signature of it, and the key that made that.
+/// The host settings of node `a`, a signature of them, and the key that made it.
 fn settings_of_a() -> (HostPolicy, String, String) {
     let host = HostPolicy {
         ignore_waves: Some(true),
@@ -19,8 +19,8 @@ fn settings_of_a() -> (HostPolicy, String, String) {
     (host, jws, key)
 }
 
-/// a host whose settings were signed by a key that has been replaced is told once more, by the new one, and in the middle of an
-/// attempt only where the key was revoked.
+/// Host settings that were signed by a replaced key are signed again, by the new one, and during an attempt only if the
+/// key was revoked.
 #[test]
 fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
     let (host, jws, kid) = settings_of_a();
@@ -73,7 +73,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
     }
 }
 
-/// a leader takes over in the middle of a rotation, and signs with the key before for as long as it waits itself.
+/// A leader takes over during a rotation, and signs with the previous key for as long as it waits itself.
 #[test]
 fn what_the_newest_key_has_signed_is_not_signed_by_the_one_before_again() {
     let (host, jws, ours) = settings_of_a();
@@ -90,7 +90,7 @@ fn what_the_newest_key_has_signed_is_not_signed_by_the_one_before_again() {
     }
 }
 
-/// a rotation that a user asked for is acknowledged when it was begun, and never carried out for a resource that is new.
+/// A rotation that a user requested is acknowledged when it was begun, and never carried out for a new resource.
 #[test]
 fn a_rotation_is_acknowledged_when_it_was_begun() {
     let ack = |view: &crate::view::ClusterView| {

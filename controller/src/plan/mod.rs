@@ -8,8 +8,8 @@
 //!                                    Releasing ─► Idle
 //! ```
 //!
-//! Each action is one write, and each write leaves a state from which this same function finds the way: that is what
-//! makes a crash between any two of them heal. The order of the writes of one attempt is
+//! Each action is one write, and each write leaves a state from which this same function continues: this makes the
+//! controller recover from a crash between any two of them. The writes of one attempt are in the order
 //! slot → progress → claim → … → claim → progress → slot.
 
 mod attempt;
@@ -66,127 +66,127 @@ pub use wait::Wait;
 /// An Event that goes with a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Whether it is a warning.
+    /// True for a warning.
     pub warning: bool,
-    /// Its reason, one fixed word.
+    /// The reason, one fixed word.
     pub reason: &'static str,
-    /// Its text.
+    /// The text.
     pub message: String,
 }
 
-/// One pod to be evicted, under the uid that was seen.
+/// One pod to evict, under the uid that was observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Eviction {
-    /// Namespace.
+    /// The namespace of the pod.
     pub namespace: String,
-    /// Name.
+    /// The name of the pod.
     pub name: String,
-    /// Uid.
+    /// The uid of the pod.
     pub uid: String,
 }
 
 impl Eviction {
-    /// Of this pod.
+    /// Returns the eviction of this pod.
     pub fn of(pod: &PodFacts) -> Self {
         Self { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
     }
 }
 
-/// Pods of one node that are to leave it. Each has a request of its own, which nothing else about the node waits for.
+/// Pods to evict from one node. Each has its own request, which nothing else about the node waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evictions {
     /// The pods.
     pub pods: Vec<Eviction>,
-    /// How long they may take to end, in seconds; `None`: as each says.
+    /// The grace period for all of them, in seconds; `None`: each pod's own.
     pub grace: Option<i64>,
-    /// Whether they are deleted past their budgets, as policy may say for a drain that has taken too long.
+    /// True if they are deleted regardless of their budgets, as policy may allow after the deadline of a drain.
     pub delete: bool,
 }
 
-/// One write, or look, about one node.
+/// One write, or live read, for one node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Write the controller's half of the shadow's status.
+    /// Writes the controller status of the shadow.
     Status {
-        /// All of it.
+        /// The complete status.
         status: Box<ControllerStatus>,
-        /// What to tell.
+        /// The Event to emit.
         note: Option<Note>,
     },
-    /// Write the shadow's spec.
+    /// Writes the shadow's spec.
     Spec {
-        /// All of it.
+        /// The complete spec.
         spec: Box<BottlerocketShadowSpec>,
     },
-    /// Claim these parts of the node.
+    /// Claims these fields of the node.
     Claim {
-        /// All that is wanted.
+        /// All fields to claim.
         parts: Parts,
-        /// What to tell.
+        /// The Event to emit.
         note: Option<Note>,
     },
-    /// Take back what we claimed on the node.
+    /// Releases the operator's claim on the node.
     Release,
-    /// Look at the node and its pods once more, live, and if nothing is left, sign a permit for the agent's nonce.
+    /// Reads the node and its pods live, and if no pod is left to evict, signs a permit for the agent's nonce.
     Permit {
         /// The nonce.
         nonce: String,
-        /// Which pods are in the way.
+        /// The rules for the pods that prevent the permit.
         rules: Rules,
     },
-    /// Read how the pods of an owner are on other nodes.
+    /// Reads the state of an owner's pods on other nodes.
     ReadOwner {
         /// The uid of the owner.
         owner: String,
-        /// Its namespace.
+        /// The owner's namespace.
         namespace: String,
-        /// Labels that its pods have.
+        /// Labels that select its pods.
         labels: BTreeMap<String, String>,
-        /// The nodes that count.
+        /// The nodes to compare with.
         nodes: BTreeMap<String, Compared>,
     },
-    /// Look whether the node's own Lease is still renewed.
+    /// Checks that the node's own Lease is still renewed.
     LookAtLease,
 }
 
-/// What to do now.
+/// The actions that are due now.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// The next action of each node that has one.
     pub actions: BTreeMap<String, Action>,
-    /// The pods that are to leave their nodes now, by node.
+    /// The pods to evict now, by node.
     pub evictions: BTreeMap<String, Evictions>,
-    /// Why each other node waits.
+    /// The reason why each other node waits.
     pub waits: BTreeMap<String, Wait>,
     /// The nodes whose pods have to be watched.
     pub pods: BTreeSet<String>,
-    /// The staged nodes whose pods, budgets or expressions were looked at and speak against draining them.
+    /// The staged nodes that are not drained because of their pods, budgets or expressions, all of which were checked.
     pub refused: BTreeMap<String, Wait>,
-    /// The expressions that a client waits for.
+    /// The expressions to query.
     pub expressions: BTreeSet<String>,
-    /// Whether another replica is to lead when this plan is carried out: nothing is left to do but the leader's own node.
+    /// True if another replica has to lead when this plan is carried out: only the leader's own node is left to update.
     pub hand_over: bool,
-    /// The versions that have failed too often.
+    /// The quarantined versions.
     pub quarantine: Quarantine,
-    /// The slots as they have to be; `None` if they are so already, or if there is no resource to hold them.
+    /// The slots to record; `None` if they are unchanged, or if there is no resource to hold them.
     pub slots: Option<Vec<Slot>>,
-    /// The operator's status as it has to be (with `slots` in it), if there is a resource to hold it.
+    /// The operator's status to write (with `slots` in it), if there is a resource to hold it.
     pub status: Option<BottlerocketUpdateOperatorStatus>,
-    /// When to plan again even if nothing changes.
+    /// The time to plan again even if nothing changes.
     pub wake: Option<Timestamp>,
 }
 
-/// What the rules say about one node.
+/// The decision about one node.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Decision {
     verdict: Verdict,
-    /// The pods that are to leave now, whatever else is done.
+    /// The pods to evict now, whatever else is done.
     evictions: Option<Evictions>,
-    /// Whether its pods have to be watched.
+    /// True if its pods have to be watched.
     pods: bool,
     /// The expressions that it waits for.
     expressions: Vec<String>,
-    /// When to think again.
+    /// The time to decide again.
     wake: Option<Timestamp>,
 }
 

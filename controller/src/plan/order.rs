@@ -1,13 +1,13 @@
-//! Who comes first.
+//! The order in which nodes are updated.
 
 use models::reason::FailureReason;
 
 use super::survey::Survey;
 use crate::view::{ClusterView, NodeView};
 
-/// What nodes are ordered by: the leader's own node last; then a higher priority label; then the groups in their order,
-/// nodes in none last; then zone by zone; then the fewest failures; then those whose last attempt was released at a user's
-/// request after the others; then by name. The same for the same facts, whatever order they came in.
+/// Returns the key that nodes are ordered by: the leader's own node last; then a higher priority label; then the groups
+/// in their order, nodes in none last; then zone by zone; then the fewest failures; then those whose last attempt was
+/// released at a user's request after the others; then by name. It does not depend on the order of the input.
 pub(super) fn key<'a>(
     view: &ClusterView,
     survey: &Survey<'_>,

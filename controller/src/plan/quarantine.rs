@@ -1,5 +1,5 @@
-//! Which versions have failed too often. It follows from two places, so that deleting either does not end it: the
-//! failures that stand unresolved in the shadows' records, and what the operator's status remembers of them.
+//! The versions that have failed too often. They follow from two places, so that deleting either does not end the
+//! quarantine: the unresolved failures in the shadows' records, and the failures in the operator's status.
 
 use std::collections::BTreeMap;
 
@@ -17,20 +17,20 @@ pub(super) fn key_of(known: &KnownVersion) -> Key {
     (known.variant.clone(), known.arch.clone(), known.version.clone())
 }
 
-/// Why a version is quarantined, as far as it is known.
+/// The reason why a version is quarantined, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cause {
-    /// How the last node failed.
+    /// The reason of the last node's failure.
     pub(super) reason: Option<FailureReason>,
     /// The nodes that failed.
     pub(super) nodes: Vec<String>,
 }
 
-/// The versions that have failed too often.
+/// The quarantined versions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Quarantine {
     spent: BTreeMap<Key, Cause>,
-    /// All failures that no one has resumed, those of versions that are not quarantined yet included.
+    /// All failures that no `resume` has settled, those of versions that are not quarantined yet included.
     failed: BTreeMap<Key, Cause>,
 }
 
@@ -63,7 +63,7 @@ impl Quarantine {
                 }
             }
         }
-        // Nodes that failed and are gone, or were created again, have failed all the same.
+        // Failures of nodes that were deleted or created again still count.
         for known in view.operator.iter().flat_map(|o| &o.status.versions) {
             for name in &known.failed {
                 let cause = failed.entry(key_of(known)).or_default();
@@ -83,34 +83,34 @@ impl Quarantine {
         Self { spent, failed }
     }
 
-    /// Whether this version is quarantined for this kind of host.
+    /// Returns whether this version is quarantined for this kind of host.
     pub fn holds(&self, variant: Option<&str>, arch: Option<&str>, version: &Version) -> bool {
         self.spent
             .keys()
             .any(|(v, a, spent)| spent == version && Some(v.as_str()) == variant && Some(a.as_str()) == arch)
     }
 
-    /// A version that has stopped the rollout, if one has.
+    /// Returns a version that has stopped the rollout, if one has.
     pub fn frozen_by(&self) -> Option<&Version> {
         self.spent.keys().next().map(|(_, _, version)| version)
     }
 
-    /// How many there are.
+    /// The number of quarantined versions.
     pub fn len(&self) -> usize {
         self.spent.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether no version is quarantined.
     pub fn is_empty(&self) -> bool {
         self.spent.is_empty()
     }
 
-    /// The nodes that failed, by what they failed on.
+    /// The nodes that failed, by version and kind of host.
     pub(super) fn failed(&self) -> impl Iterator<Item = (&Key, &Cause)> {
         self.failed.iter()
     }
 
-    /// All of them.
+    /// The quarantined versions and their causes.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Key, &Cause)> {
         self.spent.iter()
     }

@@ -1,4 +1,4 @@
-//! When a node is released whose host may have been told to reboot, each as a sentence about what holds.
+//! The release of a node whose host may have a permit to reboot.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::{Action, plan};
 use crate::policy::Policy;
 use crate::view::{LeaseLooks, NodeView};
 
-/// How long a host may take to go down, in seconds.
+/// The time that a host may take to go down, in seconds.
 fn span() -> u64 {
     (PERMIT_LIFETIME + Policy::default().shutdown).as_secs()
 }
 
-/// A node whose order was withdrawn after a permit, at the second 0.
+/// A node whose desired state was withdrawn after a permit, at the second 0.
 fn withdrawn() -> NodeView {
     let mut node = at("a", Step::Releasing, 0, HostState::Idle);
     let controller = &mut node.shadow.as_mut().unwrap().status.controller;
@@ -34,20 +34,20 @@ fn withdrawn() -> NodeView {
     node
 }
 
-/// What is done about it, and how many seconds later the leader looks again at the latest.
+/// Returns the action for the node, and the seconds until the leader decides again at the latest.
 fn decide(node: NodeView, second: u64) -> (Option<Action>, Option<i64>) {
     let now = t(second.cast_signed());
     let (mut view, policy) = cluster(vec![node], &["a"]);
     let mut made = plan(&view, &policy, now);
     if let Some(told @ Action::Status { .. }) = made.actions.get("a") {
-        // First it says why it waits.
+        // First it shows why it waits.
         written(&mut view, told);
         made = plan(&view, &policy, now);
     }
     (made.actions.get("a").cloned(), made.wake.map(|wake| wake.duration_since(now).as_secs()))
 }
 
-/// What two looks at the Lease have shown.
+/// Records two readings of the Lease.
 fn looks(node: &mut NodeView, first: i64, last: i64, second: u64) {
     let looked = |before, renewed| LeaseLooks::look(before, Some(t(renewed)), t(second.cast_signed()));
     node.lease = Some(looked(Some(looked(None, first)), last));
@@ -104,7 +104,7 @@ fn after_a_permit_the_wait_has_to_be_over_by_the_clock_of_the_cluster_and_by_tha
         if let Some(wake) = wake {
             assert_eq!(woken, Some(wake.cast_signed()), "{sentence}");
         }
-        // Nor does a sign of life count before it.
+        // Nor does a renewal count before it.
         looks(&mut node, 0, 1, 0);
         assert_eq!(decide(node, second).0 == Some(Action::Release), over, "{sentence}");
     }

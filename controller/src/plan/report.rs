@@ -1,4 +1,4 @@
-//! What the operator's resource says of the fleet: counts, reasons, versions, the rollout, conditions.
+//! The report on the fleet in the operator's status: counts, reasons, versions, the rollout, conditions.
 
 use std::collections::BTreeMap;
 
@@ -16,33 +16,33 @@ use crate::definitions::NOT_SERVED;
 use crate::policy::{Policy, PolicyError, WindowState};
 use crate::view::{Answer, ClusterView, NodeView, OperatorFacts, TlsFacts};
 
-/// How many reasons the operator's status names.
+/// The number of reasons that the operator's status names.
 const REASONS: usize = 32;
 
-/// How long the policy in force may be, as JSON.
+/// The maximum length of the policy in force, as JSON.
 const POLICY_LENGTH: usize = 65_536;
 
 /// No expression keeps all nodes waiting.
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
 
-/// Why the operator is degraded although its policy is good.
+/// The operator is degraded although its policy is valid.
 const CERTIFICATES: &str = "CertificatesInvalid";
 
-/// Why the operator is degraded: no agent can report or get a reboot permit.
+/// The operator is degraded: no agent can report or get a reboot permit.
 const WEB_API: &str = Wait::WebApiNotReady.as_str();
 
-/// Why the operator is degraded although its policy and its certificates are good.
+/// The operator is degraded although its policy and its certificates are valid.
 const MISUNDERSTOOD: &str = "UnknownRequest";
 
-/// Why the operator makes no progress by itself.
+/// The operator needs a user's approval to continue.
 const APPROVAL: &str = "AwaitingApproval";
 
-/// Whether nodes may start now.
+/// Returns whether nodes may start now.
 pub(super) fn open(state: &WindowState) -> bool {
     matches!(state, WindowState::Open { .. })
 }
 
-/// When a schedule says something else.
+/// The time at which a schedule changes.
 pub(super) fn changes(state: &WindowState) -> Option<Timestamp> {
     match state {
         WindowState::Open { until } => *until,
@@ -62,7 +62,7 @@ fn counts(view: &ClusterView, plan: &Plan) -> Counts {
         counts.current += i64::from(step.is_none() && wait == Some(&Wait::UpToDate));
         counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
             Some(wait) => wait.blocks(),
-            // While something is written about it, it is what it was.
+            // While something is written about it, it keeps its previous state.
             None => node_blocked(node).is_some(),
         });
         counts.failed += i64::from(record.is_some_and(|r| r.failures > 0));
@@ -70,7 +70,7 @@ fn counts(view: &ClusterView, plan: &Plan) -> Counts {
     counts
 }
 
-/// The reason of a node's `Blocked` condition, where it has one.
+/// The reason of a node's `Blocked` condition, if it has one.
 fn node_blocked(node: &NodeView) -> Option<&str> {
     true_condition(&node.shadow.as_ref()?.status.conditions, shadow::BLOCKED).map(|condition| condition.reason.as_str())
 }
@@ -94,7 +94,7 @@ fn waiting(view: &ClusterView, plan: &Plan) -> Vec<WaitingCount> {
     waiting
 }
 
-/// A condition: whether it holds, why in one word, why for a user.
+/// A condition: its truth, the reason in one word, the message.
 type Said = (bool, &'static str, String);
 
 fn window(survey: &Survey<'_>) -> Said {
@@ -157,19 +157,19 @@ fn degraded(
     let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
     let force = if policy.unusable { "nothing new starts" } else { "the last good policy stays in force" };
     let mut message: String = format!("{}; {force}", errors.join("; ")).chars().take(1400).collect();
-    // The one must not hide the other.
+    // One problem must not hide the other.
     if let Some(problem) = &tls.problem {
         message = format!("{message}. Keys and certificates: {}", models::plain::cut(problem, 500));
     }
     (true, "InvalidPolicy", message)
 }
 
-/// What keeps nodes from being taken out of service, or from being called healthy, by an expression that is the same for all
-/// of them: recorded here once, and on no node.
+/// Returns what keeps nodes from being taken out of service, or from being healthy, by an expression that is the same
+/// for all of them: recorded here once, and on no node.
 fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Condition>) -> Option<Said> {
     let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
     let expressions = policies.flat_map(|policy| policy.before.expressions.iter().chain(&policy.after.expressions));
-    // A query with a node's name in it is asked as another one than it was written.
+    // A query with a node's name in it differs from the one that was written.
     let mut asked = expressions.filter(|expression| plan.expressions.contains(&expression.query));
     let wait = asked.find_map(|expression| {
         let (name, shared) = (expression.name.clone(), true);
@@ -185,8 +185,8 @@ fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Con
     Some((true, wait.as_str(), message.chars().take(2000).collect()))
 }
 
-/// What a user should hear of when these conditions take the place of those: the rollout stopped or goes on, the policy
-/// cannot be obeyed or can again. What only comes and goes is no news.
+/// Returns the Events for users when `new` conditions replace `old` ones: the rollout stopped or goes on, the policy is
+/// rejected or valid again. Conditions that only come and go emit none.
 pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
     let mut notes = Vec::new();
     for (type_, begins, ends) in [(FROZEN, "Frozen", "Resumed"), (DEGRADED, "InvalidPolicy", "PolicyObeyed")] {
@@ -280,7 +280,7 @@ pub(super) fn status(
         }
     }
     let policy_in_force = if errors.is_empty() {
-        // Larger than the field may be: then there is no good one to go back to, which is better than no status at all.
+        // Longer than the field may be: then there is no valid one to go back to, which is better than no status.
         serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY_LENGTH)
     } else {
         operator.status.policy_in_force.clone()
@@ -288,7 +288,7 @@ pub(super) fn status(
     let counts = counts(view, plan);
     let update_revision = (policy.present && !policy.unusable)
         .then(|| crate::policy::revision::name(models::names::OPERATOR_NAME, policy));
-    // No one knows of a host that has not looked for updates in this boot.
+    // A host that has not refreshed in this boot is not known to be current.
     let looked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.updates.is_some());
     let all_current = counts.total > 0
         && counts.current == counts.total

@@ -7,8 +7,8 @@ use super::attempt::Case;
 use super::{Action, Note};
 use crate::view::{ClusterView, OperatorFacts, ShadowFacts};
 
-/// Whether nothing was ever written to the resource's status. Requests that it carries then are old ones: a manifest that was
-/// applied again must not end a freeze that outlived the resource before it.
+/// Returns whether the resource's status was never written. Requests that it carries then are old ones: a manifest that
+/// was applied again must not end a freeze that outlived the previous resource.
 pub(super) fn is_new(operator: &OperatorFacts) -> bool {
     operator.status.observed_generation.is_none()
 }
@@ -40,7 +40,7 @@ fn unresolved(shadow: &ShadowFacts) -> bool {
     record.is_some_and(|r| r.version_failures.iter().any(|f| f.resolved_by.is_none()))
 }
 
-/// The write that settles a node's failures of versions, if a resume asks for it.
+/// Returns the write that settles a node's failures of versions, if a `resume` requests it.
 pub(super) fn resume(case: &Case<'_>) -> Option<Action> {
     let asked = pending_resume(case.view.operator.as_ref()?)?;
     if !unresolved(case.shadow) {
@@ -53,15 +53,15 @@ pub(super) fn resume(case: &Case<'_>) -> Option<Action> {
     Some(Action::Status { status: Box::new(status), note: None })
 }
 
-/// Whether everything that a pending resume asks of the shadows is done: then it ends the quarantine in the operator's own
-/// status, and is acknowledged there.
+/// Returns the value of a pending `resume` once all shadows are settled: it then ends the quarantine in the operator's
+/// own status, and is acknowledged there.
 pub(super) fn resumed(view: &ClusterView) -> Option<String> {
     let asked = pending_resume(view.operator.as_ref()?)?;
     let left = view.nodes.values().any(|n| n.shadow.as_ref().is_some_and(unresolved));
     (!left).then(|| asked.clone())
 }
 
-/// The acknowledgements as they have to be.
+/// The acknowledgements to record.
 pub(super) fn acknowledged(view: &ClusterView, approval_taken: bool) -> Option<OperatorRequests> {
     let operator = view.operator.as_ref()?;
     let mut requests = operator.status.requests.clone().unwrap_or_default();
@@ -112,7 +112,7 @@ impl Case<'_> {
         self.shadow.release.as_ref().filter(|asked| Some(*asked) != self.requests().release.as_ref())
     }
 
-    /// Carries out a `retry`: what another client armed may be disarmed, in this boot; then the back-off ends.
+    /// Carries out a `retry`: an image that another client armed may be disarmed, in this boot; then the back-off ends.
     pub(super) fn retry(&self) -> Option<Action> {
         let asked = self.pending_retry()?;
         if self.armed_by_other() && self.disarm_in_boot().is_none() && !self.facts().boot_id.is_empty() {
@@ -126,7 +126,7 @@ impl Case<'_> {
         Some(Action::Status { status: Box::new(status), note: Some(note) })
     }
 
-    /// Acknowledges a `release` of a node that has nothing to be released from.
+    /// Acknowledges a `release` of a node that is not claimed.
     pub(super) fn nothing_to_release(&self) -> Option<Action> {
         let asked = self.pending_release()?;
         let mut status = self.half();

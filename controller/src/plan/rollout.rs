@@ -1,4 +1,4 @@
-//! Canary steps: how far a version may spread before it has proven itself.
+//! Canary steps: the number of nodes that may get a version before it has proven itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,13 +13,13 @@ use super::quarantine::Key;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 
-/// How many rollouts the operator's status keeps, those under way first.
+/// The number of rollouts that the operator's status keeps, those under way first.
 const KEPT: usize = 8;
 
-/// How many there is room for.
+/// The highest number of rollouts that fit.
 const MOST: usize = 64;
 
-/// How many nodes a canary step that is waited for names.
+/// The number of nodes that the reason of a canary step names.
 const NAMED: usize = 3;
 
 /// The rollout that takes a node to a version: each variant and architecture has its own.
@@ -35,15 +35,15 @@ fn key_of(rollout: &ActiveRollout) -> Key {
     (rollout.variant.clone(), rollout.arch.clone(), rollout.version.clone())
 }
 
-/// All rollouts: each version that nodes become is tried on its own.
+/// All rollouts: each target version is tried on its own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rollouts {
     by_key: BTreeMap<Key, Rollout>,
-    /// What the operator's status has to say of them.
+    /// The rollouts for the operator's status.
     pub(super) active: Vec<ActiveRollout>,
-    /// When that may change by time alone.
+    /// The time at which that may change without another event.
     pub(super) wake: Option<Timestamp>,
-    /// Whether the pending approval has been taken in, or had nothing to approve.
+    /// True if the pending approval was applied, or had nothing to approve.
     pub(super) approval_taken: bool,
 }
 
@@ -54,26 +54,26 @@ impl Rollouts {
     }
 }
 
-/// A rollout as it stands, and what it allows.
+/// The state of a rollout, and what it allows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rollout {
-    /// How many nodes may be on their way at a time for the step that is due; `None`: as many as the budget allows.
+    /// The number of nodes that may be under way at a time for the step due; `None`: as many as the budget allows.
     left: Option<usize>,
-    /// How many nodes are on their way. One that has its image and waits is not: it may have to wait for long.
+    /// The number of nodes under way. One that waits with its image is not counted: it may have to wait for long.
     under_way: usize,
-    /// How many nodes are out of service for it, or have a slot.
+    /// The number of nodes that are out of service for it, or have a slot.
     disrupted: usize,
-    /// Why no more may start, where none may.
+    /// The reason why no more may start, if none may.
     pub(super) wait: Option<Wait>,
 }
 
 impl Rollout {
-    /// How many more nodes may begin an attempt; `None`: as many as the budget allows.
+    /// The number of nodes that may still begin an attempt; `None`: as many as the budget allows.
     pub(super) fn room_to_begin(&self) -> Option<usize> {
         self.left.map(|left| left.saturating_sub(self.under_way))
     }
 
-    /// How many more of those that are staged may be taken out of service.
+    /// The number of staged nodes that may still be taken out of service.
     pub(super) fn room_for_slots(&self) -> Option<usize> {
         self.left.map(|left| left.saturating_sub(self.disrupted))
     }
@@ -98,14 +98,14 @@ impl Approval {
     }
 }
 
-/// Whether a node was updated to the rollout's version by us since it began.
+/// Returns whether the operator has updated a node to the rollout's version since the rollout began.
 fn done(node: &NodeView, rollout: &ActiveRollout) -> bool {
     let last = node.record().and_then(|record| record.last.as_ref());
     last.is_some_and(|l| l.reason == UPDATED && l.version == rollout.version && l.ended >= rollout.started)
         && node.progress().is_none()
 }
 
-/// Follows the rollouts. `wanted` are the nodes that are to become a version and have not begun, with that version.
+/// Follows the rollouts. `wanted` are the nodes that have a target version and have not begun, with that version.
 pub(super) fn follow<'a>(
     view: &'a ClusterView,
     policy: &Policy,
@@ -141,8 +141,8 @@ pub(super) fn follow<'a>(
         rollouts.active.push(active);
     }
     rollouts.approval_taken = approval.pending;
-    // Those that no node is on any more stay for users to read. While no other version follows, a node that comes late goes on
-    // with the steps that are passed; once one does, what the nodes had proven counts no longer.
+    // Rollouts without a node stay for users to read. While no other version follows, a late node continues with the
+    // steps that are passed; once one does, the earlier result no longer counts.
     let followed = |stored: &ActiveRollout| keys.iter().any(|(v, a, _)| (v, a) == (&stored.variant, &stored.arch));
     let over = operator.status.active_rollouts.iter().filter(|stored| !keys.contains(&key_of(stored))).map(|stored| {
         let ended = stored.ended.or_else(|| followed(stored).then_some(now));
@@ -153,7 +153,7 @@ pub(super) fn follow<'a>(
     rollouts
 }
 
-/// Takes a rollout as many canary steps on as are passed.
+/// Advances a rollout by as many canary steps as are passed.
 fn step_on(
     view: &ClusterView,
     policy: &Policy,
@@ -165,7 +165,7 @@ fn step_on(
     let kind: Vec<&NodeView> = view.nodes.values().filter(|node| key(node, &active.version) == own).collect();
     let total = kind.iter().filter(|node| node.facts.labelled).count();
     let finished = kind.iter().filter(|node| node.facts.labelled && done(node, active)).count();
-    // Who has a slot is about to be taken out of service.
+    // A node with a slot is about to be taken out of service.
     let slots: BTreeSet<&str> = view.slots().map(|slot| slot.uid.as_str()).collect();
     let mut rollout = Rollout::default();
     let mut on_their_way = Vec::new();
@@ -221,7 +221,7 @@ mod tests {
     use crate::plan::fixtures::{NEW, cluster, node, progress, t, updated};
     use crate::policy::CanaryStep;
 
-    /// `done` nodes updated, `moving` on their way, of `total`.
+    /// `done` nodes updated, `moving` under way, of `total`.
     fn fleet(total: usize, done: usize, moving: usize) -> ClusterView {
         let nodes = (0..total).map(|number| {
             let mut node = node(&format!("n{number:02}"));
@@ -259,7 +259,7 @@ mod tests {
         of(rollouts, &NEW)
     }
 
-    /// Follows the rollouts where the first node of each kind wants these versions.
+    /// Follows the rollouts where the first node of each kind has these target versions.
     fn wanting(view: &ClusterView, policy: &Policy, versions: &[Version], second: i64) -> Rollouts {
         let kinds: BTreeMap<Key, &NodeView> = view.nodes.values().map(|node| (key(node, &NEW), node)).collect();
         let wanted = kinds.values().flat_map(|node| versions.iter().map(|version| (*node, version)));
@@ -481,7 +481,7 @@ mod tests {
     fn each_version_has_to_pass_the_steps_by_nodes_of_its_own() {
         let policy = policy(&[step("1", 0, false)]);
         let newer = Version::new(1, 21, 0);
-        // One node was updated to the older of two versions that are on their way, after both had begun.
+        // One node was updated to the older of two versions that are under way, after both had begun.
         let mut view = fleet(4, 1, 0);
         view.operator.as_mut().unwrap().status.active_rollouts.push(rollout(newer.clone()));
         let rollouts = wanting(&view, &policy, &[NEW, newer.clone()], 100);

@@ -1,7 +1,6 @@
-//! The planner against a small world: every action is carried out on it one at a time, in random order, with crashes of
-//! the controller, whose successor finds old caches, other users' reboots, failing hosts, releases that are superseded or withdrawn,
-//! clocks that jump and changing policy in between. The seed of a failing run is
-//! in its message.
+//! The planner against a simulated cluster: every action is carried out on it one at a time, in random order, with
+//! crashes of the controller, whose successor finds old caches, other users' reboots, failing hosts, releases that are
+//! superseded or withdrawn, clocks that jump and changing policy in between. The message of a failing run has its seed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -39,24 +38,23 @@ struct Host {
     armed: bool,
     person_cordoned: bool,
     nonces: u32,
-    /// A permit is good for 30 s after the nonce was sent.
+    /// A permit is valid for 30 s after the nonce was sent.
     asked: Option<Timestamp>,
-    /// The agent has its acknowledgement and will order the reboot, whatever becomes of the order meanwhile.
+    /// The agent has its acknowledgement and will reboot, whatever happens to the desired state meanwhile.
     cleared: bool,
-    /// The host goes down from this time on, which may take a while. Before it the call waits in the host's API server,
-    /// whatever becomes of its client.
+    /// The host goes down from this time on, which takes some time. Before it the call waits in the host's API server,
+    /// whatever happens to its client.
     going_down: Option<Timestamp>,
-    /// It takes as long for that as a host may, and its kubelet is heard to the end.
+    /// The shutdown takes as long as a host may, and its kubelet renews its Lease to the end.
     lingers: bool,
-    /// The agent was restarted while the host goes down: the new process knows nothing of the reboot that the old one
-    /// ordered.
+    /// The agent was restarted while the host goes down: the new process does not know of the requested reboot.
     restarted: bool,
     pods_made: u32,
     /// A pod that its owner binds to this node itself, past the scheduler.
     pinned: bool,
-    /// How many pods of that owner have left in the last drain.
+    /// The number of pods of that owner that have left in the last drain.
     pinned_left: u32,
-    /// When the pod that is slow to become Ready after each boot becomes it.
+    /// The time at which the pod that is slow after each boot becomes Ready.
     slow_until: Option<Timestamp>,
     next_boot_fails: bool,
     next_stage_fails: bool,
@@ -66,23 +64,23 @@ struct World {
     view: ClusterView,
     hosts: BTreeMap<String, Host>,
     now: Timestamp,
-    /// How far the controller's clock is ahead of that, for now.
+    /// The time by which the controller's clock is ahead of that, for now.
     ahead: SignedDuration,
-    /// What the controller remembers, and the moment at which the world began.
+    /// The controller's memory, and the moment at which the simulation began.
     standings: Standings,
     began: (Timestamp, Instant),
     rng: StdRng,
     seed: u64,
     policy: Policy,
-    /// What the update repository has, newest first.
+    /// The versions in the update repository, newest first.
     releases: Vec<Version>,
     /// A write of the operator's status that has been sent and has not arrived.
     sent: Option<BottlerocketUpdateOperatorStatus>,
-    /// One that a controller sent that has crashed since, or whose answer was lost.
+    /// A write that a controller sent that has crashed since, or whose answer was lost.
     late: Option<BottlerocketUpdateOperatorStatus>,
-    /// The world as it was after the last writes, for caches that are behind.
+    /// The state after the last writes, for caches that are behind.
     history: VecDeque<ClusterView>,
-    /// What the caches of a new leader show where they have not caught up yet.
+    /// The caches of a new leader where they have not caught up yet.
     behind: Option<Behind>,
     /// Nodes whose shadow shows an attempt that is not the controller's.
     forged: BTreeSet<String>,
@@ -92,18 +90,18 @@ struct World {
     left: BTreeMap<String, Timestamp>,
     /// Pods that were evicted and have no node yet.
     homeless: Vec<PodFacts>,
-    /// Whether the new version breaks the pods of the DaemonSet `driver`.
+    /// True if the new version breaks the pods of the DaemonSet `driver`.
     breaks_driver: bool,
-    /// Whether the operator's resource was deleted and created again, and the controller has not written its status since.
+    /// True if the operator's resource was deleted and created again, and its status was not written since.
     created_again: bool,
-    /// Nodes whose attempt has lost its slot with the operator's resource. One without a claim ends, since nothing backs it.
+    /// Nodes whose attempt has lost its slot with the operator's resource. Without a claim it ends: nothing backs it.
     lost_slot: BTreeSet<String>,
 }
 
-/// How many earlier states a cache may be behind by.
+/// The number of earlier states that a cache may be behind by.
 const HISTORY: usize = 20;
 
-/// Caches of a new leader that show something old, each of another time.
+/// Caches of a new leader that show old states, each of another time.
 struct Behind {
     nodes: Option<ClusterView>,
     shadows: Option<ClusterView>,
@@ -122,7 +120,7 @@ fn pod(node: &str, number: u32) -> PodFacts {
     }
 }
 
-/// A pod that tolerates the cordon, and that its owner puts back where it was.
+/// A pod that tolerates the cordon, and that its owner creates again where it was.
 fn addon(node: &str, number: u32) -> PodFacts {
     let owner = Some(format!("addon-{node}"));
     PodFacts { namespace: "kube-system".into(), tolerates_cordon: true, controller_uid: owner, ..pod(node, number) }
@@ -133,7 +131,7 @@ fn pinned(node: &str, number: u32) -> PodFacts {
     PodFacts { controller_uid: Some("pinned".into()), ..pod(node, number) }
 }
 
-/// Pods leave a node, and those come back to it that tolerate the cordon or are bound to it by their owner.
+/// Removes pods from a node; those that tolerate the cordon or are bound to it by their owner come back.
 fn leave(node: &mut NodeView, host: &mut Host, uids: &BTreeSet<&str>) {
     let (name, pods) = (&node.facts.name, node.pods.as_mut().unwrap());
     let left = |test: fn(&PodFacts) -> bool| pods.iter().filter(|p| uids.contains(p.uid.as_str()) && test(p)).count();
@@ -166,7 +164,7 @@ fn daemon(node: &str, set: &str) -> PodFacts {
     }
 }
 
-/// How long the pods of the DaemonSet `slow` take to become Ready: longer than an update waits for pods.
+/// The time that the pods of the DaemonSet `slow` take to become Ready: longer than an update waits for pods.
 const SLOW: SignedDuration = SignedDuration::from_mins(16);
 
 fn some_labels(rng: &mut StdRng) -> BTreeMap<String, String> {
@@ -175,7 +173,7 @@ fn some_labels(rng: &mut StdRng) -> BTreeMap<String, String> {
     [(models::names::ZONE_LABEL.to_owned(), zone.to_owned()), ("tier".to_owned(), tier.to_owned())].into()
 }
 
-/// A policy of which each part is there or not. It never keeps a node from its update for good.
+/// A policy with a random choice of its parts. It never keeps a node from its update for good.
 fn some_policy(rng: &mut StdRng, budget: u32) -> BottlerocketUpdateOperatorSpec {
     let mut spec = json!({"maxUnavailable": budget});
     let parts = [
@@ -278,11 +276,12 @@ impl World {
         }
     }
 
-    /// Adds pods that are sick without any fault of the version: some of a Deployment are broken wherever they are, a DaemonSet crash-loops
-    /// everywhere and is Ready in between, another one is slow to become Ready after each boot. And one that is well.
+    /// Adds pods that are unhealthy without any fault of the version: some of a Deployment are broken on any node, a
+    /// DaemonSet crash-loops everywhere and is Ready in between, another one is slow to become Ready after each boot.
+    /// And a healthy one.
     fn add_sick_pods(&mut self) {
         let operator = self.view.operator.as_mut().unwrap();
-        // These may keep a node with a sick pod from being touched, or the world from ending within its limit.
+        // These may keep a node with an unhealthy pod from an update, or the simulation from ending within its limit.
         (operator.spec.health, operator.spec.schedule) = (None, None);
         self.policy = Policy::from_spec(&operator.spec).unwrap();
         for (name, node) in &mut self.view.nodes {
@@ -294,7 +293,7 @@ impl World {
         }
     }
 
-    /// The state of sick pods after some time.
+    /// Advances the state of unhealthy pods.
     fn pods_go_on(&mut self) {
         let mut homeless = std::mem::take(&mut self.homeless);
         for (name, node) in &mut self.view.nodes {
@@ -328,12 +327,12 @@ impl World {
         names[self.rng.random_range(0..names.len())].clone()
     }
 
-    /// What the controller takes the time for.
+    /// The time by the controller's clock.
     fn clock(&self) -> Timestamp {
         self.now + self.ahead
     }
 
-    /// What the controller sees: the world, or what caches that are behind show of it.
+    /// The controller's view: the current state, or an older one from caches that are behind.
     fn seen(&self) -> ClusterView {
         let mut seen = self.view.clone();
         let Some(behind) = &self.behind else { return seen };
@@ -353,10 +352,10 @@ impl World {
         seen
     }
 
-    /// A new leader finds each cache as it is, or as it was some time ago.
+    /// Gives a new leader each cache in its current state, or an older one.
     fn fall_behind(&mut self) {
         let old = |world: &mut Self| {
-            // As often as not it is not behind.
+            // In half of the cases it is not behind.
             let index = world.rng.random_range(0..2 * HISTORY);
             world.history.get(index).cloned()
         };
@@ -383,7 +382,7 @@ impl World {
     /// Carries out one part of the plan, as a controller that may be interrupted after any write.
     fn act(&mut self) {
         if self.late.is_some() && self.rng.random_bool(0.1) {
-            // What is sent now was decided on what this one changes.
+            // A write that is sent now was decided on what this one changes.
             self.sent = self.late.take();
             return self.arrives();
         }
@@ -434,7 +433,7 @@ impl World {
         self.carry_out(&name, action);
     }
 
-    /// Sends evictions. Some are answered at once, and some hang.
+    /// Sends evictions. Some are answered at once, others later.
     fn evict(&mut self, name: &str, evictions: &Evictions) {
         for eviction in &evictions.pods {
             let node = self.view.nodes.get_mut(name).unwrap();
@@ -446,7 +445,7 @@ impl World {
         }
     }
 
-    /// One of the evictions that hang is answered.
+    /// Answers one of the evictions that were not answered at once.
     fn answer_an_eviction(&mut self) {
         let in_flight = self.view.nodes.iter().flat_map(|(n, node)| node.in_flight.keys().map(|uid| (n.clone(), uid)));
         let in_flight: Vec<_> = in_flight.map(|(name, uid)| (name, uid.clone())).collect();
@@ -484,7 +483,7 @@ impl World {
         }
     }
 
-    /// The write of the operator's status arrives, if there is one under way, while others were carried out.
+    /// Applies the write of the operator's status, if one is under way, while others were carried out.
     fn arrives(&mut self) {
         if let (Some(status), Some(operator)) = (self.sent.take(), &mut self.view.operator) {
             operator.status = status;
@@ -493,7 +492,7 @@ impl World {
         }
     }
 
-    /// The operator's resource has changed: what was decided on it before cannot be written any more.
+    /// Drops pending writes after a change of the operator's resource: they were decided on an old version of it.
     fn changed(&mut self) {
         (self.sent, self.late) = (None, None);
         self.view.retracted.clear();
@@ -553,7 +552,7 @@ impl World {
                 node.facts.unschedulable = host.person_cordoned;
             }
             Action::Permit { nonce, rules } => {
-                // The executor's own last look.
+                // The executor's own last check.
                 let drain = shadow.status.controller.drain.clone();
                 let pods = node.pods.clone().unwrap_or_default();
                 let empty = filter::sort(&pods, rules, drain.as_ref()).empty();
@@ -573,7 +572,7 @@ impl World {
                 self.view.nodes.get_mut(name).unwrap().owners.insert(owner, health);
             }
             Action::LookAtLease => {
-                // A host that is going down renews nothing, but for one whose kubelet is the last to end.
+                // A host that is going down renews nothing, except one whose kubelet is the last to end.
                 let down = host.going_down.is_some_and(|at| at <= now) && !host.lingers;
                 let renewed = if down { Timestamp::UNIX_EPOCH } else { now };
                 node.lease = Some(LeaseLooks::look(node.lease, Some(renewed), now));
@@ -581,7 +580,7 @@ impl World {
         }
     }
 
-    /// One step of one agent, faithful to the order of its reports but not to their cost.
+    /// Runs one step of one agent, with its reports in the real order but without their cost.
     fn agent(&mut self, name: &str) {
         let (now, releases) = (self.now, self.releases.clone());
         let (stalls, slow) = (self.rng.random_bool(0.4), self.rng.random_bool(0.5));
@@ -686,7 +685,7 @@ impl World {
         }
     }
 
-    /// The reboot that the agent ordered: never of a node that was released, never over pods that had to leave.
+    /// Carries out the reboot that the agent requested: never of a released node, never over pods that had to leave.
     fn goes_down(&mut self, name: &str) {
         let seed = self.seed;
         let node = &self.view.nodes[name];
@@ -713,7 +712,7 @@ impl World {
         node.facts.os_image = format!("Bottlerocket OS {} (aws-k8s-1.37)", host.runs.as_ref().unwrap());
     }
 
-    /// Something that no one ordered.
+    /// Injects a fault.
     fn trouble(&mut self) {
         let name = self.some_node();
         let kind = self.rng.random_range(0..22);
@@ -760,7 +759,7 @@ impl World {
                 self.policy = Policy::from_spec(&operator.spec).unwrap();
             }
             5 | 6 => {
-                // The controller crashed: what it only remembered is gone.
+                // The controller crashed: its memory is lost.
                 self.view.leader_since = self.clock();
                 self.standings = Standings::default();
                 self.fall_behind();
@@ -816,12 +815,12 @@ impl World {
         }
     }
 
-    /// Whether a node's shadow shows an attempt that is not the controller's, and nothing else does.
+    /// Returns whether only a forged attempt is on a node's shadow.
     fn only_forged(&self, node: &NodeView) -> bool {
         self.forged.contains(&node.facts.name) && !node.facts.claimed()
     }
 
-    /// Whether what is left of an attempt on a node may have been kept by a user's hold.
+    /// Returns whether the rest of an attempt on a node may have been kept by a user's hold.
     fn kept(&self, node: &NodeView) -> bool {
         self.held.contains(&node.facts.name) && node.progress().is_none()
     }
@@ -838,8 +837,8 @@ impl World {
             }
         }
         let slots = &self.view.operator.as_ref().unwrap().status.slots;
-        // A claim that a user's hold has kept beyond its attempt gets its slot when the hold goes, also over the budget: it
-        // is out of service already.
+        // A claim that a user's hold has kept beyond its attempt gets its slot when the hold ends, also over the
+        // budget: it is out of service already.
         let given = slots.iter().filter(|slot| !self.kept(&self.view.nodes[&slot.node])).count();
         assert!(given <= budget, "seed {}: {given} slots over a budget of {budget}", self.seed);
         for node in self.view.nodes.values() {
@@ -861,7 +860,7 @@ impl World {
         self.check_policy();
     }
 
-    /// The limits of groups, zones and canary steps, at every moment and not only where a slot is given.
+    /// Checks the limits of groups, zones and canary steps, at every moment and not only where a slot is given.
     fn check_policy(&self) {
         let (seed, policy) = (self.seed, &self.policy);
         let out: Vec<&NodeView> =
@@ -881,8 +880,8 @@ impl World {
             let out = out.iter().filter(ours).count();
             let updated = |n: &&NodeView| {
                 let last = n.record().and_then(|r| r.last.as_ref());
-                // Others may have begun while one that was updated was not the operator's, and it counts again when it comes
-                // back.
+                // Others may have begun while one that was updated was not the operator's, and it counts again when it
+                // comes back.
                 let left = self.left.get(&n.facts.name);
                 !n.disrupted()
                     && last.is_some_and(|l| {
@@ -911,7 +910,7 @@ impl World {
         self.pods_go_on();
     }
 
-    /// Faults stop; the world goes on until nothing changes any more, however long that takes.
+    /// Runs without faults until nothing changes any more, however long that takes.
     fn settle(&mut self, budget: usize) {
         for node in self.view.nodes.values_mut() {
             (node.facts.held, node.facts.ready, node.facts.labelled) = (false, true, true);
@@ -1000,7 +999,8 @@ fn run(seed: u64, trouble: bool) {
     assert!(world.view.operator.unwrap().status.slots.is_empty(), "seed {seed}: slots are left");
 }
 
-/// The world after an update of all its nodes, without faults but with sick pods, and whether the rollout is frozen.
+/// Returns the simulation after an update of all its nodes, without faults but with unhealthy pods, and true if the
+/// rollout is frozen.
 fn run_with_sick_pods(seed: u64, nodes: usize, breaks_driver: bool) -> (World, bool) {
     let budget = if seed.is_multiple_of(2) { 1 } else { 2 };
     let mut world = World::new(seed, nodes, budget);
@@ -1038,7 +1038,7 @@ fn version_that_breaks_the_pods_of_an_owner_freezes_its_rollout() {
     }
 }
 
-/// What order the server lists things in must not matter.
+/// The order in which the server lists objects must not matter.
 #[test]
 fn a_plan_does_not_depend_on_the_order_of_what_it_is_made_from() {
     for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! The budget: how many nodes may be out of service, over all, in each group, and in how many zones.
+//! The budget: the number of nodes that may be out of service in total, in each group, and in how many zones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,18 +11,18 @@ use super::{Action, Verdict, Wait};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
 
-/// What may still be taken.
+/// The free part of the budget.
 #[derive(Clone)]
 pub(super) struct Budget<'a> {
     free: usize,
     groups: Vec<Option<usize>>,
-    /// The zones that nodes are out of service in, each with one of these nodes, where only one may be.
+    /// The zones that nodes are out of service in, each with one of these nodes, where only one zone may be.
     zones: Option<BTreeMap<&'a str, &'a str>>,
-    /// Why there is nothing left, where that is because of nodes that are out of service without us.
+    /// The reason why nothing is free, if it is nodes that are out of service without the operator.
     used_up: Option<Wait>,
 }
 
-/// How many nodes of each group there are, and how many of them are out of service. Index 0 is all nodes.
+/// The number of nodes of each group, and of those out of service. Index 0 is all nodes.
 fn of_groups<'a>(
     view: &'a ClusterView,
     policy: &Policy,
@@ -41,14 +41,14 @@ fn of_groups<'a>(
 }
 
 impl<'a> Budget<'a> {
-    /// The budget besides what we disrupt, what has a slot, and what is out of service without us.
+    /// The budget less disrupted nodes, nodes with a slot, and nodes that are out of service without the operator.
     pub(super) fn of(view: &'a ClusterView, survey: &Survey<'_>, slots: &[Slot]) -> Self {
         let policy = survey.policy;
         let held: BTreeSet<&str> = slots.iter().map(|slot| slot.uid.as_str()).collect();
         let ours = |node: &NodeView| held.contains(node.facts.uid.as_str()) || node.disrupted();
         let out = |node: &NodeView| ours(node) || (node.facts.labelled && !node.facts.ready && !node.facts.deleting);
         let counts = of_groups(view, policy, &survey.groups, out);
-        // A slot of a node that is gone is on its way out, and counts until it is.
+        // A slot of a deleted node counts until it is released.
         let here = view.nodes.values().filter(|node| held.contains(node.facts.uid.as_str())).count();
         let gone = held.len().saturating_sub(here);
         let limit = policy.max_unavailable.of(survey.total).unwrap_or(1);
@@ -67,22 +67,22 @@ impl<'a> Budget<'a> {
         Self { free, groups: groups.collect(), zones, used_up }
     }
 
-    /// A budget of nothing.
+    /// Sets the budget to zero.
     pub(super) fn close(&mut self) {
         self.free = 0;
     }
 
-    /// Why nothing is left, where nodes that we have no part in have used it up.
+    /// The reason why nothing is free, if nodes that the operator does not disrupt have used the budget up.
     pub(super) fn used_up(&self) -> Option<&Wait> {
         self.used_up.as_ref()
     }
 
-    /// How many more nodes may be taken over all.
+    /// The number of nodes that may still be taken in total.
     pub(super) fn free(&self) -> usize {
         self.free
     }
 
-    /// Why this node may not be taken although there is room over all.
+    /// The reason why this node may not be taken although there is room in total.
     pub(super) fn refusal(&self, survey: &Survey<'_>, node: &NodeView) -> Option<Wait> {
         if let Some(group) = survey.groups.get(node.facts.name.as_str())
             && self.groups[*group] == Some(0)
@@ -93,7 +93,7 @@ impl<'a> Budget<'a> {
         Some(Wait::ZoneBusy { zone: (*zone).to_owned(), node: (*other).to_owned() })
     }
 
-    /// Takes a node out of it.
+    /// Takes a node out of the budget.
     pub(super) fn take(&mut self, survey: &Survey<'_>, node: &'a NodeView) {
         self.free = self.free.saturating_sub(1);
         if let Some(group) = survey.groups.get(node.facts.name.as_str())
@@ -107,8 +107,8 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// Whether a node that is not disrupted yet has a use for a slot: it waits for one, or has one and begins its drain. The
-/// slot has to outlast the write that does so, since until then nothing else says that the node is taken.
+/// Returns whether a node that is not disrupted yet uses a slot: it waits for one, or has one and begins its drain. The
+/// slot has to outlast the write that begins it, since until then nothing else records that the node is taken.
 pub(super) fn makes_use(verdict: &Verdict) -> bool {
     match verdict {
         Verdict::WantsSlot | Verdict::Wait(Wait::ReadingPods) => true,
@@ -120,13 +120,13 @@ pub(super) fn makes_use(verdict: &Verdict) -> bool {
     }
 }
 
-/// The nodes (uid) from which a write of the slots takes theirs away, or to which it gives another one in its place.
+/// The nodes (uid) whose slot a write of the slots removes or replaces.
 pub(crate) fn retracted(before: &[Slot], after: &[Slot]) -> BTreeSet<String> {
     before.iter().filter(|slot| !after.contains(slot)).map(|slot| slot.uid.clone()).collect()
 }
 
-/// The nodes (uid) that have a slot and have begun nothing with it. A leader before this one may have a write under way that
-/// takes it away, so a new one gives these again.
+/// The nodes (uid) that have a slot and have not begun. An earlier leader may have a write under way that removes the
+/// slot, so a new leader records it again.
 pub(crate) fn not_begun(view: &ClusterView) -> BTreeSet<String> {
     let begun = |node: &&NodeView| node.facts.claimed() || node.past_staging();
     let begun: BTreeSet<&str> = view.nodes.values().filter(begun).map(|node| node.facts.uid.as_str()).collect();
@@ -134,8 +134,9 @@ pub(crate) fn not_begun(view: &ClusterView) -> BTreeSet<String> {
     slots.filter(|slot| !begun.contains(slot.uid.as_str())).map(|slot| slot.uid.clone()).collect()
 }
 
-/// The slots that stay: those recorded, of nodes that are under way or disrupted, and those of nodes that have lost theirs and have
-/// a claim, or have rebooted as the controller asked. What a shadow's status says gives no slot by itself: others than the controller may have written it.
+/// The slots that stay: recorded ones of nodes that are under way or disrupted, and those of nodes that have lost
+/// theirs and have a claim, or have rebooted as requested. The status of a shadow alone gives no slot: other clients
+/// than the controller may have written it.
 pub(super) fn kept(
     view: &ClusterView,
     held: &BTreeMap<&str, &Slot>,

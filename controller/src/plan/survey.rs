@@ -1,4 +1,4 @@
-//! What the whole fleet's facts come to, once for each plan: the rules for one node only look it up.
+//! A summary of the fleet, computed once for each plan, that the rules for one node read.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,23 @@ use super::{Quarantine, Wait, gates, versions};
 use crate::policy::{GroupPolicy, Policy, WindowState};
 use crate::view::{ClusterView, NodeView};
 
-/// The fleet at a glance.
+/// The summary of the fleet.
 pub(super) struct Survey<'a> {
     pub(super) policy: &'a Policy,
     pub(super) quarantine: Quarantine,
     pub(super) known: Vec<KnownVersion>,
     pub(super) rollouts: Rollouts,
-    /// What policy wants of each node that has a shadow.
+    /// The version that policy wants for each node that has a shadow.
     pub(super) wants: BTreeMap<&'a str, Want>,
     /// The group of each node that is in one.
     pub(super) groups: BTreeMap<&'a str, usize>,
     /// The windows of nodes in no group, then those of the groups.
     windows: Vec<WindowState>,
-    /// Nodes under the operator.
+    /// The number of nodes under the operator.
     pub(super) total: usize,
-    /// Of them, those that are not Ready for other reasons than an update.
+    /// The number of them that are not Ready for other reasons than an update.
     pub(super) unhealthy: usize,
-    /// Whether no pod of the web API has been Ready for a while.
+    /// True if no pod of the web API has been Ready for the tolerated time.
     pub(super) web_api_missing: bool,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Survey<'a> {
         Self { policy, quarantine, known, rollouts, wants, groups, windows, total, unhealthy, web_api_missing }
     }
 
-    /// What policy says of nodes like this one.
+    /// The policy for nodes like this one.
     pub(super) fn group(&self, node: &NodeView) -> &'a GroupPolicy {
         match self.groups.get(node.facts.name.as_str()) {
             Some(index) => &self.policy.groups[*index].policy,
@@ -81,7 +81,7 @@ impl<'a> Survey<'a> {
         &self.windows
     }
 
-    /// The version that a node is to become, or why there is none.
+    /// Returns the target version of a node, or the reason why there is none.
     pub(super) fn wanted(&self, node: &NodeView) -> Result<&Version, Wait> {
         match self.wants.get(node.facts.name.as_str()) {
             Some(want) => want.version.as_ref().map_err(Clone::clone),

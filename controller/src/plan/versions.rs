@@ -1,4 +1,4 @@
-//! What is known of the versions that hosts offer: since when, and whether they are quarantined. Kept in the operator's
+//! The versions that hosts offer: the time since which they are known, and their quarantine. Kept in the operator's
 //! status, so that an age survives restarts and deleted nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,25 +12,25 @@ use super::Quarantine;
 use super::quarantine::{Key, key_of};
 use crate::view::ClusterView;
 
-/// How many versions the operator's status keeps.
+/// The number of versions that the operator's status keeps.
 const KEPT: usize = 128;
 
-/// On how many nodes a version has to be offered to be known: what one host reports may be that host's mistake.
+/// The number of nodes that have to be offered a version for it to be known: the report of one host may be wrong.
 const SEVERAL: usize = 2;
 
-/// On how many of its kind's nodes that report what they are offered a version has to be offered. One of them may have an
-/// agent that reports no more: without the others it must not keep an age from beginning.
+/// Returns how many of the nodes of a kind that report their offers have to be offered a version. One of them may have
+/// an agent that reports no more: without the others it must not keep an age from beginning.
 fn enough(reporting: usize) -> usize {
     SEVERAL.min(reporting.saturating_sub(1)).max(1)
 }
 
-/// How many nodes that failed on a version are named: as many as `maxFailures` may be, so that it is reached also where each node
-/// that failed is replaced.
+/// The number of named nodes that failed on a version: the maximum of `maxFailures`, so that it is reached also if each
+/// node that failed is replaced.
 const FAILED: usize = MAX_FAILURES as usize;
 
 #[derive(Default)]
 struct Kind {
-    /// How many nodes have reported what they are offered.
+    /// The number of nodes that have reported their offers.
     told: usize,
     lowest: Option<Version>,
     offered: BTreeMap<Version, usize>,
@@ -41,7 +41,7 @@ fn new_version(key: &Key, now: Timestamp) -> KnownVersion {
     KnownVersion { version, variant, arch, first_seen: now, failed: Vec::new(), quarantined: None }
 }
 
-/// The versions as the operator's status has to have them.
+/// Returns the versions for the operator's status.
 pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp) -> Vec<KnownVersion> {
     let mut kinds: BTreeMap<(&str, &str), Kind> = BTreeMap::new();
     for node in view.nodes.values().filter(|n| n.facts.labelled) {
@@ -64,7 +64,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
     let mut known: BTreeMap<Key, KnownVersion> = before
         .filter(|known| {
             let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
-            // A version goes when hosts that have looked do not offer it any more; when none has looked, no one knows.
+            // A version is removed when hosts that have refreshed do not offer it any more; if none has, it stays.
             known.quarantined.is_some()
                 || !known.failed.is_empty()
                 || kind.is_none_or(|kind| kind.told == 0 || kind.offered.contains_key(&known.version))
@@ -73,7 +73,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
         .collect();
     for ((variant, arch), kind) in kinds {
         for (version, nodes) in kind.offered {
-            // What every node of the kind has passed already is no news.
+            // A version that every node of the kind has passed already is not new.
             let news = kind.lowest.as_ref().is_some_and(|lowest| version > *lowest);
             if news && nodes >= enough(kind.told) {
                 let key = (variant.to_owned(), arch.to_owned(), version);
@@ -98,7 +98,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
     }
     let mut known: Vec<KnownVersion> = known.into_values().collect();
     if known.len() > KEPT {
-        // Failures are never forgotten for want of room; then the newest versions matter most.
+        // Failures are never dropped for want of room; then the newest versions matter most.
         let matters = |v: &KnownVersion| (v.quarantined.is_some(), !v.failed.is_empty(), v.version.clone());
         known.sort_by_cached_key(|version| std::cmp::Reverse(matters(version)));
         known.truncate(KEPT);

@@ -1,4 +1,4 @@
-//! Why a node waits: one enum, the source of conditions, Events, metrics and the operator's status.
+//! The reasons why a node waits: one enum, the source of conditions, Events, metrics and the operator's status.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use semver::Version;
 
 use crate::drain::filter::Refusal;
 
-/// Why nothing is done about a node right now, with the facts.
+/// The reason why a node is not updated now, with the facts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wait {
-    /// It runs the newest version that its host offers.
+    /// The node runs the newest version that its host offers.
     UpToDate,
     /// The operator's resource is missing, so nothing new starts.
     NoOperatorResource,
-    /// Updates are switched off.
+    /// Updates are disabled.
     Disabled,
     /// Failures have stopped the rollout.
     Frozen {
@@ -31,13 +31,13 @@ pub enum Wait {
     Held,
     /// Another user or controller has cordoned the node.
     Cordoned,
-    /// The node no longer carries the label.
+    /// The node no longer has the label.
     NotLabelled,
     /// The node has no shadow yet.
     NoShadow,
     /// The node is being deleted.
     Deleting,
-    /// The node is not Ready for another reason than an update of ours.
+    /// The node is not Ready for another reason than an update.
     NodeNotReady,
     /// The agent has not reported in the node's current boot.
     NoReport,
@@ -45,129 +45,129 @@ pub enum Wait {
     AgentNotReady,
     /// No pod of the web API is Ready.
     WebApiNotReady,
-    /// The agent has not caught up with the last order.
+    /// The agent has not confirmed the last desired state.
     AgentBehind,
-    /// The host cannot look for updates.
+    /// The host cannot check for updates.
     RefreshFails {
-        /// What it says.
+        /// The host's message.
         message: String,
     },
     /// Another client armed an image on the host.
     HostArmedByOther,
     /// The last attempt failed; the next one is not due.
     BackOff {
-        /// When it is.
+        /// The time at which it is due.
         until: Timestamp,
-        /// Why the last one failed.
+        /// The reason why the last one failed.
         reason: String,
     },
-    /// Its turn has not come.
+    /// Other nodes come first.
     Queued {
-        /// How many are before it.
+        /// The number of nodes before it.
         position: usize,
-        /// The one before it, or else one that has a slot.
+        /// The node before it, or else one that has a slot.
         behind: Option<String>,
     },
-    /// Nodes that are out of service without us have used the budget up.
+    /// Nodes that are out of service without the operator have used the budget up.
     BudgetUsedUp {
         /// One of them.
         node: String,
-        /// How many there are.
+        /// The number of them.
         count: usize,
-        /// How many nodes may be out of service.
+        /// The number of nodes that may be out of service.
         limit: usize,
     },
     /// The host downloads the image.
     Staging,
-    /// Its pods are being looked at.
+    /// The node's pods are being read.
     ReadingPods,
-    /// Pods that may not be evicted stand in the way.
+    /// Pods that may not be evicted prevent the drain.
     DrainRefused {
-        /// Why the first one may not.
+        /// The reason for the first one.
         why: Refusal,
         /// One of them.
         pod: String,
-        /// How many there are.
+        /// The number of them.
         count: usize,
     },
-    /// The node is out of external load balancers, and their connections run out.
+    /// The node is removed from external load balancers, and open connections may end.
     LeavingBalancer {
-        /// Until when.
+        /// The end of that time.
         until: Timestamp,
     },
-    /// Volumes of pods that are gone are still attached.
+    /// Volumes of deleted pods are still attached.
     DetachingVolumes {
-        /// How many volumes the node has.
+        /// The number of these volumes.
         count: usize,
     },
-    /// Pods are on their way out.
+    /// Pods are being evicted.
     Draining {
-        /// How many are left.
+        /// The number of pods that are left.
         left: usize,
     },
     /// Pods cannot be evicted now.
     DrainBlocked {
         /// One of them.
         pod: String,
-        /// The budget that refuses, where one does.
+        /// The budget that refuses, if one does.
         budget: Option<String>,
-        /// What the API server said, or did not.
+        /// The answer of the API server, or that there is none.
         message: String,
-        /// How many are left.
+        /// The number of pods that are left.
         left: usize,
     },
     /// The agent has not requested its permit yet.
     AwaitingAgent,
     /// The permit is issued, the host reboots.
     AwaitingReboot,
-    /// The node is back and not Ready yet.
+    /// The node has rebooted and is not Ready yet.
     AwaitingReady,
-    /// The node is watched.
+    /// The updated node is monitored.
     Soaking {
-        /// Until when.
+        /// The end of the soak.
         until: Timestamp,
     },
     /// The attempt failed after a permit; the node is released once the host cannot reboot any more.
     NodeNotBack {
-        /// Why it failed.
+        /// The reason of the failure.
         reason: FailureReason,
     },
     /// The host has not confirmed that nothing of the operator is armed.
     DisarmPending,
-    /// The operator's resource has never held a policy that can be obeyed.
+    /// The operator's resource has never held a valid policy.
     PolicyUnusable,
     /// No window is open.
     WindowClosed {
-        /// When it opens; `None`: never, as far as can be foreseen.
+        /// The time at which it opens; `None`: never, as far as can be foreseen.
         opens: Option<Timestamp>,
     },
-    /// It is a day on which nothing starts.
+    /// No update starts on this day.
     Blackout {
-        /// When nodes may start again.
+        /// The time from which nodes may start again.
         ends: Option<Timestamp>,
     },
     /// The version has not been known for long enough.
     TooYoung {
         /// The version.
         version: Version,
-        /// When it is old enough; `None`: too few nodes have been offered it.
+        /// The time at which it is old enough; `None`: too few nodes have been offered it.
         until: Option<Timestamp>,
     },
-    /// Policy names the version as one that no node takes.
+    /// Policy excludes the version.
     Excluded {
         /// The version.
         version: Version,
         /// The entry of `spec.version.exclude` that covers it.
         rule: String,
     },
-    /// Policy asks for another version by now.
+    /// Policy has another target version by now.
     NotWanted {
         /// The version.
         version: Version,
         /// `spec.version.target`.
         target: String,
     },
-    /// The host does not offer what policy asks for.
+    /// The host does not offer the target version.
     NotOffered {
         /// `spec.version.target`.
         target: String,
@@ -179,31 +179,31 @@ pub enum Wait {
         /// The version.
         version: Version,
     },
-    /// The host is offered a newer version and does not choose it: its own version lock says otherwise.
+    /// The host is offered a newer version and does not choose it because of its own version lock.
     NotChosen {
         /// The version.
         version: Version,
     },
-    /// The host is being told which version to choose.
+    /// The host's version lock is being set.
     Pinning {
         /// The version.
         version: Version,
     },
     /// Another client has locked the host to a version.
     LockedByOther {
-        /// What it is locked to.
+        /// The value of the lock.
         lock: String,
     },
-    /// The node is short of something.
+    /// The node is under resource pressure.
     NodePressure {
-        /// The condition that says so.
+        /// The condition that reports it.
         condition: String,
     },
     /// Too many nodes are not Ready.
     UnhealthyNodes {
-        /// How many.
+        /// The number of them.
         count: usize,
-        /// How many there may be.
+        /// The number that is allowed.
         limit: usize,
     },
     /// Nodes of another zone are out of service.
@@ -213,7 +213,7 @@ pub enum Wait {
         /// One of them.
         node: String,
     },
-    /// As many nodes of its group as may be are out of service.
+    /// The budget of the node's group is used up.
     GroupFull {
         /// The group.
         group: String,
@@ -222,10 +222,10 @@ pub enum Wait {
     PodsNotReady {
         /// One of them.
         pod: String,
-        /// How many there are.
+        /// The number of them.
         count: usize,
     },
-    /// A PodDisruptionBudget would never let a pod go.
+    /// A PodDisruptionBudget would never allow the eviction of a pod.
     BudgetNeverAllows {
         /// The pod.
         pod: String,
@@ -239,7 +239,7 @@ pub enum Wait {
         /// The budgets.
         budgets: Vec<String>,
     },
-    /// An expression has not been answered yet.
+    /// An expression has no result yet.
     AskingExpressions {
         /// The expression.
         name: String,
@@ -248,29 +248,29 @@ pub enum Wait {
     ExpressionFires {
         /// The expression.
         name: String,
-        /// What it returned first.
+        /// The first series that it returned.
         series: String,
-        /// Whether it is the same for all nodes.
+        /// True if it is the same for all nodes.
         shared: bool,
     },
-    /// An expression cannot be asked.
+    /// The query of an expression fails.
     ExpressionFails {
         /// The expression.
         name: String,
-        /// Why.
+        /// The cause.
         message: String,
-        /// Whether it is the same for all nodes.
+        /// True if it is the same for all nodes.
         shared: bool,
     },
-    /// The canary step before is not passed.
+    /// The previous canary step is not passed.
     CanaryStep {
         /// The step, from 1.
         step: usize,
-        /// When its soak is over, where that is what it waits for.
+        /// The end of its soak, if it waits for that.
         until: Option<Timestamp>,
-        /// Whether a user has to approve it.
+        /// True if a user has to approve it.
         approval: bool,
-        /// Nodes of the step that are on their way, the first few.
+        /// Nodes of the step that are under way, the first few.
         nodes: Vec<String>,
     },
     /// The leader runs on the node: it comes after all others, and another replica leads then.
@@ -279,19 +279,19 @@ pub enum Wait {
     Settling {
         /// One of them.
         pod: String,
-        /// Why it is not.
+        /// The cause.
         why: String,
-        /// How many there are.
+        /// The number of them.
         count: usize,
     },
-    /// The number of the next attempt would be above the highest that there is: another client has written it.
+    /// The number of the next attempt would exceed the maximum: another client has written it.
     AttemptsExhausted,
     /// An action is under way.
     Acting,
 }
 
 impl Wait {
-    /// The reason as one fixed word.
+    /// Returns the reason as one fixed word.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::UpToDate => "UpToDate",
@@ -356,8 +356,8 @@ impl Wait {
         }
     }
 
-    /// Whether the reason is the node's own and lasting, so that it stands in the shadow's `Blocked` condition. Reasons
-    /// that the fleet shares stand once, in the operator's status.
+    /// Returns whether the reason is the node's own and lasting, so that the shadow's `Blocked` condition shows it.
+    /// Reasons that the fleet shares are shown once, in the operator's status.
     pub const fn blocks(&self) -> bool {
         matches!(
             self,
@@ -383,7 +383,7 @@ impl Wait {
         )
     }
 
-    /// Whether it comes of a look at the node's pods or expressions, which only those that are about to have their turn get.
+    /// Returns whether the reason comes from a check of the node's pods or expressions, which only the next nodes get.
     pub const fn is_of_a_look(reason: &str) -> bool {
         matches!(
             reason.as_bytes(),
@@ -396,7 +396,7 @@ impl Wait {
         )
     }
 
-    /// Whether a recorded message says the same, but for the value that an expression returned: another value is nothing new.
+    /// Returns whether a recorded message says the same, except for the value of an expression.
     pub fn is_recorded(&self, message: &str) -> bool {
         let text = self.to_string();
         match self {
@@ -407,7 +407,7 @@ impl Wait {
         }
     }
 
-    /// When the reason may end by time alone.
+    /// Returns the time at which the reason may end without another event.
     pub fn ends(&self) -> Option<Timestamp> {
         match self {
             Self::BackOff { until, .. } | Self::Soaking { until } | Self::LeavingBalancer { until } => Some(*until),

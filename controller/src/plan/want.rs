@@ -1,4 +1,4 @@
-//! Which version one node is to become, or why none.
+//! The target version of one node, or the reason why it has none.
 
 use jiff::Timestamp;
 use models::operator::KnownVersion;
@@ -9,23 +9,23 @@ use super::Wait;
 use super::attempt::after;
 use crate::policy::{Policy, Range, Target};
 
-/// What policy wants of one host.
+/// The target state that policy gives one host.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Want {
-    /// What the host's own version lock has to be for it, where policy rules that.
+    /// The required value of the host's own version lock, where policy sets it.
     pub(super) pin: Option<Version>,
-    /// The version that it is to become, or why there is none.
+    /// The target version, or the reason why there is none.
     pub(super) version: Result<Version, Wait>,
 }
 
-/// What is known of versions for this kind of host.
+/// The known versions for this kind of host.
 fn of_kind<'a>(known: &'a [KnownVersion], agent: &'a AgentReport) -> impl Iterator<Item = &'a KnownVersion> {
     known.iter().filter(|k| {
         Some(k.variant.as_str()) == agent.variant.as_deref() && Some(k.arch.as_str()) == agent.arch.as_deref()
     })
 }
 
-/// Why policy no longer takes a version that an attempt has begun with, if it does not.
+/// Returns why policy no longer allows the version of an attempt, if it does not.
 pub(super) fn no_longer(
     policy: &Policy,
     known: &[KnownVersion],
@@ -40,8 +40,8 @@ pub(super) fn no_longer(
     refusal(policy, known, agent, version, now)
 }
 
-/// Returns why an attempt to a version that is not drained for yet is overtaken by what the host offers now, if it is. `wanted`
-/// is what policy would begin with.
+/// Returns why what the host offers now supersedes an attempt that is not drained for yet, if it does. `wanted` is what
+/// policy would begin with.
 pub(super) fn superseded(agent: &AgentReport, version: &Version, wanted: &Result<Version, Wait>) -> Option<String> {
     let updates = agent.updates.as_ref().filter(|updates| updates.refresh_failure.is_none())?;
     if let Ok(newer) | Err(Wait::Pinning { version: newer }) = wanted
@@ -53,7 +53,7 @@ pub(super) fn superseded(agent: &AgentReport, version: &Version, wanted: &Result
     (!offered).then(|| format!("the host no longer offers {version}"))
 }
 
-/// Why a version is not taken, whatever the host says.
+/// Returns why a version is refused, whatever the host reports.
 fn refusal(
     policy: &Policy,
     known: &[KnownVersion],
@@ -64,7 +64,7 @@ fn refusal(
     if let Some(rule) = policy.exclude.iter().find(|exclusion| exclusion.covers(version)) {
         return Some(Wait::Excluded { version: version.clone(), rule: rule.to_string() });
     }
-    // What a node ran before, or runs, is old enough: an age is asked of what is new.
+    // Only a new version needs an age, not one that a node ran before, or runs.
     let news = agent.current_version.as_ref().is_none_or(|current| version > current);
     if news && !policy.minimum_age.is_zero() {
         let seen = of_kind(known, agent).find(|k| k.version == *version).map(|k| k.first_seen);
@@ -76,10 +76,10 @@ fn refusal(
     None
 }
 
-/// What policy wants of a host that reports this.
+/// Returns the target state of a host with this report.
 ///
-/// `locked` is the version lock that its shadow asks for so far: it stays where nothing better is known, as after a boot, when
-/// the host has not refreshed yet.
+/// `locked` is the version lock that its shadow requests so far: it stays where nothing better is known, as after a
+/// boot, when the host has not refreshed yet.
 pub(super) fn want(
     policy: &Policy,
     known: &[KnownVersion],
@@ -117,7 +117,7 @@ fn failing(agent: &AgentReport) -> Option<Wait> {
     Some(Wait::RefreshFails { message })
 }
 
-/// Nothing in the range can be taken: the best reason that the host's offers give.
+/// Returns the best reason that the host's offers give when no version in the range can be used.
 fn unoffered(policy: &Policy, known: &[KnownVersion], agent: &AgentReport, range: &Range, now: Timestamp) -> Wait {
     let offered = agent.updates.iter().flat_map(|u| &u.available_versions);
     let refused = offered.filter(|v| range.matches(v)).max().and_then(|v| refusal(policy, known, agent, v, now));
@@ -129,8 +129,9 @@ fn not_offered(policy: &Policy, agent: &AgentReport) -> Wait {
     Wait::NotOffered { target: policy.target.to_string(), newest }
 }
 
-/// Whatever newer version the host chooses, or, where policy refuses that one, the newest below it that policy takes, which
-/// the host's lock then chooses. A host can offer a lower version after a release was pulled; that is never taken.
+/// Returns the newer version that the host chooses, or, where policy refuses that one, the newest below it that policy
+/// allows, which the host's lock then chooses. A lower version that a host offers after a release was pulled is never
+/// used.
 fn latest(
     policy: &Policy,
     known: &[KnownVersion],
@@ -155,7 +156,7 @@ fn latest(
     }
     let version = match chosen {
         Some(chosen) => refused(chosen).map_or_else(|| Ok(chosen.clone()), Err),
-        // What is listed is what the host may have, its wave included: only a lock lets it pass that over.
+        // The list is what the host may have, its wave included: only a lock makes it ignore that.
         None => Err(match offered().max() {
             Some(version) => refused(version).unwrap_or(Wait::NotChosen { version: version.clone() }),
             None => {
@@ -167,7 +168,7 @@ fn latest(
     Want { pin: None, version }
 }
 
-/// One version, which the host's own lock is to choose.
+/// One version, which the host's own lock has to choose.
 fn pinned(
     policy: &Policy,
     known: &[KnownVersion],

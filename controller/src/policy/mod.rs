@@ -1,7 +1,7 @@
-//! The operator's resource as decisions see it: every field read, checked and with its default.
+//! The operator's resource as input of decisions: every field parsed, validated and with its default.
 //!
-//! The schema refuses what a pattern can refuse. What is left (a time zone that does not exist, a range that is no range)
-//! is found here, with the field, and the last good policy stays in force.
+//! The schema refuses what a pattern can refuse. The remaining errors (a time zone that does not exist, an empty range)
+//! are found here, with the field, and the last good policy stays in force.
 
 pub mod revision;
 mod schedule;
@@ -25,59 +25,59 @@ pub use version::{Exclusion, Range, Target};
 /// The longest wait after failed attempts.
 pub const BACK_OFF_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
-/// A field that cannot be obeyed.
+/// A field that cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct PolicyError {
     /// The field, as a path from the resource's root, such as `spec.schedule.windows[0].timeZone`.
     pub field: String,
-    /// What is wrong with it and what to write instead.
+    /// The error and its correction.
     pub message: String,
 }
 
 /// A canary step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CanaryStep {
-    /// How many nodes have to be on the version, those of earlier steps included.
+    /// Number of nodes that have to be on the version, those of earlier steps included.
     pub nodes: CountOrPercent,
-    /// How long to wait after the last of them is done.
+    /// Time to wait after the last of them is done.
     pub soak: Duration,
-    /// Whether a user has to approve besides.
+    /// True if a user has to approve besides.
     pub manual: bool,
 }
 
-/// Where expressions are asked.
+/// The Prometheus server for expressions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prometheus {
-    /// The base of its API.
+    /// The base URL of its API.
     pub url: String,
-    /// How long an answer may take.
+    /// Timeout of an answer.
     pub timeout: Duration,
-    /// How often an expression that a client waits for is asked.
+    /// Interval of queries for an expression that a node waits for.
     pub interval: Duration,
 }
 
-/// What has to hold before a node is taken out of service.
+/// Conditions before a node is taken out of service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// Whether every pod on the node has to be Ready.
+    /// True if every pod on the node has to be Ready.
     pub pods_ready: bool,
-    /// With more nodes than that not Ready, nothing starts.
+    /// Number of nodes not Ready above which nothing starts.
     pub max_unhealthy_nodes: Option<CountOrPercent>,
-    /// What has to return nothing.
+    /// Expressions that have to return nothing.
     pub expressions: Vec<Expression>,
 }
 
-/// How a node is judged after its update.
+/// Conditions for the success of a node's update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct After {
-    /// How long it has to stay healthy.
+    /// Time for which it has to stay healthy.
     pub soak: Duration,
-    /// Whether its pods have to be Ready and not restarting.
+    /// True if its pods have to be Ready and not restarting.
     pub pods_ready: bool,
-    /// How long it may take to become healthy for the soak.
+    /// Maximum time until it is healthy for the soak.
     pub timeout: Duration,
-    /// What has to return nothing.
+    /// Expressions that have to return nothing.
     pub expressions: Vec<Expression>,
 }
 
@@ -92,27 +92,27 @@ impl Default for After {
     }
 }
 
-/// How a node is drained.
+/// Rules for draining a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drain {
-    /// How long it may take.
+    /// Maximum duration.
     pub timeout: Duration,
-    /// What happens when it has taken that long.
+    /// The action at the end of that time.
     pub at_deadline: AtDeadline,
-    /// What is done about pods that it would take something from.
+    /// Rules for pods that would lose something.
     pub rules: Rules,
     /// Treatment of nodes that another user or controller has cordoned.
     pub cordoned_nodes: CordonedNodes,
-    /// How long after the end of its grace period a pod that does not go is waited for; `None`: until the deadline.
+    /// Time after the end of its grace period for which a terminating pod is waited for; `None`: until the deadline.
     pub skip_terminating_after: Option<Duration>,
-    /// How long pods may take to end, in seconds; `None`: as each pod says.
+    /// Grace period of pods, in seconds; `None`: as each pod specifies.
     pub grace: Option<i64>,
-    /// Whether it also waits for the pods' volumes.
+    /// True if it also waits for the pods' volumes.
     pub wait_for_volumes: bool,
 }
 
 impl Drain {
-    /// The rules as they are now: which pods are waited for no longer depends on the time.
+    /// Returns the rules at `now`, in which the pods to wait for no longer depend on the time.
     pub fn rules_at(&self, now: Timestamp) -> Rules {
         let skip = self.skip_terminating_after.and_then(|skip| SignedDuration::try_from(skip).ok());
         Rules { now: Some(now), overdue_since: skip.and_then(|skip| now.checked_sub(skip).ok()), ..self.rules }
@@ -133,78 +133,79 @@ impl Default for Drain {
     }
 }
 
-/// What may differ from one group of nodes to another.
+/// The part of the policy that may differ from one group of nodes to another.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupPolicy {
-    /// When nodes may be taken out of service.
+    /// Times at which nodes may be taken out of service.
     pub schedule: Schedule,
-    /// How nodes are drained.
+    /// Rules for draining nodes.
     pub drain: Drain,
-    /// What has to hold before.
+    /// Conditions before a node is taken out of service.
     pub before: Before,
-    /// How a node is judged after.
+    /// Conditions for the success of a node's update.
     pub after: After,
 }
 
 /// A group of nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its nodes, where no group before it matches.
+    /// The nodes of the group, where no group before it matches.
     pub selector: NodeSelector,
-    /// How many of its nodes may be out of service, besides the limit for all nodes.
+    /// Maximum number of its nodes out of service, besides the limit for all nodes.
     pub max_unavailable: Option<CountOrPercent>,
-    /// Its policy.
+    /// The policy of the group.
     pub policy: GroupPolicy,
 }
 
-/// The policy in force. Its defaults are the ones that the resource's documentation names.
+/// The policy in force. The defaults are those of the resource's documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// Whether the resource exists. Without it nothing new starts.
+    /// True if the resource exists. Without it nothing new starts.
     pub present: bool,
-    /// Whether the resource has never held a policy that can be obeyed. Then nothing new starts either.
+    /// True if the resource has never held a policy that can be applied. Then nothing new starts either.
     pub unusable: bool,
-    /// Whether new updates start.
+    /// True if new updates start.
     pub enabled: bool,
-    /// What nodes become.
+    /// The target version of nodes.
     pub target: Target,
-    /// How long a version has to be known.
+    /// Time for which a version has to be known.
     pub minimum_age: Duration,
-    /// What no node takes.
+    /// Versions that no node takes.
     pub exclude: Vec<Exclusion>,
-    /// Whether nodes skip their place in a release's waves.
+    /// True if nodes skip their place in a release's waves.
     pub ignore_waves: bool,
-    /// How often an idle host looks for updates.
+    /// Interval of an idle host's refreshes.
     pub refresh_interval: models::duration::Duration,
-    /// How many nodes may be out of service because of us.
+    /// Maximum number of nodes out of service because of the operator.
     pub max_unavailable: CountOrPercent,
     /// Steps that a version has to pass before all nodes take it.
     pub canary: Vec<CanaryStep>,
-    /// How many nodes download ahead of their turn at a time; `None`: images are downloaded for a turn only.
+    /// Maximum number of nodes that download ahead of their turn at a time; `None`: images are downloaded for a turn
+    /// only.
     pub pre_stage: Option<CountOrPercent>,
-    /// Whether nodes of only one zone are out of service at a time.
+    /// True if only nodes of one zone are out of service at a time.
     pub one_zone_at_a_time: bool,
-    /// Where expressions are asked.
+    /// The Prometheus server for expressions.
     pub prometheus: Option<Prometheus>,
-    /// How long staging may take.
+    /// Maximum time for staging.
     pub stage: Duration,
-    /// How long the host may take from the order to reboot to another boot.
+    /// Maximum time from the desired state to reboot until another boot.
     pub reboot: Duration,
-    /// How long the node may take from its new boot to being Ready.
+    /// Maximum time from the node's new boot until it is Ready.
     pub returning: Duration,
-    /// The longest that a host takes to go down once it was told to.
+    /// Maximum time that a host takes to go down after the reboot command.
     pub shutdown: Duration,
-    /// How many nodes may fail on a version before the rollout freezes.
+    /// Number of nodes that may fail on a version before the rollout freezes.
     pub max_failures: usize,
-    /// How long a node waits after its first failed attempt.
+    /// Back-off of a node after its first failed attempt.
     pub back_off: Duration,
-    /// Whether nodes that run Bottlerocket are put under the operator by themselves.
+    /// True if nodes that run Bottlerocket are labelled automatically.
     pub label_nodes: bool,
-    /// How long before its drain a node leaves external load balancers; `None`: it does not.
+    /// Time before its drain at which a node leaves external load balancers; `None`: it does not.
     pub leave_balancer: Option<Duration>,
-    /// Whether autoscalers are told to leave a node alone while it is out of service.
+    /// True if autoscalers have to leave a node alone while it is out of service.
     pub protect_from_autoscalers: bool,
     /// The policy of nodes in no group.
     pub all: GroupPolicy,
@@ -243,17 +244,17 @@ impl Default for Policy {
     }
 }
 
-/// How long a node is out of external load balancers before its drain, where policy takes it out and does not say.
+/// Default time out of external load balancers before a node's drain, where policy enables it without a time.
 const LEAVE_BALANCER: Duration = Duration::from_secs(30);
 
-/// How many downloads at a time, where pre-staging is on and does not say.
+/// Default number of downloads at a time, where pre-staging is enabled without a number.
 const PRE_STAGE: CountOrPercent = CountOrPercent::Count(10);
 
 impl Policy {
-    /// The policy that a resource asks for.
+    /// Returns the policy of a resource.
     ///
     /// # Errors
-    /// Every field that cannot be obeyed.
+    /// Every field that cannot be applied.
     pub fn from_spec(spec: &BottlerocketUpdateOperatorSpec) -> Result<Self, Vec<PolicyError>> {
         let default = Self::default();
         let mut errors = Vec::new();
@@ -345,7 +346,7 @@ impl Policy {
         if errors.is_empty() { Ok(policy) } else { Err(errors) }
     }
 
-    /// Expressions need a client who answers them.
+    /// Rejects expressions without a Prometheus server.
     fn ask_somewhere(&self, errors: &mut Vec<PolicyError>) {
         let asks =
             |policy: &GroupPolicy| !(policy.before.expressions.is_empty() && policy.after.expressions.is_empty());
@@ -357,7 +358,8 @@ impl Policy {
         }
     }
 
-    /// An expression with a word to be filled in that no one knows would match nothing, and nothing is what it has to return.
+    /// Rejects expressions with an unknown variable: it would match nothing, and an empty result is what an expression
+    /// has to return.
     fn ask_something(&self, errors: &mut Vec<PolicyError>) {
         let all = std::iter::once(("spec".to_owned(), &self.all));
         let groups = self.groups.iter().enumerate().map(|(i, g)| (format!("spec.nodeGroups[{i}]"), &g.policy));
@@ -372,10 +374,10 @@ impl Policy {
         }
     }
 
-    /// The policy in force for a resource, and why it is not the one that stands in `spec`.
+    /// Returns the policy in force for a resource, and the errors if it is not the one in `spec`.
     ///
-    /// Where `spec` cannot be obeyed, the last good one stays in force; the resource itself remembers it, so that another
-    /// leader finds it.
+    /// Where `spec` cannot be applied, the last good one stays in force; the resource itself records it, so that
+    /// another leader finds it.
     pub fn in_force(operator: Option<&OperatorFacts>) -> (Self, Vec<PolicyError>) {
         let Some(operator) = operator else { return (Self::default(), Vec::new()) };
         let errors = match Self::from_spec(&operator.spec) {
@@ -389,22 +391,22 @@ impl Policy {
             .and_then(|text| serde_json::from_str(text).ok())
             .and_then(|spec| Self::from_spec(&spec).ok());
         let policy = last_good.unwrap_or(Self { present: true, unusable: true, ..Self::default() });
-        // The switch is not hostage to a mistake elsewhere: it can always stop things.
+        // The switch does not depend on errors elsewhere: it can always stop things.
         let enabled = policy.enabled && operator.spec.enabled.unwrap_or(true);
         (Self { enabled, ..policy }, errors)
     }
 
-    /// The group of a node, by its place, if it is in one.
+    /// Returns the index of a node's group, if it is in one.
     pub fn group_of(&self, node: &NodeFacts) -> Option<usize> {
         self.groups.iter().position(|group| group.selector.matches(&node.labels))
     }
 
-    /// What holds for a node.
+    /// Returns the policy that applies to a node.
     pub fn for_node(&self, node: &NodeFacts) -> &GroupPolicy {
         self.group_of(node).map_or(&self.all, |index| &self.groups[index].policy)
     }
 
-    /// How long a node waits after `failures` failed attempts in a row: doubled each time, up to a day.
+    /// Returns the back-off of a node after `failures` failed attempts in a row: doubled each time, up to a day.
     pub fn back_off_after(&self, failures: i64) -> Duration {
         let doublings = u32::try_from(failures.clamp(1, 20) - 1).unwrap_or(0);
         self.back_off.saturating_mul(1 << doublings).min(BACK_OFF_LIMIT)
@@ -485,7 +487,7 @@ mod tests {
         let mut shown = 0;
         for block in blocks.map(|rest| rest.split("```").next().unwrap()) {
             let object: serde_json::Value = serde_saphyr::from_str(block).unwrap();
-            // Beside policies there are objects of Kubernetes' own.
+            // Beside policies there are built-in objects of Kubernetes.
             if object.get("kind").is_some_and(|kind| kind != "BottlerocketUpdateOperator") {
                 continue;
             }

@@ -1,9 +1,9 @@
-//! Names of policies, by what they make of nodes.
+//! Names of policies, by their effect on the versions of nodes.
 //!
-//! Two policies have one name when they make the same of nodes, however they are written: the order of exclusions, a default
-//! that is spelled out, when and how nodes are updated make no difference. Names are formed as Kubernetes forms those of its
-//! ControllerRevisions (`pkg/controller/history` there): FNV-1 over the content and the collision count, in an alphabet that
-//! spells no words.
+//! Two policies with the same effect have one name, however they are written: the order of exclusions, an explicit
+//! default, and the time and manner of updates make no difference. Names are formed as Kubernetes forms those of its
+//! ControllerRevisions (`pkg/controller/history` there): FNV-1 over the content and the collision count, in an alphabet
+//! that spells no words.
 
 use serde_json::{Value, json};
 
@@ -13,19 +13,19 @@ use super::version::{Exclusion, Target};
 /// Kubernetes' alphabet for generated names: no vowels, and nothing that looks like another character.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
-/// FNV-1, 32 bits. (Not FNV-1a, which most libraries mean.)
+/// Returns FNV-1, 32 bits. (Not FNV-1a, which most libraries mean.)
 fn fnv1(bytes: impl IntoIterator<Item = u8>) -> u32 {
     bytes.into_iter().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte))
 }
 
-/// The end of a name: the hash as a decimal number, each digit in the alphabet.
+/// Returns the end of a name: the hash as a decimal number, each digit in the alphabet.
 fn hash(content: &str, collisions: Option<i32>) -> String {
     let probe = collisions.map(|count| count.to_string()).unwrap_or_default();
     let sum = fnv1(content.bytes().chain(probe.bytes())).to_string();
     sum.bytes().map(|digit| char::from(ALPHABET[usize::from(digit) % ALPHABET.len()])).collect()
 }
 
-/// What a policy makes of nodes, in one spelling.
+/// Returns the effect of a policy on the versions of nodes, in one spelling.
 fn content(policy: &Policy) -> Value {
     let target = match &policy.target {
         Target::Latest => "latest".to_owned(),
@@ -46,7 +46,7 @@ fn content(policy: &Policy) -> Value {
     json!({"exclude": exclude, "form": 1, "ignoreWaves": policy.ignore_waves, "target": target})
 }
 
-/// The name of a policy's revision.
+/// Returns the name of a policy's revision.
 pub fn name(operator: &str, policy: &Policy) -> String {
     format!("{operator}-{}", hash(&content(policy).to_string(), None))
 }

@@ -1,7 +1,8 @@
-//! When nodes may be taken out of service: windows and blackouts.
+//! Schedules: windows and blackouts, which decide when nodes may be taken out of service.
 //!
-//! `at` is asked for every plan and every group, so what it costs does not depend on how far away something is: a window is
-//! looked for over its own length, days are found by bits, and nothing is followed further than [`FORESIGHT`] and [`HORIZON`].
+//! `at` is called for every plan and every group, so its cost does not depend on the distance of an event: a window is
+//! searched over its own length, days are found by bits, and nothing is followed further than [`FORESIGHT`] and
+//! [`HORIZON`].
 
 mod calendar;
 mod window;
@@ -15,21 +16,22 @@ use self::calendar::Calendar;
 use self::window::Window;
 use super::PolicyError;
 
-/// The longest window. It is also how far back an opening is looked for.
+/// The longest window. It is also the distance back over which an opening is searched.
 const LONGEST: SignedDuration = SignedDuration::from_hours(31 * 24);
-/// How far windows that follow each other are added up. More than [`LONGEST`], so that `stopStartingBefore` is judged right.
+/// Distance over which windows that follow each other are added up. More than [`LONGEST`], so that `stopStartingBefore`
+/// is judged correctly.
 const FORESIGHT: SignedDuration = SignedDuration::from_hours(35 * 24);
-/// How far the next opening is looked for. There is a leap day in it.
+/// Distance over which the next opening is searched. It includes a leap day.
 const HORIZON: SignedDuration = SignedDuration::from_hours(5 * 366 * 24);
 
-/// A schedule, read and checked.
+/// A schedule, parsed and validated.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Schedule {
     /// None: always open.
     windows: Vec<Window>,
-    /// How long before the end of what is open nothing starts any more.
+    /// Time before the end of an open window in which nothing starts any more.
     stop_before: SignedDuration,
-    /// In their order, none touching another.
+    /// Sorted, none touching another.
     blackouts: Vec<Closure>,
 }
 
@@ -40,39 +42,39 @@ struct Closure {
     to: Timestamp,
 }
 
-/// What a schedule says about a moment.
+/// The state of a schedule at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WindowState {
     /// Nodes may start.
     Open {
-        /// Until when; `None`: for good, or for longer than can be foreseen (some weeks).
+        /// The end; `None`: open for good, or for longer than can be foreseen (some weeks).
         until: Option<Timestamp>,
     },
     /// Nodes may not start.
     Closed {
-        /// From when they may; `None`: never again, as far as can be foreseen (some years).
+        /// The next opening; `None`: never again, as far as can be foreseen (some years).
         opens: Option<Timestamp>,
-        /// Whether a blackout is the reason.
+        /// True if a blackout is the reason.
         blackout: bool,
     },
 }
 
-/// How long a moment's windows stay open.
+/// The time for which the windows of a moment stay open.
 struct Stay {
     /// [`Timestamp::MAX`]: as far as can be foreseen.
     until: Timestamp,
-    /// Whether a blackout is what ends it.
+    /// True if a blackout ends it.
     blackout: bool,
 }
 
 impl Schedule {
-    /// Reads a schedule. What cannot be obeyed goes into `errors`, with its field under `path`.
+    /// Parses a schedule. Parts that cannot be applied go into `errors`, with their field under `path`.
     pub fn parse(path: &str, schedule: &SchedulePolicy, errors: &mut Vec<PolicyError>) -> Self {
         Self::parse_within(path, schedule, &Self::default(), errors)
     }
 
-    /// Reads the schedule of a group. Windows and `stopStartingBefore` that it leaves out are those of all nodes, and the
-    /// blackouts of all nodes hold besides its own.
+    /// Parses the schedule of a group. Windows and `stopStartingBefore` that it leaves out are those of all nodes, and
+    /// the blackouts of all nodes apply besides its own.
     pub(super) fn parse_within(
         path: &str,
         schedule: &SchedulePolicy,
@@ -113,7 +115,7 @@ impl Schedule {
         Self { windows, stop_before: stop_before.signed(), blackouts }
     }
 
-    /// What it says about this moment.
+    /// Returns the state at this moment.
     pub fn at(&self, now: Timestamp) -> WindowState {
         if let Some(blackout) = self.blackout_at(now) {
             return WindowState::Closed { opens: self.opens(blackout.to), blackout: true };
@@ -129,12 +131,12 @@ impl Schedule {
         }
     }
 
-    /// The first moment from this one on at which nodes may start.
+    /// Returns the first moment from this one on at which nodes may start.
     fn opens(&self, from: Timestamp) -> Option<Timestamp> {
         let limit = from.checked_add(HORIZON).unwrap_or(Timestamp::MAX);
         let mut at = from;
-        // Each round leaves a blackout, a closed time or the rest of a window behind. There are only so many: a window that
-        // no blackout cuts is longer than `stop_before`.
+        // Each round leaves a blackout, a closed time or the rest of a window behind. Their number is finite: a window
+        // that no blackout cuts is longer than `stop_before`.
         while at < limit {
             if let Some(blackout) = self.blackout_at(at) {
                 at = blackout.to;
@@ -159,18 +161,19 @@ impl Schedule {
         self.blackouts.get(next).filter(|blackout| blackout.from <= moment)
     }
 
-    /// How long windows are open, where one is. The moment is in no blackout.
+    /// Returns the time for which windows are open, if one is. The moment is in no blackout.
     fn stay(&self, now: Timestamp) -> Option<Stay> {
         let windows = if self.windows.is_empty() { Timestamp::MAX } else { self.windows_open_until(now)? };
         let next = self.blackouts.partition_point(|blackout| blackout.to <= now);
-        // Beyond what is foreseen, something else may come first.
+        // Beyond the foreseen time, something else may come first.
         let foreseen = if self.windows.is_empty() { Timestamp::MAX } else { far(now) };
         let blackout =
             self.blackouts.get(next).map(|blackout| blackout.from).filter(|from| *from < foreseen.min(windows));
         Some(Stay { until: blackout.unwrap_or(windows), blackout: blackout.is_some() })
     }
 
-    /// Until when some window is open, without a pause; [`Timestamp::MAX`] where that cannot be foreseen.
+    /// Returns the end of the time in which some window is open, without a pause; [`Timestamp::MAX`] where that cannot
+    /// be foreseen.
     fn windows_open_until(&self, now: Timestamp) -> Option<Timestamp> {
         let far = far(now);
         let mut until = now;
@@ -240,15 +243,15 @@ fn read_zone(name: Option<&str>) -> Result<TimeZone, String> {
 }
 
 fn read_date(text: &str) -> Result<Date, String> {
-    // The parser takes more than one way to write a date; the schema takes one.
+    // The parser accepts several formats of a date; the schema accepts one.
     text.parse::<Date>()
         .ok()
         .filter(|date| date.to_string() == text)
         .ok_or_else(|| format!("'{text}' is no day of the calendar; write one as year-month-day, such as 2026-12-20"))
 }
 
-/// When a day begins. Where its midnight comes twice there are two answers; where it is left out the day begins with the
-/// change of the clock.
+/// Returns the beginning of a day. Where its midnight comes twice there are two results; where it is left out the day
+/// begins with the change of the clock.
 fn begin(zone: &TimeZone, day: Date) -> Option<(Timestamp, Timestamp)> {
     let midnight = DateTime::from_parts(day, jiff::civil::Time::midnight());
     let ambiguous = zone.to_ambiguous_timestamp(midnight);

@@ -6,10 +6,10 @@ use semver::{Prerelease, Version, VersionReq};
 
 use super::PolicyError;
 
-/// A range of versions, with the text that policy has for it.
+/// A range of versions, with its text in the policy.
 ///
-/// Its parts are separated by commas, and all have to match. A part without an operator means the versions that begin with
-/// it: `1.20` is any 1.20.x.
+/// Its parts are separated by commas, and all have to match. A part without an operator means the versions that begin
+/// with it: `1.20` is any 1.20.x.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     text: String,
@@ -31,7 +31,7 @@ impl Range {
         self.request.matches(version)
     }
 
-    /// The range in the one spelling of [`semver`].
+    /// Returns the range in the one spelling of [`semver`].
     pub(super) fn normalized(&self) -> String {
         self.request.to_string()
     }
@@ -43,8 +43,8 @@ impl fmt::Display for Range {
     }
 }
 
-/// Reads one part of a range into the form of [`semver`], for which a version without an operator would mean everything
-/// compatible with it.
+/// Parses one part of a range into the form of [`semver`], for which a version without an operator would mean
+/// everything compatible with it.
 fn part(text: &str) -> Result<String, String> {
     let text = text.trim();
     let version = text.trim_start_matches(['=', '<', '>', '~', '^']);
@@ -59,7 +59,7 @@ fn part(text: &str) -> Result<String, String> {
     Ok(format!("{operator}{version}"))
 }
 
-/// Returns whether any version is in a range: where one is, the lowest is a version that a part names, or the next one.
+/// Returns whether any version is in a range: if so, the lowest is a version that a part names, or the next one.
 fn satisfiable(request: &VersionReq) -> bool {
     let named = request.comparators.iter().flat_map(|comparator| {
         let (major, minor, patch) =
@@ -75,10 +75,10 @@ fn satisfiable(request: &VersionReq) -> bool {
     std::iter::once(Version::new(0, 0, 0)).chain(named).any(|version| request.matches(&version))
 }
 
-/// What nodes become.
+/// The target version of nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Whatever newer version their host chooses, never an older one.
+    /// Any newer version that the host chooses, never an older one.
     Latest,
     /// This version, up or down.
     Exact(Version),
@@ -87,12 +87,12 @@ pub enum Target {
 }
 
 impl Target {
-    /// Whether the host has to be told which version to choose, by its own setting.
+    /// Returns whether the host needs a version in its own setting.
     pub fn pins(&self) -> bool {
         !matches!(self, Self::Latest)
     }
 
-    /// Whether a version is one that nodes may become.
+    /// Returns whether nodes may update to a version.
     pub fn allows(&self, version: &Version) -> bool {
         match self {
             Self::Latest => true,
@@ -112,7 +112,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// What no node takes: one version, or all of a range.
+/// A version, or a range of them, that no node takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exclusion {
     /// This version alone.
@@ -122,7 +122,7 @@ pub enum Exclusion {
 }
 
 impl Exclusion {
-    /// Whether it is about this version. A pre-release is covered with the version that it precedes.
+    /// Returns whether it covers this version. A pre-release is covered with the version that it precedes.
     pub fn covers(&self, version: &Version) -> bool {
         match self {
             Self::Exact(exact) => exact == version,
@@ -142,7 +142,7 @@ impl fmt::Display for Exclusion {
     }
 }
 
-/// Reads a version by itself, which is exactly that one.
+/// Parses a single version, which means exactly that one.
 fn exact(text: &str) -> Option<Version> {
     text.strip_prefix('v').unwrap_or(text).parse().ok()
 }
@@ -157,7 +157,7 @@ fn error(field: &str, text: &str, also: &str, why: &str) -> PolicyError {
     }
 }
 
-/// Reads `spec.version.target`.
+/// Parses `spec.version.target`.
 pub(super) fn target(field: &str, text: Option<&str>, errors: &mut Vec<PolicyError>) -> Target {
     let Some(text) = text.map(str::trim).filter(|text| *text != "latest") else { return Target::Latest };
     match (exact(text), Range::parse(text)) {
@@ -170,7 +170,7 @@ pub(super) fn target(field: &str, text: Option<&str>, errors: &mut Vec<PolicyErr
     }
 }
 
-/// Reads `spec.version.exclude`.
+/// Parses `spec.version.exclude`.
 pub(super) fn exclusions(field: &str, texts: &[String], errors: &mut Vec<PolicyError>) -> Vec<Exclusion> {
     let read = |(index, text): (usize, &String)| {
         let text = text.trim();

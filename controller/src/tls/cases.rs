@@ -1,4 +1,4 @@
-//! Single decisions about certificates and keys, each as a sentence about what holds.
+//! Single decisions about certificates and keys, each as a statement.
 
 use std::collections::BTreeSet;
 
@@ -42,7 +42,7 @@ fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_anew() {
         let facts = Facts { certificates: Some(certificates), signing: None, published, stood };
         plan(&facts, WAIT, at(0)).writes.into_iter().next()
     };
-    // By a leader that has just begun, too: any client that understands what is in service understands another one like it.
+    // This holds for a new leader too: any client that accepts the certificate in service accepts another one like it.
     let seen_for = [SignedDuration::from_hours(24), SignedDuration::ZERO];
     assert_eq!(seen_for.map(|seen_for| write(good.clone(), seen_for)), [None, None]);
     for (sentence, leaf) in [
@@ -57,7 +57,7 @@ fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_anew() {
     }
 }
 
-/// A rotation of either half, of which the new one was published at the minute 0.
+/// Returns a rotation of both, with the new ones published at minute 0.
 fn rotating(stood: i64) -> Facts {
     let authority = |id: &str| Some(Authority { id: id.into(), from: at(-1000), until: at(1_000_000) });
     let authorities = Authorities { newest: authority("new"), before: authority("old"), ..Authorities::default() };
@@ -157,7 +157,7 @@ fn requested_rotation_begins_at_once_under_a_new_leader() {
     }
 }
 
-/// A client has deleted the Secret of the authorities and the ConfigMap together.
+/// Another client has deleted the Secret of the authorities and the ConfigMap together.
 #[test]
 fn what_nobody_understands_any_more_is_replaced_as_soon_as_its_successor_is_published() {
     for (sentence, published, expected) in [

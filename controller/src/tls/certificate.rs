@@ -1,4 +1,4 @@
-//! Certificates as they stand in Secrets and in the ConfigMap: read, named by a digest, and verified as an agent would.
+//! Certificates in Secrets and in the ConfigMap: parsed, named by a digest, and verified as by an agent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,22 +21,22 @@ const END: &str = "-----END CERTIFICATE-----";
 /// One certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Certificate {
-    /// A digest of it.
+    /// A digest of the certificate.
     pub(super) id: Id,
-    /// As it was found, PEM.
+    /// The certificate as it was found, PEM.
     pub(super) pem: String,
     der: CertificateDer<'static>,
     pub(super) from: Timestamp,
     pub(super) until: Timestamp,
 }
 
-/// Hexadecimal digits of the beginning of a digest, enough to tell things apart.
+/// Returns the hexadecimal digits of the beginning of a digest, enough to distinguish contents.
 pub(super) fn digest(bytes: &[u8]) -> Id {
     Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 impl Certificate {
-    /// Reads one from a text that begins with its first line.
+    /// Parses one from a text that begins with its first line.
     fn read(pem: &str) -> Option<Self> {
         let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
         let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
@@ -46,7 +46,8 @@ impl Certificate {
         Some(Self { id: digest(&der), pem: pem.to_owned(), der, from, until })
     }
 
-    /// Reads all of a text, and says whether there is nothing else in it: a block that is no certificate, or other text.
+    /// Parses all of a text, and returns whether there is nothing else in it: a block that is no certificate, or other
+    /// text.
     pub(super) fn read_all(text: &str) -> (Vec<Self>, bool) {
         let (mut found, mut clean, mut rest) = (Vec::new(), true, text);
         while let Some(begin) = rest.find(BEGIN) {
@@ -62,12 +63,12 @@ impl Certificate {
         (found, clean && rest.trim().is_empty())
     }
 
-    /// The first one of a text.
+    /// Returns the first one of a text.
     pub(super) fn first(text: &str) -> Option<Self> {
         Self::read_all(text).0.into_iter().next()
     }
 
-    /// Its bytes.
+    /// Returns the DER bytes.
     pub(super) fn der(&self) -> &[u8] {
         &self.der
     }
@@ -76,12 +77,12 @@ impl Certificate {
         Authority { id: self.id.clone(), from: self.from, until: self.until }
     }
 
-    /// Whether it can be trusted as an authority.
+    /// Returns whether it can be trusted as an authority.
     pub(super) fn is_anchor(&self) -> bool {
         RootCertStore::empty().add(self.der.clone()).is_ok()
     }
 
-    /// The names that it is good for, lower case.
+    /// Returns the names that it is valid for, in lower case.
     pub(super) fn names(&self) -> Vec<String> {
         let Ok((_, certificate)) = x509_parser::parse_x509_certificate(&self.der) else { return Vec::new() };
         let Ok(Some(names)) = certificate.subject_alternative_name() else { return Vec::new() };
@@ -93,12 +94,12 @@ impl Certificate {
     }
 }
 
-/// The text of a bundle.
+/// Returns the text of a bundle.
 pub(super) fn bundle<'a>(certificates: impl IntoIterator<Item = &'a Certificate>) -> String {
     certificates.into_iter().map(|certificate| format!("{}\n", certificate.pem.trim())).collect()
 }
 
-/// Whether an agent that trusts `anchors` accepts the certificate `chain[0]` for `name` at that time.
+/// Returns whether an agent that trusts `anchors` accepts the certificate `chain[0]` for `name` at that time.
 pub(super) fn accepts(
     anchors: &[&Certificate],
     chain: &[Certificate],
@@ -122,7 +123,7 @@ pub(super) fn accepts(
     verifier.verify_server_cert(&leaf.der, &between, &name, &[], time).map(|_| ())
 }
 
-/// Whether a key belongs to a certificate, and a server can use both.
+/// Returns whether a key belongs to a certificate, and a server can use both.
 pub(super) fn is_pair(chain: &[Certificate], key: &str) -> bool {
     let Ok(key) = PrivateKeyDer::from_pem_slice(key.as_bytes()) else { return false };
     let chain = chain.iter().map(|certificate| certificate.der.clone()).collect();
@@ -169,7 +170,7 @@ mod tests {
         let issued = ours.issue(vec![HOST.into()], now()).unwrap();
         let chain = Certificate::read_all(&issued["tls.crt"]).0;
         let later = now() + jiff::SignedDuration::from_hours(24 * 365);
-        // All our authorities have one subject: each has to be tried.
+        // All authorities of the operator have one subject: each has to be tried.
         for (sentence, anchors, name, at, accepted) in [
             ("its issuer alone", vec![&our], HOST, now(), true),
             ("its issuer behind another", vec![&other, &our], HOST, now(), true),

@@ -1,4 +1,4 @@
-//! The readers of certificates and keys, as the fuzzer feeds them ([`crate::fuzzing`]).
+//! Fuzz targets for the parsers of certificates and keys ([`crate::fuzzing`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use super::material::PermitKey;
 use super::provided::provided;
 use super::store::{CERTIFICATE, Contents, KEY, KeyRing, PROVIDED, Safe, SecretFacts, TrustFacts, secret};
 
-/// Where agents look for the web API.
+/// The host name of the web API for agents.
 const HOST: &str = "brupop-apiserver.brupop-system.svc";
 
-/// The authorities of a bundle, and the bundle that is made of them again.
+/// Returns the authorities of a bundle, and the bundle that is made of them again.
 pub(crate) fn authorities(text: &str) -> (Vec<Vec<u8>>, String) {
     let (all, _) = Certificate::read_all(text);
     for certificate in &all {
@@ -39,8 +39,8 @@ struct Fields {
     annotations: BTreeMap<String, String>,
 }
 
-/// What stands in the Secrets and in the ConfigMap: what is read is written so that it reads the same, a key goes with its own
-/// certificate alone, and what no one knows is called foreign.
+/// The contents of the Secrets and of the ConfigMap: a parsed one is written so that it parses to the same value, a key
+/// matches its own certificate alone, and unknown contents are reported as foreign.
 pub(crate) fn secrets(data: &[u8]) {
     let Ok(Fields { data, annotations }) = serde_json::from_slice::<Fields>(data) else { return };
     let metadata = ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() };

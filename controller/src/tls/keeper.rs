@@ -1,4 +1,4 @@
-//! Keeps certificates and keys as the rules say: watches what they are made of, and carries out one write after the other.
+//! Keeps certificates and keys as the rules require: watches their sources, and carries out one write after the other.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,17 +25,17 @@ use crate::leader::Leadership;
 use crate::metrics::{Metrics, TlsSnapshot};
 use crate::view::{Cache, OperatorFacts, Projection as _, ShadowFacts, TlsFacts};
 
-/// How long after a failure it is tried again, twice as long after each that follows, and at the most. A change of anything that
-/// is looked at ends the pause.
+/// Pause after a failure, doubled after each that follows, and its maximum. A change of any watched object ends the
+/// pause.
 const RETRY: Duration = Duration::from_secs(2);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
-/// The longest time without a look at the clock, which may have been set.
+/// The longest time without a check of the clock, which may have been set.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// How many writes about one thing there may be within the time that rotations wait for kubelets, and within the shortest time
-/// if they wait for less. The longest way from nothing has five in all, and a rotation goes on only after its wait; more means
-/// that another client writes against us, which is told. Within the longest time no more are made at all.
+/// Maximum number of writes about one subject within the time that rotations wait for kubelets, and within the shortest
+/// time if they wait for less. The longest way from nothing has five in all, and a rotation goes on only after its
+/// wait; more means a conflicting writer, which is reported. Within the longest time no more are made at all.
 const IN_A_WHILE: usize = 10;
 const SHORTEST_WHILE: Duration = Duration::from_secs(10);
 const LONGEST_WHILE: Duration = Duration::from_secs(60);
@@ -49,24 +49,24 @@ pub struct Keeper {
     metrics: Metrics,
     shadows: Cache<ShadowFacts>,
     operator: Cache<OperatorFacts>,
-    /// Told of what plans have to know, and tells of changes of shadows and of the operator's resource.
+    /// Receives the facts for plans, and notifies of changes of shadows and of the operator's resource.
     plans: Arc<watch::Sender<u64>>,
     own: Arc<watch::Sender<u64>>,
     authorities: Cache<SecretFacts>,
     serving: Cache<SecretFacts>,
     keys: Cache<SecretFacts>,
     trust: Cache<TrustFacts>,
-    /// Since when what is published, and the certificate in service, have been seen there without a break.
+    /// The moment since which the published contents, and the certificate in service, have been seen without a break.
     seen: HashMap<Id, Instant>,
-    /// When what was written last, so many times.
+    /// The moments of the last writes.
     written: BTreeMap<Subject, VecDeque<Instant>>,
-    /// What was last complained about, so that a log says it once.
+    /// The last reported problem, so that the log has it once.
     complaint: Option<String>,
-    /// What the API server last refused, or another client undoes, until it is over.
+    /// The write that the API server last refused, or that another client reverts, until that is over.
     refused: Option<String>,
 }
 
-/// What a look is for: without a change of any of it, and before its time, there is nothing new to find.
+/// The input of a check: without a change of any of it, and before its time, there is nothing new to find.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     versions: [Option<String>; 4],
@@ -74,29 +74,29 @@ struct Seen {
     statements: BTreeSet<String>,
 }
 
-/// How a look and the writes after it went.
+/// The result of a check and the writes after it.
 struct Kept {
-    /// What the last look was at.
+    /// The input of the last check.
     seen: Option<Seen>,
-    /// When to look again, if nothing changes before.
+    /// The time of the next check, if nothing changes before.
     wake: Option<Timestamp>,
-    /// What failed of what.
+    /// The error of each subject that failed.
     failed: BTreeMap<Subject, TlsError>,
 }
 
-/// What was found, as facts for the rules and as what can be written.
+/// The contents found, as facts for the rules and as values to write.
 struct Found {
     facts: Facts,
     safe: Safe,
     ring: KeyRing,
-    /// Certificates that no Secret of ours names: the published ones, and those that are provided.
+    /// Certificates that no Secret of the operator names: the published ones, and those that are provided.
     others: Vec<Certificate>,
     leaf: Option<Certificate>,
     problem: Option<Problem>,
 }
 
 impl Keeper {
-    /// A keeper that has seen nothing yet.
+    /// Returns a keeper that has seen nothing yet.
     #[expect(clippy::too_many_arguments, reason = "each is another thing that it works with")]
     pub fn new(
         client: kube::Client,
@@ -130,13 +130,13 @@ impl Keeper {
         }
     }
 
-    /// The names that agents may ask for.
+    /// Returns the host names that agents may use.
     fn hosts(&self) -> Vec<String> {
         let service = format!("{}.{}.svc", names::APISERVER, self.config.namespace);
         vec![service.clone(), format!("{service}.{}", self.config.cluster_domain)]
     }
 
-    /// Watches and keeps, for ever.
+    /// Watches and keeps, forever.
     pub async fn run(mut self) {
         let mut watches = JoinSet::new();
         let named = |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}"));
@@ -153,7 +153,7 @@ impl Keeper {
 
         let (mut own, mut plans) = (self.own.subscribe(), self.plans.subscribe());
         let mut last: Option<Seen> = None;
-        // By the clock that no one sets: a look that nothing is found in costs nothing.
+        // By the monotonic clock: a check that finds nothing costs nothing.
         let mut wake = Instant::now();
         let mut retry = RETRY;
         loop {
@@ -170,7 +170,7 @@ impl Keeper {
                     pause = pause.clamp(RETRY, retry);
                     retry = (2 * retry).min(LONGEST_RETRY);
                 } else if self.refused.is_some() {
-                    // That no one undoes anything any more is seen by a look alone.
+                    // Only a check shows that a conflict is over.
                     pause = pause.min(LONGEST_RETRY);
                 }
                 wake = Instant::now() + pause;
@@ -178,13 +178,13 @@ impl Keeper {
             tokio::select! {
                 changed = own.changed() => if changed.is_err() { return },
                 changed = plans.changed() => if changed.is_err() { return },
-                // Nothing can be due before everything has been listed, which is told.
+                // Nothing can be due before everything has been listed, which is notified.
                 () = tokio::time::sleep_until(wake), if last.is_some() => {}
             }
         }
     }
 
-    /// Says in the log what failed, and returns whether that is something else than before.
+    /// Logs the failures, and returns whether they differ from those before.
     fn complain(&mut self, failed: &BTreeMap<Subject, TlsError>) -> bool {
         let complaint = (!failed.is_empty()).then(|| format!("{failed:?}"));
         let new = self.complaint != complaint;
@@ -200,7 +200,7 @@ impl Keeper {
         new
     }
 
-    /// What there is to look at; `None` until everything has been listed.
+    /// Returns the input of a check; `None` until everything has been listed.
     fn seen(&self) -> Option<Seen> {
         let synced = self.authorities.synced() && self.serving.synced() && self.keys.synced() && self.trust.synced();
         if !synced {
@@ -225,19 +225,18 @@ impl Keeper {
         self.operator.get(names::OPERATOR_NAME).map(|o| crate::plan::pending_rotations(&o)).unwrap_or_default()
     }
 
-    /// The keys of the statements that stand in shadows.
+    /// Returns the keys of the statements in shadows.
     fn statements(&self) -> BTreeSet<String> {
         let signature = |shadow: &ShadowFacts| signed_by(shadow.spec.host.as_ref()?.signature.as_deref()?);
         self.shadows.items().values().filter_map(signature).collect()
     }
 
-    /// Looks and writes until there is nothing more to write.
+    /// Checks and writes until there is nothing more to write.
     ///
-    /// What is refused keeps nothing else from being written: a Secret that cannot be changed stands in the way of its own half
-    /// only.
+    /// A refused write blocks nothing else: a Secret that cannot be changed affects only its own subject.
     async fn keep(&mut self, now: Timestamp) -> Kept {
         let mut failed: BTreeMap<Subject, TlsError> = BTreeMap::new();
-        // What a failure was at: a change meanwhile may be its cause, and is one to look at.
+        // The input at a failure: a change meanwhile may be its cause, and needs a check.
         let mut seen_at_failure = None;
         loop {
             let seen = self.seen();
@@ -248,7 +247,7 @@ impl Keeper {
                 let contended = self.contended(Instant::now()).then_some(TlsError::Contended);
                 self.refused = failed.values().chain(&contended).find_map(TlsError::for_a_person);
             }
-            // Also before a write, which may fail: what signs, and what is wrong, does not depend on it.
+            // Also before a write, which may fail: the key that signs, and the problem, do not depend on it.
             self.tell(&found, &plan);
             let Some(write) = next else {
                 return Kept { seen: seen_at_failure.unwrap_or(seen), wake: plan.wake, failed };
@@ -279,12 +278,13 @@ impl Keeper {
         }
     }
 
-    /// Whether anything has been written so often that another client must be undoing it.
+    /// Returns whether anything has been written so often that another client must be reverting it.
     fn contended(&self, clock: Instant) -> bool {
         self.written.keys().any(|subject| self.written_often(*subject, Duration::MAX, clock))
     }
 
-    /// Whether something has been written too often within the time that rotations wait, which counts up to `longest`.
+    /// Returns whether a subject has been written too often within the time that rotations wait, which counts up to
+    /// `longest`.
     fn written_often(&self, subject: Subject, longest: Duration, clock: Instant) -> bool {
         let wait = Duration::try_from(self.config.trust_wait.signed()).unwrap_or_default();
         let span = wait.max(SHORTEST_WHILE).min(longest);
@@ -358,7 +358,7 @@ impl Keeper {
             let id = |key: &Option<PermitKey>| key.as_ref().map(|key| key.id().clone());
             let mut statements = self.statements();
             if !self.shadows.synced() {
-                // Whose they are is not known yet.
+                // The keys of these statements are not known yet.
                 statements.extend(id(&ring.before));
             }
             Signing {
@@ -379,7 +379,7 @@ impl Keeper {
         Found { facts, safe: safe.unwrap_or_default(), ring: ring.unwrap_or_default(), others, leaf, problem }
     }
 
-    /// Tells plans, metrics and the log.
+    /// Reports to plans, metrics and the log.
     fn tell(&self, found: &Found, plan: &Plan) {
         let Found { facts, safe, ring, leaf, problem, .. } = found;
         let problem = problem.as_ref().map(ToString::to_string).or_else(|| self.refused.clone());
@@ -390,7 +390,7 @@ impl Keeper {
             tracing::error!(problem, "keys or certificates are invalid");
         }
         let asked = self.asked().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
-        // Keys that cannot be read are those that were.
+        // Keys that cannot be read are those before.
         let keys = if facts.signing.is_some() {
             TlsFacts {
                 signing_key: plan.signer.clone(),
@@ -402,7 +402,7 @@ impl Keeper {
             before
         };
         let news = self.signer.tell(TlsFacts {
-            // There is nothing of the operator to rotate where certificates are provided.
+            // The operator has nothing to rotate where certificates are provided.
             rotated_certificates: asked.or_else(|| safe.carried.clone()),
             rotated_signing_key: ring.carried.clone(),
             problem: problem.clone(),
@@ -509,7 +509,7 @@ impl Keeper {
     }
 }
 
-/// How long after a look the next one is due.
+/// Returns the time from a check to the next one.
 fn pause(now: Timestamp, wake: Option<Timestamp>) -> Duration {
     // A timestamp has millisecond precision; waking a little late beats waking early and again.
     let ahead =
@@ -523,7 +523,8 @@ fn issuing(now: Timestamp) -> Result<(Certificate, Issuing), MaterialError> {
     Ok((certificate.ok_or(MaterialError::Missing("the certificate of an authority"))?, issuing))
 }
 
-/// Whether an authority issued a certificate, directly or through what stands beside it, whatever the time is now.
+/// Returns whether an authority issued a certificate, directly or through the others of its chain, whatever the time is
+/// now.
 fn issued_by(authority: &Certificate, chain: &[Certificate]) -> bool {
     let (Some(leaf), Some(at)) = (chain.first(), chain.iter().map(|certificate| certificate.from).max()) else {
         return false;

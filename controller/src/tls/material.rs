@@ -15,29 +15,29 @@ use serde::Serialize;
 use super::certificate::{Certificate, digest};
 use super::plan::Id;
 
-/// How long a certificate authority is good for. The next one is made after two thirds of that.
+/// Lifetime of a certificate authority. The next one is made after two thirds of it.
 pub(super) const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// How long a serving certificate is good for. It is renewed after two thirds of that.
+/// Lifetime of a serving certificate. It is renewed after two thirds of it.
 pub(super) const LEAF_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
-/// Certificates are good from a little before they are made: clocks differ.
+/// Certificates are valid from a little before they are made: clocks differ.
 const BACKDATE: Duration = Duration::from_secs(3600);
 
-/// Why a key or certificate is of no use.
+/// The reason why a key or certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MaterialError {
-    /// Something is missing or no text.
+    /// The value is missing or not text.
     #[error("{0} is missing or is no text")]
     Missing(&'static str),
-    /// It does not parse, or could not be made.
+    /// The certificate or its key does not parse, or could not be made.
     #[error("the certificate or its key is no use")]
     Certificate(#[from] rcgen::Error),
-    /// A key and a certificate that do not belong together.
+    /// The key and the certificate do not match.
     #[error("the key does not belong to the certificate")]
     NoPair,
-    /// The signing key is no use.
+    /// The signing key is invalid.
     #[error("the signing key is no use")]
     Signing(#[from] jsonwebtoken::errors::Error),
-    /// It cannot be read or written as JSON.
+    /// The value cannot be read or written as JSON.
     #[error("it cannot be read or written as JSON")]
     Json(#[from] serde_json::Error),
     /// A date is out of range.
@@ -76,7 +76,7 @@ pub(super) struct Issuing {
 }
 
 impl Issuing {
-    /// Makes one.
+    /// Makes an authority.
     pub(super) fn make(now: Timestamp) -> Result<Self, MaterialError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut params = params(Vec::new(), "Bottlerocket update operator", now, AUTHORITY_LIFE)?;
@@ -85,24 +85,24 @@ impl Issuing {
         Ok(Self { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem() })
     }
 
-    /// Takes one that was made before.
+    /// Loads an existing authority.
     pub(super) fn load(certificate: &str, key: Option<&str>) -> Result<Self, MaterialError> {
         let key = key.ok_or(MaterialError::Missing("the key of an authority"))?;
         Issuer::from_ca_cert_pem(certificate, KeyPair::from_pem(key)?)?;
         Ok(Self { certificate: certificate.to_owned(), key: key.to_owned() })
     }
 
-    /// Its certificate, PEM.
+    /// Returns the certificate, PEM.
     pub(super) fn certificate(&self) -> &str {
         &self.certificate
     }
 
-    /// Its key, PEM.
+    /// Returns the key, PEM.
     pub(super) fn key(&self) -> &str {
         &self.key
     }
 
-    /// Issues a serving certificate, as it stands in a Secret. It is good no longer than its issuer.
+    /// Issues a serving certificate, as it is in a Secret. It is valid no longer than its issuer.
     pub(super) fn issue(&self, names: Vec<String>, now: Timestamp) -> Result<BTreeMap<String, String>, MaterialError> {
         let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
@@ -119,7 +119,7 @@ impl Issuing {
     }
 }
 
-/// When a certificate of ours was issued.
+/// Returns the time at which a certificate of the operator was issued.
 pub(super) fn issued(from: Timestamp) -> Timestamp {
     from.checked_add(signed(BACKDATE)).unwrap_or(Timestamp::MAX)
 }
@@ -133,13 +133,13 @@ pub(super) struct PermitKey {
 }
 
 impl PermitKey {
-    /// Makes one.
+    /// Makes a key.
     pub(super) fn make() -> Result<Self, MaterialError> {
         let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         Self::load(&pair.serialize_pem())
     }
 
-    /// Takes one that was made before.
+    /// Loads an existing key.
     pub(super) fn load(pem: &str) -> Result<Self, MaterialError> {
         let pair = KeyPair::from_pem(pem)?;
         // The id is a digest of the public key, so that a key is never taken for another one.
@@ -147,17 +147,17 @@ impl PermitKey {
         Ok(Self { signing: EncodingKey::from_ec_pem(pem.as_bytes())?, pem: pem.to_owned(), id })
     }
 
-    /// What it is known by: the key id in what it signs.
+    /// Returns the key id in what it signs.
     pub(super) fn id(&self) -> &Id {
         &self.id
     }
 
-    /// As it stands in a Secret, PEM.
+    /// Returns the key as in a Secret, PEM.
     pub(super) fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// The public half, as agents read it in the list of keys.
+    /// Returns the public key, as agents read it in the list of keys.
     pub(super) fn jwk(&self) -> Result<serde_json::Value, MaterialError> {
         let mut key = Jwk::from_encoding_key(&self.signing, Algorithm::ES256)?;
         key.common.key_id = Some(self.id.clone());
@@ -171,7 +171,7 @@ impl PermitKey {
     }
 }
 
-/// The id of the key that something was signed with, as it says itself.
+/// Returns the id of the key that something was signed with, as it claims itself.
 pub(crate) fn signed_by(jws: &str) -> Option<String> {
     jsonwebtoken::decode_header(jws).ok()?.kid
 }
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     impl PermitKey {
-        /// What was signed, verified with the published key.
+        /// Returns the signed claims, verified with the published key.
         pub(crate) fn read<T: serde::de::DeserializeOwned + Clone>(
             &self,
             jws: &str,

@@ -1,6 +1,6 @@
-//! The certificate authority, the web API's certificate and the key that signs permits: made by the leader, kept in Secrets,
-//! their public halves published to the agents, renewed in time, and rotated without a moment at which a client is not
-//! understood.
+//! The certificate authority, the web API's certificate and the key that signs permits: made by the leader, kept in
+//! Secrets, their public parts published to the agents, renewed in time, and rotated without a moment at which a client
+//! is rejected.
 //!
 //! [`plan`] decides, purely; [`keeper`] gathers and writes.
 
@@ -27,7 +27,7 @@ pub use keeper::Keeper;
 pub use material::MaterialError;
 pub(crate) use material::signed_by;
 
-/// What went wrong while making, reading or publishing keys and certificates.
+/// An error while making, reading or publishing keys and certificates.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The API server refused.
@@ -35,20 +35,20 @@ pub enum TlsError {
     Api {
         /// The object.
         name: &'static str,
-        /// What was tried.
+        /// The operation.
         verb: &'static str,
-        /// Why.
+        /// The cause.
         source: Box<kube::Error>,
     },
-    /// Something could not be made or written down.
+    /// The contents could not be made or serialised.
     #[error("what {name} is to hold could not be made")]
     Material {
         /// The object.
         name: &'static str,
-        /// Why.
+        /// The cause.
         source: MaterialError,
     },
-    /// What we write is written again, again and again.
+    /// A conflicting writer reverts the operator's writes again and again.
     #[error("somebody else writes the same Secrets or the same ConfigMap")]
     Contended,
     /// The lease is lost.
@@ -57,8 +57,8 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// What a user has to know of it. That another client wrote in between mends itself with the next look, and a server that
-    /// cannot be reached would tell no one.
+    /// Returns the message for users. `None` for a conflict with another client, which the next check resolves, and for
+    /// a server that cannot be reached, where no message would arrive.
     fn for_a_person(&self) -> Option<String> {
         match self {
             Self::Api { source, .. } => match source.as_ref() {
@@ -74,7 +74,8 @@ impl TlsError {
     }
 }
 
-/// Signs permits and statements of settings, and tells plans what is known of keys. Empty until the leader has its key.
+/// Signs permits and statements of settings, and holds the facts about keys for plans. Empty until the leader has its
+/// key.
 #[derive(Clone, Default)]
 pub struct Signer {
     state: Arc<Mutex<State>>,
@@ -96,17 +97,17 @@ impl Signer {
         self.lock().key.as_ref().map(|key| key.sign(claims))
     }
 
-    /// What plans have to know.
+    /// Returns the facts for plans.
     pub fn facts(&self) -> TlsFacts {
         self.lock().facts.clone()
     }
 
-    /// Has this key sign from now on.
+    /// Sets the key that signs from now on.
     fn sign_with(&self, key: Option<PermitKey>) {
         self.lock().key = key;
     }
 
-    /// Takes in what plans have to know; says whether it is news.
+    /// Takes in the facts for plans; returns whether they are new.
     fn tell(&self, facts: TlsFacts) -> bool {
         let mut state = self.lock();
         let news = state.facts != facts;
@@ -123,7 +124,7 @@ impl Signer {
         signer
     }
 
-    /// The claims of what was signed.
+    /// Returns the claims of something signed.
     pub(crate) fn read<T: serde::de::DeserializeOwned + Clone>(&self, jws: &str) -> T {
         self.lock().key.as_ref().unwrap().read(jws).unwrap()
     }

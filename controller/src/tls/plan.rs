@@ -1,21 +1,23 @@
-//! What to do about certificates and keys next: pure rules over what stands in the Secrets and what is published.
+//! The next steps for certificates and keys: pure rules over the contents of the Secrets and the published ones.
 //!
 //! ```text
 //!  made ──► published beside the old one ──► [every kubelet has it] ──► in use ──► the old one goes
 //! ```
 //!
-//! Each step is one write, and each write leaves a state from which the same function finds the next one, so a leader may
-//! die anywhere in between. Three things hold at each moment, for any kubelet that is at most the wait behind:
+//! Each step is one write, and each write leaves a state from which the same function finds the next one, so a leader
+//! may die anywhere in between. Three invariants hold at each moment, for any kubelet that is at most the wait behind:
 //!
-//! * the serving certificate, the present one and one that was just replaced, verifies against the bundle that it holds;
-//! * what is signed verifies with the keys that it holds;
-//! * nothing is trusted for long because the ConfigMap says so, which others may write: only what a Secret names, what issued
-//!   the certificate that is in service, and, where the Secret was deleted, the rest of the bundle for the time of one wait.
+//! * the serving certificate, the present one and one that was just replaced, verifies against the bundle that it
+//!   holds;
+//! * everything signed verifies with the keys that it holds;
+//! * nothing is trusted for long because the ConfigMap lists it, which others may write: only the authorities that a
+//!   Secret names, those that issued the certificate in service, and, where the Secret was deleted, the rest of the
+//!   bundle for the time of one wait.
 //!
-//! Since when something is published stands beside it, in the same object, so there is no moment at which the one is
-//! written and the other is not. What another client removed from the ConfigMap counts as never published. A wait has to be over
-//! by these times, and by the clock of this process, which no one sets, from when it saw what is waited for: so a clock that
-//! jumps makes no wait shorter, and a leader that has just begun waits once more.
+//! The time since which something is published is recorded beside it, in the same object, so there is no moment at
+//! which the one is written and the other is not. Contents that another client removed from the ConfigMap count as
+//! never published. A wait has to be over by these times, and by the monotonic clock of this process, from when it saw
+//! the thing that is waited for: so a clock that jumps makes no wait shorter, and a new leader waits once more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,11 +26,11 @@ use models::permit::PERMIT_LIFETIME;
 
 use super::material::LEAF_LIFE;
 
-/// How long a provided authority stays published that is no longer provided: longer than a pod of the web API can be cut
-/// off from its kubelet and still be asked by agents, short enough for one that is withdrawn for cause.
+/// Time for which an authority that is no longer provided stays published: longer than a pod of the web API can be cut
+/// off from its kubelet and still serve agents, short enough for one that is withdrawn for cause.
 pub(super) const PROVIDED_OVERLAP: SignedDuration = SignedDuration::from_hours(24);
 
-/// What a certificate or a public key is known by: a digest of it.
+/// Identifies a certificate or a public key: a digest of it.
 pub(super) type Id = String;
 
 /// A certificate authority, as far as the rules go.
@@ -43,7 +45,7 @@ pub(super) struct Authority {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     pub(super) authority: Authority,
-    /// Until then at least; `None`: as long as it is provided.
+    /// The end at the earliest; `None`: as long as it is provided.
     pub(super) until: Option<Timestamp>,
 }
 
@@ -52,7 +54,7 @@ pub(super) struct Kept {
 pub(super) struct Authorities {
     /// The one that issues, or is about to.
     pub(super) newest: Option<Authority>,
-    /// The one before it, with its key, until nothing more has to be issued by it.
+    /// The one before it, with its key, while it may have to issue something.
     pub(super) before: Option<Authority>,
     pub(super) kept: Vec<Kept>,
     /// The last request for a rotation that was begun.
@@ -63,27 +65,27 @@ pub(super) struct Authorities {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Leaf {
     pub(super) id: Id,
-    /// Who issued it, of the authorities that are known or published.
+    /// The issuer, of the authorities that are known or published.
     pub(super) issuer: Option<Id>,
-    /// Whether a server can use it for what agents ask for: it has their names, and the key beside it belongs to it.
+    /// True if a server can use it for agents: it has their names, and the key beside it belongs to it.
     pub(super) usable: bool,
-    /// From when it is good.
+    /// The beginning of its validity.
     pub(super) from: Timestamp,
     pub(super) until: Timestamp,
-    /// When it was issued, which is later: certificates are backdated.
+    /// The time of issue, which is later: certificates are backdated.
     pub(super) issued: Timestamp,
 }
 
-/// Where the serving certificate comes from.
+/// The source of the serving certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// From us.
+    /// The operator.
     Managed,
-    /// From another client, with these authorities; `None`: what stands there cannot be used.
+    /// Another client, with these authorities; `None`: the contents cannot be used.
     Provided(Option<Vec<Authority>>),
 }
 
-/// What stands about certificates.
+/// The facts about certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Certificates {
     pub(super) source: Source,
@@ -91,48 +93,48 @@ pub(super) struct Certificates {
     pub(super) leaf: Option<Leaf>,
     /// The published authorities that no Secret names.
     pub(super) strangers: Vec<Authority>,
-    /// The value of the annotation that asks for a rotation, if that is still to be begun.
+    /// The value of the annotation that requests a rotation, if that is still to be begun.
     pub(super) asked: Option<String>,
 }
 
-/// What stands about the keys that sign.
+/// The facts about the signing keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Signing {
     pub(super) newest: Option<Id>,
-    /// The one before it, until nothing counts any more that it signed.
+    /// The one before it, as long as anything that it signed is valid.
     pub(super) before: Option<Id>,
     /// As [`Certificates::asked`].
     pub(super) asked: Option<String>,
-    /// The keys of the statements that stand in shadows.
+    /// The keys of the statements in shadows.
     pub(super) statements: BTreeSet<Id>,
 }
 
-/// What the agents can read.
+/// The contents that the agents can read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Published {
     pub(super) authorities: BTreeSet<Id>,
     pub(super) keys: BTreeSet<Id>,
-    /// Since when each has been there without a break.
+    /// The time since which each has been there without a break.
     pub(super) since: BTreeMap<Id, Timestamp>,
 }
 
-/// Everything that the rules look at. A half that cannot be read is absent, and what is published of it stays as it is.
+/// The input of the rules. A part that cannot be read is absent, and its published contents stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) certificates: Option<Certificates>,
     pub(super) signing: Option<Signing>,
     pub(super) published: Published,
-    /// For how long this process has seen what is published, and the certificate in the web API's Secret, without a break and
-    /// by its monotonic clock.
+    /// Time for which this process has observed the published contents, and the certificate in the web API's Secret,
+    /// without a break and by its monotonic clock.
     pub(super) stood: BTreeMap<Id, SignedDuration>,
 }
 
-/// What a write is about.
+/// The subject of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Subject {
     Certificates,
     Signing,
-    /// What is published of either.
+    /// The published contents of both.
     Trust,
 }
 
@@ -141,18 +143,18 @@ pub(super) enum Subject {
 pub(super) enum Write {
     /// Make an authority. The newest one becomes the one before.
     MakeAuthority {
-        /// The request that is carried out by it.
+        /// The request that it carries out.
         carried: Option<String>,
-        /// What is kept besides.
+        /// The authorities that are kept besides.
         kept: Vec<Kept>,
     },
-    /// Write the authorities like this. None of them is new but those that were provided or published.
+    /// Write the authorities in this arrangement. None of them is new but those that were provided or published.
     Arrange(Authorities),
     /// Have an authority issue a serving certificate.
     Issue(Id),
     /// Make a signing key. The newest one becomes the one before.
     MakeKey {
-        /// The request that is carried out by it.
+        /// The request that it carries out.
         carried: Option<String>,
     },
     /// Remove the key before the newest one.
@@ -171,13 +173,13 @@ impl Write {
     }
 }
 
-/// Where a rotation stands.
+/// The phase of a rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// There is none.
+    /// No rotation.
     #[default]
     Steady,
-    /// The new one is being published, and kubelets have time to take it.
+    /// The new one is being published, and kubelets have time to pick it up.
     Publishing,
     /// The new one is known everywhere and is being taken into use.
     Switching,
@@ -196,28 +198,28 @@ impl Phase {
     }
 }
 
-/// What is to be done.
+/// The result of the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// The writes that are due. After the first one everything is looked at again; where it is refused, those about something
-    /// else do not depend on it.
+    /// The writes that are due. After the first one everything is checked again; where it is refused, those about
+    /// another subject do not depend on it.
     pub(super) writes: Vec<Write>,
     /// The key that signs.
     pub(super) signer: Option<Id>,
-    /// When to look again if nothing changes.
+    /// The time of the next check if nothing changes.
     pub(super) wake: Option<Timestamp>,
     pub(super) certificates: Phase,
     pub(super) signing: Phase,
 }
 
-/// What one half of the facts comes to.
+/// The result of the rules for certificates or for keys.
 #[derive(Debug, Default)]
 struct Half {
-    /// The write that comes before what is published.
+    /// The write before the publication.
     before: Option<Write>,
-    /// What is to be published.
+    /// The contents to publish.
     published: BTreeSet<Id>,
-    /// The write that comes after.
+    /// The write after the publication.
     after: Option<Write>,
     wakes: Vec<Timestamp>,
     phase: Phase,
@@ -231,12 +233,12 @@ fn leaf_life() -> SignedDuration {
     SignedDuration::try_from(LEAF_LIFE).unwrap_or(SignedDuration::MAX)
 }
 
-/// After two thirds of a life.
+/// Returns the time after two thirds of a lifetime.
 pub(super) fn renewal(from: Timestamp, until: Timestamp) -> Timestamp {
     plus(from, until.duration_since(from) / 3 * 2)
 }
 
-/// Decides. `wait` is how long a kubelet may take to have what is published.
+/// Decides. `wait` is the maximum time for a kubelet to have published contents.
 pub(super) fn plan(facts: &Facts, wait: SignedDuration, now: Timestamp) -> Plan {
     let Facts { certificates, signing, published, stood } = facts;
     let look = Look { published, stood, wait, now };
@@ -268,20 +270,20 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// When something that came at a time has stood for a span, by both clocks.
+    /// Returns the time when something that appeared at `since` has been there for a span, by both clocks.
     fn stands_for(&self, id: &Id, since: Timestamp, span: SignedDuration) -> Timestamp {
         let stood = self.stood.get(id).copied().unwrap_or_default();
         plus(since, span).max(plus(self.now, span.saturating_sub(stood).max(SignedDuration::ZERO)))
     }
 
-    /// When it has been published for a span; `None`: it is not published.
+    /// Returns the time when it has been published for a span; `None`: it is not published.
     fn published_for(&self, id: &Id, span: SignedDuration) -> Option<Timestamp> {
         let there = self.published.authorities.contains(id) || self.published.keys.contains(id);
         let since = self.published.since.get(id).filter(|_| there)?;
         Some(self.stands_for(id, *since, span))
     }
 
-    /// When every kubelet has it.
+    /// Returns the time when every kubelet has it.
     fn known_at(&self, id: &Id) -> Option<Timestamp> {
         self.published_for(id, self.wait)
     }
@@ -290,19 +292,20 @@ impl Look<'_> {
         self.known_at(id).is_some_and(|at| at <= self.now)
     }
 
-    /// When every kubelet has it by the clock of the cluster alone, which a leader need not have watched: enough for a rotation to
-    /// begin, since what is in use then stays in use.
+    /// Returns the time when every kubelet has it by the cluster's clock alone, which a leader need not have watched:
+    /// enough for a rotation to begin, since the one in use then stays in use.
     fn settled_at(&self, id: &Id) -> Option<Timestamp> {
         let there = self.published.authorities.contains(id) || self.published.keys.contains(id);
         self.published.since.get(id).filter(|_| there).map(|since| plus(*since, self.wait))
     }
 
-    /// When every server has it.
+    /// Returns the time when every server has it.
     fn taken_at(&self, leaf: &Leaf) -> Timestamp {
         self.stands_for(&leaf.id, leaf.issued, self.wait)
     }
 
-    /// What has not been there all the time, or since a time that has not come, is there from now on.
+    /// Returns the contents to publish. Those that were not there all the time, or since a time in the future, count
+    /// from now on.
     fn publish(&self, authorities: BTreeSet<Id>, keys: BTreeSet<Id>) -> Published {
         let stands = |id: &Id| self.published.authorities.contains(id) || self.published.keys.contains(id);
         let since = authorities.iter().chain(&keys).map(|id| {
@@ -319,13 +322,14 @@ impl Look<'_> {
         }
     }
 
-    /// Whether an authority that issues no more stays published: until its time, as long as what it issued is in service (or
-    /// may be: servers keep what was taken out of the Secret), and as long as a server may not have taken what replaced that.
+    /// Returns whether an authority that no longer issues stays published: until its time, as long as a certificate of
+    /// it is in service (or may be: servers keep one that was removed from the Secret), and as long as a server may not
+    /// have its replacement.
     fn stays(&self, kept: &Kept, leaf: Option<&Leaf>) -> bool {
         kept.until.is_some_and(|until| self.now < until)
             || leaf.is_none_or(|leaf| {
                 let id = &kept.authority.id;
-                // A leader that has just begun does not publish again what one before it took out.
+                // A new leader does not publish again what the previous one removed.
                 let published = self.published.authorities.contains(id);
                 let taken = if published { self.taken_at(leaf) } else { plus(leaf.issued, self.wait) };
                 leaf.issuer.as_ref() == Some(id) || self.now < taken
@@ -335,8 +339,8 @@ impl Look<'_> {
     fn managed(&self, facts: &Certificates) -> Half {
         let Certificates { source: _, authorities, leaf, strangers, asked } = facts;
         let leaf = leaf.as_ref();
-        // A Secret that was deleted is missed for as long as a client uses what it stood for, and no longer; one that was put
-        // back as it was earlier lacks at most the issuer of what is in service.
+        // The contents of a deleted Secret are needed for as long as a client uses them, and no longer; an older Secret
+        // that was restored lacks at most the issuer of the certificate in service.
         let missed = |stranger: &&Authority| {
             authorities.newest.is_none() || leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&stranger.id))
         };
@@ -375,22 +379,22 @@ impl Look<'_> {
         let issuing = [Some(newest), authorities.before.as_ref()].into_iter().flatten();
         half.wakes.extend(issuing.filter_map(|authority| self.known_at(&authority.id)));
 
-        // The first one ever has no one's trust to lose: no certificate was issued, and nothing else is published.
+        // The very first one breaks no trust: no certificate was issued, and nothing else is published.
         let first = leaf.is_none()
             && authorities.before.is_none()
             && self.published.authorities.iter().all(|id| *id == newest.id);
         let published = self.published.authorities.contains(&newest.id);
         let ready = self.known(&newest.id) || (first && published);
-        // Where Secret and ConfigMap were deleted together, say, no one who has what is published now understands what is in
-        // service. To wait would keep agents out for longer.
+        // For example, Secret and ConfigMap were deleted together: no client with the published bundle accepts the
+        // certificate in service. A wait would keep agents out for longer.
         let lost = published && leaf.is_some_and(|leaf| leaf.issuer.is_none());
-        // Another one by the issuer of what is in service is understood by any client that understands that.
+        // Another one by the issuer of the certificate in service is accepted by any client that accepts that.
         let before = authorities.before.as_ref().filter(|before| by(before) || self.known(&before.id));
         let issuer = if ready || by_newest { Some(newest) } else { before.or(Some(newest).filter(|_| lost)) };
         let worn = leaf.is_none_or(|leaf| {
             half.wakes.push(renewal(leaf.from, leaf.until));
             half.wakes.push(self.taken_at(leaf));
-            // From a time that has not come it was made by a clock that was wrong, and no agent accepts it.
+            // A validity that begins in the future was set by a wrong clock, and no agent accepts it.
             let strange = leaf.issuer.is_none() || !leaf.usable || self.now < leaf.from;
             strange || renewal(leaf.from, leaf.until) <= self.now
         });
@@ -415,8 +419,8 @@ impl Look<'_> {
         half
     }
 
-    /// The authorities without the keys that nothing is issued with any more. What was issued last is good for a leaf's life
-    /// from now at the longest.
+    /// Returns the authorities without the keys that no longer issue. The last certificate is valid for a leaf's
+    /// lifetime from now at the longest.
     fn retire(&self, authorities: &Authorities) -> Authorities {
         let mut retired = authorities.clone();
         retired.kept.extend(retired.before.take().map(|authority| self.retired(authority, leaf_life())));
@@ -433,7 +437,7 @@ impl Look<'_> {
         let mut half = Half::default();
         let mut arranged = authorities.clone();
         if let Some(provided) = provided {
-            // What was ours makes room.
+            // The operator's own authorities make room.
             for ours in [arranged.newest.take(), arranged.before.take()].into_iter().flatten() {
                 arranged.kept.push(self.retired(ours, leaf_life()));
             }
@@ -456,7 +460,7 @@ impl Look<'_> {
         half.published = [&arranged.newest, &arranged.before].into_iter().flatten().map(|a| a.id.clone()).collect();
         half.published.extend(arranged.kept.iter().map(|kept| kept.authority.id.clone()));
         if half.published.is_empty() {
-            // Nothing good is known: what agents have is better than nothing.
+            // No valid one is known: those that agents have are better than none.
             half.published.clone_from(&self.published.authorities);
         }
         half.wakes.extend(arranged.kept.iter().filter_map(|kept| kept.until));
@@ -478,7 +482,7 @@ impl Look<'_> {
         };
         half.published = [Some(newest), before.as_ref()].into_iter().flatten().cloned().collect();
         let Some(before) = before else {
-            // With nothing else to sign with, it signs as soon as it is published: who has it not yet waits for it.
+            // With nothing else to sign with, it signs as soon as it is published: agents without it wait for it.
             let signs = self.published.keys.contains(newest);
             let settled_at = self.settled_at(newest).filter(|_| asked.is_some());
             half.wakes.extend(settled_at);
@@ -493,7 +497,7 @@ impl Look<'_> {
             return (half, Some(before.clone()));
         }
         half.phase = Phase::Retiring;
-        // Permits that the old one signed until a moment ago, perhaps by a leader before this one, end by themselves.
+        // Permits that the old one signed until a moment ago, perhaps by a previous leader, expire by themselves.
         let life = SignedDuration::try_from(PERMIT_LIFETIME).unwrap_or(SignedDuration::MAX);
         if let Some(over) = self.published_for(newest, self.wait.saturating_add(self.wait.max(life))) {
             half.wakes.push(over);

@@ -1,35 +1,35 @@
-//! A serving certificate that another client provides, such as cert-manager: whether agents would accept it.
+//! A serving certificate that another client provides, such as cert-manager: validated as by the agents.
 
 use jiff::Timestamp;
 
 use super::certificate::{Certificate, accepts, is_pair};
 use super::store::{CERTIFICATE, KEY, PROVIDED, SecretFacts};
 
-/// What is not in order about certificates and keys. None of it takes away what agents trust already.
+/// A problem with certificates and keys. None of them removes what agents trust already.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Problem {
-    /// A Secret of ours is not what we wrote.
+    /// A Secret of the operator is corrupt.
     #[error("the Secret {name} cannot be used ({error}); delete it to have a new one made")]
     Spoilt { name: &'static str, error: String },
-    /// There is no Secret, or nothing in it.
+    /// The Secret does not exist or is empty.
     #[error("the Secret brupop-apiserver-tls has no tls.crt and tls.key, which you have to provide")]
     NoCertificate,
-    /// The key is another one's.
+    /// The key does not belong to the certificate.
     #[error("tls.key of the Secret brupop-apiserver-tls cannot be used, or does not belong to its tls.crt")]
     NoPair,
-    /// No one can check it.
+    /// The authorities to verify it are missing.
     #[error("the Secret brupop-apiserver-tls has no ca.crt with the authorities that agents are to trust")]
     NoAuthority,
-    /// Agents would refuse it.
+    /// Agents would refuse the certificate.
     #[error("agents would refuse the certificate of the Secret brupop-apiserver-tls: {0}")]
     Refused(String),
-    /// It is not good now.
+    /// The certificate is not valid now.
     #[error("the certificate of the Secret brupop-apiserver-tls is good from {from} to {until} and not now")]
     OutOfTime { from: Timestamp, until: Timestamp },
 }
 
-/// The authorities of a provided certificate that agents accept under these names with them. One that has expired, or is not
-/// good yet, is judged as if it were.
+/// Returns the authorities of a provided certificate with which agents accept it under these names. One that has
+/// expired, or is not valid yet, is judged as if it were.
 pub(super) fn provided(
     secret: Option<&SecretFacts>,
     hosts: &[String],
@@ -47,7 +47,7 @@ pub(super) fn provided(
         return Err(Problem::NoAuthority);
     }
     let trusted: Vec<&Certificate> = anchors.iter().collect();
-    // The first name is the one that agents are installed with; the others are for those who ask with the whole name.
+    // The first name is the one that agents are installed with; the others are for clients that use the full name.
     if let Some(host) = hosts.first() {
         let at = now.clamp(leaf.from, leaf.until);
         accepts(&trusted, &chain, host, at).map_err(|error| Problem::Refused(error.to_string()))?;

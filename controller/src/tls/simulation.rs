@@ -1,9 +1,10 @@
-//! Every way through a rotation of what is made here, with a leader that dies after any write, kubelets that are behind by up to
-//! the wait, clocks that jump, and users who ask, delete and edit at any moment.
+//! A simulation of every path through a rotation of managed certificates and keys, with a leader that dies after any
+//! write, kubelets that are behind by up to the wait, clocks that jump, and users who request, delete and edit at any
+//! moment.
 //!
-//! Time goes in ticks, and what the leader takes the time for may be another one. At each tick something may happen from outside, and then the leader, if it is alive, does so many
-//! writes before it dies or has nothing more to do. After each write all that any kubelet may hold is held against each
-//! other.
+//! Time goes in ticks, and the leader's clock may differ. At each tick an external event may happen, and then the
+//! leader, if it is alive, does so many writes before it dies or has nothing more to do. After each write all contents
+//! that any kubelet may hold are checked against each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +26,7 @@ fn wait() -> SignedDuration {
     TICK * i32::try_from(WAIT).unwrap()
 }
 
-/// What another client does.
+/// An external event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     Nothing,
@@ -37,9 +38,9 @@ enum Event {
     DeleteTrust,
     /// Takes the newest authority and key out of the ConfigMap.
     EditTrust,
-    /// Nothing tells any more what was trusted.
+    /// No record is left of the trusted authorities.
     DeleteAuthoritiesAndTrust,
-    /// The clock jumps, to so many ticks ahead of the true time.
+    /// The clock jumps to this many ticks ahead of the true time.
     SetClock(i64),
     /// Another leader takes over, which has seen nothing yet.
     NewLeader,
@@ -48,11 +49,11 @@ enum Event {
 #[derive(Clone, Debug, Default)]
 struct World {
     tick: i64,
-    /// How far the leader's clock is ahead.
+    /// The lead of the leader's clock.
     ahead: i64,
-    /// Since which tick the leader has seen what it sees.
+    /// The tick since which the leader has seen each thing.
     seen: BTreeMap<Id, i64>,
-    /// Writes that the API server refuses.
+    /// The subject of writes that the API server refuses.
     refused: Option<Subject>,
     authorities: Option<Authorities>,
     leaf: Option<Leaf>,
@@ -61,32 +62,32 @@ struct World {
     published: Option<Published>,
     made: u32,
     asked: (Option<String>, Option<String>),
-    /// The key of the statement in the one shadow there is.
+    /// The key of the statement in the only shadow.
     statement: Option<Id>,
     signer: Option<Id>,
-    /// Whether no one signs that statement again: its node has an attempt under way, say.
+    /// True if the statement is not signed again, e.g. while its node has an attempt under way.
     statement_stays: bool,
-    /// At which tick the leader that found nothing more to do wants to look again; none while there may be something.
+    /// The tick of the next check of a leader that found nothing more to do; none while there may be something.
     wake: Option<Option<i64>>,
     edited: bool,
-    /// All bundles and lists of keys that were ever published, with whether a user edited them, and all leaves in the
-    /// Secret, each with the ticks from and to which it was the present one.
+    /// All bundles and lists of keys that were ever published, each with a mark for a user's edit, and all leaves in
+    /// the Secret, each with the ticks from and to which it was the present one.
     bundles: Vec<((Published, bool), i64, i64)>,
     leaves: Vec<(Leaf, i64, i64)>,
     /// Keys that a user has revoked by deleting the Secret.
     revoked: BTreeSet<Id>,
-    /// Authorities that nothing tells of any more.
+    /// Authorities of which no record is left.
     lost: BTreeSet<Id>,
     writes: u32,
 }
 
 impl World {
-    /// What the leader takes the time for.
+    /// Returns the leader's time.
     fn clock(&self) -> Timestamp {
         at(self.tick + self.ahead)
     }
 
-    /// For how long the leader has seen what is there.
+    /// Returns the time for which the leader has observed each thing.
     fn stood(&mut self) -> BTreeMap<Id, SignedDuration> {
         let published = self.published.iter().flat_map(|published| published.authorities.iter().chain(&published.keys));
         let ids = published.chain(self.leaf.as_ref().map(|leaf| &leaf.id));
@@ -140,7 +141,7 @@ impl World {
         format!("{what}{}", self.made)
     }
 
-    /// One look of the leader, with its write if there is one. Says whether there was.
+    /// Runs one check of the leader, with its write if there is one. Returns whether there was one.
     fn turn(&mut self) -> bool {
         let now = self.clock();
         let plan = plan(&self.facts(), wait(), now);
@@ -150,7 +151,7 @@ impl World {
         let Some(write) = allowed else {
             assert!(plan.wake.is_none_or(|wake| wake > now));
             let ticks = |wake: Timestamp| wake.duration_since(now).as_secs().div_euclid(TICK.as_secs());
-            // The leader is told of each shadow that changes.
+            // The leader is notified of each shadow that changes.
             self.wake = (!news).then(|| plan.wake.map(|wake| self.tick + ticks(wake)));
             self.check_rest();
             return false;
@@ -171,7 +172,7 @@ impl World {
                 assert!(keys.into_iter().flatten().any(|a| a.id == issuer), "issued without a key");
                 let until = now + SignedDuration::from_hours(24 * 90);
                 if self.leaf.as_ref().and_then(|leaf| leaf.issuer.as_ref()).is_some_and(|id| self.lost.contains(id)) {
-                    // Any client that had taken what was published since understood nothing any more.
+                    // Any client with the contents published since rejected everything already.
                     self.bundles.clear();
                 }
                 let id = self.new_id("leaf");
@@ -192,14 +193,15 @@ impl World {
         true
     }
 
-    /// The leader signs whenever it can, and has what another key signed signed again. Says whether there was something.
+    /// Signs whenever the leader can, and re-signs what another key signed. Returns whether there was something to
+    /// sign.
     fn sign(&mut self) -> bool {
         let Some(signer) = &self.signer else { return false };
         let news = !self.statement_stays && self.statement.as_ref() != Some(signer);
         if news {
             self.statement = Some(signer.clone());
         }
-        // With one key only there is no choice, whatever a user took away: agents wait for it.
+        // With one key only there is no choice, whatever a user removed: agents wait for it.
         let only = self.keys.as_ref().is_some_and(|(_, before, _)| before.is_none());
         for ((held, edited), ..) in self.held(&self.bundles) {
             let excused = !self.revoked.is_empty() || held.keys.is_empty() || (*edited && only);
@@ -212,9 +214,9 @@ impl World {
         news
     }
 
-    /// What kubelets may hold now.
+    /// Returns the contents that kubelets may hold now.
     fn held<'a, T>(&self, all: &'a [(T, i64, i64)]) -> impl Iterator<Item = &'a (T, i64, i64)> + use<'a, T> {
-        // What was the present one until a tick before the last one that a kubelet may hold is not held any more.
+        // Contents that were replaced by tick `tick - WAIT` are not held any more.
         let oldest = self.tick - WAIT;
         all.iter().filter(move |(_, _, to)| *to > oldest)
     }
@@ -236,7 +238,8 @@ impl World {
         record(&mut self.leaves, self.leaf.as_ref(), tick);
         for (leaf, issued, _) in self.held(&self.leaves) {
             for ((bundle, edited), _, replaced) in self.held(&self.bundles) {
-                // Who trusts nothing has nothing to lose, and what a user took away is missed until it is back.
+                // An agent that trusts nothing has nothing to lose, and contents that a user removed are missing until
+                // they are back.
                 if bundle.authorities.is_empty() || (*edited && issued <= replaced) {
                     continue;
                 }
@@ -248,7 +251,7 @@ impl World {
                 );
             }
         }
-        // What stands signed in the shadow is understood by everybody, too.
+        // The signed statement in the shadow is accepted by every agent, too.
         if let Some(statement) = self.statement.as_ref().filter(|id| !self.revoked.contains(*id)) {
             let published = self.published.as_ref().filter(|_| !self.edited);
             assert!(
@@ -258,7 +261,8 @@ impl World {
         }
     }
 
-    /// With nothing more to do at once, what is in service is understood by any client that has what is published.
+    /// Checks that, with nothing more to do at once, any client with the published contents accepts the certificate in
+    /// service.
     fn check_rest(&self) {
         let issuer = self.leaf.as_ref().and_then(|leaf| leaf.issuer.as_ref());
         let published = self.published.as_ref().filter(|_| self.refused.is_none());
@@ -303,8 +307,8 @@ impl World {
         let last = self.leaves.last().and_then(|(leaf, ..)| leaf.issuer.clone());
         let published = self.published.clone().unwrap_or_default().authorities;
         if !last.as_ref().is_some_and(|id| named(id) || published.contains(id)) {
-            // With the Secret and the ConfigMap gone nothing tells any more what was trusted: that is to start again, and the
-            // sooner something else is in service the better.
+            // With the Secret and the ConfigMap gone no record of the trusted authorities is left: that is a new start,
+            // and the sooner another certificate is in service the better.
             (self.bundles, self.leaves) = (Vec::new(), Vec::new());
             self.lost.extend(last);
         }
@@ -313,10 +317,10 @@ impl World {
         }
     }
 
-    /// A tick in which the leader does at most so many writes.
+    /// Runs a tick in which the leader does at most `writes` writes.
     fn tick(&mut self, event: Event, writes: u32) {
         self.happen(event);
-        // With nothing from outside it finds something to do only when it has said so.
+        // Without an external event it finds something to do only at a time that it has set.
         let wake = self.wake.take().filter(|_| event == Event::Nothing);
         let mut left = writes;
         while left > 0 && self.turn() {
@@ -361,7 +365,7 @@ impl World {
     }
 }
 
-/// All sequences of so many items out of some.
+/// Returns all sequences of this length out of `of`.
 fn sequences<T: Copy>(of: &[T], length: usize) -> Vec<Vec<T>> {
     (0..length).fold(vec![vec![]], |all, _| {
         all.into_iter().flat_map(|one| of.iter().map(move |next| [one.as_slice(), &[*next]].concat())).collect()
@@ -381,7 +385,8 @@ fn an_install_is_ready_with_its_first_writes() {
 
 #[test]
 fn a_rotation_survives_a_leader_that_dies_after_any_write_at_any_time() {
-    // How many writes the leader of each tick gets to, over the whole of a rotation and one more that is asked meanwhile.
+    // The number of writes of the leader in each tick, over the whole of a rotation and one more that is requested
+    // meanwhile.
     let mut ways = 0;
     let installed = World::installed();
     for writes in sequences(&[0, 1, u32::MAX], usize::try_from(WAIT + 3).unwrap()) {
@@ -416,14 +421,14 @@ fn an_old_key_stays_for_as_long_as_something_by_it_stands() {
     }
     assert_ne!(world.signer.as_ref(), Some(&old));
     world.statement_stays = false;
-    // The leader is told of each shadow that changes.
+    // The leader is notified of each shadow that changes.
     world.wake = None;
     world.tick(Event::Nothing, u32::MAX);
     world.wake = None;
     world.assert_steady();
 }
 
-/// What users do, or nothing.
+/// Actions of users, or nothing.
 const EDITS: [Event; 8] = [
     Event::Nothing,
     Event::AskCertificates,
@@ -435,8 +440,8 @@ const EDITS: [Event; 8] = [
     Event::EditTrust,
 ];
 
-/// All sequences of so many of these, far from each other and close, with a leader that dies after each write and one that
-/// lives.
+/// Runs all sequences of `length` events, far from each other and close, with a leader that dies after each write and
+/// one that lives.
 fn goes_well_whatever_happens(length: usize, events: &[Event]) {
     let installed = World::installed();
     for events in sequences(events, length) {
@@ -444,7 +449,7 @@ fn goes_well_whatever_happens(length: usize, events: &[Event]) {
             for writes in [1, u32::MAX] {
                 let mut world = installed.clone();
                 for event in &events {
-                    // Shown with what fails.
+                    // Shown with a failure.
                     println!("{event:?} {gap} {writes}");
                     world.tick(*event, writes);
                     for _ in 1..gap {
@@ -475,7 +480,7 @@ fn whatever_clocks_show_and_whatever_is_lost_at_once_in_a_rotation_no_agent_is_l
     goes_well_whatever_happens(3, &[&EDITS[..], &more].concat());
 }
 
-/// An immutable Secret, say, or one that an admission webhook refuses.
+/// For example, an immutable Secret, or one that an admission webhook refuses.
 #[test]
 fn what_is_refused_of_one_half_keeps_the_other_from_nothing() {
     for refused in [Subject::Certificates, Subject::Signing, Subject::Trust] {
@@ -493,7 +498,7 @@ fn what_is_refused_of_one_half_keeps_the_other_from_nothing() {
         let issuer = world.leaf.as_ref().and_then(|leaf| leaf.issuer.clone());
         assert_eq!(rotated(&authority, &issuer), refused != Subject::Trust, "{refused:?}");
         assert_eq!(rotated(&key, &world.signer), refused == Subject::Certificates, "{refused:?}");
-        // With nothing new published the old ones go on.
+        // With nothing new published the old ones stay in use.
         assert_eq!(
             world.leaf.as_ref().is_some_and(|now| now.id != leaf.id),
             refused != Subject::Certificates,
@@ -514,7 +519,7 @@ fn what_wears_out_is_renewed_in_time_for_decades() {
     let day = 24 * 60;
     for _ in 0..365 * 25 {
         world.writes = 0;
-        // Two looks within a wait and one after it, then a day of nothing.
+        // Two checks within a wait and one after it, then a day without changes.
         for _ in 0..2 * WAIT {
             world.tick(Event::Nothing, u32::MAX);
         }

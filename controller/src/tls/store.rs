@@ -1,4 +1,5 @@
-//! How certificates and keys stand in the Secrets and in the ConfigMap of the agents: read into facts, and written down.
+//! The format of certificates and keys in the Secrets and in the ConfigMap of the agents: parsed into facts, and
+//! serialised.
 
 use std::collections::BTreeMap;
 
@@ -32,10 +33,10 @@ const SIGNING_KEY_BEFORE: &str = "previous.pem";
 /// Type of a Secret that cannot be without certificate and key.
 const TLS: &str = "kubernetes.io/tls";
 
-/// What stands for something in the ConfigMap that is none of ours.
+/// Id of foreign contents in the ConfigMap.
 const FOREIGN: &str = "?";
 
-/// One Secret, whole: it is written back with all that another client put there. What it holds is for no log.
+/// One complete Secret: it is written back with all contents of other clients. It must not be logged.
 #[derive(Clone, PartialEq)]
 pub(super) struct SecretFacts(pub(super) Secret);
 
@@ -60,7 +61,8 @@ impl Projection for SecretFacts {
 }
 
 impl SecretFacts {
-    /// A field, if it is there, is text and is not empty: a Secret of type `kubernetes.io/tls` cannot be without its two.
+    /// Returns a field, if it is there, is text and is not empty: a Secret of type `kubernetes.io/tls` cannot be
+    /// without its two.
     pub(super) fn text(&self, field: &str) -> Option<&str> {
         let bytes = self.0.data.as_ref()?.get(field)?;
         std::str::from_utf8(&bytes.0).ok().filter(|text| !text.trim().is_empty())
@@ -71,7 +73,7 @@ impl SecretFacts {
     }
 }
 
-/// The ConfigMap of the agents, whole.
+/// The complete ConfigMap of the agents.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TrustFacts(pub(super) ConfigMap);
 
@@ -100,7 +102,7 @@ impl TrustFacts {
         self.0.data.as_ref()?.get(field).map(String::as_str)
     }
 
-    /// What is published, by the ids of the certificates and of the keys in it.
+    /// Returns the published contents, by the ids of the certificates and of the keys.
     pub(super) fn published(&self, own_keys: &[(Id, Value)]) -> Published {
         let mut published = Published::default();
         let (certificates, clean) = Certificate::read_all(self.text(names::TRUST_CA_KEY).unwrap_or_default());
@@ -111,7 +113,7 @@ impl TrustFacts {
         if let Some(text) = self.text(names::TRUST_PERMIT_KEYS) {
             let keys: Option<Value> = serde_json::from_str(text).ok();
             let keys = keys.as_ref().and_then(|keys| keys.get("keys")?.as_array());
-            // By its contents and not by the id that it gives itself.
+            // By its contents and not by the id that it claims itself.
             let id = |key: &Value| own_keys.iter().find(|(_, own)| own == key).map(|(id, _)| id.clone());
             published.keys = match keys {
                 Some(keys) => keys.iter().map(|key| id(key).unwrap_or_else(|| FOREIGN.to_owned())).collect(),
@@ -124,7 +126,7 @@ impl TrustFacts {
     }
 }
 
-/// The ConfigMap as it is applied, at the version that was read.
+/// Returns the ConfigMap to apply, at the version that was read.
 pub(super) fn trust(
     namespace: &str,
     resource_version: Option<&str>,
@@ -145,12 +147,12 @@ pub(super) fn trust(
     Ok(map)
 }
 
-/// A list of keys as agents read it.
+/// Returns a list of keys as agents read it.
 pub(super) fn jwks(keys: &[Value]) -> String {
     json!({"keys": keys}).to_string()
 }
 
-/// An authority that stays published, as it stands in the Secret.
+/// An authority that stays published, as in the Secret.
 #[derive(Serialize, Deserialize)]
 struct KeptText {
     certificate: String,
@@ -175,7 +177,7 @@ fn issuing(
     let Some(pem) = secret.text(certificate) else { return Ok(None) };
     let issuing = Issuing::load(pem, secret.text(key))?;
     let certificate = Certificate::first(pem).ok_or(MaterialError::Missing("the certificate of an authority"))?;
-    // What it issued would verify with nothing that is published.
+    // Its certificates would verify with nothing that is published.
     if !is_pair(std::slice::from_ref(&certificate), secret.text(key).unwrap_or_default()) {
         return Err(MaterialError::NoPair);
     }
@@ -183,7 +185,7 @@ fn issuing(
 }
 
 impl Safe {
-    /// Reads it.
+    /// Parses the Secret.
     pub(super) fn read(secret: &SecretFacts) -> Result<Self, MaterialError> {
         let kept: Vec<KeptText> = secret.text(KEPT).map_or(Ok(Vec::new()), serde_json::from_str)?;
         let kept = kept.into_iter().map(|kept| {
@@ -198,7 +200,7 @@ impl Safe {
         })
     }
 
-    /// What the rules look at.
+    /// Returns the facts for the rules.
     pub(super) fn facts(&self) -> Authorities {
         let authority = |(certificate, _): &(Certificate, Issuing)| certificate.authority();
         let kept = |(certificate, until): &(Certificate, Option<Timestamp>)| Kept {
@@ -213,13 +215,13 @@ impl Safe {
         }
     }
 
-    /// All certificates in it, the newest first.
+    /// Returns all certificates in it, the newest first.
     pub(super) fn certificates(&self) -> impl Iterator<Item = &Certificate> {
         let issuing = [&self.newest, &self.before].into_iter().flatten().map(|(certificate, _)| certificate);
         issuing.chain(self.kept.iter().map(|(certificate, _)| certificate))
     }
 
-    /// The authority with its key.
+    /// Returns the authority with its key.
     pub(super) fn issuer(&self, id: &Id) -> Option<&Issuing> {
         [&self.newest, &self.before]
             .into_iter()
@@ -228,7 +230,7 @@ impl Safe {
             .map(|(_, i)| i)
     }
 
-    /// The same, arranged otherwise; `others` are the certificates that may be new in it.
+    /// Returns the same in another arrangement; `others` are the certificates that may be new in it.
     pub(super) fn arranged(&self, wanted: &Authorities, others: &[Certificate]) -> Self {
         let all = || [&self.newest, &self.before].into_iter().flatten();
         let issuing = |authority: &Option<Authority>| {
@@ -245,7 +247,7 @@ impl Safe {
         }
     }
 
-    /// Its data and annotations.
+    /// Returns the data and annotations.
     pub(super) fn data(&self) -> Result<Contents, MaterialError> {
         let mut data = BTreeMap::new();
         let mut put = |field: &str, text: &str| data.insert(field.to_owned(), text.to_owned());
@@ -269,15 +271,15 @@ impl Safe {
     }
 }
 
-/// What a Secret of ours is to hold.
+/// The new contents of a Secret of the operator.
 pub(super) struct Contents {
     pub(super) data: BTreeMap<String, String>,
     /// The annotation that names the last request that was begun, and its value.
     pub(super) carried: Option<(&'static str, String)>,
 }
 
-/// The Secret that is to be written, and whether it takes the place of one that was seen, at whose version it is written.
-/// What others put there besides data stays.
+/// Returns the Secret to write, and whether it replaces one that was seen, at whose version it is written. Contents of
+/// other clients besides data stay.
 pub(super) fn secret(name: &str, contents: Contents, existing: Option<Secret>) -> (Secret, bool) {
     let Contents { mut data, carried } = contents;
     let exists = existing.is_some();
@@ -298,7 +300,7 @@ pub(super) fn secret(name: &str, contents: Contents, existing: Option<Secret>) -
     (secret, exists)
 }
 
-/// Whether a Secret of signing keys has one besides the newest.
+/// Returns whether a Secret of signing keys has one besides the newest.
 pub(super) fn has_two_keys(secret: &SecretFacts) -> bool {
     secret.text(SIGNING_KEY_BEFORE).is_some()
 }
@@ -312,7 +314,7 @@ pub(super) struct KeyRing {
 }
 
 impl KeyRing {
-    /// Reads it.
+    /// Parses the Secret.
     pub(super) fn read(secret: &SecretFacts) -> Result<Self, MaterialError> {
         let newest = secret.text(SIGNING_KEY).ok_or(MaterialError::Missing("key.pem"))?;
         Ok(Self {
@@ -326,7 +328,7 @@ impl KeyRing {
         [&self.newest, &self.before].into_iter().flatten()
     }
 
-    /// Its data and annotations.
+    /// Returns the data and annotations.
     pub(super) fn data(&self) -> Contents {
         let fields = [(SIGNING_KEY, &self.newest), (SIGNING_KEY_BEFORE, &self.before)];
         let data =
@@ -336,7 +338,7 @@ impl KeyRing {
     }
 }
 
-/// The text of the bundle with these certificates, of all that there are, each once.
+/// Returns the text of the bundle with these certificates, out of `all`, each once.
 pub(super) fn bundle_of<'a>(wanted: &Published, all: impl Iterator<Item = &'a Certificate>) -> String {
     let mut seen = std::collections::BTreeSet::new();
     bundle(

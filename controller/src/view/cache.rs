@@ -1,7 +1,7 @@
 //! A cache of slim projections that reads its own writes.
 //!
-//! A watch fills it; what a write of ours returns goes in at once. Of two versions of an object the newer one stays, so a
-//! decision is never made on a state that we have already changed.
+//! A watch fills it; the result of an own write goes in at once. Of two versions of an object the newer one stays, so a
+//! decision is never made on a state that this process has already changed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -16,59 +16,60 @@ use kube::runtime::watcher;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-/// Whether resourceVersion `a` is newer than `b`. Versions of one resource compare by length, then as text (KEP-5504).
+/// Returns whether resourceVersion `a` is newer than `b`. Versions of one resource compare by length, then as text
+/// (KEP-5504).
 pub fn newer(a: &str, b: &str) -> bool {
     (a.len(), a) > (b.len(), b)
 }
 
-/// How an object of kind `K` is kept.
+/// The cached form of an object of kind `K`.
 pub trait Projection: Clone + PartialEq + Send + Sync + 'static {
-    /// The kind of object that it is made from.
+    /// The kind of the source object.
     type Object: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static;
-    /// What it is found by.
+    /// Returns the cache key.
     fn key(&self) -> String;
-    /// The version of the object.
+    /// Returns the version of the object.
     fn resource_version(&self) -> &str;
-    /// Whether a change from `old` to `self` is anything to think about.
+    /// Returns whether a change from `old` to `self` is relevant to decisions.
     fn matters(&self, old: &Self) -> bool {
         self != old
     }
-    /// Makes it; `None` for an object that does not concern us.
+    /// Makes the projection; `None` for an object that the operator ignores.
     fn project(object: &Self::Object) -> Option<Self>;
-    /// The key of an object, without projecting it.
+    /// Returns the key of an object, without projecting it.
     fn key_of(object: &Self::Object) -> String;
 }
 
 struct State<P> {
     items: BTreeMap<String, P>,
-    /// Keys seen since a re-list began; the others are gone when it ends.
+    /// Keys seen since a re-list began; the others are removed when it ends.
     relisted: Option<BTreeMap<String, P>>,
     synced: bool,
-    /// The reads that were asked for, of which the list under way is the last, and of which the last complete list was.
+    /// Number of the last requested read, of the list under way, and of the last complete list.
     listing: u64,
     listed: u64,
-    /// Keys and versions of the last deletions: an answer to a write of ours may arrive after the watch told of the
+    /// Keys and versions of the last deletions: an answer to an own write may arrive after the watch reported the
     /// object's end, and must not bring it back.
     buried: VecDeque<(String, String)>,
 }
 
-/// How many deletions are remembered. An answer is behind the watch by moments, not by a thousand deletions.
+/// Maximum number of recorded deletions. An answer is behind the watch by moments, not by a thousand deletions.
 const BURIED: usize = 1024;
 
-/// How long the API server may take for a page of a list.
+/// Deadline for a page of a list.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
 
 /// The longest pause after a failure: a watch is back within seconds after an outage, however long that was.
 const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
-/// How long to wait after so many failures in a row. A part of it is random, so that not all watches of all processes come back
-/// at once.
+/// Returns the pause after this many failures in a row. A part of it is random, so that not all watches of all
+/// processes come back at once.
 pub(crate) fn retry_pause(failures: u32) -> Duration {
     let most = Duration::from_millis(250).saturating_mul(1 << failures.min(10)).min(LONGEST_PAUSE);
     most.mul_f64(rand::random_range(0.5..=1.0))
 }
 
-/// The cache. Cloning shares it.
+/// The cache. Clones share it.
 pub struct Cache<P> {
     state: Arc<Mutex<State<P>>>,
     changed: Arc<watch::Sender<u64>>,
@@ -82,7 +83,7 @@ impl<P> Clone for Cache<P> {
 }
 
 impl<P: Projection> Cache<P> {
-    /// An empty cache that tells `changed` of each change that matters.
+    /// Returns an empty cache that notifies `changed` of each relevant change.
     pub fn new(changed: Arc<watch::Sender<u64>>) -> Self {
         let state = State {
             items: BTreeMap::new(),
@@ -95,14 +96,14 @@ impl<P: Projection> Cache<P> {
         Self { state: Arc::new(Mutex::new(state)), changed, asked: Arc::new(watch::channel(0).0) }
     }
 
-    /// Asks for a list that begins from now on, and returns its number for [`Cache::has_read`].
+    /// Requests a list that begins from now on, and returns its number for [`Cache::has_read`].
     pub fn read_again(&self) -> u64 {
         self.asked.send_modify(|asked| *asked += 1);
         *self.asked.borrow()
     }
 
-    /// Whether a list that began after this call of [`Cache::read_again`] is complete. Lists are consistent reads, so what is
-    /// known from then on is at least as new as anything that was written before that call.
+    /// Returns whether a list that began after this call of [`Cache::read_again`] is complete. Lists are consistent
+    /// reads, so the contents from then on are at least as new as anything that was written before that call.
     pub fn has_read(&self, number: u64) -> bool {
         self.lock().listed >= number
     }
@@ -115,38 +116,38 @@ impl<P: Projection> Cache<P> {
         self.changed.send_modify(|n| *n = n.wrapping_add(1));
     }
 
-    /// Whether the first list is complete.
+    /// Returns whether the first list is complete.
     pub fn synced(&self) -> bool {
         self.lock().synced
     }
 
-    /// Whether this read is complete and no list is under way.
+    /// Returns whether this read is complete and no list is under way.
     fn watches(&self, number: u64) -> bool {
         let state = self.lock();
         state.synced && state.listed >= number && state.relisted.is_none()
     }
 
-    /// All items.
+    /// Returns all items.
     pub fn items(&self) -> BTreeMap<String, P> {
         self.lock().items.clone()
     }
 
-    /// What `look` makes of all items, without a copy of them.
+    /// Returns the result of `look` on all items, without a copy of them.
     pub fn read<T>(&self, look: impl FnOnce(&BTreeMap<String, P>) -> T) -> T {
         look(&self.lock().items)
     }
 
-    /// The items that `wanted` says yes to.
+    /// Returns the items that `wanted` selects.
     pub fn select(&self, wanted: impl Fn(&P) -> bool) -> Vec<P> {
         self.lock().items.values().filter(|item| wanted(item)).cloned().collect()
     }
 
-    /// One item.
+    /// Returns one item.
     pub fn get(&self, key: &str) -> Option<P> {
         self.lock().items.get(key).cloned()
     }
 
-    /// Takes in an object that a write of ours returned.
+    /// Takes in an object that an own write returned.
     pub fn written(&self, object: &P::Object) {
         let Some(item) = P::project(object) else { return };
         let key = item.key();
@@ -157,7 +158,7 @@ impl<P: Projection> Cache<P> {
         }
     }
 
-    /// Forgets an object that a deletion of ours removed.
+    /// Removes an object that this process has deleted.
     pub fn forget(&self, key: &str) {
         if self.lock().items.remove(key).is_some() {
             self.wake();
@@ -193,7 +194,7 @@ impl<P: Projection> Cache<P> {
             watcher::Event::InitDone => {
                 let mut state = self.lock();
                 let mut fresh = state.relisted.take().unwrap_or_default();
-                // A write of ours may be newer than the list.
+                // An own write may be newer than the list.
                 for (key, item) in &state.items {
                     if let Some(listed) = fresh.get(key)
                         && newer(item.resource_version(), listed.resource_version())
@@ -215,7 +216,7 @@ impl<P: Projection> Cache<P> {
         }
     }
 
-    /// An object that left: deleted, or no longer one that concerns us. A successor of the same name, which a write of ours
+    /// Removes an object that was deleted or has become irrelevant. A successor of the same name, which an own write
     /// may have put here already, stays.
     fn gone(&self, guard: &DeserializeGuard<P::Object>) {
         let Ok(object) = &guard.0 else { return };
@@ -233,7 +234,8 @@ impl<P: Projection> Cache<P> {
         }
     }
 
-    /// Watches for as long as it is polled. A lost watch is taken up again, an unreadable object is left out and logged.
+    /// Watches for as long as it is polled. A lost watch is taken up again, an unreadable object is left out and
+    /// logged.
     pub fn run(
         &self,
         api: Api<DeserializeGuard<P::Object>>,
@@ -250,7 +252,7 @@ impl<P: Projection> Cache<P> {
                 let mut events = watcher(api.clone(), config.clone()).boxed();
                 loop {
                     let next = async {
-                        // A quiet watch is no fault, and kube ends one that has died.
+                        // A quiet watch is no error, and kube ends a dead one.
                         if cache.watches(number) {
                             return Ok(events.next().await);
                         }
@@ -291,12 +293,12 @@ impl<P: Projection> Cache<P> {
     }
 }
 
-/// Reads of several caches, each asked for by [`Cache::read_again`].
+/// Reads of several caches, each requested by [`Cache::read_again`].
 #[derive(Clone, Default)]
 pub struct Reading(Vec<Arc<dyn Fn() -> bool + Send + Sync>>);
 
 impl Reading {
-    /// With a read of this cache too, asked for now.
+    /// Adds a read of this cache, requested now.
     #[must_use]
     pub fn of<P: Projection>(mut self, cache: &Cache<P>) -> Self {
         let (number, cache) = (cache.read_again(), cache.clone());
@@ -304,12 +306,12 @@ impl Reading {
         self
     }
 
-    /// Whether all of them are complete.
+    /// Returns whether all of them are complete.
     pub fn done(&self) -> bool {
         self.0.iter().all(|done| done())
     }
 
-    /// Waits until all of them are complete; `changed` is what the caches tell of changes.
+    /// Waits until all of them are complete; `changed` receives the changes of the caches.
     pub async fn wait(&self, mut changed: watch::Receiver<u64>) {
         while !self.done() && changed.changed().await.is_ok() {}
     }
@@ -325,7 +327,7 @@ fn read<P: Projection>(guard: &DeserializeGuard<P::Object>) -> Option<P> {
     }
 }
 
-/// So that keys can be built the same way for all kinds.
+/// Returns a cache key of the same form for all kinds.
 pub(crate) fn key(namespace: Option<&str>, name: &str) -> String {
     match namespace {
         Some(namespace) => format!("{namespace}/{name}"),
@@ -333,7 +335,7 @@ pub(crate) fn key(namespace: Option<&str>, name: &str) -> String {
     }
 }
 
-/// The key of an object.
+/// Returns the key of an object.
 pub(crate) fn key_of<K: kube::Resource>(object: &K) -> String {
     let meta = object.meta();
     key(meta.namespace.as_deref(), meta.name.as_deref().unwrap_or_default())
@@ -359,7 +361,7 @@ mod tests {
         cache.take(Event::Init);
         cache.take(Event::InitApply(DeserializeGuard(Ok(node("5")))));
         cache.take(Event::InitDone);
-        // Our claim makes version 6; the node is deleted at 7. The watch is faster than the answer to the claim.
+        // The claim makes version 6; the node is deleted at 7. The watch is faster than the answer to the claim.
         cache.take(Event::Apply(DeserializeGuard(Ok(node("6")))));
         cache.take(Event::Delete(DeserializeGuard(Ok(node("7")))));
         cache.written(&node("6"));
@@ -378,7 +380,7 @@ mod tests {
         list(0);
         let number = cache.read_again();
         assert!(cache.synced() && !cache.has_read(number));
-        // One that was under way already.
+        // The list that was under way already.
         list(0);
         assert!(!cache.has_read(number));
         list(number);

@@ -1,4 +1,4 @@
-//! How each kind of object becomes the facts that decisions need.
+//! Conversion of each kind of object into the facts for decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use crate::claims;
 use super::cache::{Projection, key, key_of};
 use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
 
-/// Conditions of a Node that are bad when they are true, in the order in which they are worth telling.
+/// Conditions of a Node that are bad when they are true, the most important first.
 const PRESSURE: &[&str] = &["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
 
 /// The lowest priority that only the cluster's own classes have (`system-cluster-critical`).
 const CRITICAL: i32 = 2_000_000_000;
 
-/// The volumes that are attached, or that the kubelet still uses.
+/// Returns the number of volumes that are attached, or that the kubelet still uses.
 fn attached_volumes(status: &NodeStatus) -> usize {
     let attached = status.volumes_attached.iter().flatten().map(|volume| volume.name.as_str());
     let in_use = status.volumes_in_use.iter().flatten().map(String::as_str);
     attached.chain(in_use).collect::<BTreeSet<_>>().len()
 }
 
-/// Whether a toleration lets a pod onto a cordoned node, by the rules of the scheduler.
+/// Returns whether a toleration lets a pod onto a cordoned node, by the rules of the scheduler.
 fn tolerates_cordon(toleration: &Toleration) -> bool {
     let exists = toleration.operator.as_deref() == Some("Exists");
     let key = match toleration.key.as_deref().unwrap_or_default() {
@@ -52,12 +52,12 @@ fn annotation<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a String> {
     meta.annotations.as_ref().and_then(|a| a.get(name))
 }
 
-/// The value of a one-shot request, as far as an acknowledgement can hold it.
+/// Returns the value of a one-shot request, cut to the length of an acknowledgement.
 fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
     annotation(meta, name).map(|value| value.chars().take(REQUEST_LENGTH).collect())
 }
 
-/// How much of a request's value names it: what fits an acknowledgement's field.
+/// Length to which a request's value is cut: that of an acknowledgement's field.
 const REQUEST_LENGTH: usize = 64;
 
 impl Projection for NodeFacts {
@@ -115,8 +115,8 @@ impl Projection for NodeFacts {
     }
 }
 
-/// The status, with what its agent says for users on one line each: from here it goes into records, conditions and Events of
-/// ours. What only has to be equal to something (boots, nonces) is none of that.
+/// Returns the status, with the agent's messages for users on one line each: from here they go into records, conditions
+/// and Events of the operator. Values that are only compared (boots, nonces) are not among them.
 fn plain_status(shadow: &BottlerocketShadow) -> BottlerocketShadowStatus {
     let mut status = shadow.status.clone().unwrap_or_default();
     let agent = &mut status.agent;
@@ -160,7 +160,7 @@ impl Projection for ShadowFacts {
         })
     }
 
-    /// The node that the shadow is named after.
+    /// Returns the node that the shadow is named after.
     fn key_of(shadow: &BottlerocketShadow) -> String {
         names::node_of_shadow(shadow.metadata.name.as_deref().unwrap_or_default()).to_owned()
     }
@@ -205,19 +205,21 @@ fn claim(pod: &ObjectMeta, volume: &Volume) -> Option<String> {
     named.or_else(own)
 }
 
-/// The containers of a pod, those first that start before the others.
+/// Returns the containers of a pod, those first that start before the others.
 fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let status = pod.status.iter();
     status.flat_map(|s| s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten()))
 }
 
-/// When a container ended last before it was restarted. Kubelets write whole seconds: it ended before the next one.
+/// Returns the time at which a container last ended before it was restarted. Kubelets write whole seconds: it ended
+/// before the next one.
 fn restarted_at(container: &ContainerStatus) -> Option<Timestamp> {
     let ended = container.last_state.as_ref()?.terminated.as_ref()?.finished_at.as_ref()?.0;
     (container.restart_count > 0).then(|| ended.checked_add(SignedDuration::from_secs(1)).unwrap_or(ended))
 }
 
-/// Why a pod is not Ready: the state of the first container that is neither ready nor done, else the condition that is not true.
+/// Returns the reason why a pod is not Ready: the state of the first container that is neither ready nor done, else the
+/// condition that is not true.
 fn trouble(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let is_true = |type_: &str| status.conditions.iter().flatten().any(|c| c.type_ == type_ && c.status == "True");
@@ -319,7 +321,7 @@ impl Projection for BudgetFacts {
         &self.resource_version
     }
 
-    /// Only a budget that allows more than before can free a drain, or a node that could never be drained.
+    /// Only a budget that allows more than before can unblock a drain, or a node that could never be drained.
     fn matters(&self, old: &Self) -> bool {
         self.allowed > old.allowed
             || (self.desired, self.expected, self.lets_unhealthy_go)

@@ -1,6 +1,6 @@
-//! What the planner sees: slim projections of the objects, folded into one immutable [`ClusterView`].
+//! The planner's input: slim projections of the objects, folded into one immutable [`ClusterView`].
 //!
-//! Nothing here is a default for something that was not seen: what is not known is an `Option`, and a reason to wait.
+//! Nothing here is a default for something that was not seen: an unknown fact is an `Option`, and a reason to wait.
 
 mod cache;
 mod facts;
@@ -24,46 +24,46 @@ pub use standing::Standings;
 /// A Node, as far as decisions about updates go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its uid: a node re-created under its name is another node.
+    /// The uid: a node re-created under its name is another node.
     pub uid: String,
-    /// The version of the object that these facts were read from. Heartbeats move it, so it wakes no one.
+    /// The version of the object that these facts were read from. Heartbeats change it, so it wakes no loop.
     pub resource_version: String,
-    /// Whether it carries the label that puts it under the operator.
+    /// True if it carries the label that puts it under the operator.
     pub labelled: bool,
-    /// Its labels. Shared, since a view is created again for each plan.
+    /// The labels. Shared, since a view is created again for each plan.
     pub labels: Arc<BTreeMap<String, String>>,
-    /// What its kubelet is short of: the type of a condition such as `DiskPressure`, where one is true.
+    /// A shortage on its kubelet: the type of a condition such as `DiskPressure`, where one is true.
     pub pressure: Option<String>,
-    /// Whether its kubelet says that it is Ready.
+    /// True if its kubelet reports it Ready.
     pub ready: bool,
-    /// The boot that its kubelet reports.
+    /// The boot id that its kubelet reports.
     pub boot_id: String,
-    /// What its kubelet calls the operating system, with the version in it.
+    /// The kubelet's name of the operating system, with the version in it.
     pub os_image: String,
-    /// Whether the scheduler leaves it alone.
+    /// True if it is cordoned.
     pub unschedulable: bool,
-    /// Whether a user holds it.
+    /// True if a user has set a hold.
     pub held: bool,
-    /// What of it is ours by field ownership, perhaps beside others.
+    /// The claims of the operator by field ownership, perhaps shared with others.
     pub claims: Parts,
-    /// When that was claimed, or changed last, by the API server's clock.
+    /// Time at which they were claimed, or last changed, by the API server's clock.
     pub claimed_since: Option<Timestamp>,
-    /// What of the same others have set.
+    /// Fields of the same set that others have set.
     pub set_by_others: Parts,
-    /// What of that they have set to something else than we would.
+    /// Fields of that set with another value than the operator would set.
     pub set_otherwise: Parts,
-    /// What is there as we would have set it and owned by no one, as after a reset of managedFields.
+    /// Fields with the operator's value and without an owner, as after a reset of managedFields.
     pub unowned: Parts,
-    /// How many volumes are attached to it, as its kubelet and the attach controller know.
+    /// Number of volumes attached to it, as known to its kubelet and the attach controller.
     pub volumes: usize,
-    /// Whether it is being deleted.
+    /// True if it is being deleted.
     pub deleting: bool,
 }
 
 impl NodeFacts {
-    /// Whether anything of it is ours.
+    /// Returns whether the operator claims anything of it.
     pub fn claimed(&self) -> bool {
         !self.claims.is_empty()
     }
@@ -73,167 +73,170 @@ impl NodeFacts {
         self.unschedulable && !self.claims.has(Part::Cordon)
     }
 
-    /// The zone that it stands in; nodes without one are a zone together.
+    /// Returns the zone; nodes without one are a zone together.
     pub fn zone(&self) -> &str {
         self.labels.get(models::names::ZONE_LABEL).map_or("", String::as_str)
     }
 
-    /// How early it is to be updated: higher comes first.
+    /// Returns the priority of its update: higher comes first.
     pub fn priority(&self) -> i64 {
         self.labels.get(models::names::PRIORITY_LABEL).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    /// Whether its operating system is Bottlerocket.
+    /// Returns whether its operating system is Bottlerocket.
     pub fn bottlerocket(&self) -> bool {
         self.os_image.starts_with("Bottlerocket OS")
     }
 
-    /// The version in the name of the operating system, e.g. `1.20.5` of `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
+    /// Returns the version in the name of the operating system, e.g. `1.20.5` of
+    /// `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
     pub fn os_version(&self) -> Option<semver::Version> {
         self.os_image.split_whitespace().find_map(|word| semver::Version::parse(word.trim_start_matches('v')).ok())
     }
 }
 
-/// A shadow, as decisions see it.
+/// A shadow, as far as decisions need it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShadowFacts {
     /// The node that it is named after.
     pub node: String,
-    /// Its uid.
+    /// The uid.
     pub uid: String,
-    /// The version of the object. Every write of ours carries it.
+    /// The version of the object. Every write of the operator carries it.
     pub resource_version: String,
-    /// Rises with each change of the spec.
+    /// The generation, which rises with each change of the spec.
     pub generation: i64,
     /// The uid of the Node that owns it.
     pub owner_uid: Option<String>,
-    /// The order.
+    /// The desired state.
     pub spec: BottlerocketShadowSpec,
-    /// What agent and controller recorded.
+    /// The agent status and the controller status.
     pub status: BottlerocketShadowStatus,
-    /// Whether it is being deleted.
+    /// True if it is being deleted.
     pub deleting: bool,
-    /// The value of the annotation that asks for another try.
+    /// The value of the annotation that requests another try.
     pub retry: Option<String>,
-    /// The value of the annotation that asks for the attempt's end.
+    /// The value of the annotation that requests the attempt's end.
     pub release: Option<String>,
 }
 
 /// The operator's resource.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OperatorFacts {
-    /// Its uid.
+    /// The uid.
     pub uid: String,
     /// The version of the object.
     pub resource_version: String,
-    /// Its generation.
+    /// The generation.
     pub generation: i64,
     /// The policy.
     pub spec: BottlerocketUpdateOperatorSpec,
-    /// What was recorded.
+    /// The recorded status.
     pub status: BottlerocketUpdateOperatorStatus,
-    /// The value of the annotation that asks to settle failures.
+    /// The value of the annotation that requests to settle failures.
     pub resume: Option<String>,
     /// The value of the annotation that approves a canary step.
     pub approve_step: Option<String>,
-    /// The value of the annotation that asks for a new certificate authority.
+    /// The value of the annotation that requests a new certificate authority.
     pub rotate_certificates: Option<String>,
-    /// The value of the annotation that asks for a new signing key.
+    /// The value of the annotation that requests a new signing key.
     pub rotate_signing_key: Option<String>,
     /// Annotations that are meant as requests and cannot be carried out, each as a sentence.
     pub misunderstood: Vec<String>,
 }
 
-/// A pod on a node that is looked at.
+/// A pod on a node whose pods are watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
-    /// Its namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its uid.
+    /// The uid.
     pub uid: String,
     /// The version of the object.
     pub resource_version: String,
     /// The node that it is bound to.
     pub node: String,
-    /// Whether it has ended (phase Succeeded or Failed).
+    /// True if it has ended (phase Succeeded or Failed).
     pub finished: bool,
-    /// Whether it is being deleted.
+    /// True if it is being deleted.
     pub terminating: bool,
-    /// When it has to have ended: the end of the grace period that its deletion gave it.
+    /// Time by which it has to have ended: the end of the grace period of its deletion.
     pub ends_by: Option<Timestamp>,
-    /// Whether it waits for a place, an image or its first start (phase Pending). Budgets do not guard it.
+    /// True if it waits for a node, an image or its first start (phase Pending). Budgets do not guard it.
     pub pending: bool,
-    /// Whether it mirrors a static pod of the kubelet.
+    /// True if it mirrors a static pod of the kubelet.
     pub mirror: bool,
-    /// Whether it has an `emptyDir`.
+    /// True if it has an `emptyDir`.
     pub empty_dir: bool,
     /// The names of the PersistentVolumeClaims that it uses.
     pub volume_claims: Vec<String>,
-    /// Whether it may be placed on a cordoned node.
+    /// True if it may be placed on a cordoned node.
     pub tolerates_cordon: bool,
-    /// Whether its priority is one of those that the cluster itself needs.
+    /// True if its priority is one of those that the cluster itself needs.
     pub critical: bool,
-    /// Its controller's kind and name.
+    /// Kind and name of its controller.
     pub controller: Option<String>,
-    /// Its controller's uid; absent for a bare pod.
+    /// Uid of its controller; absent for a bare pod.
     pub controller_uid: Option<String>,
-    /// The DaemonSet that is its controller. Only Kubernetes' own (`apps/v1`) is one, as to `kubectl drain`.
+    /// The DaemonSet that is its controller. Only Kubernetes' own (`apps/v1`) is one, as for `kubectl drain`.
     pub daemon_set: Option<String>,
-    /// What is known of that DaemonSet.
+    /// The known state of that DaemonSet.
     pub daemon_set_is: DaemonSetIs,
-    /// Its labels, which budgets select by.
+    /// The labels, which budgets select by.
     pub labels: BTreeMap<String, String>,
-    /// Whether its kubelet says that it is Ready.
+    /// True if its kubelet reports it Ready.
     pub ready: bool,
-    /// How often the container that was restarted most often has been.
+    /// Highest number of restarts among its containers.
     pub restarts: i32,
-    /// When a container of it ended last before it was restarted, by the node's clock, to the end of that second.
+    /// Time at which a container of it last ended before it was restarted, by the node's clock, to the end of that
+    /// second.
     pub restarted_at: Option<Timestamp>,
-    /// Why it is not Ready, as far as its status says.
+    /// The reason why it is not Ready, as far as its status has one.
     pub trouble: Option<String>,
 }
 
-/// What is known of the DaemonSet that a pod names.
+/// The known state of a DaemonSet that a pod names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DaemonSetIs {
-    /// Nothing yet.
+    /// Unknown so far.
     #[default]
     Unknown,
-    /// It is there, or was when it was asked for.
+    /// It exists, or did when it was read.
     There,
-    /// It is gone: the pod is an orphan, which nothing would bring back.
+    /// It does not exist: the pod is an orphan, which nothing would bring back.
     Gone,
-    /// The API server does not say.
+    /// The API server gives no answer.
     Unreadable,
 }
 
 /// A PodDisruptionBudget.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BudgetFacts {
-    /// Its namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Its name.
+    /// The name.
     pub name: String,
     /// The version of the object.
     pub resource_version: String,
-    /// How many pods may be evicted now.
+    /// Number of pods that may be evicted now.
     pub allowed: i32,
-    /// How many of its pods there have to be.
+    /// Number of its pods that have to be healthy.
     pub desired: i32,
-    /// How many of its pods there are when all are there.
+    /// Number of its pods when all are there.
     pub expected: i32,
-    /// Whether pods that are not Ready may go whatever it says.
+    /// True if pods that are not Ready may be evicted regardless of it.
     pub lets_unhealthy_go: bool,
-    /// Its pods; `None` if its selector cannot be read.
+    /// The selector of its pods; `None` if it cannot be read.
     pub selector: Option<kube::core::Selector>,
 }
 
-/// From how many restarts of a container on its pod is one that crash-loops. Each reboot of a node restarts once what stays on it.
+/// Number of restarts of a container from which on its pod counts as crash-looping. Each reboot of a node restarts once
+/// what stays on it.
 const CRASH_LOOP: i32 = 3;
 
-/// How long ago the last restart of a container that crash-loops is at most.
+/// Maximum time since the last restart of a container that crash-loops.
 const CRASH_LOOP_PAUSE: jiff::SignedDuration = jiff::SignedDuration::from_hours(1);
 
 impl PodFacts {
@@ -243,20 +246,20 @@ impl PodFacts {
         !self.ready || (recent && self.restarts >= CRASH_LOOP)
     }
 
-    /// What users call it: its namespace and its name.
+    /// Returns the name for users: namespace and name.
     pub fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 }
 
 impl BudgetFacts {
-    /// Whether this pod is one of its pods.
+    /// Returns whether its selector matches this pod.
     pub fn selects(&self, pod: &PodFacts) -> bool {
         use kube::core::SelectorExt as _;
         pod.namespace == self.namespace && self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels))
     }
 
-    /// Whether it would refuse this pod even with all its pods healthy, so that no waiting helps.
+    /// Returns whether it would refuse this pod even with all its pods healthy, so that no waiting helps.
     pub fn never_lets_go(&self, pod: &PodFacts) -> bool {
         self.selects(pod)
             && !pod.pending
@@ -271,83 +274,83 @@ impl BudgetFacts {
 pub struct Blocked {
     /// The budget that refuses, where one does.
     pub budget: Option<String>,
-    /// What the API server said.
+    /// The API server's message.
     pub message: String,
-    /// When the first request of those that were answered alike was sent.
+    /// Time of the first request of those with the same answer.
     pub since: Timestamp,
-    /// When to try again.
+    /// Time of the next try.
     pub retry_at: Timestamp,
-    /// Whether trying again is no use: the drain fails.
+    /// True if another try is pointless: the drain fails.
     pub fatal: bool,
-    /// Whether it was accepted.
+    /// True if it was accepted.
     pub accepted: bool,
-    /// Whether it was deleted and not evicted.
+    /// True if it was deleted and not evicted.
     pub deleted: bool,
 }
 
-/// An eviction or deletion that was sent and has not been answered.
+/// An eviction or deletion that was sent and has no answer so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlight {
-    /// When it was sent.
+    /// Time of sending.
     pub since: Timestamp,
-    /// Whether it deletes the pod past its budgets.
+    /// True if it deletes the pod past its budgets.
     pub deletes: bool,
 }
 
-/// What spoke against draining a staged node when it was looked at last; kept in memory only.
+/// The reason against draining a staged node at the last check; kept in memory only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refused {
-    /// Why.
+    /// The reason.
     pub wait: Wait,
-    /// When it is looked at again.
+    /// Time of the next check.
     pub again_at: Timestamp,
 }
 
-/// What looks at a node's own Lease have shown. Its times are the node's own, whose clock may be off: they are compared
-/// with each other only.
+/// Observations of a node's own Lease. Its times are the node's own, whose clock may be off: they are compared with
+/// each other only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseLooks {
-    /// What the first look showed as the time of renewal; `None` if there was no Lease.
+    /// The time of renewal at the first observation; `None` if there was no Lease.
     pub first: Option<Timestamp>,
-    /// What the last look showed.
+    /// The time of renewal at the last observation.
     pub last: Option<Timestamp>,
-    /// When the last look was, by our clock.
+    /// Time of the last observation, by the operator's clock.
     pub looked_at: Timestamp,
 }
 
 impl LeaseLooks {
-    /// Takes in another look.
+    /// Takes in another observation.
     pub fn look(before: Option<Self>, renewed: Option<Timestamp>, now: Timestamp) -> Self {
         Self { first: before.map_or(renewed, |b| b.first), last: renewed, looked_at: now }
     }
 
-    /// Whether the node has shown life since the first look.
+    /// Returns whether the node has renewed it since the first observation.
     pub fn alive(&self) -> bool {
         self.last.is_some() && self.last != self.first
     }
 }
 
-/// A node that the pods of an owner are compared on.
+/// The kind of a node on which the pods of an owner are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compared {
-    /// It does not run the version.
+    /// The node does not run the version.
     NotUpdated,
-    /// It runs the version, and a pod has had enough time on it to become healthy.
+    /// The node runs the version, and a pod has had enough time on it to become healthy.
     Updated,
-    /// It runs the version, and a pod may still need time.
+    /// The node runs the version, and a pod may still need time.
     JustUpdated,
 }
 
-/// How the pods of one owner are on other nodes than the one that is judged.
+/// Health of the pods of one owner on other nodes than the one that is judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnerHealth {
-    /// How many are Ready on nodes that run the version.
+    /// Number of Ready pods on nodes that run the version.
     pub updated_ready: usize,
-    /// How many have had enough time and are not Ready on nodes that run the version.
+    /// Number of pods that have had enough time and are not Ready on nodes that run the version.
     pub updated_failing: usize,
-    /// How many are healthy on nodes that do not run it.
+    /// Number of healthy pods on nodes that do not run it.
     pub others_healthy: usize,
-    /// How many are unhealthy on nodes that do not run it, or on none.
+    /// Number of unhealthy pods on nodes that do not run it, or on none.
     pub others_unhealthy: usize,
 }
 
@@ -365,64 +368,65 @@ impl OwnerHealth {
         *counter += 1;
     }
 
-    /// Returns whether a further pod that fails on an updated node is evidence against the version: the owner's pods fail on updated
-    /// nodes alone, and on more than one.
+    /// Returns whether a further pod that fails on an updated node is evidence against the version: the owner's pods
+    /// fail on updated nodes alone, and on more than one.
     pub fn is_evidence(&self) -> bool {
         self.updated_failing > 0 && self.updated_ready == 0 && self.others_healthy > 0 && self.others_unhealthy == 0
     }
 }
 
-/// One node with all that belongs to it.
+/// One node with all related objects and facts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeView {
     /// The Node.
     pub facts: NodeFacts,
-    /// Its shadow, if it has one that it owns.
+    /// The shadow, if the node has one and owns it.
     pub shadow: Option<ShadowFacts>,
     /// The pods on it, where they are watched.
     pub pods: Option<Vec<PodFacts>>,
-    /// What became of evictions, by the pod's uid.
+    /// The last answers to evictions, by the pod's uid.
     pub blocked: BTreeMap<String, Blocked>,
     /// Evictions under way, by the pod's uid.
     pub in_flight: BTreeMap<String, InFlight>,
-    /// Why it was not drained when it was looked at last.
+    /// The reason against a drain at the last check.
     pub refused: Option<Refused>,
-    /// The node's own Lease; looked up only where a release depends on it.
+    /// Observations of the node's own Lease; read only where a release depends on it.
     pub lease: Option<LeaseLooks>,
-    /// How the pods of owners (uid) are on other nodes; read only where a pod fails on this one after its update.
+    /// Health of the pods of owners (uid) on other nodes; read only where a pod fails on this one after its update.
     pub owners: BTreeMap<String, OwnerHealth>,
-    /// How often this attempt has claimed the node, as far as this leader knows: more than once, and a client has taken
-    /// the claim away.
+    /// Number of claims of the node in this attempt, as far as this leader knows: more than one means that another
+    /// client has removed the claim.
     pub claims_made: u32,
-    /// Since when no pod of the agent on it has been Ready, as far as this process has seen; `None` while one is.
+    /// Time since which no pod of the agent on it has been Ready, as observed by this process; `None` while one is.
     pub agent_missing: Option<Timestamp>,
-    /// For how long this process has seen it stand where a wait for its host begins, by the monotonic clock ([`Standings`]).
+    /// Time for which this process has observed the state in which a wait for its host begins, by the monotonic clock
+    /// ([`Standings`]).
     pub stood: Duration,
 }
 
 impl NodeView {
-    /// The attempt under way.
+    /// Returns the attempt under way.
     pub fn progress(&self) -> Option<&Progress> {
         self.shadow.as_ref()?.status.controller.progress.as_ref()
     }
 
-    /// What is remembered of its attempts.
+    /// Returns the record of its attempts.
     pub fn record(&self) -> Option<&Record> {
         self.shadow.as_ref()?.status.controller.record.as_ref()
     }
 
-    /// The step that the attempt under way stands at.
+    /// Returns the step of the attempt under way.
     pub fn step(&self) -> Option<Step> {
         self.progress().map(|progress| progress.step)
     }
 
-    /// Whether the attempt under way has gone on from its image, which disrupts nothing, to the node.
+    /// Returns whether the attempt under way has gone on from its image, which disrupts nothing, to the node.
     pub fn past_staging(&self) -> bool {
         self.step().is_some_and(|step| !matches!(step, Step::Staging | Step::Staged))
     }
 
-    /// Whether the node has rebooted since its desired state, which only the controller writes, asked for that in the attempt under
-    /// way. A slot that went with the operator's resource is given to such a node again.
+    /// Returns whether the node has rebooted since its desired state, which only the controller writes, required that
+    /// in the attempt under way. Such a node gets again a slot that was lost with the operator's resource.
     pub fn has_rebooted_as_desired(&self) -> bool {
         let (Some(shadow), Some(progress)) = (&self.shadow, self.progress()) else { return false };
         let BottlerocketShadowSpec { state, attempt, boot_id, .. } = &shadow.spec;
@@ -431,8 +435,8 @@ impl NodeView {
             && boot_id.as_ref().is_some_and(|before| *before != self.facts.boot_id)
     }
 
-    /// Whether the node is, or may be, out of service because of us. A node that a user holds is out of service because of
-    /// that user, also where the cordon is ours, once its desired state is withdrawn.
+    /// Returns whether the node is, or may be, out of service because of the operator. A node with a hold is out of
+    /// service because of its user, also where the cordon is the operator's, once its desired state is withdrawn.
     pub fn disrupted(&self) -> bool {
         let withdrawn = || self.shadow.as_ref().is_none_or(|shadow| shadow.spec.state == HostState::Idle);
         match self.progress() {
@@ -442,22 +446,22 @@ impl NodeView {
     }
 }
 
-/// What an expression returned.
+/// The answer to an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Nothing: all is well.
+    /// An empty result: all is well.
     Quiet {
-        /// Since when each answer has been nothing.
+        /// Time since which each answer has been empty.
         since: Timestamp,
     },
-    /// Something.
+    /// A result with at least one series.
     Firing {
         /// The first series, for a user.
         series: String,
     },
     /// No answer, or none that can be read.
     Failed {
-        /// Why.
+        /// The error.
         message: String,
     },
 }
@@ -468,68 +472,69 @@ pub enum Standby {
     /// There is no other replica.
     #[default]
     None,
-    /// There is one, and it cannot lead at present: it is not Ready, or its node is out of service.
+    /// Another replica exists, but cannot lead at present: it is not Ready, or its node is out of service.
     NotReady,
-    /// One is Ready on another node.
+    /// Another replica is Ready on another node.
     Ready,
 }
 
-/// Everything that a plan is made from.
+/// The complete input of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterView {
-    /// The nodes under the operator, and those that still have something of the operator, by name.
+    /// The nodes under the operator, and those that still have a claim or other state of the operator, by name.
     pub nodes: BTreeMap<String, NodeView>,
     /// The operator's resource, if it exists.
     pub operator: Option<OperatorFacts>,
     /// The node that this controller runs on.
     pub own_node: Option<String>,
-    /// Since when this controller leads. A step that is found past its deadline by a new leader gets a short grace.
+    /// Time since which this controller leads. A step that a new leader finds past its deadline gets a short grace.
     pub leader_since: Timestamp,
-    /// Nodes with an action of ours under way: nothing is decided about them until it is done.
+    /// Nodes with an action under way: nothing is decided about them until it is done.
     pub busy: BTreeSet<String>,
-    /// Those of them whose last action failed and that are left alone for a while: nothing of theirs is under way.
+    /// Those of them whose last action failed and that are in back-off: none of their actions is under way.
     pub paused: BTreeSet<String>,
-    /// Nodes (uid) whose slot a write takes away that may still arrive, of ours or of a leader before us. Nothing is begun with
-    /// such a slot: it may be another's already.
+    /// Nodes (uid) whose slot is removed by a write that may still arrive, of this leader or of the previous one.
+    /// Nothing is begun with such a slot: it may be another's already.
     pub retracted: BTreeSet<String>,
-    /// The budgets in the namespaces of the pods that are looked at.
+    /// The budgets in the namespaces of the watched pods.
     pub budgets: Vec<BudgetFacts>,
-    /// What the expressions that a client waits for have returned.
+    /// The answers to the expressions that nodes wait for.
     pub expressions: BTreeMap<String, Answer>,
-    /// Whether it is not known yet that every cache is at least as new as this leadership: nothing is decided on such a view.
+    /// True until every cache is known to be at least as new as this leadership: nothing is decided on such a view.
     pub stale: bool,
-    /// How far another replica of the controller can take over.
+    /// Readiness of another replica of the controller to take over.
     pub standby: Standby,
-    /// Since when no pod of the web API has been Ready, as far as this process has seen; `None` while one is.
+    /// Time since which no pod of the web API has been Ready, as observed by this process; `None` while one is.
     pub web_api_missing: Option<Timestamp>,
-    /// Whether another replica handed the lead over to this one, which has given no slot since: it does not hand it back.
+    /// True if another replica handed the lead over to this one, which has assigned no slot since: it does not hand it
+    /// back.
     pub handed_over: bool,
-    /// What is known of keys and certificates.
+    /// The known facts about keys and certificates.
     pub tls: TlsFacts,
 }
 
 impl ClusterView {
-    /// The slots that something may be begun with: without those that are about to be taken away.
+    /// Returns the slots that may be used: without those that are about to be removed.
     pub fn slots(&self) -> impl Iterator<Item = &Slot> {
         let slots = self.operator.iter().flat_map(|operator| &operator.status.slots);
         slots.filter(|slot| !self.retracted.contains(&slot.uid))
     }
 }
 
-/// What plans have to know of keys and certificates.
+/// The facts about keys and certificates for plans.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFacts {
     /// The id of the key that signs now.
     pub signing_key: Option<String>,
-    /// The id of the key that signs when a rotation is over. A leader that has just begun signs with the one before it for as
-    /// long as it waits, and what the newest one has signed already stays as it is.
+    /// The id of the key that signs when a rotation is over. A new leader signs with the one before it for as long as
+    /// it waits, and what the newest one has signed already stays as it is.
     pub newest_key: Option<String>,
-    /// The ids of that key and of the one before it. What any other one signed is verified by no one any more.
+    /// The ids of that key and of the one before it. Signatures of any other key are no longer accepted.
     pub signing_keys: BTreeSet<String>,
     /// The last request for new certificates that was begun.
     pub rotated_certificates: Option<String>,
     /// The last request for a new signing key that was begun.
     pub rotated_signing_key: Option<String>,
-    /// What is wrong with them, for a user.
+    /// The problem with them, for users.
     pub problem: Option<String>,
 }

@@ -1,9 +1,10 @@
-//! For how long a node has stood where a wait for its host begins, by a clock that no one sets.
+//! The time for which each node has been observed in the state in which a wait for its host begins, by the monotonic
+//! clock.
 //!
-//! After a permit the host may be going down, and its node is kept until that is over. Times in objects tell since when, by the API
-//! server's clock; a clock that ran ahead for a moment, when they were written or when they are compared, would make the wait
-//! too short. So this process counts as well, from the moment at which it saw the state that the wait is for. One that has
-//! just begun to lead counts again.
+//! After a permit the host may be going down, and its node is kept until that is over. Times in objects record the
+//! beginning, by the API server's clock; a clock that ran ahead for a moment, when they were written or when they are
+//! compared, would make the wait too short. So this process counts as well, from the moment at which it saw the state.
+//! A new leader counts again.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,9 +17,10 @@ use super::NodeView;
 /// A state in which a host may be going down. Each change of it begins another wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Standing {
-    /// The shadow, which knows of the attempt: another one knows nothing of it.
+    /// The uid of the shadow, which records the attempt: another one has no record of it.
     shadow: Option<String>,
-    /// The attempt that is being released, and since when; `None`: there is a claim of the operator without an attempt.
+    /// The attempt that is being released, and the time of its beginning; `None`: there is a claim of the operator
+    /// without an attempt.
     releasing: Option<(i64, Timestamp)>,
 }
 
@@ -34,12 +36,13 @@ impl Standing {
     }
 }
 
-/// Since when each node has stood as it does.
+/// The moment since which each node has been in its state.
 #[derive(Debug, Default)]
 pub struct Standings(HashMap<String, (Standing, Instant)>);
 
 impl Standings {
-    /// Looks at all nodes, at the moment `clock`, and tells each for how long it has stood: [`NodeView::stood`].
+    /// Observes all nodes, at the moment `clock`, and sets the time for which each has been in its state:
+    /// [`NodeView::stood`].
     pub fn look(&mut self, nodes: &mut BTreeMap<String, NodeView>, clock: Instant) {
         let mut before = std::mem::take(&mut self.0);
         for (name, node) in nodes {

@@ -1,4 +1,4 @@
-//! From idle to a staged image: whether an attempt may begin, and staging, which disrupts nothing.
+//! From idle to a staged image: the check that an attempt may begin, and staging, which disrupts nothing.
 
 use models::reason::FailureReason;
 use models::shadow::{HostState, MOST_ATTEMPTS, Progress, Step};
@@ -8,11 +8,11 @@ use super::{Case, unblock};
 use crate::plan::{Action, Decision, Verdict, Wait, gates, want};
 
 impl Case<'_> {
-    /// Nothing is under way: clean up what an interrupted attempt left, else see whether a new one may begin.
+    /// Cleans up after an interrupted attempt if nothing is under way, else checks if a new one may begin.
     pub(super) fn idle(&self) -> Decision {
         let spec = &self.shadow.spec;
         if spec.state != HostState::Idle {
-            // An order without a record of its attempt: take it back like a failed one.
+            // A desired state without a record of its attempt: withdrawn like a failed one.
             let (Some(version), Some(boot_id)) = (spec.version.clone(), spec.boot_id.clone()) else {
                 return Decision::act(self.withdraw());
             };
@@ -32,16 +32,16 @@ impl Case<'_> {
             return self.fail(&progress, FailureReason::ProgressLost, "the record of this attempt is gone");
         }
         if self.facts().claimed() && self.facts().held {
-            // What a user holds stays out of service until that user lets go of it; its host gets its settings back.
+            // A held node stays out of service until the user removes the hold; its host's settings are restored.
             if !self.host_is_told() {
                 return Decision::act(self.withdraw());
             }
             return self.with_blocked(Decision::wait(Wait::Held));
         }
         if self.facts().claimed() {
-            // A claim without an attempt, from a shadow that was deleted or whose record a client took away, say, or one that a
-            // person's hold has kept. Whether a permit was issued is not known any more, nor to an agent that was restarted: the
-            // longest time that a host can take to go down has to pass.
+            // A claim without an attempt, for example from a shadow that was deleted or whose record a client removed,
+            // or one that a user's hold has kept. An issued permit is not known any more, nor to an agent that was
+            // restarted: the longest time that a host can take to go down has to pass.
             let certain = self.down_by(None);
             if self.now >= certain {
                 return Decision::act(Action::Release);
@@ -54,14 +54,14 @@ impl Case<'_> {
             return Decision::act(Action::Status { status: Box::new(status), note: None });
         }
         if !self.host_is_told() {
-            // Before anything begins the host is told what policy asks of it: an attempt keeps what it began with.
+            // The host gets the policy's settings before anything begins: an attempt keeps those that it began with.
             return Decision::act(self.withdraw());
         }
         let decision = self.may_begin();
         self.with_blocked(decision)
     }
 
-    /// The gates that look at nothing but the fleet's switches and the node itself, in the order in which their reasons
+    /// Checks the gates that read only the fleet's switches and the node itself, in the order in which their reasons
     /// are worth reading.
     pub(super) fn may_begin(&self) -> Decision {
         let agent = &self.shadow.status.agent;
@@ -100,14 +100,14 @@ impl Case<'_> {
         }
     }
 
-    /// Returns the highest number that an attempt of this shadow had.
+    /// Returns the highest number of an attempt of this shadow.
     fn last_attempt(&self) -> i64 {
         let record = self.shadow.status.controller.record.as_ref();
         let last = record.and_then(|record| record.last.as_ref()).map_or(0, |last| last.attempt);
         self.shadow.spec.attempt.max(last)
     }
 
-    /// The first write of an attempt. The order follows once it is recorded.
+    /// The first write of an attempt. The desired state follows once it is recorded.
     pub(in crate::plan) fn begin(&self, version: &Version) -> Action {
         let mut status = self.half();
         status.report.progress = Some(Progress {
@@ -192,8 +192,8 @@ impl Case<'_> {
         Decision { verdict: Verdict::WantsSlot, ..Decision::default() }
     }
 
-    /// What the next version adds: the agent takes note of the attempt. One that does not know the order says so, and the
-    /// attempt goes on without.
+    /// Planning, as the next version requires it: the agent records the attempt. An agent that does not know this state
+    /// reports so, and the attempt goes on without.
     #[cfg(feature = "next")]
     pub(super) fn planning(&self, progress: &Progress) -> Decision {
         if let Some(decision) = self.ended_from_outside(progress) {
@@ -221,8 +221,8 @@ impl Case<'_> {
         Decision::wait(Wait::Staging).waking_at(deadline)
     }
 
-    /// A staged node that has to wait says so, once. What the last look at it found stands until the next one: `looked` says
-    /// whether this was one.
+    /// Records the reason why a staged node waits, once. The findings of the last check stay until the next one:
+    /// `looked` is true if this was one.
     pub(in crate::plan) fn waiting_staged(&self, progress: &Progress, wait: Wait, looked: bool) -> Decision {
         if progress.step == Step::Staging {
             return Decision::act(self.step(progress, Step::Staged, |_| {}));

@@ -1,4 +1,4 @@
-//! The part that disrupts: the drain, the order to reboot, the permit.
+//! The disruptive steps: the drain, the desired state to reboot, the permit.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,30 +18,30 @@ use crate::drain::filter::{self, Sorted};
 use crate::plan::{Action, Decision, Eviction, Evictions, Note, Wait, gates};
 use crate::view::PodFacts;
 
-/// How many owners of pods that tolerate the cordon a shadow lists.
+/// The number of owners of pods that tolerate the cordon that a shadow lists.
 const EVICTED_OWNERS: usize = 256;
 
-/// How many owners of pods that return without tolerating the cordon a shadow lists.
+/// The number of owners of pods that return without tolerating the cordon that a shadow lists.
 const RETURNED_OWNERS: usize = 256;
 
-/// How often new pods of one owner are evicted that do not tolerate the cordon. The scheduler may have placed some before it saw
-/// the cordon; those that come after that bypass it.
+/// The number of times that new pods of one owner that do not tolerate the cordon are evicted. The scheduler may have
+/// placed some before it observed the cordon; those that come after that bypass it.
 const RETURNS: i64 = 2;
 
-/// How many pods a message names.
+/// The number of pods that a message names.
 const NAMED_PODS: usize = 3;
 
-/// How often a claim that a client took away in mid-update is made again.
+/// The number of times that a claim that a client removed during the update is repeated.
 const RECLAIMS: u32 = 3;
 
-/// How long the deletion of what is left may take, beyond the grace periods of the pods, before the drain fails after all.
+/// The time that the deletion of what is left may take, beyond the pods' grace periods, before the drain fails.
 const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
-/// How long an eviction is refused, or not answered, before the pod is named as what blocks the drain: a budget that lets go
-/// after a moment is in no one's way.
+/// The time for which an eviction is refused, or not answered, before the pod is named as a blocker of the drain: a
+/// budget that allows it after a moment blocks nothing.
 const BLOCKED_AFTER: Duration = Duration::from_secs(5);
 
-/// How long a pod that was accepted for eviction may stay beyond its time before it is named as well.
+/// The time that a pod whose eviction was accepted may stay beyond its grace period before it is named as well.
 const NAMED_AFTER: Duration = Duration::from_secs(30);
 
 fn listed(pod: &PodFacts) -> DrainedPod {
@@ -63,13 +63,13 @@ fn named(pods: &[&PodFacts]) -> String {
     format!("{}{more}", names.join(", "))
 }
 
-/// Each owner once, and no more of them than a shadow lists.
+/// Returns each owner once, and no more of them than a shadow lists.
 fn owners(uids: impl Iterator<Item = String>, limit: usize) -> Vec<String> {
     uids.collect::<BTreeSet<_>>().into_iter().take(limit).collect()
 }
 
 impl Case<'_> {
-    /// The slot is ours: record what has to go before anything is touched.
+    /// Begins the drain of a node with a slot: records the pods to evict before anything is changed.
     pub(super) fn start_drain(&self, progress: &Progress) -> Decision {
         let policy = self.group();
         let queries = || gates::queries(&policy.before.expressions, &self.facts().name).map(|(_, query)| query);
@@ -78,7 +78,7 @@ impl Case<'_> {
         };
         match gates::before_drain(self.view, self.node, policy) {
             None => {}
-            // Its slot is kept while it is only being looked at.
+            // The slot is kept while the node is only being checked.
             Some(Wait::ReadingPods | Wait::AskingExpressions { .. }) => {
                 return Decision::wait(Wait::ReadingPods).watching_pods().asking(queries());
             }
@@ -110,7 +110,7 @@ impl Case<'_> {
         Decision::act(action).watching_pods()
     }
 
-    /// What ends an attempt whose node is out of service and not drained yet.
+    /// Returns the end of an attempt whose node is out of service and not drained yet.
     fn ended_before_the_drain_did(&self, progress: &Progress) -> Option<Decision> {
         if let Some(decision) = self.ended_from_outside(progress) {
             return Some(decision);
@@ -121,7 +121,7 @@ impl Case<'_> {
         if let Some((reason, message)) = self.agent_failure(progress.attempt) {
             return Some(self.fail(progress, reason, message));
         }
-        // An image that is gone is staged again meanwhile, as after a restart of the agent: the drain waits for it at its end.
+        // A missing image is staged again meanwhile, as after a restart of the agent: the drain's end waits for it.
         if self.slot || self.view.operator.is_none() {
             return None;
         }
@@ -129,7 +129,7 @@ impl Case<'_> {
         Some(Decision::wait(Wait::Queued { position: 0, behind: None }))
     }
 
-    /// The claim as it has to be, where it is not.
+    /// Returns the claim that is due, if the node does not have it.
     fn claim_due(&self, progress: &Progress) -> Option<Decision> {
         let facts = self.facts();
         let parts = claims::wanted(Some(progress.step), self.policy).without(facts.set_otherwise);
@@ -139,7 +139,7 @@ impl Case<'_> {
         let made = self.node.claims_made;
         let cordoned = facts.unschedulable && facts.claims.has(Part::Cordon);
         if made > RECLAIMS && cordoned {
-            // A client strips the rest again and again: it is not worth an update.
+            // A client removes the rest again and again: it is not worth an update.
             return None;
         }
         if made > RECLAIMS && self.shadow.spec.permit.is_none() {
@@ -156,7 +156,7 @@ impl Case<'_> {
         Some(Decision::act(Action::Claim { parts, note }))
     }
 
-    /// Out of the balancer, cordoned, and not drained yet: connections that are open may end by themselves.
+    /// Waits before the drain of a cordoned node that has left the balancer: open connections may end by themselves.
     pub(super) fn leaving_balancer(&self, progress: &Progress) -> Decision {
         if let Some(decision) = self.ended_before_the_drain_did(progress) {
             return decision;
@@ -168,7 +168,7 @@ impl Case<'_> {
             }
             return claim.waking_at(deadline);
         }
-        // The claim may have come later than the step: its time stands on the Node.
+        // The claim may be later than the step: the Node records its time.
         let since = self.facts().claimed_since.map_or(progress.since, |claimed| claimed.max(progress.since));
         let until = after(since, self.policy.leave_balancer.unwrap_or_default());
         if self.now < until {
@@ -191,7 +191,7 @@ impl Case<'_> {
         let deadline = self.deadline(progress.since, policy.timeout);
         let drained = claim.is_none() && self.still_staged() && sorted.as_ref().is_some_and(Sorted::empty);
         if self.now >= deadline && !drained {
-            // No one is there to end a pod whose kubelet is silent: without its object a second one would run beside it.
+            // A kubelet that is silent ends no pod: without its object a second one would run beside it.
             let forced =
                 claim.is_none() && policy.at_deadline == AtDeadline::Force && self.policy.present && self.facts().ready;
             let refused = sorted.as_ref().is_some_and(|s| !s.refused.is_empty());
@@ -248,21 +248,21 @@ impl Case<'_> {
         };
         let retries = sorted.first_to_go().filter(|pod| !waits_for_answer(pod)).filter_map(|p| blocked(&p.uid));
         let retry = retries.map(|b| b.retry_at).filter(|at| *at > self.now).min();
-        // A pod that has ended is waited for no longer than its grace period, and others as long beyond it as policy says.
+        // A pod that has ended is waited for no longer than its grace period, and others as policy says.
         let given_up = |pod: &&PodFacts| {
             let by = pod.ends_by?;
             let ended = pod.finished.then(|| by.checked_add(filter::ENDED).unwrap_or(by));
             [ended, policy.skip_terminating_after.map(|skip| after(by, skip))].into_iter().flatten().min()
         };
         let given_up = sorted.leaving.iter().filter_map(given_up).min();
-        // One that is sent now and not answered is named then.
+        // An eviction that is sent now and not answered is named then.
         let unanswered = (!evictions.pods.is_empty()).then(|| after(self.now, BLOCKED_AFTER));
         let wakes = [retry, changes, unanswered, given_up].into_iter().flatten();
         wakes.fold(decision.evicting(evictions).waking_at(deadline), Decision::waking_at)
     }
 
-    /// The pods that do not leave, as the shadow names them, and when that changes by time alone. A pod that is held back for
-    /// a moment only, or was until a moment ago, changes nothing.
+    /// The pods that do not leave, as the shadow names them, and the time at which that changes without another event.
+    /// A pod that is held back for a moment only, or was until a moment ago, changes nothing.
     fn blockers(&self, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option<Timestamp>) {
         let stored = self.drain().map(|d| d.blockers.as_slice()).unwrap_or_default();
         let blocker = |pod: &PodFacts, budget: Option<&String>, message: &str, since| Blocker {
@@ -271,7 +271,7 @@ impl Case<'_> {
             message: cut(message, 512),
             since,
         };
-        // What a leader before this one has named stays named until there is another answer.
+        // A pod that an earlier leader has named stays named until there is another answer.
         let named_before = |pod: &PodFacts| stored.iter().find(|b| b.pod == pod.title());
         let staying = sorted.evictable.iter().filter_map(|pod| match self.node.blocked.get(&pod.uid) {
             Some(b) if b.accepted => {
@@ -307,9 +307,10 @@ impl Case<'_> {
         }
     }
 
-    /// Records pods that came after the drain began before they are evicted. Those that tolerate the cordon (from another node
-    /// that is drained, say, or of a new revision) are then evicted once like the others; of those that do not, and that the
-    /// scheduler may have placed before it saw the cordon, it is counted how often their owner put some here.
+    /// Records pods that came after the drain began before they are evicted. Those that tolerate the cordon (from
+    /// another node that is drained, for example, or of a new revision) are then evicted once like the others; for
+    /// those that do not, and that the scheduler may have placed before it observed the cordon, the number of times per
+    /// owner is counted.
     fn record_new(&self, sorted: &Sorted<'_>) -> Option<Action> {
         let mut drain = self.drain()?.clone();
         let new: Vec<_> = sorted.evictable.iter().copied().filter(|pod| !filter::listed(pod, &drain)).collect();
@@ -332,8 +333,8 @@ impl Case<'_> {
         Some(Action::Status { status: Box::new(status), note: None })
     }
 
-    /// Returns a new pod of an owner that has put pods on the cordoned node too often for it to be the scheduler's doing, and
-    /// that would do so for ever.
+    /// Returns a new pod of an owner that has put pods on the cordoned node too often for the scheduler to be the
+    /// cause, and that would do so for ever.
     fn returned<'b>(&self, sorted: &Sorted<'b>) -> Option<&'b PodFacts> {
         let drain = self.drain()?;
         let too_often =
@@ -342,8 +343,8 @@ impl Case<'_> {
         new.into_iter().find(|pod| pod.controller_uid.as_ref().is_some_and(too_often))
     }
 
-    /// The deadline is over, and policy says to go on without those that do not leave: recorded first, then deleted, each
-    /// under its uid; those that have outlived their own grace period without it.
+    /// Goes on after the deadline without the pods that do not leave, as policy allows: they are recorded first, then
+    /// deleted, each under its uid; those that have outlived their own grace period without it.
     fn force(&self, progress: &Progress, sorted: &Sorted<'_>, deadline: Timestamp) -> Decision {
         if let Some(pod) = self.returned(sorted) {
             return self.pods_return(progress, pod);
@@ -423,8 +424,8 @@ impl Case<'_> {
         self.fail(progress, reason, &message)
     }
 
-    /// Returns how many volumes the node has beyond those that the pods on it claim: the pods of a drained node stay, and their
-    /// volumes with them.
+    /// Returns how many volumes the node has beyond those that the pods on it claim: the pods of a drained node stay,
+    /// and their volumes with them.
     fn detaching_volumes(&self) -> usize {
         let staying = self.node.pods.iter().flatten().filter(|pod| !pod.finished);
         let claims = staying.flat_map(|pod| pod.volume_claims.iter().map(|claim| (&pod.namespace, claim)));
@@ -438,14 +439,14 @@ impl Case<'_> {
         self.node.pods.iter().flatten().filter(move |pod| listed.contains(pod.uid.as_str()))
     }
 
-    /// How many of the pods that had to go are gone.
+    /// The number of listed pods that have left.
     fn gone(&self) -> i64 {
         let listed = self.drain().map_or(0, |drain| drain.pods.len());
         i64::try_from(listed.saturating_sub(self.still_here().count())).unwrap_or(i64::MAX)
     }
 
-    /// The end of the drain. Pods that are left to the reboot are named: those that have been waited for long enough, with
-    /// an Event, and those that tolerate the cordon and came back.
+    /// Ends the drain. Pods that are left to the reboot are named: those that have been waited for long enough, with an
+    /// Event, and those that tolerate the cordon and came back.
     fn drained(&self, progress: &Progress, sorted: &Sorted<'_>) -> Action {
         let stuck: Vec<_> = self.still_here().collect();
         let stuck = (!stuck.is_empty())
@@ -476,7 +477,7 @@ impl Case<'_> {
         let stored = self.drain().map(|d| d.blockers.as_slice()).unwrap_or_default();
         let same = stored.len() == wanted.len()
             && stored.iter().zip(&wanted).all(|(a, b)| (&a.pod, &a.budget) == (&b.pod, &b.budget));
-        // How many are gone is written with it: a pod that goes is not worth a write.
+        // The number of pods that have left is written with it: a pod that leaves is not worth a write.
         if same {
             return None;
         }
@@ -517,16 +518,16 @@ impl Case<'_> {
         let deadline = self.deadline(progress.since, self.policy.reboot);
         if self.now >= deadline {
             if self.activated(progress) && !self.facts().ready {
-                // Armed, gone, and not seen since: an image that kills the host's network looks just like this.
+                // Armed, rebooted, and not seen since: an image that breaks the host's network looks just like this.
                 let message = "the node has not been seen since its image was armed";
                 return self.fail(progress, FailureReason::NotReadyAfterBoot, message);
             }
             let reason = if spec.permit.is_some() { FailureReason::RebootTimedOut } else { FailureReason::AgentSilent };
             return self.fail(progress, reason, "the host did not reboot in time");
         }
-        // An agent that was restarted after it had armed the host asks as well, for the reboot alone.
+        // An agent that was restarted after it had armed the host also requests a permit, for the reboot alone.
         if let Some(claim) = self.claim_due(progress) {
-            // Uncordoned under our hands: what the scheduler put here since would be lost.
+            // Uncordoned during the attempt: pods that the scheduler placed here since would be lost.
             return claim.watching_pods().waking_at(deadline);
         }
         if spec.state == HostState::StagedUpdate {
@@ -542,14 +543,14 @@ impl Case<'_> {
         decision.watching_pods().waking_at(deadline)
     }
 
-    /// The agent asks: a permit, if nothing came to the node since it was drained.
+    /// Answers the agent's request with a permit if no pod came to the node since it was drained.
     pub(super) fn answer(&self, progress: &Progress, nonce: &str) -> Decision {
         let Some(sorted) = self.sorted_pods() else { return Decision::wait(Wait::ReadingPods) };
         if let Some(pod) = sorted.left().find(|pod| !pod.terminating) {
             let drain = self.drain().cloned().unwrap_or_default();
             if self.shadow.spec.permit.is_none() && !drain.restarted {
-                // The scheduler had not seen the cordon yet, or the pod tolerates it. No permit is out, so there is time to
-                // drain it too, once.
+                // The scheduler had not observed the cordon yet, or the pod tolerates it. No permit is issued, so there
+                // is time to drain it too, once.
                 return Decision::act(self.step(progress, Step::Draining, |status| {
                     set_condition(
                         &mut status.conditions,
@@ -567,7 +568,7 @@ impl Case<'_> {
         Decision::act(Action::Permit { nonce: nonce.to_owned(), rules: self.group().drain.rules_at(self.now) })
     }
 
-    /// What ends an attempt that has not been issued a permit, whatever its step.
+    /// Returns the end of an attempt without an issued permit, whatever its step.
     pub(super) fn ended_from_outside(&self, progress: &Progress) -> Option<Decision> {
         let fail = |reason, message| Some(self.fail(progress, reason, message));
         let agent = &self.shadow.status.agent;

@@ -1,4 +1,4 @@
-//! The node in another boot: did it work, and does it hold?
+//! The verdict on a node in another boot: the version that runs, and the health of the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use super::{Case, after, unblock};
 use crate::plan::{Action, Decision, Note, Wait, gates};
 use crate::view::{Compared, NodeView, PodFacts};
 
-/// How many unhealthy pods a record names.
+/// The number of unhealthy pods that a record names.
 const NAMED: usize = 4;
 
-/// How many owners of unhealthy pods are compared with their pods on other nodes.
+/// The number of owners of unhealthy pods that are compared with their pods on other nodes.
 const JUDGED_OWNERS: usize = 8;
 
 /// Labels that controllers give to one pod alone, so that they select no other pod of the same owner.
@@ -22,8 +22,8 @@ const OF_ONE_POD: &[&str] =
     &["statefulset.kubernetes.io/pod-name", "apps.kubernetes.io/pod-index", "batch.kubernetes.io/job-completion-index"];
 
 impl Case<'_> {
-    /// Whether the wanted version runs in the node's present boot. The Node says so; its agent is asked only where the Node
-    /// names no version.
+    /// Returns whether the target version runs in the node's current boot. The Node reports it; the agent status is
+    /// used only where the Node names no version.
     pub(super) fn runs_wanted(&self, progress: &Progress) -> bool {
         let agent = &self.shadow.status.agent;
         let reported = || {
@@ -33,7 +33,7 @@ impl Case<'_> {
         self.facts().os_version().or_else(reported).as_ref() == Some(&progress.version)
     }
 
-    /// The node is in another boot than the one that the order was for.
+    /// Continues an attempt whose node is in another boot than the one that the desired state was for.
     pub(super) fn in_another_boot(&self, progress: &Progress) -> Decision {
         if self.runs_wanted(progress) {
             if !self.facts().ready {
@@ -49,7 +49,7 @@ impl Case<'_> {
                 set_condition(&mut status.conditions, self.condition(DRAINED, false, "Updated", &message));
             }));
         }
-        // Not the wanted version: the agent knows how far it had come.
+        // Not the target version: the agent knows how far it had come.
         if let Some((reason, message)) = self.agent_failure(progress.attempt) {
             return self.fail(progress, reason, message);
         }
@@ -58,7 +58,7 @@ impl Case<'_> {
 
     pub(super) fn not_ready_yet(&self, progress: &Progress) -> Decision {
         if progress.step != Step::Returning {
-            // Keeps the boot that the order was for: it is what tells that the node is in another one.
+            // Keeps the boot that the desired state was for: it shows that the node is in another one.
             let returning = |status: &mut ControllerStatus| {
                 if let Some(p) = &mut status.report.progress {
                     p.boot_id.clone_from(&progress.boot_id);
@@ -97,7 +97,7 @@ impl Case<'_> {
                 return self.fail(progress, FailureReason::BootedOtherVersion, message);
             }
             if another_boot || !self.facts().ready {
-                // Once is nothing: the soak begins again when the node is Ready. Twice is a node that does not hold.
+                // Once is nothing: the soak begins again when the node is Ready. A second time is a failure.
                 if progress.soak_restarted {
                     return self.fail(progress, FailureReason::SoakFailed, "the node did not stay Ready in one boot");
                 }
@@ -109,8 +109,8 @@ impl Case<'_> {
         self.updated(progress)
     }
 
-    /// The soak is over and the desired state withdrawn: the node is updated. Pods that are still unhealthy are named, and count
-    /// against nothing.
+    /// Records the node as updated after the soak, with the desired state withdrawn. Pods that are still unhealthy are
+    /// named, and count against nothing.
     fn updated(&self, progress: &Progress) -> Decision {
         let watched = self.watched();
         let lonely = watched.as_ref().is_some_and(|watched| !watched.iter().any(|pod| is_workload(pod)));
@@ -148,8 +148,8 @@ impl Case<'_> {
         Decision::act(Action::Status { status: Box::new(status), note: Some(note) })
     }
 
-    /// The node is watched: it is done when the soak is over, its pods are Ready, none of their containers was restarted
-    /// meanwhile, and the expressions are quiet.
+    /// Monitors the node: it is done when the soak is over, its pods are Ready, none of their containers was restarted
+    /// meanwhile, and the expressions return nothing.
     fn soaking(&self, progress: &Progress, until: Timestamp) -> Decision {
         let after_policy = &self.group().after;
         let deadline = self.deadline(progress.watched_since.unwrap_or(progress.since), after_policy.timeout);
@@ -181,13 +181,13 @@ impl Case<'_> {
             }
         }
         match gates::quiet_since(&after_policy.expressions, &self.facts().name, &self.view.expressions) {
-            // One that is the same for all nodes says nothing about this node's version.
+            // One that is the same for all nodes is no evidence against this node's version.
             Err(Wait::ExpressionFires { name, series, shared: false }) if self.now >= deadline => {
                 let message = format!("the expression {name} returned {series} on {}", progress.version);
                 self.fail(progress, FailureReason::SoakFailed, &message)
             }
             Err(wait) => looking(self.unknown_until(progress, deadline, wait)),
-            // Quiet at last: also past the deadline it has the soak to stay so, and fails at once if it does not.
+            // Empty at last: also past the deadline it has the soak to stay so, and fails at once if it does not.
             Ok(Some(since)) if self.now < after(since, after_policy.soak) => {
                 let until = after(since, after_policy.soak);
                 looking(Decision::wait(Wait::Soaking { until }).waking_at(until))
@@ -196,8 +196,8 @@ impl Case<'_> {
         }
     }
 
-    /// Pods are still unhealthy at the deadline: reads how the other pods of their owners are, and fails the attempt where that is
-    /// evidence against the version. `None` where nothing is.
+    /// Reads how the other pods of the owners are if pods are still unhealthy at the deadline, and fails the attempt
+    /// where that is evidence against the version. `None` if nothing is.
     fn blame(&self, progress: &Progress, sick: &[Sick<'_>]) -> Option<Decision> {
         let mut seen = BTreeSet::new();
         let owned = sick.iter().filter_map(|sick| Some((sick, sick.pod.controller_uid.as_ref()?)));
@@ -237,8 +237,8 @@ impl Case<'_> {
         })
     }
 
-    /// The nodes on which an owner's other pods say something about the version: those that are in service. A pod on an updated one
-    /// has had enough time when it has had as much again as an update waits for pods.
+    /// The nodes on which an owner's other pods are evidence about the version: those in service. A pod on an updated
+    /// one has had enough time when it has had as much again as an update waits for pods.
     fn compared(&self, progress: &Progress) -> BTreeMap<String, Compared> {
         let others = self.view.nodes.values().filter(|node| node.facts.name != self.facts().name);
         let in_service = others.filter(|node| node.facts.ready && !node.disrupted());
@@ -255,7 +255,7 @@ impl Case<'_> {
         in_service.map(|node| (node.facts.name.clone(), class(node))).collect()
     }
 
-    /// Waits for what is not known, and gives up when it takes too long: no one can call the version bad for that.
+    /// Waits for what is not known, and ends the wait after the deadline: it is no evidence against the version.
     fn unknown_until(&self, progress: &Progress, deadline: Timestamp, wait: Wait) -> Decision {
         if self.now >= deadline {
             let message = format!("whether the node is healthy could not be found out: {wait}");
@@ -264,8 +264,8 @@ impl Case<'_> {
         Decision::wait(wait).waking_at(deadline)
     }
 
-    /// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of owners that were
-    /// not healthy before the drain are left out.
+    /// The pods on the node that have to be healthy after its update; `None` while they are not known. Pods of owners
+    /// that were not healthy before the drain are left out.
     fn watched(&self) -> Option<Vec<&PodFacts>> {
         if !self.group().after.pods_ready {
             return Some(Vec::new());
@@ -279,7 +279,7 @@ impl Case<'_> {
         Some(self.node.pods.as_ref()?.iter().filter(watched).collect())
     }
 
-    /// Those of them that are not Ready, or had a container restarted less than the soak ago.
+    /// The watched pods that are not Ready, or had a container restarted less than the soak ago.
     fn sick<'b>(&self, watched: &[&'b PodFacts]) -> Vec<Sick<'b>> {
         let soak = self.group().after.soak;
         let sick = |pod: &&'b PodFacts| {
@@ -300,7 +300,7 @@ impl Case<'_> {
 struct Sick<'a> {
     pod: &'a PodFacts,
     why: String,
-    /// When it counts as healthy again if nothing happens to it.
+    /// The time at which it counts as healthy again if nothing happens to it.
     until: Option<Timestamp>,
 }
 

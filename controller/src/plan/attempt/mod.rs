@@ -1,4 +1,4 @@
-//! What is next for one node: its attempt from the first write to the last.
+//! The next step of one node: its attempt from the first write to the last.
 
 mod begin;
 mod disrupt;
@@ -22,30 +22,30 @@ use crate::plan::{Action, Decision, Note, Verdict, Wait, gates, requests};
 use crate::policy::{GroupPolicy, Policy};
 use crate::view::{ClusterView, DaemonSetIs, NodeFacts, NodeView, ShadowFacts};
 
-/// How long a new leader waits before it gives up on a step that it finds past its deadline: long enough to see what the
-/// step has come to.
+/// The time that a new leader waits before it gives up on a step that it finds past its deadline: long enough to
+/// observe the result of the step.
 pub(super) const NEW_LEADER_GRACE: Duration = Duration::from_secs(30);
 
-/// How often a Lease is looked at while a release waits for it: kubelets renew theirs every 10 s.
+/// The interval of reading a Lease while a release waits for it: kubelets renew theirs every 10 s.
 const LEASE_LOOK: Duration = Duration::from_secs(10);
 
-/// How many failures against versions a shadow keeps.
+/// The number of failures against versions that a shadow keeps.
 const VERSION_FAILURES: usize = 8;
 
-/// How many blockers a shadow names.
+/// The number of blockers that a shadow names.
 const BLOCKERS: usize = 8;
 
-/// How many owners of unhealthy pods a shadow lists.
+/// The number of owners of unhealthy pods that a shadow lists.
 const UNHEALTHY_OWNERS: usize = 256;
 
-/// How many pods of a drain a shadow lists.
+/// The number of pods of a drain that a shadow lists.
 pub(crate) const LISTED_PODS: usize = 1024;
 
 pub(in crate::plan) fn after(at: Timestamp, span: Duration) -> Timestamp {
     jiff::SignedDuration::try_from(span).ok().and_then(|span| at.checked_add(span).ok()).unwrap_or(Timestamp::MAX)
 }
 
-/// Everything that the rules for one node look at.
+/// The input of the rules for one node.
 pub(super) struct Case<'a> {
     pub(super) view: &'a ClusterView,
     pub(super) node: &'a NodeView,
@@ -53,7 +53,7 @@ pub(super) struct Case<'a> {
     pub(super) policy: &'a Policy,
     pub(super) survey: &'a Survey<'a>,
     pub(super) now: Timestamp,
-    /// Whether the node has a slot.
+    /// True if the node has a slot.
     pub(super) slot: bool,
 }
 
@@ -62,12 +62,12 @@ impl<'a> Case<'a> {
         &self.node.facts
     }
 
-    /// What policy says of nodes like this one.
+    /// The policy for nodes like this one.
     pub(super) fn group(&self) -> &'a GroupPolicy {
         self.survey.group(self.node)
     }
 
-    /// What the gates look at, for this version.
+    /// The input of the gates, for this version.
     fn gate_input<'b>(&'b self, version: &'b semver::Version) -> gates::Input<'b> {
         gates::Input { survey: self.survey, node: self.node, shadow: self.shadow, version, now: self.now }
     }
@@ -85,12 +85,12 @@ impl<'a> Case<'a> {
             ignore_waves: (labelled && self.policy.ignore_waves).then_some(true),
             refresh_interval: Some(self.policy.refresh_interval),
             disarm_in_boot: self.disarm_in_boot(),
-            // Any client that writes it signs it.
+            // Each client that writes it signs it.
             signature: None,
         }
     }
 
-    /// Whether the shadow says what policy asks of the host, and the key that signs now, or from now on, has signed it.
+    /// Returns whether the shadow has the host settings of the policy, signed by the current key or the next one.
     pub(super) fn host_is_told(&self) -> bool {
         let Some(host) = &self.shadow.spec.host else { return false };
         let tls = &self.view.tls;
@@ -101,13 +101,14 @@ impl<'a> Case<'a> {
         host.asks_as(&self.host_policy()) && (tls.signing_key.is_none() || !host.asks_settings() || signed())
     }
 
-    /// The order of an attempt that has no permit yet, to be signed again, because the key that signed what it asks of the host's
-    /// settings was revoked: its agent would wait for that key until a deadline. A key that is being replaced goes on to count.
+    /// The desired state of an attempt without a permit, to be signed again because the key that signed its host
+    /// settings was revoked: its agent would wait for that key until a deadline. A key being replaced is still
+    /// accepted.
     fn order_signed_anew(&self, progress: &Progress) -> Option<Action> {
         let (spec, tls) = (&self.shadow.spec, &self.view.tls);
         let host = spec.host.as_ref()?;
         let key = crate::tls::signed_by(host.signature.as_deref()?)?;
-        // What is being taken back is no order any more: its withdrawal is signed by the key that there is.
+        // A desired state that is being withdrawn does not count: its withdrawal is signed by the key that there is.
         let under_way = match progress.step {
             Step::Staging | Step::Staged | Step::LeavingBalancer | Step::Draining => {
                 spec.state == HostState::StagedUpdate
@@ -128,26 +129,26 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Whether anything of the operator is to be taken back from the node: what we own, or, after a reset of managedFields, what is ours
-    /// by the record and no one's by ownership. What a user holds stays as it is.
+    /// Returns whether anything of the operator has to be released on the node: owned fields, or, after a reset of
+    /// managedFields, fields that the record names and no client owns. A held node stays as it is.
     fn to_release(&self) -> bool {
         let left = self.facts().unowned.and(crate::claims::recorded(&self.shadow.status));
         !self.facts().held && (self.facts().claimed() || !left.is_empty())
     }
 
-    /// Whether another client armed an image on the host.
+    /// Returns whether another client armed an image on the host.
     pub(super) fn armed_by_other(&self) -> bool {
         models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
             .is_some_and(|c| c.reason == "HostArmedByOther")
     }
 
-    /// The version lock that another client set on the host, where it stands in the way of ours.
+    /// The version lock that another client set on the host, if it conflicts with the operator's.
     fn conflicting_lock(&self) -> Option<String> {
         self.host_policy().version_lock?;
         self.shadow.status.agent.host.as_ref()?.conflicting_lock.clone()
     }
 
-    /// The permission to disarm it, which is good for one boot.
+    /// The permission to disarm the host, which is valid for one boot.
     pub(super) fn disarm_in_boot(&self) -> Option<String> {
         let boot = self.shadow.spec.host.as_ref()?.disarm_in_boot.clone();
         boot.filter(|boot| *boot == self.facts().boot_id)
@@ -164,7 +165,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// When a step that began at `since` and may take `limit` is given up.
+    /// Returns when a step that began at `since` and may take `limit` is given up.
     fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
         let at = after(since, limit);
         if since < self.view.leader_since { at.max(after(self.view.leader_since, NEW_LEADER_GRACE)) } else { at }
@@ -173,7 +174,7 @@ impl<'a> Case<'a> {
     fn sorted_pods(&self) -> Option<Sorted<'a>> {
         let pods = self.node.pods.as_ref()?;
         if pods.iter().any(|pod| pod.daemon_set.is_some() && pod.daemon_set_is == DaemonSetIs::Unknown) {
-            // Asked for, and as good as known.
+            // Requested, and as good as known.
             return None;
         }
         Some(filter::sort(pods, self.group().drain.rules_at(self.now), self.drain()))
@@ -189,14 +190,14 @@ impl<'a> Case<'a> {
         Some((failure.reason, failure.message.as_str()))
     }
 
-    /// Whether the agent has confirmed, in the node's current boot, that the last order is carried out.
+    /// Returns whether the agent has confirmed, in the node's current boot, that the last desired state is reached.
     fn caught_up(&self) -> bool {
         let agent = &self.shadow.status.agent;
         agent.observed_generation == Some(self.shadow.generation)
             && agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
     }
 
-    /// Whether the agent has confirmed that nothing of the operator is armed.
+    /// Returns whether the agent has confirmed that nothing of the operator is armed.
     fn disarmed(&self) -> bool {
         let agent = &self.shadow.status.agent;
         self.shadow.spec.state == HostState::Idle
@@ -212,8 +213,8 @@ impl<'a> Case<'a> {
             && self.shadow.spec.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
     }
 
-    /// Whether the image is staged for this attempt and boot, also where the agent has been told to reboot and waits for its
-    /// permit: it confirms no order while it waits.
+    /// Returns whether the image is staged for this attempt and boot, also if the agent has to reboot and waits for its
+    /// permit: it confirms no desired state while it waits.
     fn still_staged(&self) -> bool {
         let (spec, agent) = (&self.shadow.spec, &self.shadow.status.agent);
         self.staged()
@@ -223,7 +224,7 @@ impl<'a> Case<'a> {
                 && agent.state == Some(HostState::StagedUpdate))
     }
 
-    /// The agent's question, where it belongs to the order as it stands and to the node's current boot.
+    /// The agent's permit request, if it belongs to the current desired state and to the node's current boot.
     fn asks(&self) -> Option<&'a Armed> {
         let spec = &self.shadow.spec;
         self.shadow.status.agent.armed.as_ref().filter(|armed| {
@@ -241,7 +242,7 @@ impl<'a> Case<'a> {
             Some(Progress { step, since: self.now, boot_id: self.facts().boot_id.clone(), ..progress.clone() });
         unblock(&mut status);
         if matches!(step, Step::Returning | Step::Monitoring) {
-            // What was found after the update before says nothing of this boot.
+            // The findings after the previous update do not apply to this boot.
             let message = format!("the node was rebooted for {} and is watched", progress.version);
             let watched = self.condition(HEALTHY, ConditionStatus::Unknown, "Monitoring", &message);
             set_condition(&mut status.conditions, watched);
@@ -254,7 +255,7 @@ impl<'a> Case<'a> {
         Action::Status { status: Box::new(status), note: None }
     }
 
-    /// The order as it has to be.
+    /// Returns the desired state of the attempt.
     fn order(&self, state: HostState, progress: &Progress) -> Action {
         Action::Spec {
             spec: Box::new(BottlerocketShadowSpec {
@@ -262,7 +263,7 @@ impl<'a> Case<'a> {
                 version: Some(progress.version.clone()),
                 attempt: progress.attempt,
                 boot_id: Some(self.facts().boot_id.clone()),
-                // An attempt keeps what it began with: the image was chosen under it.
+                // An attempt keeps the settings that it began with: the image was chosen under them.
                 host: self.shadow.spec.host.clone(),
                 permit: None,
                 #[cfg(feature = "next")]
@@ -271,12 +272,12 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The order taken back. The attempt stays, since it never falls.
+    /// Withdraws the desired state. The attempt number stays, since it never decreases.
     fn withdraw(&self) -> Action {
         self.idle_order(self.host_policy())
     }
 
-    /// No order, and leave to disarm in this boot what another client armed.
+    /// Withdraws the desired state, and permits disarming in this boot an image that another client armed.
     pub(super) fn withdraw_and_disarm(&self) -> Action {
         self.idle_order(HostPolicy { disarm_in_boot: Some(self.facts().boot_id.clone()), ..self.host_policy() })
     }
@@ -292,7 +293,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// What is next.
+    /// Decides the next step.
     pub(super) fn decide(&self) -> Decision {
         let progress = self.shadow.status.controller.progress.as_ref();
         // Before any request: its answer would be a write with the forged attempt in it.
@@ -328,7 +329,7 @@ impl<'a> Case<'a> {
             Step::Releasing => self.releasing(progress),
             #[cfg(feature = "next")]
             Step::Planning => self.planning(progress),
-            // Whatever it was, giving the node back is safe: it waits for a permit that was given.
+            // Releasing the node is safe after any step: the release waits for a permit that was issued.
             Step::Unknown => {
                 self.fail(progress, FailureReason::ProgressLost, "its step is one of another version of the controller")
             }
@@ -336,9 +337,9 @@ impl<'a> Case<'a> {
         self.with_blocked(decision)
     }
 
-    /// Whether a step that disrupts the node has neither a slot nor a claim, which the controller records before it. Without the
-    /// operator's resource there are no slots, and after the reboot no claim either: then the desired state of the shadow tells,
-    /// and once that is withdrawn, its attempt and the version that runs.
+    /// Returns whether a step that disrupts the node has neither a slot nor a claim, which the controller records
+    /// before it. Without the operator's resource there are no slots, and after the reboot no claim either: then the
+    /// desired state of the shadow decides, and once that is withdrawn, its attempt and the version that runs.
     fn unbacked(&self, progress: &Progress) -> bool {
         let spec = &self.shadow.spec;
         let watched = spec.state == HostState::Idle && spec.attempt == progress.attempt && self.runs_wanted(progress);
@@ -353,8 +354,8 @@ impl<'a> Case<'a> {
         needs_either && !self.slot && !self.facts().claimed() && !self.node.has_rebooted_as_desired()
     }
 
-    /// An attempt that is not the controller's own is not believed: it ends, and takes no part of the budget unless its host may
-    /// still act on a permit.
+    /// Ends an attempt that is not the controller's own: it takes no part of the budget unless its host may still act
+    /// on a permit.
     fn repair(&self, progress: &Progress) -> Decision {
         let disruptive = progress.permit_issued || self.shadow.spec.permit.is_some();
         let progress = Progress { disruptive, ..progress.clone() };
@@ -367,7 +368,7 @@ impl<'a> Case<'a> {
         let stored = true_condition(&self.shadow.status.conditions, BLOCKED);
         let wanted = wait.blocks().then(|| wait.as_str());
         let now = stored.map(|c| c.reason.as_str());
-        // What a look has found names a pod or a series, of which another one may be the first by now.
+        // The finding of a check names a pod or a series, and another one may be the first by now.
         let same_text = !wanted.is_some_and(Wait::is_of_a_look) || stored.is_some_and(|c| wait.is_recorded(&c.message));
         if wanted == now && same_text {
             return decision;
@@ -385,12 +386,12 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Any other write ends a block.
+/// Removes the `Blocked` condition, as any other write ends a block.
 fn unblock(status: &mut ControllerStatus) {
     status.conditions.retain(|c| c.type_ != BLOCKED);
 }
 
-/// Why these pods keep a node from being drained at all.
+/// Returns why these pods prevent any drain of a node.
 pub(super) fn refusal(sorted: &Sorted<'_>) -> Option<Wait> {
     let (first, why) = sorted.refused.first()?;
     let pod = format!("{}/{}", first.namespace, first.name);

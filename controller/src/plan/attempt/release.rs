@@ -1,4 +1,4 @@
-//! How an attempt fails, what that is charged to, and when the node may be released.
+//! The failure of an attempt, what it counts against, and the time at which the node may be released.
 
 use jiff::Timestamp;
 use models::condition::{ConditionStatus, set_condition};
@@ -14,7 +14,7 @@ use super::{Case, LEASE_LOOK, VERSION_FAILURES, after, unblock};
 use crate::plan::{Action, Decision, Note, Wait};
 
 impl Case<'_> {
-    /// The attempt is given up: recorded first, then withdrawn, then released.
+    /// Ends the attempt: recorded first, then withdrawn, then released.
     pub(super) fn fail(&self, progress: &Progress, reason: FailureReason, message: &str) -> Decision {
         let mut status = self.half();
         let mut record = status.report.record.take().unwrap_or_default();
@@ -32,7 +32,7 @@ impl Case<'_> {
         }
         record.last = Some(self.result(progress, reason.as_str(), message));
         status.report.record = Some(record);
-        // A permit is good in the boot that its order names. In another one nothing is left of it that had to be waited for.
+        // A permit is valid in the boot that its desired state names. In another one there is nothing left to wait for.
         let order_boot = self.shadow.spec.boot_id.as_ref();
         let spent = order_boot.is_some_and(|boot| *boot != self.facts().boot_id);
         status.report.progress = Some(Progress {
@@ -51,7 +51,7 @@ impl Case<'_> {
         Decision::act(Action::Status { status: Box::new(status), note: Some(note) })
     }
 
-    /// Whether the agent has reported the image of this attempt as armed.
+    /// Returns whether the agent has reported the image of this attempt as armed.
     pub(super) fn activated(&self, progress: &Progress) -> bool {
         let armed = self.shadow.status.agent.armed.as_ref();
         armed.is_some_and(|a| a.attempt == progress.attempt && a.phase == ArmedPhase::Activated)
@@ -104,7 +104,7 @@ impl Case<'_> {
             if self.now < certain {
                 return Decision::wait(Wait::NodeNotBack { reason }).waking_at(certain);
             }
-            // A look in a time that has not come was one by a clock that ran ahead.
+            // A reading in the future was by a clock that ran ahead.
             let before = self.node.lease.filter(|lease| lease.looked_at <= self.now);
             let look = before.map_or(self.now, |lease| after(lease.looked_at, LEASE_LOOK));
             if look <= self.now {
@@ -117,7 +117,7 @@ impl Case<'_> {
         }
         let mut status = self.half();
         status.report.progress = None;
-        // A user who holds the node wants it as it is: the claim stays, and so does the record of it.
+        // A user who holds the node keeps it as it is: the claim stays, and so does the record of it.
         if !(self.facts().held && self.facts().claimed()) {
             self.forget_claim(&mut status);
         }
@@ -125,7 +125,7 @@ impl Case<'_> {
         Decision::act(Action::Status { status: Box::new(status), note: None })
     }
 
-    /// The claim is gone, and with it what was recorded of it.
+    /// Removes the record of a claim that is released.
     pub(super) fn forget_claim(&self, status: &mut ControllerStatus) {
         if status.report.drain.is_some() {
             set_condition(&mut status.conditions, self.condition(CORDONED, false, "Released", "the attempt has ended"));
@@ -140,22 +140,22 @@ impl Case<'_> {
             .unwrap_or(FailureReason::Unknown)
     }
 
-    /// When a host that acted on a permit has gone down, at the latest, if no permit was issued since `since`; without that, since this
-    /// process has seen the node stand like that. It has to have passed by the clock that `since` was written by, and by this
-    /// process's own, which no one sets.
+    /// Returns when a host that acted on a permit has gone down, at the latest, if no permit was issued since `since`;
+    /// without that, since this process observed the node in this state. It has to have passed by the clock that wrote
+    /// `since`, and by this process's own monotonic clock.
     pub(super) fn down_by(&self, since: Option<Timestamp>) -> Timestamp {
         let span = PERMIT_LIFETIME + self.policy.shutdown;
         let own = after(self.now, span.saturating_sub(self.node.stood));
-        // A time that has not come was written by a clock that ran ahead, or by a user: this process's own has to do.
+        // A time in the future was written by a clock that ran ahead, or by a user: this process's own clock has to do.
         let since = since.filter(|since| *since <= self.now);
         since.map_or(own, |since| own.max(after(since, span)))
     }
 
-    /// After a permit: whether the host can no longer act on it, so that the node may be released. The agent's own word is not
-    /// asked for: a compromised web API can say anything in its name.
+    /// Returns whether, after a permit, the host can no longer act on it, so that the node may be released. The agent
+    /// status is not used: a compromised web API can write anything in its name.
     fn cannot_reboot_any_more(&self, progress: &Progress) -> bool {
         let another_boot = self.facts().boot_id != progress.boot_id;
-        // Looked at only after that time: a sign of life after it is one of a host that did not go down.
+        // Read only after that time: a renewal after it is of a host that did not go down.
         let outlived =
             self.now >= self.down_by(Some(progress.since)) && self.node.lease.is_some_and(|lease| lease.alive());
         another_boot || outlived

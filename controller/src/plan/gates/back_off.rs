@@ -1,4 +1,4 @@
-//! Whether the node's last attempt failed only lately.
+//! The back-off after a failed attempt.
 
 use super::Input;
 use crate::plan::Wait;

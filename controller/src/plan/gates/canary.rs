@@ -1,4 +1,4 @@
-//! Whether the canary steps let another node start.
+//! The canary steps.
 
 use super::Input;
 use crate::plan::Wait;

@@ -1,4 +1,4 @@
-//! Whether the operator's own pods are there that carry an update out: the agent of the node, and the web API.
+//! The operator's own pods that carry an update out: the agent of the node, and the web API.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use crate::plan::Wait;
 use crate::plan::attempt::after;
 use crate::view::NodeView;
 
-/// How long they may be not Ready before it counts: a pod that is replaced is back within this time.
+/// The time for which they may be not Ready: a pod that is replaced is Ready again within it.
 pub(in crate::plan) const POD_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whether what is missing since then has been so for too long.
+/// Returns whether a component that is missing since then has been so for too long.
 pub(in crate::plan) fn is_missing(since: Option<Timestamp>, now: Timestamp) -> bool {
     since.is_some_and(|since| now >= after(since, POD_PATIENCE))
 }
 
-/// Returns the wait for an agent whose pod is missing: its node would be drained in vain. A node that is not Ready says more
-/// than the state of its pods.
+/// Returns the wait for an agent whose pod is missing: its node would be drained in vain. The reason of a node that is
+/// not Ready is more specific than the state of its pods.
 pub(in crate::plan) fn agent_of(node: &NodeView, now: Timestamp) -> Option<Wait> {
     (node.facts.ready && is_missing(node.agent_missing, now)).then_some(Wait::AgentNotReady)
 }

@@ -1,4 +1,4 @@
-//! Whether Prometheus has nothing to say against it. No answer is an objection.
+//! The Prometheus expressions. No answer is an objection.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::expressions::for_node;
 use crate::plan::Wait;
 use crate::view::Answer;
 
-/// The queries of a node: `$node` stands for its name. One that cannot be made is not asked, and [`gate`] objects.
+/// The queries of a node: `$node` is replaced by its name. One that cannot be built is not sent, and [`gate`] objects.
 pub(in crate::plan) fn queries<'a>(
     expressions: &'a [Expression],
     node: &'a str,
@@ -19,7 +19,7 @@ pub(in crate::plan) fn queries<'a>(
         .filter_map(move |expression| Some((expression.name.as_str(), for_node(&expression.query, node).ok()?)))
 }
 
-/// The first expression that objects.
+/// Returns the first expression that objects.
 pub(in crate::plan) fn gate(
     expressions: &[Expression],
     node: &str,
@@ -29,7 +29,7 @@ pub(in crate::plan) fn gate(
         let name = expression.name.clone();
         let query = match for_node(&expression.query, node) {
             Ok(query) => query,
-            // Asked as it stands it could match nothing, and nothing is what lets a node pass.
+            // Sent without its name it could match nothing, and an empty result lets a node pass.
             Err(error) => return Some(Wait::ExpressionFails { name, message: error.to_string(), shared: false }),
         };
         let shared = query == expression.query;
@@ -42,7 +42,7 @@ pub(in crate::plan) fn gate(
     })
 }
 
-/// Since when all of these expressions have returned nothing; `None` if there is none of them.
+/// The time since which all of these expressions have returned nothing; `None` if there are no expressions.
 pub(in crate::plan) fn quiet_since(
     expressions: &[Expression],
     node: &str,

@@ -1,4 +1,4 @@
-//! Whether failures have stopped the rollout, whichever version or kind of host they were about.
+//! The freeze after failures, of any version and kind of host.
 
 use super::Input;
 use crate::plan::Wait;

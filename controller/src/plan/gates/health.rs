@@ -1,4 +1,4 @@
-//! Whether the node, and the cluster around it, are well enough to lose a node for a while.
+//! The health of the node and of the cluster before a node is taken out of service.
 
 use super::Input;
 use crate::plan::Wait;
@@ -13,7 +13,7 @@ pub(super) fn no_pressure(input: &Input<'_>) -> Option<Wait> {
 
 pub(super) fn few_unhealthy_nodes(input: &Input<'_>) -> Option<Wait> {
     let (survey, limit) = (input.survey, input.group().before.max_unhealthy_nodes.as_ref()?);
-    // A limit that cannot be read is none that is kept.
+    // An invalid limit counts as 0.
     let limit = limit.of(survey.total).unwrap_or(0);
     (survey.unhealthy > limit).then_some(Wait::UnhealthyNodes { count: survey.unhealthy, limit })
 }

@@ -1,4 +1,4 @@
-//! Whether a user holds the node.
+//! The user's hold.
 
 use super::Input;
 use crate::plan::Wait;

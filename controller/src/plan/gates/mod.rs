@@ -1,5 +1,5 @@
-//! The gates: small functions that each look at one thing and either let a node pass or say why not. They are asked in the
-//! order in which their reasons are worth reading, and the first refusal is the reason.
+//! The gates: small functions that each check one thing and either let a node pass or return the reason. They are
+//! called in the order in which their reasons are worth reading, and the first refusal is the reason.
 
 mod back_off;
 mod canary;
@@ -26,12 +26,12 @@ pub(super) use components::{POD_PATIENCE, agent_of, is_missing};
 pub(super) use expressions::{gate as expression, queries, quiet_since};
 pub(super) use pods::before_drain;
 
-/// What a gate looks at.
+/// The input of a gate.
 pub(super) struct Input<'a> {
     pub(super) survey: &'a Survey<'a>,
     pub(super) node: &'a NodeView,
     pub(super) shadow: &'a ShadowFacts,
-    /// The version that the attempt is, or would be, for.
+    /// The version of the attempt, or of the one that would begin.
     pub(super) version: &'a Version,
     pub(super) now: Timestamp,
 }
@@ -44,29 +44,29 @@ impl Input<'_> {
 
 type Gate = fn(&Input<'_>) -> Option<Wait>;
 
-/// What holds for anything new, a download ahead of time included.
+/// The gates for anything new, a download ahead of time included.
 const STAGE: &[Gate] = &[switch::gate, quarantine::gate, frozen::gate, held::gate, cordoned::gate, components::web_api];
 
-/// What holds besides for a node that is to be taken out of service.
+/// The additional gates for a node that is to be taken out of service.
 const START: &[Gate] =
     &[health::node_ready, components::agent, health::no_pressure, window::gate, health::few_unhealthy_nodes];
 
-/// The first of these gates that refuses.
+/// Returns the first refusal of these gates.
 fn first(gates: &[Gate], input: &Input<'_>) -> Option<Wait> {
     gates.iter().find_map(|gate| gate(input))
 }
 
-/// Whether an image may be downloaded ahead of time.
+/// Checks that an image may be downloaded ahead of time.
 pub(super) fn stage(input: &Input<'_>) -> Option<Wait> {
     first(STAGE, input)
 }
 
-/// Whether a node that has its image may be taken out of service, as far as the cheap gates go.
+/// Checks that a node that has its image may be taken out of service, as far as the cheap gates go.
 pub(super) fn start(input: &Input<'_>) -> Option<Wait> {
     first(STAGE, input).or_else(|| first(START, input))
 }
 
-/// Whether another attempt may begin.
+/// Checks that another attempt may begin.
 pub(super) fn begin(input: &Input<'_>) -> Option<Wait> {
     let ahead = input.survey.policy.pre_stage.is_some();
     let gates = if ahead { stage(input) } else { start(input) };
@@ -82,7 +82,7 @@ pub(super) mod testing {
     use crate::policy::Policy;
     use crate::view::ClusterView;
 
-    /// A world in which every gate lets node `a` pass, after `change`.
+    /// Returns the refusal for node `a`, which every gate lets pass, after `change`.
     pub(crate) fn asked(gate: Gate, change: impl FnOnce(&mut ClusterView, &mut Policy)) -> Option<Wait> {
         let (mut view, mut policy) = cluster(vec![node("a"), node("b"), node("c")], &[]);
         change(&mut view, &mut policy);

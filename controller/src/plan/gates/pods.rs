@@ -1,4 +1,4 @@
-//! What the pods of a node have to say: asked of the first candidates only, since pods are watched on few nodes.
+//! The pods of a node: checked for the first candidates only, since pods are watched on few nodes.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use crate::plan::attempt::refusal;
 use crate::policy::GroupPolicy;
 use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeView, PodFacts};
 
-/// The first objection to draining this node, its pods being known.
+/// Returns the first objection to draining this node, based on its pods.
 pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, policy: &GroupPolicy) -> Option<Wait> {
     let Some(pods) = &node.pods else { return Some(Wait::ReadingPods) };
     let before = &policy.before;
-    // What no budget lets go is deleted at the deadline.
+    // A pod that no budget lets go is deleted at the deadline.
     let forced = policy.drain.at_deadline == AtDeadline::Force;
     let sorted = filter::sort(pods, policy.drain.rules, None);
     daemon_sets(pods)
@@ -25,7 +25,7 @@ pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, policy:
         .or_else(|| expressions::gate(&before.expressions, &node.facts.name, &view.expressions))
 }
 
-/// Whether the DaemonSets of its pods are there has to be known before a node is touched.
+/// Returns the refusal while it is not known that the DaemonSets of its pods exist. Checked before any change.
 fn daemon_sets(pods: &[PodFacts]) -> Option<Wait> {
     let of_a_set = || pods.iter().filter(|pod| pod.daemon_set.is_some());
     if of_a_set().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
@@ -36,8 +36,8 @@ fn daemon_sets(pods: &[PodFacts]) -> Option<Wait> {
     Some(Wait::DrainRefused { why: Refusal::Unread, pod: first.title(), count: unread.len() })
 }
 
-/// A budget that could never let a pod go, or several over one pod, which the eviction API refuses: named before the first
-/// cordon.
+/// Returns a budget that could never let a pod go, or several over one pod, which the eviction API refuses: reported
+/// before the node is cordoned.
 fn never_allowed(evictable: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wait> {
     evictable.iter().find_map(|pod| {
         let title = |budget: &BudgetFacts| format!("{}/{}", budget.namespace, budget.name);
@@ -50,7 +50,7 @@ fn never_allowed(evictable: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wai
     })
 }
 
-/// Pods on the node that are not Ready. Finished ones are none, and those on their way out are not needed any more.
+/// Returns pods on the node that are not Ready. Finished and terminating ones do not count.
 fn not_ready(pods: &[PodFacts]) -> Option<Wait> {
     let bad: Vec<_> = pods.iter().filter(|pod| !pod.ready && !pod.finished && !pod.terminating).collect();
     let first = bad.first()?;

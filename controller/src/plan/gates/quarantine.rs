@@ -1,4 +1,4 @@
-//! Whether the version has failed too often on hosts like this one.
+//! The quarantine of versions that failed too often on hosts like this one.
 
 use super::Input;
 use crate::plan::Wait;

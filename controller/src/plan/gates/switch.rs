@@ -1,4 +1,4 @@
-//! Whether anything new starts at all.
+//! The switch that stops anything new.
 
 use super::Input;
 use crate::plan::Wait;

@@ -1,4 +1,4 @@
-//! Whether the time is right.
+//! The maintenance windows and blackouts.
 
 use super::Input;
 use crate::plan::Wait;
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
     use crate::policy::Policy;
 
-    /// The tables ask on Friday, 2027-01-15 at 08:00 UTC.
+    /// Checks at 08:00 UTC on Friday, 2027-01-15.
     fn at(spec: &str) -> Option<Wait> {
         let spec: BottlerocketUpdateOperatorSpec = serde_json::from_str(spec).unwrap();
         asked(gate, |_, policy| *policy = Policy::from_spec(&spec).unwrap())

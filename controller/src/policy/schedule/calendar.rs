@@ -1,21 +1,21 @@
-//! What a line of cron says about the calendar: on which days, at which minutes. No time zone and no clock.
+//! The calendar part of a line of cron: its days and minutes. No time zone and no clock.
 
 use croner::Weekday;
 use croner::parser::{CronParser, Seconds, Year};
 use jiff::SignedDuration;
 use jiff::civil::{Date, DateTime};
 
-/// The minutes in which something happens, on any day of any year.
+/// The minutes of a cron expression, on any day of any year.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Calendar {
     /// The months, by bit; January is bit 1.
     months: u16,
-    /// The days of a month, by bit, by its length (from 28) and the day of the week (from Sunday) that it begins on. Nothing
-    /// else about a month decides.
+    /// The days of a month, by bit, by its length (from 28) and the day of the week (from Sunday) that it begins on.
+    /// Nothing else about a month decides.
     days: [[u32; 7]; 4],
     /// The minutes of a day, rising.
     minutes: Vec<Minute>,
-    /// Whether the hour field is a wildcard, so that it follows the clock and names no hour.
+    /// True if the hour field is a wildcard, so that it follows the clock and names no hour.
     pub(super) every_hour: bool,
 }
 
@@ -33,10 +33,10 @@ const MONTHS: [&str; 12] = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AU
 const WEEKDAYS: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
 
 impl Calendar {
-    /// Reads five fields of cron. A pause of more than `pause` minutes ends a run.
+    /// Parses five fields of cron. A pause of more than `pause` minutes ends a run.
     ///
     /// # Errors
-    /// What is wrong with them, for the person who wrote them.
+    /// The error in the fields, as a message for the user.
     pub(super) fn parse(text: &str, pause: u16) -> Result<Self, String> {
         const EXAMPLE: &str = "such as '0 2 * * 1-5' (02:00 from Monday to Friday)";
         let fields: Vec<_> = text.split_whitespace().collect();
@@ -50,7 +50,7 @@ impl Calendar {
         let fields = [minute, hour, day, month, weekday];
         let parsed = parser.parse(text).ok().filter(|_| fields.iter().enumerate().all(|(i, f)| is_plain(i, f)));
         let Some(pattern) = parsed.map(|cron| cron.pattern) else {
-            // Each field alone tells which one it is.
+            // Parsing each field alone shows the invalid one.
             let alone = |index: usize| {
                 let mut line = ["*"; 5];
                 line[index] = fields[index];
@@ -93,7 +93,7 @@ impl Calendar {
         Ok(calendar)
     }
 
-    /// Whether there is a year with such a day. Every month begins on each day of the week in some year.
+    /// Returns whether any year has such a day. Every month begins on each day of the week in some year.
     fn has_any_day(&self) -> bool {
         let lengths = |month: u16| match month {
             2 => 0..2,
@@ -106,7 +106,7 @@ impl Calendar {
             .any(|length| self.days[length].iter().any(|days| *days != 0))
     }
 
-    /// The days of the month that `date` stands in, by bit.
+    /// Returns the days of the month of `date`, by bit.
     fn days_of_month(&self, date: Date) -> u32 {
         if self.months & 1 << date.month() == 0 {
             return 0;
@@ -117,10 +117,10 @@ impl Calendar {
         self.days.get(length).and_then(|days| days.get(first)).copied().unwrap_or(0)
     }
 
-    /// The latest minute at or before `limit` and not before `from`.
+    /// Returns the latest minute at or before `limit` and not before `from`.
     pub(super) fn last(&self, from: DateTime, limit: DateTime) -> Option<DateTime> {
         let mut date = limit.date();
-        // What of the month is still to be looked at: all days up to this one.
+        // The part of the month still to be searched: all days up to this one.
         let mut days = self.days_of_month(date) & u32::MAX >> (31 - date.day());
         if days & 1 << date.day() != 0 {
             let minute = minute_of(limit);
@@ -143,7 +143,7 @@ impl Calendar {
         }
     }
 
-    /// The earliest minute at or after `from` and before `limit`.
+    /// Returns the earliest minute at or after `from` and before `limit`.
     pub(super) fn first(&self, from: DateTime, limit: DateTime) -> Option<DateTime> {
         let mut date = from.date();
         let mut days = self.days_of_month(date) & u32::MAX << date.day();
@@ -168,8 +168,8 @@ impl Calendar {
         }
     }
 
-    /// The last of the minutes that are reached from `minute` on its day, before `limit`, without a pause longer than the one
-    /// that the calendar was read with.
+    /// Returns the last of the minutes that are reached from `minute` on its day, before `limit`, without a pause
+    /// longer than the one that the calendar was parsed with.
     pub(super) fn last_of_run(&self, minute: DateTime, limit: DateTime) -> DateTime {
         let (date, time) = (minute.date(), minute_of(minute));
         let end = match self.minutes.binary_search_by_key(&time, |m| m.minute) {
@@ -192,14 +192,14 @@ fn minute_of(moment: DateTime) -> u16 {
     u16::from(moment.hour().unsigned_abs()) * 60 + u16::from(moment.minute().unsigned_abs())
 }
 
-/// A minute of a day. `minute` is below 1440, so that its parts fit.
+/// Returns a minute of a day. `minute` is below 1440, so that its parts fit.
 fn at(date: Date, minute: u16) -> DateTime {
     let part = |value: u16| i8::try_from(value).unwrap_or(0);
     date.at(part(minute / 60), part(minute % 60), 0, 0)
 }
 
-/// Whether a field is written plainly. The parser also takes names in the middle of numbers and in other fields, and words of
-/// its own that no other cron knows.
+/// Returns whether a field is plain cron. The parser also takes names in the middle of numbers and in other fields, and
+/// words of its own that no other cron knows.
 fn is_plain(index: usize, field: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let is_word = |word: &str| match index {

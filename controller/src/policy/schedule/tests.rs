@@ -17,7 +17,7 @@ fn schedule(text: &Value) -> Schedule {
     schedule
 }
 
-/// One window.
+/// Returns a schedule with one window.
 fn window(cron: &str, duration: &str, zone: &str) -> Value {
     json!({"windows": [{"cron": cron, "duration": duration, "timeZone": zone}]})
 }
@@ -27,7 +27,7 @@ fn with(mut schedule: Value, key: &str, value: Value) -> Value {
     schedule
 }
 
-/// A state in words, to be read in a table.
+/// Returns a state in words, for tables.
 fn words(state: &WindowState) -> String {
     let moment = |at: &Option<Timestamp>| at.map_or("ever".to_owned(), |at| at.to_string());
     match state {
@@ -37,7 +37,7 @@ fn words(state: &WindowState) -> String {
     }
 }
 
-/// A sentence, a schedule, and what it says at some moments.
+/// A sentence, a schedule, and its state at some moments.
 type Case<'a> = (&'a str, Value, &'a [(&'a str, &'a str)]);
 
 fn check(cases: &[Case<'_>]) {
@@ -432,7 +432,7 @@ fn what_cannot_be_obeyed_is_named_with_its_field() {
     assert_eq!(read(&all).1.len(), 5, "every mistake is named at once");
 }
 
-/// What a window does, minute by minute and without any cleverness.
+/// A reference implementation of a window, minute by minute.
 struct Minutes {
     from: Timestamp,
     open: Vec<bool>,
@@ -496,9 +496,9 @@ fn what_windows_do_around_a_change_of_clocks_is_as_counted_minute_by_minute() {
         ("Africa/Cairo", "2026-10-29T16:00:00Z"),
         ("America/Nuuk", "2027-03-27T20:00:00Z"),
         ("America/Nuuk", "2026-10-24T20:00:00Z"),
-        // A day that was left out as a whole.
+        // A day that was left out entirely.
         ("Pacific/Apia", "2011-12-30T05:00:00Z"),
-        // None, and a year that ends.
+        // No change of the clock, and the end of a year.
         ("Asia/Kolkata", "2026-12-31T13:00:00Z"),
     ];
     let windows = [
@@ -528,7 +528,7 @@ fn what_windows_do_around_a_change_of_clocks_is_as_counted_minute_by_minute() {
                 };
                 let what = format!("{cron} for {duration}m in {zone} at {now}: open {open}, {end:?}");
                 assert_eq!(open, counted.open[minute], "{what}");
-                // What does not change while it is counted may change at any time later.
+                // A state that does not change in the counted time may change at any later time.
                 let change = counted.next(minute, !open);
                 assert!(end == change || change.is_none(), "{what}, counted {change:?}");
             }

@@ -1,8 +1,8 @@
-//! One window: when it opens in its time zone, and what becomes of that where clocks are changed.
+//! One window: its openings in its time zone, and the effect of changes of the clock.
 //!
-//! Between two changes a zone's clock runs evenly, so openings are looked for in one such stretch after the other. At a
-//! change, a window that names its hour opens once: the first time where the hour comes twice, and with the change where the
-//! hour is left out. A window whose hour is a wildcard follows the clock instead.
+//! Between two changes a zone's clock runs evenly, so openings are searched in one such stretch after the other. At a
+//! change, a window that names its hour opens once: the first time where the hour comes twice, and with the change
+//! where the hour is left out. A window whose hour is a wildcard follows the clock instead.
 
 use jiff::civil::DateTime;
 use jiff::tz::{Offset, TimeZone};
@@ -10,12 +10,12 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::calendar::Calendar;
 
-/// A window, read and checked.
+/// A window, parsed and validated.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Window {
     pub(super) calendar: Calendar,
     pub(super) zone: TimeZone,
-    /// How long it stays open, in time that passes.
+    /// Time for which it stays open, in elapsed time.
     pub(super) duration: SignedDuration,
 }
 
@@ -27,7 +27,7 @@ struct Stretch {
     from: Timestamp,
     to: Timestamp,
     offset: Offset,
-    /// What the clock showed when this began, had it not been changed.
+    /// The clock's time at the beginning of the stretch, had it not been changed.
     unchanged: DateTime,
 }
 
@@ -47,7 +47,8 @@ impl Stretch {
 }
 
 impl Window {
-    /// Until when the window is open that is open at this moment, with those that open again before that on the same day.
+    /// Returns the end of the window that is open at this moment, including those that open again before that on the
+    /// same day.
     pub(super) fn open_until(&self, now: Timestamp) -> Option<Timestamp> {
         let earliest = now.checked_sub(self.duration).unwrap_or(Timestamp::MIN);
         let close = |opening: Timestamp| opening.checked_add(self.duration).unwrap_or(Timestamp::MAX);
@@ -72,7 +73,7 @@ impl Window {
         }
     }
 
-    /// When the window opens next after this moment, before `limit`.
+    /// Returns the next opening of the window after this moment, before `limit`.
     pub(super) fn opens_after(&self, now: Timestamp, limit: Timestamp) -> Option<Timestamp> {
         let mut at = now.checked_add(TICK).ok()?;
         while at < limit {
@@ -89,14 +90,15 @@ impl Window {
         None
     }
 
-    /// What the clock shows from when on its minutes count.
+    /// Returns the clock's time from which on the minutes of the stretch count.
     fn first_of(&self, stretch: &Stretch) -> DateTime {
         let shown = stretch.clock(stretch.from);
-        // What the clock shows for the second time has had its turn.
+        // A time that the clock shows for the second time has been used already.
         if self.calendar.every_hour { shown } else { shown.max(stretch.unchanged) }
     }
 
-    /// Whether the window opens with a change of the clock, because the change leaves out a minute in which it would.
+    /// Returns whether the window opens with a change of the clock, because the change leaves out a minute in which it
+    /// would open.
     fn opens_with(&self, stretch: &Stretch) -> bool {
         let shown = stretch.clock(stretch.from);
         !self.calendar.every_hour

@@ -1,4 +1,4 @@
-//! The keeper against an API server that refuses some of its writes.
+//! The keeper with an API server that refuses some of its writes.
 
 use std::sync::Mutex;
 
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// An API server that takes what it is sent, except for writes to the object of one name, which it answers with this code: with
-/// 200 as if a client emptied the object at once.
+/// An API server that accepts what it is sent, except for writes to the object of one name, which it answers with this
+/// code: with 200 as if a client emptied the object at once.
 #[derive(Clone, Default)]
 struct Server {
     refuses: Arc<Mutex<Option<(&'static str, u16)>>>,
-    /// The names of the objects that were written.
+    /// The names of the written objects.
     written: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -97,7 +97,7 @@ async fn what_is_refused_is_told_and_keeps_nothing_else_from_being_written() {
         *server.refuses.lock().unwrap() = Some((refused, 422));
         let mut keeper = server.keeper();
         for _ in 0..2 {
-            // Again and again, and nothing is told again: the operator's status would be written each time.
+            // Further failures are not reported again: the operator's status would be written each time.
             let failed = keeper.keep(crate::clock::now()).await.failed;
             assert!(
                 matches!(failed.values().next(), Some(TlsError::Api { name, .. }) if *name == refused),
@@ -141,7 +141,7 @@ async fn who_undoes_one_half_again_and_again_is_told_of_and_keeps_the_other_from
     assert!(problem.contains("somebody else writes"), "{problem}");
 }
 
-/// As something does that puts back what it was told to: it comes after each write, and not with it.
+/// As a tool that restores its own contents: it comes after each write, and not with it.
 #[tokio::test(start_paused = true)]
 async fn who_undoes_every_write_a_moment_later_is_told_of_until_it_ends_and_not_written_against_without_end() {
     const LIMIT: usize = 10;
@@ -156,14 +156,14 @@ async fn who_undoes_every_write_a_moment_later_is_told_of_until_it_ends_and_not_
             let written = keeper.serving.get(names::SERVING_SECRET).is_some();
             assert_eq!(written, failed.is_empty(), "{failed:?}");
             writes += usize::from(written);
-            // With the certificate an authority was written, once.
+            // The authority was one more write.
             let told = keeper.signer.facts().problem.is_some();
             assert_eq!(told, writes + 1 >= LIMIT, "undone {undone} times: {writes} writes");
             list(&keeper.serving);
             tokio::time::advance(Duration::from_secs(period)).await;
         }
         assert_eq!(writes < 40, held_back, "{writes}");
-        // No one undoes it any more.
+        // The conflict is over.
         tokio::time::advance(Duration::from_secs(60)).await;
         assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());
         assert!(keeper.signer.facts().problem.is_some(), "it may go on");
@@ -173,7 +173,7 @@ async fn who_undoes_every_write_a_moment_later_is_told_of_until_it_ends_and_not_
     }
 }
 
-/// What makes waits end by both clocks: the rules are told since when this process has seen a thing.
+/// Waits end by both clocks: the rules receive the time since which this process has seen a thing.
 #[tokio::test]
 async fn what_is_published_has_stood_since_it_was_seen_and_what_was_gone_stands_anew() {
     let server = Server::default();
