@@ -1,4 +1,4 @@
-//! Waiting longer after each failure, at random, so that a fleet does not come back in step.
+//! Exponential back-off with jitter, so that the agents of a fleet do not retry in step.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ pub fn full_jitter(base: Duration, cap: Duration, failures: u32, random: f64) ->
     exponential(base, cap, failures).mul_f64(random.clamp(0.0, 1.0))
 }
 
-/// The limit itself: `base` doubled once per failure, at most `cap`.
+/// Exponential back-off: `base` doubled once per failure, at most `cap`.
 pub fn exponential(base: Duration, cap: Duration, failures: u32) -> Duration {
     base.checked_mul(1_u32 << failures.min(20)).map_or(cap, |limit| limit.min(cap))
 }

@@ -1,8 +1,8 @@
-//! Which boot runs.
+//! The id of the running boot.
 
 use std::path::Path;
 
-/// Why the boot id is not known.
+/// An error while reading the boot id.
 #[derive(Debug, thiserror::Error)]
 pub enum BootIdError {
     /// The file cannot be read.
@@ -13,14 +13,14 @@ pub enum BootIdError {
     Malformed,
 }
 
-/// The longest boot id that the shadow can hold.
+/// Maximum length of a boot id that the shadow can hold.
 const LONGEST: usize = 64;
 
-/// Reads the boot id, as the kernel names the running boot.
+/// Reads the id that the kernel gives the running boot.
 ///
 /// # Errors
 ///
-/// When the file cannot be read, is empty, or holds something else.
+/// Returns an error if the file cannot be read, is empty, or holds something else.
 pub fn read(file: &Path) -> Result<String, BootIdError> {
     let text = std::fs::read_to_string(file).map_err(BootIdError::Read)?;
     let id = text.trim();

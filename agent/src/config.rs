@@ -1,10 +1,10 @@
-//! Every path and address that the agent uses, as a flag or an environment variable.
+//! Command line of the agent: each path and address is a flag or an environment variable.
 
 use std::path::PathBuf;
 
 use clap::Parser;
 
-/// Drives the update API of one Bottlerocket host as its BottlerocketShadow asks.
+/// Drives the update API of one Bottlerocket host to the desired state of its BottlerocketShadow.
 ///
 /// HTTPS_PROXY, NO_PROXY and their lower-case forms are honoured for the web API, never for the host's socket.
 #[derive(Clone, Debug, Parser)]
@@ -14,7 +14,7 @@ pub struct Config {
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
 
-    /// The host API's Unix socket.
+    /// Unix socket of the host API.
     #[arg(long, env = "BRUPOP_HOST_SOCKET", default_value = "/run/api.sock")]
     pub host_socket: PathBuf,
 
@@ -30,11 +30,11 @@ pub struct Config {
     #[arg(long, env = "BRUPOP_TOKEN_FILE", default_value = "/var/run/secrets/brupop/token")]
     pub token_file: PathBuf,
 
-    /// Directory with what is trusted: ca.crt (PEM bundle) and permit-keys.json (JWKS). It may be empty at first.
+    /// Directory with the trusted ca.crt (PEM bundle) and permit-keys.json (JWKS). It may be empty at first.
     #[arg(long, env = "BRUPOP_TRUST_DIR", default_value = "/etc/brupop/trust")]
     pub trust_dir: PathBuf,
 
-    /// What is logged: a level, or a list such as `info,agent=debug`.
+    /// Log filter: a level, or a list such as `info,agent=debug`.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log_filter: String,
 }

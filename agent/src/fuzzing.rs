@@ -1,5 +1,5 @@
-//! What the fuzzer feeds with bytes: each reader of what comes from outside, and what has to hold whatever it is fed with.
-//! The same runs as a plain test over the checked-in inputs (`fuzz/`). Nothing else calls it.
+//! The fuzz targets: each reader of outside input, and the invariants that hold for any input. They also run as a plain
+//! test over the checked-in inputs (`fuzz/`); there is no other caller.
 
 use jiff::Timestamp;
 use models::permit::PermitClaims;
@@ -25,12 +25,13 @@ pub const TARGETS: &[models::FuzzTarget] = &[
     ("host_settings", host_settings),
 ];
 
-/// The authorities of a bundle that this agent trusts, as DER. What has to hold stands beside the controller's, in `fuzz/src/both.rs`.
+/// Returns the authorities of a bundle that this agent trusts, as DER. The invariants are next to the controller's, in
+/// `fuzz/src/both.rs`.
 pub fn trusted(bundle: &[u8]) -> Vec<Vec<u8>> {
     usable(bundle).iter().map(|certificate| certificate.to_vec()).collect()
 }
 
-/// Longest texts that the schema of the shadow takes; a longer one would have every report refused.
+/// Maximum lengths that the shadow's schema accepts; a longer text would have every report rejected.
 const LONGEST_VERSION: usize = 64;
 
 fn order() -> OrderKey {
@@ -42,7 +43,7 @@ fn order() -> OrderKey {
     }
 }
 
-/// `GET /os` and `GET /updates/status`: whatever the host says, what is made of it can be reported.
+/// `GET /os` and `GET /updates/status`: any answer of the host can be reported.
 fn host_replies(data: &[u8]) {
     let Ok(value) = serde_json::from_slice::<Value>(data) else { return };
     let os = OsInfo::read(&value).or_else(|| OsInfo::read(value.get("os")?));
@@ -78,8 +79,8 @@ fn host_replies(data: &[u8]) {
     assert!(!texts.iter().flatten().any(|text| text.contains(char::is_control)), "a control character: {texts:?}");
 }
 
-/// The lines of the stream: the same whatever pieces they arrive in, and each is a line that is known, one that is not, or
-/// not understood.
+/// The lines of the stream: the same however the bytes are split, and each is a known line, an unknown line, or not
+/// understood.
 fn stream_lines(data: &[u8]) {
     let lines = |piece: usize| {
         let mut buffer = Buffer::default();
@@ -115,11 +116,12 @@ fn problem_bodies(data: &[u8]) {
     assert!(problem_text(reqwest::StatusCode::BAD_REQUEST, data).chars().count() <= 512);
 }
 
-/// Statements, their keys, and our own token: what no one signed with a key that is trusted is never accepted.
+/// Statements, their keys, and the agent's own token: a statement without the signature of a trusted key is never
+/// accepted.
 fn statements(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (jws, keys) = text.split_once('\n').unwrap_or((&text, ""));
-    // Who can make the keys can sign; so the keys are another client's here, or none.
+    // A client that can choose the keys can sign; so the keys are another client's here, or none.
     for keys in [keys, KEYS] {
         let own = keys != KEYS;
         let read = open::<PermitClaims>(jws, keys);
@@ -130,11 +132,11 @@ fn statements(data: &[u8]) {
     }
 }
 
-/// A public key whose private one no one has.
+/// A public key whose private key does not exist.
 const KEYS: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"k1","alg":"ES256",
     "x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}"#;
 
-/// `GET /settings`: what is decided on it never replaces anything but a default, and can be reported.
+/// `GET /settings`: a decision never replaces anything but a default, and can be reported.
 fn host_settings(data: &[u8]) {
     let Ok(value) = serde_json::from_slice::<Value>(data) else { return };
     let Some(now) = HostSettings::read(&value) else { return };

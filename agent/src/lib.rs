@@ -1,11 +1,11 @@
-//! The agent: drives one host's update API as the node's shadow asks, and reports how far the host is.
+//! The agent: drives one host's update API to the desired state of the node's shadow, and reports progress.
 //!
 //! ```text
 //!  web API ──stream──► views ──► drive: situation ──► step ──► host commands ──► report ──► web API
 //!                                  (pure)             (pure)                     (pure)
 //! ```
 //!
-//! Nothing is kept on disk: the shadow's status, the host and the boot id are all that a new process needs.
+//! Nothing is kept on disk: a new process needs only the shadow's status, the host and the boot id.
 
 pub mod backoff;
 pub mod boot;
@@ -35,13 +35,13 @@ use views::Views;
 
 /// Runs the agent until `shutdown` resolves or the host's socket is lost.
 ///
-/// Shutting down drops whatever is under way and calls the host no more: every reboot begins with a SIGTERM to this very
-/// process, and nothing would be harder to judge than a host that was called in the middle of it.
+/// Shutting down drops all work in progress and makes no more host calls: every reboot begins with a SIGTERM to this
+/// process, and a call in the middle of it would be hardest to judge.
 ///
 /// # Errors
 ///
-/// When a client cannot be built from the configuration, or when the host's socket has been dead for so long that only a
-/// restart can help.
+/// Returns an error if a client cannot be built from the configuration, or if the host's socket has been dead for so
+/// long that only a restart can help.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
     let host = HostClient::new(&config.host_socket).map_err(AgentError::Client)?;
     let server = Server::new(&config);
@@ -49,7 +49,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     tracing::info!(node = config.node_name, server = config.server_url, "agent started");
     let driver = Driver::new(&config, host, &server, &views);
     tokio::select! {
-        // In this order: from the moment at which the end is asked for, nothing else goes on.
+        // In this order: after the shutdown request, nothing else continues.
         biased;
         () = shutdown => {
             tracing::info!("asked to end");

@@ -30,7 +30,7 @@ fn main() -> anyhow::Result<()> {
         agent::run(config, shutdown).await?;
         anyhow::Ok(())
     });
-    // A name look-up under way must not hold up the end.
+    // A name resolution in progress must not delay the exit.
     runtime.shutdown_background();
     ended
 }

@@ -1,5 +1,5 @@
-//! What this process saw and did itself, in the running boot. None of it is needed to go on after a restart; with it, less
-//! is doubted.
+//! State that this process observed and caused in the running boot. A restarted agent continues without it; with it,
+//! fewer facts are in doubt.
 
 use models::shadow::{BottlerocketShadowSpec, FoundSettings, HostState};
 use models::wire::ShadowView;
@@ -7,7 +7,7 @@ use semver::Version;
 
 use crate::host::types::{Command, UpdateState, UpdateStatus};
 
-/// One attempt on one shadow. A shadow that was created again counts its attempts from the start again, hence the uid.
+/// One attempt on one shadow. A re-created shadow counts its attempts from the start, hence the uid.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttemptKey {
     /// The shadow's uid.
@@ -16,21 +16,21 @@ pub struct AttemptKey {
     pub attempt: i64,
 }
 
-/// An order, as far as it decides what is done to the host. A permit or a policy that changes is not another order.
+/// A desired state, as far as it determines host commands. A changed permit or policy makes no other desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OrderKey {
-    /// Which attempt.
+    /// The attempt.
     pub attempt: AttemptKey,
-    /// What is to be reached.
+    /// The state to reach.
     pub state: HostState,
-    /// With which version.
+    /// The target version.
     pub version: Option<Version>,
-    /// In which boot.
+    /// The boot that it applies to.
     pub boot_id: Option<String>,
 }
 
 impl OrderKey {
-    /// The order in a shadow.
+    /// Returns the desired state of a shadow.
     pub fn of(view: &ShadowView) -> Self {
         let BottlerocketShadowSpec {
             state,
@@ -51,46 +51,47 @@ impl OrderKey {
     }
 }
 
-/// What this process saw and did in the running boot.
+/// State that this process observed and caused in the running boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// The attempt whose image this process saw written whole, with no prepare failed since.
     pub prepared: Option<AttemptKey>,
-    /// True once this process saw a prepare as the host's last command: what its reports said before is out of date.
+    /// True once this process saw a prepare as the host's last command: earlier reports of the image are then out of
+    /// date.
     pub saw_prepare: bool,
-    /// The attempt for which this process told the host to arm.
+    /// The attempt for which this process requested an activation.
     pub armed: Option<AttemptKey>,
     /// The attempt that this process saw armed.
     pub activated: Option<AttemptKey>,
-    /// An activation, from this process or the one before it, after which the host has recorded nothing yet that clears or
-    /// sets the disk's boot flags.
+    /// An activation, from this process or the previous one, after which the host has recorded nothing yet that clears
+    /// or sets the disk's boot flags.
     pub unconfirmed: Option<Unconfirmed>,
-    /// Whether an activation of the process before this one has been taken into account, or cannot be asked about any more.
+    /// True if an activation of the previous process has been taken into account, or can no longer be checked.
     pub inherited: bool,
-    /// Whether this process disarmed the host and has not reported it yet.
+    /// True if this process disarmed the host and has not reported it yet.
     pub disarmed: bool,
-    /// Whether this process told the host to look for updates.
+    /// True if this process requested a refresh.
     pub asked_to_refresh: bool,
-    /// What the host chose at that look; absent when looking failed or nothing was chosen.
+    /// The host's choice at that refresh; absent if it failed or nothing was chosen.
     pub chosen: Option<Version>,
-    /// Why looking failed where the host has no record of it.
+    /// Reason of a failed refresh of which the host has no record.
     pub refresh_failure: Option<String>,
-    /// What the report has to say of the host's settings; absent while this process has not looked at them, and what is
-    /// reported stands.
+    /// The report's entry for the host's settings; absent while this process has not read them, and the stored entry
+    /// remains.
     pub settings: Option<FoundSettings>,
 }
 
-/// An activation whose effect on the disk is not known. Its worker may have died between its change of the disk's flags and
-/// the record of it.
+/// An activation whose effect on the disk is unknown. Its worker may have died between changing the disk's flags and
+/// recording it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unconfirmed {
-    /// When the host's last command from before it had ended, as the host writes it.
+    /// End time of the host's last command before it, as the host writes it.
     pub before: Option<String>,
 }
 
 impl Memory {
-    /// Takes over that the process before this one reported that it was about to arm, once. Whether it did so cannot be
-    /// known, unless the host's last command disarmed. Returns whether anything changed.
+    /// Takes over, once, that the previous process reported that it was about to arm. Whether it did cannot be known,
+    /// unless the host's last command disarmed. Returns true if anything changed.
     pub fn inherit(&mut self, status: Option<&UpdateStatus>) -> bool {
         if std::mem::replace(&mut self.inherited, true) {
             return false;
@@ -103,7 +104,7 @@ impl Memory {
         true
     }
 
-    /// Learns from a status that was just read, under this order.
+    /// Learns from a status that was just read, under this desired state.
     pub fn learn(&mut self, status: &UpdateStatus, order: &OrderKey) {
         let Some(last) = &status.last else { return };
         let newer = |unconfirmed: &Unconfirmed| unconfirmed.before.as_deref() != Some(last.timestamp.as_str());
@@ -131,8 +132,8 @@ impl Memory {
     }
 }
 
-/// Whether a prepare's own output says that it wrote another version than `wanted`, or nothing. The host records the
-/// version that it chose at its last look, but the downloader chooses again; its output tells, where it says anything.
+/// Returns true if a prepare's output shows that it wrote another version than `wanted`, or nothing. The host records
+/// the version chosen at its last refresh, but the downloader chooses again; only its output may show that.
 pub fn wrote_another(stderr: &str, wanted: &Version) -> bool {
     const STARTING: &str = "Starting update to ";
     wrote_nothing(stderr)
@@ -146,7 +147,7 @@ pub fn wrote_another(stderr: &str, wanted: &Version) -> bool {
         })
 }
 
-/// Whether a prepare's own output says that it wrote nothing.
+/// Returns true if a prepare's output shows that it wrote nothing.
 fn wrote_nothing(stderr: &str) -> bool {
     stderr.contains("No update required")
 }
@@ -231,7 +232,7 @@ mod tests {
         memory.asked_to_refresh = true;
         memory.learn(&good, &order(1));
         assert_eq!(memory.chosen, Some(Version::new(1, 20, 5)));
-        // A failed look leaves the old choice in the host's answer.
+        // A failed refresh leaves the old choice in the host's answer.
         memory.learn(&status("Idle", "1.20.5", "refresh", "Failed", "no network"), &order(1));
         assert_eq!(memory.chosen, None);
         memory.learn(&status("Idle", "1.20.5", "refresh", "Success", ""), &order(1));

@@ -1,7 +1,7 @@
-//! Whether a permit is for us, now.
+//! Verification of permits.
 //!
-//! A permit counts when its signature is by a key that we trust, every claim is what this very order, host and boot say, and
-//! its nonce is the one that this process sent less than [`PERMIT_LIFETIME`] ago. So a web API that lies can withhold a permit, and
+//! A permit is valid if a trusted key signed it, every claim matches this attempt, host and boot, and its nonce is the
+//! one that this process sent less than [`PERMIT_LIFETIME`] ago. So a compromised web API can withhold a permit, and
 //! nothing else.
 
 use base64::Engine;
@@ -12,11 +12,11 @@ use tokio::time::Instant;
 
 use crate::statement::{StatementError, open};
 
-/// Checks a permit: `keys` is the trusted JWKS, `expected` what this order, host, boot and nonce are.
+/// Verifies a permit: `keys` is the trusted JWKS, `expected` the claims of this attempt, host, boot and nonce.
 ///
 /// # Errors
 ///
-/// With the first thing that is wrong.
+/// Returns the first mismatch.
 pub fn verify(jws: &str, keys: &str, expected: &PermitClaims) -> Result<(), StatementError> {
     let PermitClaims { node_uid, boot_id, attempt, version, nonce, host } = open(jws, keys)?;
     let checks = [
@@ -30,7 +30,7 @@ pub fn verify(jws: &str, keys: &str, expected: &PermitClaims) -> Result<(), Stat
     checks.iter().find(|(_, same)| !same).map_or(Ok(()), |(what, _)| Err(StatementError::Other(what)))
 }
 
-/// Whether a permit was issued with this policy in force; that it is signed again is no difference.
+/// Returns true if a permit was issued under this policy; a new signature of the same policy makes no difference.
 fn same_policy(one: Option<&HostPolicy>, other: Option<&HostPolicy>) -> bool {
     match (one, other) {
         (Some(one), Some(other)) => one.asks_as(other),
@@ -38,13 +38,13 @@ fn same_policy(one: Option<&HostPolicy>, other: Option<&HostPolicy>) -> bool {
     }
 }
 
-/// Whether a nonce that was sent at `sent` still counts. To be asked again right before each act on its permit: the monotonic
-/// clock runs on while a process is stopped.
+/// Returns true if a nonce sent at `sent` is still valid. To be checked right before each act on its permit: the
+/// monotonic clock runs on while a process is stopped.
 pub fn is_fresh(sent: Instant, now: Instant) -> bool {
     now.saturating_duration_since(sent) < PERMIT_LIFETIME
 }
 
-/// Makes a nonce: 16 random bytes.
+/// Generates a nonce of 16 random bytes.
 pub fn new_nonce() -> String {
     URL_SAFE_NO_PAD.encode(rand::random::<[u8; 16]>())
 }

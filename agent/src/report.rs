@@ -1,5 +1,5 @@
-//! The agent's half of the status, built whole from what is stored and what is known now. One function, so that no two
-//! writes can take each other's fields away, and a restarted agent drops neither `failure` nor `armed`.
+//! The agent status, built whole from the stored one and the current facts. A single function, so that no two writes
+//! can remove each other's fields, and a restarted agent drops neither `failure` nor `armed`.
 
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
@@ -17,56 +17,56 @@ const LONGEST_VARIANT: usize = 64;
 const LONGEST_ARCH: usize = 32;
 const MOST_VERSIONS: usize = 64;
 
-/// What a report says beside the facts.
+/// Content of a report beside the facts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Word {
-    /// The order was carried out, and this state reached.
+    /// The desired state was carried out, and this state reached.
     Reached(HostState),
-    /// Nothing is to be done for the order; the host is in this state.
+    /// Nothing is to be done for the desired state; the host is in this state.
     Rest(HostState),
-    /// The order is being carried out, or cannot be; the host is in this state.
+    /// The desired state is being carried out, or cannot be; the host is in this state.
     Standing(HostState),
-    /// What is about to be armed, or is armed.
+    /// The image that is about to be armed, or is armed.
     Armed(Armed),
-    /// The attempt is given up.
+    /// The attempt has failed.
     Failed {
-        /// Why.
+        /// The failure.
         failure: Failure,
         /// The host's state.
         state: HostState,
-        /// Whether the failure judges how a new boot ended, so that nothing of the operator is armed any more.
+        /// True if the failure judges the outcome of a new boot, so that nothing of the operator is armed any more.
         judges_a_boot: bool,
     },
 }
 
-/// What the condition `HostReachable` says.
+/// Content of the condition `HostReachable`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// The host answers.
     Answered,
     /// It answers, but another client armed an image.
     ArmedByOther,
-    /// It answers, but the order or its update state is not understood.
+    /// It answers, but the desired state or its update state is not understood.
     Unsupported(String),
-    /// It answers, but does not disarm what we armed.
+    /// It answers, but does not disarm what this operator armed.
     DisarmFails(String),
-    /// It answers, but its settings cannot be what policy asks.
+    /// It answers, but its settings cannot be what policy requests.
     Settings {
-        /// One fixed word.
+        /// The reason.
         reason: &'static str,
-        /// For a user.
+        /// The message for a user.
         message: String,
     },
     /// It does not answer.
     Unreachable {
-        /// One fixed word.
+        /// The reason.
         reason: &'static str,
-        /// For a user.
+        /// The message for a user.
         message: String,
     },
 }
 
-/// Builds the report that answers `generation`.
+/// Builds the report that acknowledges `generation`.
 pub fn build(
     stored: &AgentStatus,
     generation: i64,
@@ -131,15 +131,15 @@ pub fn build(
     new
 }
 
-/// Builds the report of a host that does not answer: all that is stored stays, and the condition says so.
+/// Builds the report of a host that does not answer: all stored fields remain, and the condition changes.
 pub fn build_unreachable(stored: &AgentStatus, reach: &Reach, now: Timestamp) -> AgentStatus {
     let mut new = stored.clone();
     set_condition(&mut new.conditions, condition(reach, now));
     new
 }
 
-/// Whether a report is worth a write. When the host looked for updates is not, by itself; nor is since when a condition has
-/// been what it is, which changes with its status alone.
+/// Returns true if a report is worth a write. A changed refresh time alone is not, nor a changed transition time of a
+/// condition, which changes with its status alone.
 pub fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
     fn without_times(status: &AgentStatus) -> AgentStatus {
         let mut status = status.clone();
@@ -154,8 +154,8 @@ pub fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
     stored != new && without_times(stored) != without_times(new)
 }
 
-/// A report of which not everything was stored, because the web API or the cluster is of a version that does not know all
-/// of it. Sent again as it is, it would be stored no better.
+/// A report that was not stored whole, because the web API or the cluster is of a version that does not know all of it.
+/// Sending it again unchanged would store no more.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shortened {
     sent: AgentStatus,
@@ -163,25 +163,25 @@ pub struct Shortened {
 }
 
 impl Shortened {
-    /// What became of a report that was accepted; `None` if all of it was stored.
+    /// Compares an accepted report with what was stored; returns `None` if all of it was.
     pub fn of(sent: &AgentStatus, stored: &AgentStatus) -> Option<Self> {
         differs(stored, sent).then(|| Self { sent: sent.clone(), stored: stored.clone() })
     }
 
-    /// Whether `new` is that report, and what is stored now is still what was stored of it.
+    /// Returns true if `new` is that report, and the stored status is unchanged since.
     pub fn covers(&self, stored: &AgentStatus, new: &AgentStatus) -> bool {
         !differs(&self.stored, stored) && !differs(&self.sent, new)
     }
 }
 
-/// What the host offers, as far as it can be believed.
+/// Returns the host's offer, as far as it can be trusted.
 fn offer(stored: &AgentStatus, facts: &Facts, memory: &Memory) -> Option<OfferedUpdates> {
-    // What was offered in another boot is no offer of this one.
+    // An offer from another boot does not count in this one.
     let same_boot = stored.report.boot_id.as_deref() == Some(facts.boot_id.as_str());
     let reported = stored.report.updates.clone().filter(|_| same_boot);
     let last = facts.status.as_ref().and_then(|status| Some((status, status.last.as_ref()?)));
     let Some((status, last)) = last else {
-        // The host has not looked in this boot. Where it cannot even begin to, that is worth telling.
+        // The host has not refreshed in this boot. Failing even to start one is worth reporting.
         let failure = memory.refresh_failure.as_ref()?;
         return Some(failing(reported.filter(|r| r.refresh_failure.is_some()).unwrap_or_default(), failure));
     };
@@ -201,7 +201,7 @@ fn offer(stored: &AgentStatus, facts: &Facts, memory: &Memory) -> Option<Offered
     })
 }
 
-/// The choice of a look that succeeded. In the state Idle it is a left-over of an earlier one.
+/// Returns the choice of a successful refresh. In the state Idle it is left over from an earlier one.
 fn chosen(status: &UpdateStatus) -> Option<semver::Version> {
     match status.state {
         UpdateState::Available | UpdateState::Staged | UpdateState::Ready => status.chosen.clone(),
@@ -209,8 +209,8 @@ fn chosen(status: &UpdateStatus) -> Option<semver::Version> {
     }
 }
 
-/// An offer that cannot be confirmed stays as it was reported. The first message stays too: another wording of the next
-/// failure is no news.
+/// Adds a failure to an offer that cannot be confirmed, which stays as reported. The first message stays too: another
+/// wording of the next failure is no news.
 fn failing(mut reported: OfferedUpdates, failure: &str) -> OfferedUpdates {
     reported.refresh_failure.get_or_insert_with(|| cut(failure, LONGEST_MESSAGE));
     reported

@@ -1,4 +1,4 @@
-//! The client of the web API: one stream, and one kind of write.
+//! Client of the web API: one stream, and one kind of write.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -16,52 +16,53 @@ use tokio::time::timeout;
 use crate::config::Config;
 use crate::statement::node_uid;
 
-/// Connecting, with the proxy and TLS.
+/// Time-out of connecting, including proxy and TLS.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// From a request to the head of its answer, or to the whole answer of a write.
+/// Time-out from a request to the head of its answer, or to the whole answer of a write.
 const ANSWER: Duration = Duration::from_secs(15);
 
-/// The longest line of the stream and the longest answer. A shadow as its agent sees it is below 100 KiB by its schema.
+/// Maximum length of a stream's line and of an answer, in bytes. A shadow in its agent's view is below 100 KiB by its
+/// schema.
 const LONGEST: usize = 1024 * 1024;
 
-/// The lines around each certificate of the bundle.
+/// Lines around each certificate of the bundle.
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 
-/// How long an unused connection is kept: a step of an update is followed by the next within seconds, or by hours.
+/// Time that an idle connection is kept: steps of an update follow each other within seconds, or hours later.
 const KEEP_IDLE: Duration = Duration::from_secs(20);
 
-/// Why the web API did not give what was asked for.
+/// An error of a request to the web API.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The CA bundle cannot be read (yet).
     #[error("cannot read the CA bundle {0}")]
     NoTrust(PathBuf, #[source] std::io::Error),
-    /// The CA bundle holds no certificate that can be used.
+    /// The CA bundle holds no usable certificate.
     #[error("the CA bundle holds no usable certificate")]
     BadTrust,
-    /// The CA bundle or the client's settings are refused.
+    /// The CA bundle or the client's configuration is rejected.
     #[error("cannot make a client")]
     Client(#[source] reqwest::Error),
-    /// Our own token cannot be read.
+    /// The agent's own token cannot be read.
     #[error("cannot read the token {0}")]
     NoToken(PathBuf, #[source] std::io::Error),
-    /// The request failed on its way.
+    /// The request failed in transport.
     #[error("the web API cannot be reached")]
     Transport(#[source] reqwest::Error),
-    /// No answer in time.
+    /// Time-out.
     #[error("the web API did not answer in time")]
     Timeout,
     /// The stream fell silent.
     #[error("the stream fell silent")]
     Silent,
-    /// The web API refused.
+    /// The web API refused the request.
     #[error("the web API answered {status}: {text}")]
     Refused {
         /// The HTTP status.
         status: u16,
-        /// What it said.
+        /// The problem as text.
         text: String,
     },
     /// An answer or a line that is too long.
@@ -75,13 +76,13 @@ pub enum ServerError {
 /// The answer to a write.
 #[derive(Debug)]
 pub enum Written {
-    /// It was stored; this is the shadow now.
+    /// Stored; this is the shadow now.
     Stored(Box<ShadowView>),
-    /// It was not: the agent's half, or what is asked, has changed. This is the shadow now.
+    /// Not stored: the agent status or the desired state has changed. This is the shadow now.
     Stale(Box<ShadowView>),
 }
 
-/// Speaks to the web API.
+/// Client of the web API.
 #[derive(Debug)]
 pub struct Server {
     address: String,
@@ -92,7 +93,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A client as configured. Nothing is read or opened yet.
+    /// Creates a client from the configuration. Nothing is read or opened yet.
     pub fn new(config: &Config) -> Self {
         Self {
             address: format!("{}/v1/nodes/{}/shadow", config.server_url.trim_end_matches('/'), config.node_name),
@@ -102,13 +103,13 @@ impl Server {
         }
     }
 
-    /// Opens the stream, from the newest state that has been seen, if any has.
+    /// Opens the stream, from the newest state seen, if any.
     ///
     /// # Errors
     ///
-    /// When it cannot be opened.
+    /// Returns an error if it cannot be opened.
     pub async fn watch(&self, from: Option<&str>) -> Result<Lines, ServerError> {
-        // What a compromised web API made up must not keep an honest one from answering.
+        // A version invented by a compromised web API must not keep an honest one from answering.
         let from = from.filter(|version| is_resource_version(version));
         let query = from.map(|version| format!("?resourceVersion={version}")).unwrap_or_default();
         let request = self.client()?.get(format!("{}/watch{query}", self.address)).bearer_auth(self.token()?);
@@ -120,11 +121,11 @@ impl Server {
         Ok(Lines { response, buffer: Buffer::default() })
     }
 
-    /// Writes the agent's half of the status, if the shadow is still the one with this etag.
+    /// Writes the agent status, if the shadow still has this etag.
     ///
     /// # Errors
     ///
-    /// When there is no answer, or a refusal: the write may then have happened or not.
+    /// Returns an error if there is no answer, or a refusal: the write may then have happened or not.
     pub async fn put_status(&self, etag: &str, status: &AgentStatus) -> Result<Written, ServerError> {
         let body = serde_json::to_vec(status).map_err(ServerError::NotUnderstood)?;
         let request = self
@@ -147,11 +148,11 @@ impl Server {
         timeout(ANSWER, answer).await.map_err(|_| ServerError::Timeout)?
     }
 
-    /// Our own token, as it is now: the kubelet renews the file.
+    /// Reads the agent's own token from its file, which the kubelet renews.
     ///
     /// # Errors
     ///
-    /// When it cannot be read.
+    /// Returns an error if it cannot be read.
     pub fn token(&self) -> Result<String, ServerError> {
         match std::fs::read_to_string(&self.token_file) {
             Ok(token) => Ok(token.trim().to_owned()),
@@ -159,18 +160,18 @@ impl Server {
         }
     }
 
-    /// The uid of the node that our token is bound to, as far as it says so.
+    /// Returns the uid of the node that the agent's token is bound to, if it names one.
     pub fn node_uid(&self) -> Option<String> {
         node_uid(&self.token().ok()?)
     }
 
-    /// The public keys of what the controller signs, as they are now; empty while there are none.
+    /// Reads the public keys of the controller's statements; empty while there are none.
     pub fn permit_keys(&self) -> String {
         std::fs::read_to_string(self.trust_dir.join(TRUST_PERMIT_KEYS)).unwrap_or_default()
     }
 
-    /// The client for the CA bundle as it is now. One that is gone, or has nothing good in it, does not take away what was
-    /// trusted before.
+    /// Returns the client for the current CA bundle. A missing or entirely invalid bundle does not replace the previous
+    /// one.
     fn client(&self) -> Result<Client, ServerError> {
         let mut kept = self.client.borrow_mut();
         match (self.make_client(kept.as_ref()), kept.as_ref()) {
@@ -206,12 +207,13 @@ impl Server {
     }
 }
 
-/// Whether the web API takes this as a resource version: a positive whole number of no more digits than it accepts.
+/// Returns true if the web API accepts this as a resource version: a positive integer with no more digits than its
+/// limit.
 fn is_resource_version(text: &str) -> bool {
     (1..=40).contains(&text.len()) && !text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The authorities of a bundle. What cannot be read, or be trusted as an authority, is left out and spoils no other one.
+/// Returns the authorities of a bundle. Unreadable or untrustworthy ones are left out without affecting others.
 pub(crate) fn usable(bundle: &[u8]) -> Vec<CertificateDer<'static>> {
     let text = String::from_utf8_lossy(bundle);
     let blocks = text.match_indices(BEGIN).map(|(at, _)| {
@@ -252,7 +254,7 @@ async fn refusal(response: &mut Response) -> ServerError {
     ServerError::Refused { status: status.as_u16(), text: problem_text(status, &body) }
 }
 
-/// What a refusal says, for the log.
+/// Returns the text of a refusal, for the log.
 pub(crate) fn problem_text(status: StatusCode, body: &[u8]) -> String {
     let text = match serde_json::from_slice::<Problem>(body) {
         Ok(problem) => format!("{} {}", problem.title, problem.detail.unwrap_or_default()).trim().to_owned(),
@@ -269,11 +271,11 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// The next line, or `None` at the end of the stream.
+    /// Returns the next line, or `None` at the end of the stream.
     ///
     /// # Errors
     ///
-    /// When the connection breaks, or a line is too long.
+    /// Returns an error if the connection breaks, or a line is too long.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, ServerError> {
         loop {
             if let Some(line) = self.buffer.line() {
@@ -287,7 +289,7 @@ impl Lines {
     }
 }
 
-/// Bytes that have arrived and are not yet a line.
+/// Received bytes that are not yet a line.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer(Vec<u8>);
 
@@ -300,7 +302,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Takes the next whole line that is not empty.
+    /// Takes the next complete line that is not empty.
     pub(crate) fn line(&mut self) -> Option<Vec<u8>> {
         loop {
             let end = self.0.iter().position(|byte| *byte == b'\n')?;

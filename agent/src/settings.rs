@@ -1,10 +1,10 @@
-//! What is done about the host's own settings: a pure function of what policy asks, what the host has now, and what we set
-//! before.
+//! Decisions about the host's settings: a pure function of the policy's request, the host's settings, and what this
+//! operator set before.
 //!
-//! Two rules decide everything. A value other than the host's default that we did not set is another client's: it is never
-//! changed. So what we found and replaced was always the default, and the default is all that is ever put back, and only
-//! where the host still has what we set. Hence a report that a client tampered with can make us write nothing but defaults;
-//! every other value that we write stands in a signed statement.
+//! Two rules decide everything. A value other than the host's default that this operator did not set is another
+//! client's: it is never changed. So a replaced value was always the default, only the default is ever restored, and
+//! only where the host still has the operator's value. Hence a report that a client tampered with can cause only writes
+//! of defaults; every other value written is in a signed statement.
 
 use models::permit::SettingsClaims;
 use models::plain;
@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use crate::host::types::{UpdateState, UpdateStatus};
 use crate::statement::{StatementError, open};
 
-/// The version lock of a host that no one changed.
+/// Version lock of an unchanged host.
 pub const LATEST: &str = "latest";
 
-/// The longest text that the report holds, in characters.
+/// Maximum length of a text in the report, in characters.
 const LONGEST: usize = 64;
 
-/// The settings that steer updates, as the host has them; what is not set there is absent.
+/// The settings that determine updates, as the host has them; unset ones are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostSettings {
     /// `settings.updates.version-lock`.
@@ -31,7 +31,7 @@ pub struct HostSettings {
 }
 
 impl HostSettings {
-    /// Reads the answer of `GET /settings`; `None` when it is not an object.
+    /// Reads the answer of `GET /settings`; `None` if it is not an object.
     pub fn read(value: &Value) -> Option<Self> {
         let updates = value.as_object()?.get("updates");
         let field = |name: &str| updates.and_then(|updates| updates.get(name)).filter(|value| !value.is_null());
@@ -43,21 +43,21 @@ impl HostSettings {
     }
 }
 
-/// What policy asks of the settings.
+/// The settings that policy requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     /// The version to lock the host to.
     pub lock: Option<Version>,
-    /// Whether to ignore waves; otherwise the setting is left alone.
+    /// True to ignore waves; otherwise the setting is left alone.
     pub waves: bool,
 }
 
 impl Asked {
-    /// What a policy asks, as it stands in the shadow, without a look at its signature.
+    /// Returns the request of a policy in the shadow, without verifying its signature.
     ///
     /// # Errors
     ///
-    /// With the lock that is no version.
+    /// Returns the lock if it is no version.
     pub fn of(host: Option<&HostPolicy>) -> Result<Self, String> {
         let Some(host) = host else { return Ok(Self::default()) };
         let lock = match &host.version_lock {
@@ -78,7 +78,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// The body of `PATCH /settings`: the tree below `settings`.
+    /// Returns the body of `PATCH /settings`: the tree below `settings`.
     pub fn body(&self) -> Value {
         let mut updates = serde_json::Map::new();
         if let Some(lock) = &self.version_lock {
@@ -90,12 +90,12 @@ impl Change {
         json!({ "updates": updates })
     }
 
-    /// Whether there is nothing in it.
+    /// Returns true if it changes nothing.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether the host has all that it names.
+    /// Returns true if the host has all values of the change.
     pub fn is_in(&self, now: &HostSettings) -> bool {
         let lock = self.version_lock.as_deref();
         lock.is_none_or(|lock| same_lock(lock, now.version_lock.as_deref().unwrap_or(LATEST)))
@@ -103,16 +103,16 @@ impl Change {
     }
 }
 
-/// What is to be done.
+/// A decision about the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// What has to stand in the report, before any change.
+    /// The record that has to be reported before any change.
     pub record: FoundSettings,
-    /// What has to be changed.
+    /// The change to make.
     pub change: Change,
 }
 
-/// Decides, with what stands in the report as `record`.
+/// Decides, with `record` as the reported record.
 pub fn decide(asked: &Asked, now: &HostSettings, record: &FoundSettings) -> Decision {
     let set = record.applied.clone().unwrap_or_default();
     let lock = of_lock(asked.lock.as_ref(), now.version_lock.as_deref(), &set, record.version_lock.as_deref());
@@ -129,7 +129,7 @@ pub fn decide(asked: &Asked, now: &HostSettings, record: &FoundSettings) -> Deci
     }
 }
 
-/// What is decided about the lock.
+/// Decision about the lock.
 #[derive(Default)]
 struct Lock {
     found: Option<String>,
@@ -149,7 +149,7 @@ fn of_lock(asked: Option<&Version>, now: Option<&str>, set: &AppliedSettings, fo
     };
     let found = found.map(str::to_owned);
     let Some(asked) = asked.map(Version::to_string) else {
-        // Nothing is asked any more: what no one changed since is put back.
+        // No longer requested: the default is restored unless another client has changed the value since.
         return if ours {
             let set = AppliedSettings { ignore_waves: None, ..set.clone() };
             Lock { found, set, foreign: None, write: Some(LATEST.to_owned()) }
@@ -158,7 +158,7 @@ fn of_lock(asked: Option<&Version>, now: Option<&str>, set: &AppliedSettings, fo
         };
     };
     if same_lock(&asked, present) {
-        // It may be another client's, who wants the same: then there is nothing to put back.
+        // It may be another client's with the same value: then there is nothing to restore.
         return if ours { Lock { found, set: owning(asked, None), ..Lock::default() } } else { Lock::default() };
     }
     if present == LATEST {
@@ -172,7 +172,7 @@ fn of_lock(asked: Option<&Version>, now: Option<&str>, set: &AppliedSettings, fo
     Lock { foreign: Some(cut(present)), ..Lock::default() }
 }
 
-/// What is decided about the waves.
+/// Decision about the waves.
 #[derive(Default)]
 struct Waves {
     found: Option<bool>,
@@ -190,16 +190,16 @@ fn of_waves(asked: bool, now: Option<bool>, set: Option<bool>, found: Option<boo
     }
 }
 
-/// Whether a lock that the host has lets this version in.
+/// Returns true if a host with this lock accepts this version.
 pub fn lets_in(lock: &str, wanted: &Version) -> bool {
     lock == LATEST || exact(lock).as_ref() == Some(wanted)
 }
 
-/// Whether what policy asks is signed by the controller, for this node: `keys` is the trusted JWKS.
+/// Verifies that the controller signed the requested settings for this node: `keys` is the trusted JWKS.
 ///
 /// # Errors
 ///
-/// With the first thing that is wrong.
+/// Returns the first mismatch.
 pub fn verify(host: &HostPolicy, node_uid: &str, keys: &str) -> Result<(), StatementError> {
     let Some(expected) = SettingsClaims::of(node_uid, host) else { return Ok(()) };
     let jws = host.signature.as_deref().ok_or(StatementError::Missing)?;
@@ -213,26 +213,26 @@ pub fn verify(host: &HostPolicy, node_uid: &str, keys: &str) -> Result<(), State
     checks.iter().find(|(_, same)| !same).map_or(Ok(()), |(what, _)| Err(StatementError::Other(what)))
 }
 
-/// What a look for updates has to show before a change of settings is believed to have reached the host's tools, which
-/// read files that are written some time after the change.
+/// Result that a refresh has to show before a change of settings counts as known to the host's tools, which read files
+/// that are written some time after the change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// The lock by which the host has to choose; absent: the newest.
     pub lock: Option<Version>,
-    /// What was offered before waves were to be ignored, or not ignored any more; absent where that did not change.
+    /// The offer before waves were to be ignored, or no longer ignored; absent if that did not change.
     pub offered_before: Option<Vec<Version>>,
 }
 
 impl Expected {
-    /// Whether this status, of a look that succeeded, shows it for a host that runs `running`.
+    /// Returns true if this status, of a successful refresh, shows it for a host that runs `running`.
     pub fn is_shown(&self, status: &UpdateStatus, running: &Version) -> bool {
-        // In the state Idle a choice is a left-over of an earlier look.
+        // In the state Idle a choice is left over from an earlier refresh.
         let chosen = status.chosen.as_ref().filter(|_| status.state != UpdateState::Idle);
         let newest = status.available.first();
         match (&self.lock, chosen) {
             (Some(lock), Some(chosen)) => chosen == lock,
             (Some(lock), None) => running == lock,
-            // What changed with the waves shows in the list alone.
+            // A change of the waves shows in the list alone.
             (None, _) if self.offered_before.as_ref() == Some(&status.available) => false,
             (None, Some(chosen)) => Some(chosen) == newest,
             (None, None) => newest.is_none_or(|newest| newest <= running),
@@ -240,12 +240,12 @@ impl Expected {
     }
 }
 
-/// Whether two locks name the same version, in whatever form.
+/// Returns true if two locks name the same version, in any form.
 fn same_lock(one: &str, other: &str) -> bool {
     one == other || exact(one).is_some_and(|one| Some(one) == exact(other))
 }
 
-/// The version that a lock names; none for `latest`.
+/// Returns the version that a lock names; `None` for `latest`.
 pub fn exact(lock: &str) -> Option<Version> {
     Version::parse(lock.strip_prefix('v').unwrap_or(lock)).ok()
 }
@@ -270,7 +270,7 @@ mod tests {
         HostSettings { version_lock: Some(version_lock.into()), ignore_waves: Some(false) }
     }
 
-    /// A report that says: found `latest`, set `lock`.
+    /// Returns a report with the found lock `latest` and the set lock `lock`.
     fn set(lock: &str) -> FoundSettings {
         FoundSettings {
             version_lock: Some("latest".into()),
@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(read(json!({"updates": {"version-lock": "v1.20.4", "ignore-waves": false}})), Some(has("v1.20.4")));
         assert_eq!(read(json!({"updates": {"version-lock": null}})), Some(HostSettings::default()));
         assert_eq!(read(json!([])), None);
-        // What is not understood is at least not the default, so it is left alone.
+        // A value that is not understood is at least not the default, so it is left alone.
         let strange = read(json!({"updates": {"version-lock": 7, "ignore-waves": "perhaps"}})).unwrap();
         let decision = decide(&Asked { lock: Some(NEW), waves: true }, &strange, &FoundSettings::default());
         assert_eq!(decision, Decision { record: foreign("7"), change: Change::default() });

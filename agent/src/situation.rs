@@ -1,4 +1,4 @@
-//! From facts to the row of the step table: the order as we understand it, and the host as it answered.
+//! From facts to the row of the step table: the desired state as this agent understands it, and the host's answers.
 
 use models::agent_step::{self, ArmedBy, Boot, Image, Mark, Order, Running, Situation};
 use models::shadow::{AgentReport, Armed, HostState};
@@ -8,18 +8,18 @@ use semver::Version;
 use crate::host::types::{Command, OsInfo, UpdateState, UpdateStatus};
 use crate::memory::{AttemptKey, Memory, OrderKey};
 
-/// What is known of the host, all of it of the running boot.
+/// Facts about the host, all of the running boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// The system that runs.
+    /// The running system.
     pub os: OsInfo,
-    /// The boot that runs.
+    /// The running boot.
     pub boot_id: String,
     /// The update status; absent while the host has run no command in this boot.
     pub status: Option<UpdateStatus>,
 }
 
-/// The situation under the order in `view`. The host's update state is one that is known.
+/// Returns the situation under the desired state in `view`. The host's update state must be a known one.
 pub fn situation(view: &ShadowView, facts: &Facts, memory: &Memory) -> Situation {
     let key = OrderKey::of(view);
     let report = &view.status.report;
@@ -43,23 +43,23 @@ pub fn situation(view: &ShadowView, facts: &Facts, memory: &Memory) -> Situation
     }
 }
 
-/// What is asked. An order without the version or the boot that it is about is none that we could carry out.
+/// Converts the desired state to an [`Order`]. Without its version or boot, it cannot be carried out.
 fn order(key: &OrderKey) -> Order {
     let complete = key.version.is_some() && key.boot_id.is_some();
     match key.state {
         HostState::Idle => Order::Idle,
         HostState::StagedUpdate if complete => Order::Stage,
         HostState::RebootedIntoUpdate if complete => Order::Reboot,
-        // Answered before anything is asked of the host.
+        // Answered before any host call.
         #[cfg(feature = "next")]
         HostState::PlannedUpdate => Order::Unknown,
         HostState::StagedUpdate | HostState::RebootedIntoUpdate | HostState::Unknown => Order::Unknown,
     }
 }
 
-/// What stands on the inactive partition set. A staged image is trusted when this process saw it written whole for this
-/// attempt, or (the memory learns it from the status) when the host's last command is a prepare that wrote it. A process that was
-/// started later, after a refresh, finds no prepare: it trusts what the one before it reported in this boot.
+/// Returns the state of the inactive partition set. A staged image is trusted if this process saw it written whole for
+/// this attempt, or (the memory learns it from the status) if the host's last command is a prepare that wrote it. A
+/// process started later, after a refresh, finds no prepare: it trusts the previous one's report in this boot.
 fn image(facts: &Facts, key: &OrderKey, memory: &Memory, report: &AgentReport) -> Image {
     let Some(status) = &facts.status else { return Image::Nothing };
     match status.state {
@@ -77,7 +77,7 @@ fn image(facts: &Facts, key: &OrderKey, memory: &Memory, report: &AgentReport) -
     }
 }
 
-/// Who armed what is armed: by the report, or by this process where its report may not have arrived.
+/// Returns which client armed the image: by the report, or by this process if its report may not have arrived.
 fn armed_by(armed: Option<&Armed>, boot_id: &str, attempt: &AttemptKey, memory: &Memory) -> ArmedBy {
     let reported = agent_step::armed_by(armed, boot_id, attempt.attempt);
     match (&memory.armed, reported) {
@@ -88,7 +88,7 @@ fn armed_by(armed: Option<&Armed>, boot_id: &str, attempt: &AttemptKey, memory: 
     }
 }
 
-/// Which version runs. The old one is the one that was reported in the boot that the order names.
+/// Classifies the running version. The old one is the one reported in the boot that the desired state names.
 fn running(version: &Version, wanted: Option<&Version>, stored: &AgentStatus, ordered_boot: &str) -> Running {
     let report = &stored.report;
     if Some(version) == wanted {
@@ -100,7 +100,7 @@ fn running(version: &Version, wanted: Option<&Version>, stored: &AgentStatus, or
     }
 }
 
-/// The state that a host is in by itself, for reports that carry no order out.
+/// Returns the host's own state, for reports that do not complete the desired state.
 pub fn standing(situation: &Situation) -> HostState {
     match (situation.order, situation.running, situation.image) {
         (Order::Stage | Order::Reboot, Running::Wanted, _) => HostState::RebootedIntoUpdate,
@@ -223,7 +223,7 @@ pub(crate) mod tests {
         assert_eq!(next(&view, &facts("b1", OLD, Some("Staged"), ("prepare", "Success"))), reached);
         assert_eq!(next(&view, &facts("b1", OLD, Some("Staged"), ("prepare", "Failed"))), Step::Stage);
         assert_eq!(next(&view, &facts("b1", OLD, Some("Staged"), ("refresh", "Success"))), Step::Stage);
-        // The same process goes on trusting what it saw written.
+        // The same process continues to trust what it saw written.
         let mut memory = Memory { prepared: Some(OrderKey::of(&view).attempt), ..Memory::default() };
         let refreshed = facts("b1", OLD, Some("Staged"), ("refresh", "Success"));
         assert_eq!(step(&situation(&view, &refreshed, &memory)), reached);

@@ -1,4 +1,4 @@
-//! The two decisions about looking for updates: what comes next while staging, and when an idle host looks again.
+//! The two decisions about refreshes: the next action while staging, and the time of an idle host's next refresh.
 
 use std::time::Duration;
 
@@ -9,61 +9,61 @@ use tokio::time::Instant;
 use crate::backoff::exponential;
 use crate::host::types::{UpdateState, UpdateStatus};
 
-/// How often a host command may fail in one attempt before the attempt is given up.
+/// Failures of one host command after which the attempt fails.
 pub const TRIES: u32 = 3;
 
-/// How often the host is asked to look again while it chooses another version than the order names. It may be the host's
-/// own files that lag behind its settings for a moment, and a release may be on its way to the mirrors.
+/// Refreshes while the host chooses another version than the target version. The host's files may lag behind its
+/// settings for a moment, and a release may be on its way to the mirrors.
 pub const LOOKS: u32 = 5;
 
-/// The first look of an idle host after a boot or a start of the agent comes within this time, at random, so that a fleet
-/// that was installed or rebooted at once does not ask its mirrors at once.
+/// Range of the random delay before the first refresh of an idle host after a boot or a start of the agent, so that a
+/// fleet that was installed or rebooted at once does not call its mirrors at once.
 const FIRST_LOOK_WITHIN: Duration = Duration::from_secs(60);
 
-/// The first repetition after a failed look.
+/// Delay after the first failed refresh.
 const RETRY_LOOK: Duration = Duration::from_secs(10);
 
-/// What happened in the order's attempt so far.
+/// Events in the attempt so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tries {
-    /// Whether the host has been reported as it was before the first command.
+    /// True if the host was reported as it was before the first command.
     pub announced: bool,
-    /// Whether the host's settings have been looked at for this order, where policy asks for any.
+    /// True if the host's settings were checked for this desired state, where policy requests any.
     pub settled: bool,
-    /// Looks that failed, and the last message.
+    /// Failed refreshes.
     pub refresh: u32,
-    /// Looks that found another version.
+    /// Refreshes that found another version.
     pub mismatch: u32,
-    /// Looks of this order that were carried out.
+    /// True if a refresh of this desired state was carried out.
     pub looked: bool,
-    /// Downloads that failed.
+    /// Failed downloads.
     pub prepare: u32,
-    /// Downloads that wrote something else after a look of this very order.
+    /// Downloads that wrote another version after a refresh of this desired state.
     pub wrong: u32,
-    /// Failures to arm.
+    /// Failed activations.
     pub activate: u32,
-    /// Failures to disarm.
+    /// Failed deactivations.
     pub deactivate: u32,
-    /// Refusals to reboot.
+    /// Refused reboots.
     pub reboot: u32,
     /// Commands that the host's state did not allow.
     pub refused: u32,
-    /// What the host last said.
+    /// The host's last message.
     pub message: String,
 }
 
-/// What the step `Stage` does next.
+/// Next action of the step `Stage`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Look for updates.
+    /// Check for updates.
     Refresh,
     /// Download.
     Prepare,
-    /// Give the attempt up.
+    /// Fail the attempt.
     Fail(FailureReason, String),
 }
 
-/// Decides what comes next for `wanted`: `chosen` is what the last look of this process chose, if that look succeeded.
+/// Returns the next action for `wanted`: `chosen` is the choice of this process's last refresh, if that succeeded.
 pub fn next(status: Option<&UpdateStatus>, chosen: Option<&Version>, wanted: &Version, tries: &Tries) -> Next {
     let said = |fallback: &str| if tries.message.is_empty() { fallback.to_owned() } else { tries.message.clone() };
     if tries.wrong > 0 {
@@ -90,20 +90,20 @@ pub fn next(status: Option<&UpdateStatus>, chosen: Option<&Version>, wanted: &Ve
     Next::Refresh
 }
 
-/// The shortest time between two looks for updates, from one request to the next. Neither policy's interval nor an order
-/// is signed, and each look asks the host's update repository, which another party runs.
+/// Minimum time between two refreshes, from one request to the next. Neither policy's interval nor the desired state is
+/// signed, and each refresh calls the host's update repository, which another party runs.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Until when a look has to wait that would come too soon after the last one, which was asked for at `asked`, whatever
-/// became of it and whatever order it was for.
+/// Returns the time until which a refresh has to wait because the last one was requested at `asked`, whatever its
+/// outcome and desired state.
 pub fn too_soon(asked: Option<Instant>, now: Instant) -> Option<Instant> {
     asked.map(|asked| asked + SHORTEST_INTERVAL).filter(|allowed| now < *allowed)
 }
 
-/// How long after the last look (or after it became idle, before the first one) an idle host looks again. `random` is in
-/// [0, 1).
+/// Returns the time from the last refresh (before the first one: from becoming idle) to an idle host's next one.
+/// `random` is in [0, 1).
 pub fn until_next_look(interval: Duration, looked_before: bool, failures: u32, random: f64) -> Duration {
-    // Whatever policy says.
+    // Whatever policy requests.
     let interval = interval.max(SHORTEST_INTERVAL);
     match (looked_before, failures) {
         (false, _) => interval.min(FIRST_LOOK_WITHIN).mul_f64(random.clamp(0.0, 1.0)),
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(next(status.as_ref(), Some(&NEW), &NEW, &tries), Next::Prepare);
         assert_eq!(next(status.as_ref(), None, &NEW, &tries), Next::Refresh);
         assert_eq!(next(None, Some(&NEW), &NEW, &tries), Next::Refresh);
-        // A failed look leaves Idle with the old choice.
+        // A failed refresh leaves Idle with the old choice.
         let failed = facts("b", OLD, Some("Idle"), ("refresh", "Failed")).status;
         assert_eq!(next(failed.as_ref(), Some(&NEW), &NEW, &tries), Next::Refresh);
     }

@@ -1,5 +1,5 @@
-//! Statements that the controller signs: JWS in compact form, ES256, by a key in the trusted JWKS. What a statement has to
-//! say is for [`crate::permit`] and [`crate::settings`].
+//! Statements that the controller signs: JWS in compact form, ES256, by a key in the trusted JWKS. Their claims are
+//! checked in [`crate::permit`] and [`crate::settings`].
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -9,7 +9,7 @@ use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Why a statement is not acted on.
+/// Reason to reject a statement.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StatementError {
     /// There is none.
@@ -18,22 +18,22 @@ pub enum StatementError {
     /// It is no JWS in compact form with a key id.
     #[error("it is no signed statement with a key id")]
     Malformed,
-    /// It is signed otherwise than with ES256.
+    /// It is not signed with ES256.
     #[error("it is not signed with ES256")]
     Algorithm,
-    /// Its key is not among those we trust, or not yet.
+    /// The signing key is not trusted, or not yet.
     #[error("its key '{0}' is not trusted here, or not yet")]
     UnknownKey(String),
-    /// Its signature is wrong.
+    /// The signature is invalid.
     #[error("its signature is wrong")]
     Forged,
-    /// It speaks of something else.
+    /// It is for another object.
     #[error("it is for another {0}")]
     Other(&'static str),
 }
 
 impl StatementError {
-    /// Whether the same statement may become good later, when the trusted keys have arrived.
+    /// Returns true if the same statement may become valid later, when the trusted keys have arrived.
     pub const fn may_pass(&self) -> bool {
         matches!(self, Self::UnknownKey(_))
     }
@@ -43,7 +43,7 @@ impl StatementError {
 ///
 /// # Errors
 ///
-/// With the first thing that is wrong.
+/// Returns the first mismatch.
 pub fn open<T: DeserializeOwned + Clone>(jws: &str, keys: &str) -> Result<T, StatementError> {
     let header = decode_header(jws).map_err(|_| StatementError::Malformed)?;
     if header.alg != Algorithm::ES256 {
@@ -52,18 +52,19 @@ pub fn open<T: DeserializeOwned + Clone>(jws: &str, keys: &str) -> Result<T, Sta
     let kid = header.kid.ok_or(StatementError::Malformed)?;
     let key = find_key(keys, &kid).ok_or(StatementError::UnknownKey(kid))?;
     let mut validation = Validation::new(Algorithm::ES256);
-    // There are no times, and whom and what a statement is for its reader compares, claim by claim.
+    // There are no times, and the reader of a statement compares its subject claim by claim.
     validation.required_spec_claims.clear();
     validation.validate_exp = false;
     validation.validate_aud = false;
     decode::<T>(jws, &key, &validation).map(|read| read.claims).map_err(|error| match error.kind() {
-        // The signature is right, so the controller did say it: of something else.
+        // The signature is valid, so the controller signed it for another purpose.
         ErrorKind::Json(_) => StatementError::Other("purpose"),
         _ => StatementError::Forged,
     })
 }
 
-/// The uid of the node that our own token is bound to. The token is ours, so its signature is not ours to check.
+/// Returns the uid of the node that the agent's token is bound to. It is the agent's own token, so its signature is not
+/// checked.
 pub fn node_uid(token: &str) -> Option<String> {
     let payload = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;
     let claims: Value = serde_json::from_slice(&payload).ok()?;
@@ -71,7 +72,7 @@ pub fn node_uid(token: &str) -> Option<String> {
     (!uid.is_empty()).then(|| uid.to_owned())
 }
 
-/// Finds a key in a JWKS. Keys of other kinds beside it do no harm.
+/// Finds a key in a JWKS. Keys of other kinds are ignored.
 fn find_key(keys: &str, kid: &str) -> Option<DecodingKey> {
     let set: Value = serde_json::from_str(keys).ok()?;
     let key = set.get("keys")?.as_array()?.iter().find(|key| key.get("kid").and_then(Value::as_str) == Some(kid))?;
@@ -107,7 +108,7 @@ pub(crate) mod tests {
         }
 
         pub(crate) fn keys(&self) -> String {
-            // A key of a kind that no one knows stands first and must not matter.
+            // A key of an unknown kind comes first and must not matter.
             serde_json::json!({"keys": [{"kty": "QUANTUM", "kid": "x"}, self.jwk]}).to_string()
         }
     }

@@ -10,24 +10,23 @@ use crate::backoff::{full_jitter, random};
 use crate::server::{Server, ServerError};
 use crate::views::Views;
 
-/// The server sends a heartbeat about every 15 s; after three that did not come the connection is dead.
+/// Silence after which the connection counts as dead: three missed heartbeats, which the server sends about every 15 s.
 const SILENCE: Duration = Duration::from_secs(45);
 
-/// The first wait before connecting again, as an upper limit, and the longest.
+/// Delay before reconnecting, as upper limits: the first and the maximum.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
-/// A stream that held this long was a good one. One that ends sooner counts as a failure, also if it ended as it should
-/// and told of the shadow: a server that dies of each stream, or takes none for long, must not be asked without pause.
+/// Minimum duration of a stream that counts as successful. A shorter one is a failure even if it sent the shadow and
+/// ended properly: a server that crashes at each stream, or accepts none for long, needs a back-off.
 const HELD: Duration = Duration::from_secs(5);
 
-/// How long to wait before the next stream is opened, after so many that did not hold: anything from nothing up to a limit that
-/// doubles with each.
+/// Returns the delay before the next stream after so many failures: random, up to a limit that doubles with each.
 pub fn pause(failures: u32) -> Duration {
     full_jitter(RECONNECT.0, RECONNECT.1, failures, random())
 }
 
-/// Follows the shadow and tells `views` of each change; connects again whenever the stream ends, after a pause at random
-/// that grows with each stream that did not hold: a fleet that loses its streams at once does not come back at once.
+/// Follows the shadow and passes each change to `views`; reconnects whenever the stream ends, after a random delay that
+/// grows with each failed stream: a fleet that loses its streams at once does not reconnect at once.
 pub async fn follow(server: &Server, views: &Views) -> Infallible {
     let mut failures = 0;
     loop {
@@ -38,7 +37,8 @@ pub async fn follow(server: &Server, views: &Views) -> Infallible {
         }
         match ended {
             Ok(()) => tracing::debug!("the stream ended"),
-            // A fleet loses its stream with every roll-out of the web API: only what lasts deserves a user's attention.
+            // A fleet loses its streams with every roll-out of the web API: only a lasting failure deserves a user's
+            // attention.
             Err(error) if failures < 3 => tracing::info!(error = chain(&error), "the stream ended"),
             Err(error) => tracing::warn!(error = chain(&error), failures, "the stream ended"),
         }
@@ -73,7 +73,7 @@ async fn follow_once(server: &Server, views: &Views, opened: &mut Option<Instant
     }
 }
 
-/// An error with all its causes, in one line.
+/// Formats an error with all its causes, in one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

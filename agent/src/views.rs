@@ -1,4 +1,4 @@
-//! The newest shadow that is known, from the stream and from the answers to our own writes.
+//! The newest known shadow, from the stream and from the answers to this agent's writes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,26 +6,26 @@ use std::sync::Arc;
 use models::wire::ShadowView;
 use tokio::sync::watch;
 
-/// How many of our own replaced reports are remembered, to tell an old echo from another client's change.
+/// Number of replaced reports remembered, to distinguish an old echo from another client's change.
 const REMEMBERED: usize = 16;
 
-/// What is known of the shadow.
+/// Knowledge of the shadow.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// It, as far as it exists and has been seen.
+    /// The shadow, if it exists and has been seen.
     pub view: Option<Arc<ShadowView>>,
-    /// Etags of reports that our own writes replaced.
+    /// Etags of reports that this agent's writes replaced.
     replaced: VecDeque<String>,
-    /// How many streams have been opened: behind each there may be another web API.
+    /// Number of streams opened: behind each there may be another web API.
     pub streams: u64,
-    /// Whether the open stream has not shown the shadow yet.
+    /// True if the open stream has not sent the shadow yet.
     first: bool,
 }
 
 impl Known {
-    /// Takes a view from the stream, unless it is older than what is known. The stream comes from a cache that may lag
-    /// behind the answer to our own write. The first view of a stream is taken whatever its generation: nothing signs a
-    /// generation, so one that a compromised web API made up must not outlive the connection to it.
+    /// Stores a view from the stream, unless it is older than the known one. The stream comes from a cache that may lag
+    /// behind the answer to this agent's write. The first view of a stream is stored whatever its generation:
+    /// generations are not signed, so one invented by a compromised web API must not outlive the connection to it.
     fn streamed(&mut self, view: ShadowView) -> bool {
         let first = std::mem::take(&mut self.first);
         if let Some(current) = &self.view
@@ -41,10 +41,10 @@ impl Known {
         true
     }
 
-    /// Takes the answer to our own write. It is newer than anything that the stream said of the same generation. One that
-    /// comes late may speak of a shadow that was replaced meanwhile, or is gone: an answer about another shadow than the
-    /// known one is news only where it answers what was written on the known one. So is one of a lower generation: the web
-    /// API has read the cluster for it.
+    /// Stores the answer to this agent's write. It is newer than anything that the stream sent of the same generation.
+    /// A late one may be about a shadow that was replaced or deleted meanwhile: an answer about another shadow than the
+    /// known one counts only if it answers a write to the known one. So does one of a lower generation: the web API has
+    /// read the cluster for it.
     fn answered(&mut self, view: ShadowView, replaced: &str) -> bool {
         let Some(current) = &self.view else { return false };
         let same = current.metadata.uid == view.metadata.uid;
@@ -66,17 +66,17 @@ impl Known {
     }
 }
 
-/// Holds what is known, and wakes who waits for a change.
+/// Holds the knowledge of the shadow, and wakes tasks that wait for a change.
 #[derive(Debug)]
 pub struct Views(watch::Sender<Known>);
 
 impl Views {
-    /// Nothing is known yet.
+    /// Creates an empty one.
     pub fn new() -> Self {
         Self(watch::Sender::new(Known::default()))
     }
 
-    /// A stream was opened.
+    /// Records that a stream was opened.
     pub fn opened(&self) {
         self.0.send_modify(|known| {
             known.streams = known.streams.wrapping_add(1);
@@ -84,32 +84,32 @@ impl Views {
         });
     }
 
-    /// How many streams have been opened.
+    /// Returns the number of streams opened.
     pub fn streams(&self) -> u64 {
         self.0.borrow().streams
     }
 
-    /// A view from the stream.
+    /// Stores a view from the stream.
     pub fn streamed(&self, view: ShadowView) {
         self.0.send_if_modified(|known| known.streamed(view));
     }
 
-    /// The stream says that there is no shadow.
+    /// Records that the stream reports no shadow.
     pub fn absent(&self) {
         self.0.send_if_modified(|known| known.view.take().is_some());
     }
 
-    /// The answer to a write that was conditional on the etag `replaced`.
+    /// Stores the answer to a write that was conditional on the etag `replaced`.
     pub fn answered(&self, view: ShadowView, replaced: &str) {
         self.0.send_if_modified(|known| known.answered(view, replaced));
     }
 
-    /// The newest view.
+    /// Returns the newest view.
     pub fn newest(&self) -> Option<Arc<ShadowView>> {
         self.0.borrow().view.clone()
     }
 
-    /// Something that is woken by each change.
+    /// Returns a receiver that is woken by each change.
     pub fn subscribe(&self) -> watch::Receiver<Known> {
         self.0.subscribe()
     }
@@ -209,7 +209,7 @@ mod tests {
         let before = views.newest();
         views.answered(view("dead", 9, "c"), "a");
         assert_eq!(views.newest(), before);
-        // What was replaced of the dead one is nothing that the successor has to forget.
+        // Etags replaced in the deleted shadow do not affect its successor.
         views.streamed(view("successor", 1, "a"));
         assert_eq!(etag(&views), "a");
     }

@@ -129,7 +129,7 @@ async fn a_permit_by_a_key_that_comes_later_waits_for_it_and_is_then_taken() {
     bench.give(&bench.claims(&asking));
     bench.logged("its key 'k1' is not trusted here, or not yet").await;
     assert!(!bench.calls().iter().any(|call| call.contains("activate")), "{:?}", bench.calls());
-    // The new key arrives behind the old one, as a kubelet puts it there: at once and whole.
+    // The new key arrives behind the old one, as the kubelet writes it: at once and whole.
     let mut both: serde_json::Value = serde_json::from_str(&right).unwrap();
     both["keys"].as_array_mut().unwrap().insert(0, jwk);
     std::fs::write(bench.path("next"), both.to_string()).unwrap();
@@ -149,7 +149,7 @@ async fn an_agent_that_was_stopped_finds_its_permit_too_old() {
     let signal = |name: &str| std::process::Command::new("kill").args([name, &pid]).status().unwrap();
     assert!(signal("-STOP").success());
     bench.give(&bench.claims(&asking));
-    // Not to wait for something: the passing of this time is what is tested.
+    // Not a wait for a condition: the passing of this time is what is tested.
     tokio::time::sleep(PERMIT_LIFETIME + Duration::from_secs(1)).await;
     assert!(signal("-CONT").success());
     let nonce = |view: &ShadowView| view.status.report.armed.as_ref().map(|armed| armed.nonce.clone());
@@ -177,7 +177,7 @@ async fn what_was_armed_for_a_withdrawn_order_is_disarmed_also_by_another_proces
     assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
 }
 
-/// Whether any reboot takes the image that was staged.
+/// Returns true if any reboot boots the staged image.
 fn disk_armed(bench: &Bench) -> bool {
     let disk = bench.host.snapshot().disk;
     disk.next() == Some(disk.inactive())
@@ -394,7 +394,7 @@ async fn an_order_that_is_withdrawn_during_the_download_goes_no_further() {
     assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
 }
 
-/// Another client stages and arms an image on the host.
+/// Stages and arms an image on the host as another client.
 async fn arm_by_another(bench: &Bench) {
     for command in [Command::Refresh, Command::Prepare, Command::Activate] {
         bench.host.foreign(command).await.unwrap();
@@ -402,7 +402,7 @@ async fn arm_by_another(bench: &Bench) {
     }
 }
 
-/// What the agent says of the host.
+/// Returns the reason of the host's condition.
 fn reached(view: &ShadowView) -> Option<&str> {
     find_condition(&view.status.conditions, HOST_REACHABLE).map(|c| c.reason.as_str())
 }
@@ -459,7 +459,7 @@ async fn a_host_that_somebody_else_updates_or_takes_back_is_reported_and_no_fail
         assert_eq!(view.status.report.armed, None);
         assert!(acknowledged(&view));
     }
-    // Also under an order to stage that was open meanwhile: it is staged again.
+    // Also under an attempt to stage that was open meanwhile: it is staged again.
     let version_lock = Some(integ::host::VersionLock::latest());
     bench.host.foreign_settings(integ::host::UpdatesSettings { version_lock, ..Default::default() });
     bench.staged(1).await;
@@ -529,7 +529,7 @@ async fn a_token_that_is_renewed_under_a_running_agent_goes_with_its_next_report
         bench.web.until("it has reported", acknowledged).await;
         let since = bench.web.tokens_of("PUT").split_off(reports);
         assert!(!since.is_empty() && since.iter().all(|token| *token == renewed), "{signature}: {since:?}");
-        // The stream that is open was opened with the token before; it ends with this.
+        // The open stream was opened with the previous token; it ends with this.
         assert_eq!(bench.web.tokens_of("GET").len(), streams);
         bench.web.weather(weather);
         let next = async {

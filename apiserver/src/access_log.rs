@@ -1,4 +1,4 @@
-//! One line and one count for each request. The token is in neither.
+//! The access log: one line and one count for each request, without the token.
 
 use std::sync::atomic::Ordering;
 
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use crate::app::{App, LetIn};
 use crate::problem::ApiError;
 
-/// Longest path that is written to the log, in characters: the rest was chosen by a stranger.
+/// Maximum length of a path in the log, in characters: an unauthenticated client chose the rest.
 const LONGEST_PATH: usize = 300;
 
-/// Logs and counts a request. The body of a stream is not waited for.
+/// Logs and counts a request, without waiting for the body of a stream.
 pub(crate) async fn access_log<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,
@@ -25,14 +25,14 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     let method = request.method().clone();
     let path: String = request.path().chars().take(LONGEST_PATH).collect();
     let peer = request.peer_addr().map(|peer| peer.ip());
-    // A pattern and not a path, so that no client can make series of its own.
+    // A pattern and not a path, so that no client can create series.
     let route = request.match_pattern().unwrap_or_else(|| "other".to_owned());
     let version = format!("{:?}", request.version());
 
     let mut response = next.call(request).await?;
-    // On a connection that stays, a stranger could begin another head and never end it.
+    // On a kept connection, an unauthenticated client could begin another head and never end it.
     let stranger = !response.request().extensions().contains::<LetIn>();
-    // And a client would come back by it, however long it waits, instead of to another replica.
+    // And a client would reuse it, however long it waits, instead of reaching another replica.
     if stranger || app.as_ref().is_some_and(|app| app.ending()) {
         response.response_mut().head_mut().set_connection_type(ConnectionType::Close);
     }
@@ -47,7 +47,7 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
             app.metrics.refusal(refusal);
         }
         if !status.is_success() {
-            // Strangers fill no disk: what is left out is counted above, and said with the next line.
+            // Unauthenticated clients fill no disk: what is left out is counted above, and shown with the next line.
             if peer.is_some_and(|peer| app.told.take(app.sources.of(peer), begun).is_err()) {
                 app.untold.fetch_add(1, Ordering::Relaxed);
                 return Ok(response);

@@ -1,4 +1,4 @@
-//! What every request handler shares, and how a request becomes an agent.
+//! State shared by the request handlers, and the authentication of a request as an agent's.
 
 use std::hash::Hash;
 use std::pin::Pin;
@@ -31,37 +31,36 @@ pub(crate) struct App {
     pub(crate) cluster: Cluster,
     pub(crate) store: Arc<Store>,
     pub(crate) reviewer: Reviewer,
-    /// Tokens that were refused, by where they came from. It takes more of them than any mistake brings before a source has
-    /// to wait.
+    /// Refused tokens, by source. Its limit is above what any mistake brings.
     pub(crate) refused: Limiter<Source>,
     /// Reports, by node.
     pub(crate) reports: Limiter<String>,
-    /// Streams that are opened and reads past this replica's copy, by node.
+    /// Opened streams and live reads, by node.
     pub(crate) reads: Limiter<String>,
-    /// Reads of that copy, by node.
+    /// Reads of this replica's copy, by node.
     pub(crate) looks: Limiter<String>,
     /// TokenReviews of signed tokens, by the node that they name.
     pub(crate) reviews: Limiter<String>,
     pub(crate) sources: Sources,
-    /// Lines in the log about what was refused, by where it came from.
+    /// Log lines about refusals, by source.
     pub(crate) told: Limiter<Source>,
-    /// How many such lines were left out since the last one.
+    /// Number of such lines left out since the last one.
     pub(crate) untold: AtomicU64,
     pub(crate) metrics: Metrics,
     pub(crate) certificate: Arc<CertificateSlot>,
     /// User name of the agents' service account.
     pub(crate) agent_username: String,
     pub(crate) stream_max_age: models::duration::Duration,
-    /// How long the body of a report may take to arrive.
+    /// Time-out for the body of a report.
     pub(crate) body_deadline: Duration,
     pub(crate) streams: Arc<Streams>,
-    /// Set once the server is to end, to the time at which its last stream does.
+    /// Set at shutdown, to the time at which the last stream ends.
     pub(crate) shutdown: watch::Receiver<Option<Instant>>,
     pub(crate) now: fn() -> Timestamp,
 }
 
 impl App {
-    /// Whether the server is about to end.
+    /// Returns true if the server is shutting down.
     pub(crate) fn ending(&self) -> bool {
         self.shutdown.borrow().is_some()
     }
@@ -73,7 +72,7 @@ impl App {
         }
     }
 
-    /// Whether agents are to be sent here, or why not.
+    /// Returns an error with the reason if this replica is not ready for agents.
     pub(crate) fn ready(&self) -> Result<(), &'static str> {
         if self.ending() {
             return Err("the server is ending");
@@ -86,10 +85,10 @@ impl App {
     }
 }
 
-/// The agent of the node in the path. A handler that takes it is reached by that agent alone.
+/// The agent of the node in the path. A handler with this parameter is reached by that agent alone.
 pub(crate) struct Agent(pub(crate) AgentIdentity);
 
-/// Stands among the extensions of a request that was let in as an agent's, however it was answered then.
+/// Marks, as an extension, a request that was authenticated as an agent's, whatever its answer.
 pub(crate) struct LetIn;
 
 impl FromRequest for Agent {
@@ -121,8 +120,8 @@ impl FromRequest for Agent {
     }
 }
 
-/// Who sent a request. A source that has sent many bad tokens waits before another one is looked at; a token that is known to
-/// be good passes all the same.
+/// Authenticates a request. A source that has sent many invalid tokens waits before another one is checked; a token
+/// known to be valid passes all the same.
 async fn authenticate(
     app: &App,
     source: Option<Source>,
@@ -131,7 +130,7 @@ async fn authenticate(
     if let Some(bearer) = token.as_ref().ok().and_then(|token| app.reviewer.remembered(token)) {
         return Ok(bearer);
     }
-    // Taken first and released to what turns out to be good: many at once are no way past the limit.
+    // Taken first and released for valid tokens: many at once do not bypass the limit.
     if let Some(source) = source {
         take(&app.refused, source, Refusal::TooManyRefusals)?;
     }
@@ -150,7 +149,7 @@ async fn authenticate(
             return Err(reviewed(error));
         }
     };
-    // What a node's agent sends is not held against its neighbours any more, but a node may have any number of tokens made.
+    // A signed token no longer counts against its source's other nodes, but a node can have any number of tokens made.
     if let Standing::Signed { node } = &standing {
         give_back();
         take(&app.reviews, node.clone().unwrap_or_default(), Refusal::TooManyTokens)?;
@@ -159,13 +158,13 @@ async fn authenticate(
     match (&judged, &standing) {
         (Ok(_), Standing::Unchecked) => give_back(),
         (Err(ReviewError::Refused(_)), Standing::Signed { .. }) => app.charge(source),
-        // Who keeps the server busy with what no one signed pays for it.
+        // An unchecked token that is not found valid counts against its source.
         (Err(_), Standing::Unchecked) | (_, Standing::Signed { .. }) => {}
     }
     judged.map_err(reviewed)
 }
 
-/// What a client is told that has no bearer's name.
+/// Converts a review error into the client's answer.
 fn reviewed(error: ReviewError) -> ApiError {
     match error {
         ReviewError::Refused(refusal) => ApiError::refused(refusal),
@@ -176,7 +175,7 @@ fn reviewed(error: ReviewError) -> ApiError {
     }
 }
 
-/// What the cluster says about the bearer of a good token that is of no use here.
+/// Describes the bearer of a valid token that is refused.
 fn said_of(bearer: &Bearer) -> String {
     let none = "none";
     format!(
@@ -187,20 +186,20 @@ fn said_of(bearer: &Bearer) -> String {
     )
 }
 
-/// Takes one of an allowance, or says when there is one again.
+/// Takes one from a rate limit, or returns an error with the time until the next.
 pub(crate) fn take<K: Hash + Eq>(limiter: &Limiter<K>, key: K, refusal: Refusal) -> Result<(), ApiError> {
     let taken = limiter.take(key, Instant::now());
     taken.map_err(|wait| ApiError::refused(refusal).retry_after(Some(seconds(wait))))
 }
 
-/// A wait in whole seconds, as `Retry-After` has it.
+/// Returns a delay in whole seconds, as for `Retry-After`.
 fn seconds(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }
 
-/// A call that brought no result, as the agent is told of it.
+/// Converts a failed call into the agent's answer.
 pub(crate) fn unavailable(error: CallError) -> ApiError {
-    // What the API server refuses to this server itself is a fault of the install, not a passing one.
+    // A refusal by the API server to this server itself is a fault of the installation, not a passing one.
     let kind = match error.code() {
         Some(401 | 403) => Kind::Internal,
         _ if error.is_unreadable() => Kind::Internal,
@@ -219,7 +218,7 @@ impl From<AccessError> for ApiError {
     }
 }
 
-/// Says that a shadow is not the agent's although the node's name fits.
+/// Logs that a shadow is not the agent's although the node's name matches.
 pub(crate) fn log_refused_shadow(agent: &AgentIdentity, refusal: Refusal) {
     tracing::warn!(
         reason = refusal.as_str(),

@@ -1,7 +1,7 @@
-//! What an agent's report may contain: its own half of the status and nothing else.
+//! Contents of an agent's report: the agent status and nothing else.
 //!
-//! Fields, and types of conditions, that this version does not know are dropped and counted, so that an agent of the next
-//! version can report to this one. Fields that are not the agent's are refused and not dropped: a client that sends them is no agent.
+//! Unknown fields and condition types are dropped and counted, so that an agent of the next version can report to this
+//! one. Fields that are not the agent's are refused and not dropped: a client that sends them is no agent.
 
 use std::collections::HashSet;
 
@@ -9,14 +9,14 @@ use models::shadow::{is_agent_condition, is_controller_condition};
 use models::wire::AgentStatus;
 use serde_json::{Map, Value};
 
-/// Largest body of a report, in bytes. A full one is a few kilobytes.
+/// Maximum size of a report's body, in bytes. A full one is a few kilobytes.
 pub(crate) const LIMIT: usize = 64 * 1024;
 
-/// Fields of an object around a status. A report is the status itself; taken for unknown fields these would leave an empty
-/// report, which would clear all that the agent had reported.
+/// Fields of an object around a status. A report is the status itself; taken for unknown fields these would leave an
+/// empty report, which would clear all that the agent had reported.
 const WRAPPER: &[&str] = &["apiVersion", "kind", "metadata", "spec", "status"];
 
-/// The controller's half of the status, but for its conditions.
+/// The controller status, except its conditions.
 const CONTROLLER_FIELDS: &[&str] = &[
     "progress",
     "drain",
@@ -28,18 +28,18 @@ const CONTROLLER_FIELDS: &[&str] = &[
 /// A report as it may be applied.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Report {
-    /// As this version understands it.
+    /// The report as this version understands it.
     pub(crate) status: AgentStatus,
-    /// As the agent wrote it, without the fields that this version does not know. This is applied, so that a new word in
-    /// a known field arrives as it was sent and the API server's schema judges it.
+    /// The report as the agent wrote it, without unknown fields. This is applied, so that a new value in a known field
+    /// arrives as it was sent and is validated by the API server's schema.
     pub(crate) applied: Value,
-    /// Whether `applied` says something that `status` cannot express.
+    /// True if `applied` has a value that `status` cannot express.
     pub(crate) lossy: bool,
-    /// How many fields were dropped.
+    /// Number of dropped fields.
     pub(crate) dropped: u64,
 }
 
-/// Why a body is no report.
+/// A body that is no report.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BodyError {
     #[error("the body is not JSON")]
@@ -98,7 +98,7 @@ struct Filter {
 }
 
 impl Filter {
-    /// What of `raw` stands in a field that `known`, the same value after reading and writing it, has too.
+    /// Keeps the fields of `raw` that are also in `known`, the same value after reading and writing it.
     fn keep(&mut self, raw: Value, known: &Value) -> Value {
         match (raw, known) {
             (Value::Object(raw), Value::Object(known)) => {
@@ -109,7 +109,7 @@ impl Filter {
                             let value = self.keep(value, known);
                             kept.insert(key, value);
                         }
-                        // A known field that says nothing is not written back; nothing is lost with it.
+                        // A known field with an empty value is not written back; nothing is lost with it.
                         None if is_nothing(&value) => {}
                         None => self.dropped += 1,
                     }
@@ -243,7 +243,7 @@ mod tests {
             drain: Some(serde_json::from_value(json!({})).unwrap()),
             record: Some(serde_json::from_value(json!({})).unwrap()),
         };
-        // Destructured, so that a new field does not compile until it stands here.
+        // Destructured, so that a new field does not compile until it is added here.
         let ControllerReport { progress: _, drain: _, record: _ } = &report;
         let value = serde_json::to_value(&report).unwrap();
         let fields: HashSet<_> = value.as_object().unwrap().keys().map(String::as_str).collect();

@@ -1,8 +1,8 @@
-//! The one place that reads the wall clock. Everything else is handed a time.
+//! The only place that reads the wall clock. Everything else gets a time.
 
 use jiff::Timestamp;
 
-/// Now, by this machine's clock.
+/// Returns the current time of this machine's clock.
 pub(crate) fn now() -> Timestamp {
     Timestamp::now()
 }

@@ -1,7 +1,7 @@
-//! The few calls that the web API makes to Kubernetes. There is no other place that makes any.
+//! The few calls that the web API makes to Kubernetes, and the only place that makes any.
 //!
-//! Each call runs as a task of its own on the main runtime: a client that hangs up does not cut a write short, and a
-//! connection to the API server does not die with the worker that happened to open it.
+//! Each call runs as a separate task on the main runtime: a client that hangs up does not cut a write short, and a
+//! connection to the API server does not end with the worker that happened to open it.
 
 use std::future::Future;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use tokio::runtime::Handle;
 use crate::metrics::{CallResult, Metrics};
 use crate::shadow::{Shadow, ShadowError};
 
-/// How long a connection to the API server may be silent. A watch gets a bookmark about every minute; without this limit one
-/// whose connection has died would never end, and streams would show what was true then.
+/// Time-out of a silent connection to the API server. A watch gets a bookmark about every minute; without this limit
+/// one with a dead connection would never end, and streams would show old states.
 pub(crate) const SILENCE: Duration = Duration::from_secs(150);
 
 /// A call to the API server.
@@ -43,7 +43,7 @@ impl Call {
         }
     }
 
-    /// How long it may take. An agent waits 15 s for its answer, at most 5 s of which its token waits for its review's turn.
+    /// Returns the deadline. An agent waits 15 s for its answer, up to 5 s of which its token waits for a review.
     const fn deadline(self) -> Duration {
         Duration::from_secs(match self {
             Self::Keys => 4,
@@ -55,7 +55,7 @@ impl Call {
     }
 }
 
-/// Why a call to the API server brought no result.
+/// A call to the API server without a result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error("the API server did not answer the {} within {}s", .0.as_str(), .0.deadline().as_secs())]
@@ -64,7 +64,7 @@ pub(crate) enum CallError {
     Ended,
     #[error("the request could not be built")]
     Request(#[source] kube::core::request::Error),
-    /// An answer, and a refusal.
+    /// An answer that is a refusal.
     #[error("the API server answered {} {}: {}", .0.code, .0.reason, .0.message)]
     Answered(Box<Status>),
     #[error("the call failed")]
@@ -85,7 +85,7 @@ impl From<kube::Error> for CallError {
 }
 
 impl CallError {
-    /// The HTTP status of an answer that the API server did give.
+    /// Returns the HTTP status of an answer that the API server did send.
     pub(crate) fn code(&self) -> Option<u16> {
         match self {
             Self::Answered(status) => Some(status.code),
@@ -93,27 +93,27 @@ impl CallError {
         }
     }
 
-    /// Whether the call may have had its effect although there was no answer.
+    /// Returns true if the call may have had its effect although there was no answer.
     pub(crate) fn outcome_is_unknown(&self) -> bool {
         match self {
             Self::TimedOut(_) | Self::Ended | Self::Call(_) | Self::Answer(_) | Self::Shadow(_) => true,
-            // The API server gave up in the middle.
+            // The API server timed out during the call.
             Self::Answered(status) => status.code == 504,
             Self::Request(_) => false,
         }
     }
 
-    /// Whether the object had changed since it was read.
+    /// Returns true if the object had changed since it was read.
     pub(crate) fn is_conflict(&self) -> bool {
         self.code() == Some(409)
     }
 
-    /// Whether the object can be read at all by this version.
+    /// Returns true if this version cannot read the object.
     pub(crate) fn is_unreadable(&self) -> bool {
         matches!(self, Self::Answer(_) | Self::Shadow(_) | Self::Call(kube::Error::SerdeError(_)))
     }
 
-    /// The fields that an answer complains about.
+    /// Returns the fields named by an error answer.
     pub(crate) fn fields(&self) -> Vec<String> {
         match self {
             Self::Answered(status) => status
@@ -128,7 +128,7 @@ impl CallError {
         }
     }
 
-    /// Seconds after which the API server wants to be asked again.
+    /// Returns the API server's `Retry-After`, in seconds.
     pub(crate) fn retry_after(&self) -> Option<u64> {
         match self {
             Self::Answered(status) => {
@@ -149,12 +149,12 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Has to be called on the main runtime. The client must not retry by itself: the answers are the caller's to judge.
+    /// Must be called on the main runtime. The client must not retry by itself: the caller handles the answers.
     pub(crate) fn new(client: Client, namespace: String, metrics: Metrics) -> Self {
         Self { client, namespace, runtime: Handle::current(), metrics }
     }
 
-    /// The shadows, for the watch: one that cannot be read does not end it.
+    /// Returns the shadows, for the watch: an unreadable one does not end it.
     pub(crate) fn shadows(&self) -> Api<DeserializeGuard<BottlerocketShadow>> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
@@ -163,7 +163,7 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Asks the cluster who bears a token that is made for an audience.
+    /// Creates a TokenReview of a token for an audience.
     pub(crate) async fn review(&self, token: &str, audience: &str) -> Result<TokenReviewStatus, CallError> {
         let review = TokenReview {
             spec: TokenReviewSpec { audiences: Some(vec![audience.to_owned()]), token: token.to_owned() },
@@ -180,23 +180,22 @@ impl Cluster {
         Ok(review.status.unwrap_or_default())
     }
 
-    /// What the API server publishes to everybody about the tokens that it issues.
+    /// Reads what the API server publishes about the tokens that it issues.
     pub(crate) async fn published(&self, path: &'static str) -> Result<String, CallError> {
         let request = http::Request::get(path).body(Vec::new()).map_err(kube::Error::HttpError)?;
         let client = self.client.clone();
         self.run(Call::Keys, async move { client.request_text(request).await }).await
     }
 
-    /// Reads a shadow from the store behind the API server, past all caches.
+    /// Reads a shadow live from the store behind the API server, past all caches.
     pub(crate) async fn shadow(&self, name: &str) -> Result<Option<Shadow>, CallError> {
         let (api, name) = (self.api(), name.to_owned());
         let object = self.run(Call::Read, async move { api.get_opt(&name).await }).await?;
         object.map(Shadow::try_from).transpose().map_err(CallError::Shadow)
     }
 
-    /// Applies the agent's half of the status to a shadow whose uid and owner the caller has checked. The resource version
-    /// of that very object is the only thing that keeps it from reaching a successor of the same name: the API server
-    /// ignores a uid here.
+    /// Applies the agent status to a shadow whose uid and owner the caller has checked. Only the resource version of
+    /// that object keeps the write from a successor of the same name: the API server ignores a uid here.
     pub(crate) async fn apply_status(&self, checked: &Shadow, status: &Value) -> Result<Shadow, CallError> {
         let patch = json!({
             "apiVersion": BottlerocketShadow::api_version(&()),
@@ -220,7 +219,8 @@ impl Cluster {
         call: Call,
         answer: impl Future<Output = kube::Result<T>> + Send + 'static,
     ) -> Result<T, CallError> {
-        // The timer has to be made over there too: one of the server's own runtime panics when that one is shut down first.
+        // The timer has to be made on that runtime too: a timer of the server's own runtime panics when that is shut
+        // down first.
         let result = match self.runtime.spawn(async move { tokio::time::timeout(call.deadline(), answer).await }).await
         {
             Ok(Ok(result)) => result.map_err(CallError::from),
@@ -239,7 +239,7 @@ impl Cluster {
     }
 }
 
-/// An error that says where and not what: the text of serde_json's own may quote the value.
+/// Reduces an error to its position: serde_json's own text may quote the value.
 fn position_only(error: &serde_json::Error) -> serde_json::Error {
     <serde_json::Error as serde::de::Error>::custom(format!(
         "not a TokenReview, at line {} column {}",
@@ -268,7 +268,7 @@ pub(crate) mod tests {
         pub(crate) body: Value,
     }
 
-    /// An API server that answers by a function and remembers what it was asked.
+    /// An API server that answers by a function and records its requests.
     pub(crate) struct Fake {
         pub(crate) cluster: Cluster,
         seen: Arc<Mutex<Vec<Seen>>>,

@@ -1,4 +1,4 @@
-//! What the web API is told at its start: one flag each, with an environment variable as its alternative.
+//! Command line of the web API: one flag for each option, with an environment variable as its alternative.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use models::names;
 
 /// The web API between the agents and the cluster: each agent reads its own node's shadow and reports into its status.
 ///
-/// It reaches Kubernetes by the kubeconfig that KUBECONFIG names, or else by its pod's own service account.
+/// It connects to Kubernetes with the kubeconfig that KUBECONFIG names, or else with its pod's own service account.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "brupop-apiserver", version)]
 pub struct Config {
@@ -21,7 +21,7 @@ pub struct Config {
     #[arg(long, env = "BRUPOP_PLAIN_LISTEN", default_value = "0.0.0.0:8080", value_parser = models::listen::address)]
     pub plain_listen: SocketAddr,
 
-    /// Directory with tls.crt and tls.key (PEM). Looked at each second and swapped live; may be empty at first.
+    /// Directory with tls.crt and tls.key (PEM). Read each second and replaced live; may be empty at first.
     #[arg(long, env = "BRUPOP_TLS_DIR", default_value = "/etc/brupop/tls")]
     pub tls_dir: PathBuf,
 
@@ -37,32 +37,32 @@ pub struct Config {
     #[arg(long, env = "BRUPOP_AGENT_SERVICE_ACCOUNT", default_value = names::AGENT)]
     pub agent_service_account: String,
 
-    /// Audience that an agent's token has to be made for.
+    /// Required audience of the agents' tokens.
     #[arg(long, env = "BRUPOP_AUDIENCE", default_value = names::TOKEN_AUDIENCE)]
     pub audience: String,
 
-    /// Longest age of a stream. Each ends at a random age between half of this and all of it, so that agents do not
-    /// come back all at once.
+    /// Maximum age of a stream. Each ends at a random age between half of this and all of it, so that agents do not
+    /// reconnect all at once.
     #[arg(long, env = "BRUPOP_STREAM_MAX_AGE", default_value = "10m", value_parser = parse_stream_age)]
     pub stream_max_age: Duration,
 
-    /// Most connections from one address; 0 for no limit. An agent has two: raise it where many agents reach the web API from
-    /// one address, as behind a proxy.
+    /// Maximum number of connections from one address; 0 for no limit. An agent has two: raise it where many agents
+    /// reach the web API from one address, as behind a proxy.
     #[arg(long, env = "BRUPOP_CONNECTIONS_PER_SOURCE", default_value_t = 64)]
     pub connections_per_source: usize,
 
-    /// How many leading bits of an IPv6 address tell one source of connections and bad tokens from another: the length of the
-    /// network that a single node has, where it has one of its own.
+    /// Number of leading bits of an IPv6 address that distinguish sources of connections and invalid tokens: the length
+    /// of a single node's network, where it has one of its own.
     #[arg(long, env = "BRUPOP_IPV6_SOURCE_PREFIX", default_value_t = 128, value_parser = clap::value_parser!(u8).range(1..=128))]
     pub ipv6_source_prefix: u8,
 
-    /// What to log, in the syntax of RUST_LOG, such as info,apiserver=debug.
+    /// Log filter, in the syntax of RUST_LOG, such as info,apiserver=debug.
     #[arg(long, env = "RUST_LOG", default_value = "info,actix_server=warn")]
     pub log_filter: String,
 }
 
-/// Longest age that a stream may be given: a token lives this long by default, and who reads on longer than that has
-/// not been asked for one.
+/// Maximum configurable age of a stream: a token lives this long by default, and an older stream would not have
+/// presented a newer one.
 const STREAM_AGE_LIMIT: Duration = Duration::from_mins(10);
 
 fn parse_stream_age(text: &str) -> Result<Duration, String> {

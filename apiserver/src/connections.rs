@@ -1,5 +1,6 @@
-//! How many connections a source may have, from the moment that they are accepted, and for how long one that is no agent's.
-//! Each costs memory before it has said who it is: a handshake that may never come, and up to 128 KiB of a head that never ends.
+//! Limits on the connections of a source, from the moment that they are accepted, and on the age of one that is no
+//! agent's. Each costs memory before it is authenticated: a handshake that may never come, and up to 128 KiB of a head
+//! that never ends.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -16,11 +17,11 @@ use tokio::time::sleep;
 use crate::limit::{Source, Sources};
 
 tokio::task_local! {
-    /// Whether an agent was let in on a connection. The task that serves it serves all of its requests.
+    /// True once an agent was authenticated on a connection. The task that serves it serves all of its requests.
     static LET_IN: Rc<Cell<bool>>;
 }
 
-/// Says of the connection that is being served that it is an agent's.
+/// Marks the connection being served as an agent's.
 pub(crate) fn let_in() {
     // Elsewhere there is no connection that could end.
     let _ = LET_IN.try_with(|let_in| let_in.set(true));
@@ -29,10 +30,10 @@ pub(crate) fn let_in() {
 /// Counts the connections of each source.
 pub(crate) struct Connections {
     sources: Sources,
-    /// The most that one may have; none for no limit.
+    /// Maximum for one source; `None` for no limit.
     most: Option<usize>,
-    /// How long one lasts on which no agent is let in, whatever is sent on it: the HTTP library watches over the first head of
-    /// a connection alone, and over no body.
+    /// Maximum age of a connection without an authenticated agent, whatever is sent on it: the HTTP library limits only
+    /// the first head of a connection, and no body.
     strangers: Duration,
     refused: IntCounter,
     open: Mutex<HashMap<Source, usize>>,
@@ -45,12 +46,12 @@ struct Counted {
 }
 
 impl Connections {
-    /// With 0 for no limit.
+    /// Creates the limits; 0 in `most` for none.
     pub(crate) fn new(sources: Sources, most: usize, strangers: Duration, refused: IntCounter) -> Arc<Self> {
         Arc::new(Self { sources, most: (most > 0).then_some(most), strangers, refused, open: Mutex::default() })
     }
 
-    /// A service that closes connections of a source which has many already, before any TLS is spoken, and serves the others.
+    /// Wraps a service: closes connections of a source that has too many, before any TLS, and serves the others.
     pub(crate) fn limit<S>(
         self: Arc<Self>,
         served: S,
@@ -86,7 +87,7 @@ impl Connections {
     }
 }
 
-/// Serves a connection to its end, or for so long if no agent is let in on it.
+/// Serves a connection to its end, or for `strangers` if no agent is authenticated on it.
 async fn bounded<E>(ends: impl Future<Output = Result<(), E>>, strangers: Duration) -> Result<(), E> {
     let let_in = Rc::new(Cell::new(false));
     let too_long = async {

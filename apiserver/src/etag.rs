@@ -1,6 +1,6 @@
-//! The etag of a shadow as its agent sees it: a digest of uid, generation and the agent's half of the status.
+//! The etag of a shadow in its agent's view: a digest of uid, generation and agent status.
 //!
-//! The controller's half is left out on purpose: a change of it must not refuse an agent's report. Every replica of one
+//! The controller status is left out on purpose: a change of it must not refuse an agent's report. Every replica of one
 //! version computes the same etag for the same object.
 
 use std::fmt::Write as _;
@@ -9,24 +9,24 @@ use models::wire::AgentStatus;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// How many bytes of the digest an etag carries: enough that two states of one shadow never share one.
+/// Number of digest bytes in an etag: enough that two states of one shadow never share one.
 const BYTES: usize = 16;
 
-/// The etag for a state of a shadow.
+/// Returns the etag for a state of a shadow.
 ///
 /// # Errors
 ///
-/// When the status cannot be written as JSON, which the types exclude.
+/// Returns an error if the status cannot be written as JSON, which the types exclude.
 pub(crate) fn etag(uid: &str, generation: i64, status: &AgentStatus) -> Result<String, serde_json::Error> {
     let mut status = status.clone();
-    // The API server may order a list of two writers as it likes.
+    // The API server may order a list of two writers in any way.
     status.conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
     let mut text = format!("{uid}\n{generation}\n");
     canonical(&serde_json::to_value(&status)?, &mut text);
     Ok(hex(&Sha256::digest(text.as_bytes())[..BYTES]))
 }
 
-/// The etags that an `If-Match` header names, without their quotes. Weak ones match nothing (RFC 9110, 13.1.1).
+/// Returns the etags in an `If-Match` header, without their quotes. Weak ones match nothing (RFC 9110, 13.1.1).
 pub(crate) fn parse_if_match(header: &str) -> Vec<&str> {
     header
         .split(',')
@@ -43,7 +43,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// JSON with sorted keys and no spaces, whatever order the map keeps.
+/// Writes JSON with sorted keys and no spaces, whatever order the map keeps.
 fn canonical(value: &Value, out: &mut String) {
     match value {
         Value::Object(map) => {

@@ -1,4 +1,4 @@
-//! What one stream sends: the agent's shadow as it is, then what changes of it.
+//! Contents of one stream: the agent's current shadow, then its changes.
 
 use std::time::Duration;
 
@@ -14,29 +14,28 @@ use crate::shadow::ResourceVersion;
 use crate::store::Seen;
 use crate::streams::Place;
 
-/// How often a quiet stream says that it is alive. Agents and the load balancers between take a minute of silence for
-/// the end.
+/// Heartbeat interval of a quiet stream. Agents and the load balancers in between take a minute of silence for the end.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// What a stream does about what is known of the shadow now.
+/// Reaction of a stream to the known state of the shadow.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Change {
-    /// Nothing that the agent has to know.
+    /// None: nothing that the agent has to know.
     Quiet,
     /// Send this.
     Line(WatchLine),
-    /// End: the stream cannot go on without going back. The agent comes back and begins again.
+    /// End: the stream could continue only with an older state. The agent reconnects and starts over.
     SetBack,
 }
 
-/// What one stream has sent.
+/// State of one stream.
 #[derive(Debug)]
 pub(crate) struct Follower {
     agent: AgentIdentity,
     sent: Sent,
-    /// The newest state that was looked at, by uid.
+    /// The newest state seen, by uid.
     newest: Option<(String, ResourceVersion)>,
-    /// The uid of the shadow that is not this agent's, said once.
+    /// The uid of a shadow that is not this agent's, logged once.
     refused: Option<String>,
 }
 
@@ -52,16 +51,16 @@ impl Follower {
         Self { agent, sent: Sent::Nothing, newest: None, refused: None }
     }
 
-    /// Goes on where another stream ended: the agent has seen the state with this etag, if it is given.
+    /// Continues another stream: the agent has seen the state with this etag, if it is given.
     pub(crate) fn resuming(agent: AgentIdentity, etag: Option<String>) -> Self {
         let sent = etag.map_or(Sent::Nothing, |etag| Sent::Shadow { etag });
         Self { sent, ..Self::new(agent) }
     }
 
-    /// What to do, and whether the shadow has just turned out to be another client's.
+    /// Returns the reaction, and the refusal if the shadow is newly found to be another agent's.
     pub(crate) fn follow(&mut self, seen: &Seen) -> (Change, Option<Refusal>) {
         let shadow = match seen {
-            // Not known is not absent: an agent that is told of no shadow may give up an order.
+            // Unknown is not absent: an agent without a shadow may abandon its attempt.
             Seen::Unknown | Seen::Unreadable => return (Change::Quiet, None),
             Seen::Absent => return (self.absent(), None),
             Seen::Present(shadow) => shadow,
@@ -69,8 +68,8 @@ impl Follower {
         if let Err(refusal) = owns(&self.agent, shadow) {
             let new = self.refused.as_deref() != Some(shadow.uid());
             self.refused = Some(shadow.uid().to_owned());
-            // What was sent is gone, since this has taken its name. Where nothing was, this copy may be from before the
-            // agent's own node: not known is not absent.
+            // The shadow that was sent is gone, since this one has taken its name. Where nothing was sent, this copy
+            // may predate the agent's own node: unknown is not absent.
             let change = if self.sent == Sent::Nothing { Change::Quiet } else { self.absent() };
             return (change, new.then_some(refusal));
         }
@@ -98,8 +97,8 @@ impl Follower {
     }
 }
 
-/// How long a stream lives: a share (0 to 1) between half of the longest age and all of it, and no longer than the token
-/// that it was opened with.
+/// Returns the age limit of a stream: a share (0 to 1) between half of the maximum age and all of it, and no longer
+/// than the token that it was opened with.
 pub(crate) fn age(longest: Duration, share: f64, token_expires: Option<Timestamp>, now: Timestamp) -> Duration {
     let age = longest.mul_f64(0.5 + 0.5 * share.clamp(0.0, 1.0));
     match token_expires {
@@ -108,15 +107,15 @@ pub(crate) fn age(longest: Duration, share: f64, token_expires: Option<Timestamp
     }
 }
 
-/// What ends a stream.
+/// Conditions that end a stream.
 pub(crate) struct Lifetime {
-    /// How long it lives at most.
+    /// Maximum age.
     pub(crate) age: Duration,
-    /// Set once the server is to end, to the time at which the last of its streams does.
+    /// Set at shutdown, to the time at which the last stream ends.
     pub(crate) shutdown: watch::Receiver<Option<Instant>>,
-    /// When until then this one does, as a share of the time left (0 to 1).
+    /// This stream's end until then, as a share of the remaining time (0 to 1).
     pub(crate) turn: f64,
-    /// Its place among the streams of the node.
+    /// The place among the streams of the node.
     pub(crate) place: Place,
 }
 
@@ -127,10 +126,10 @@ pub(crate) struct AgentStream<F> {
     lifetime: Lifetime,
     leaving: bool,
     ends: Instant,
-    /// Whether to show that the stream is there before anything happens.
+    /// True to send a line before any event, to show that the stream is open.
     greet: bool,
     heartbeat: Interval,
-    /// Told of each shadow that turns out to be another client's.
+    /// Called for each shadow that is found to be another agent's.
     on_refusal: F,
 }
 
@@ -143,7 +142,7 @@ impl<F: FnMut(Refusal)> AgentStream<F> {
         Self { follower, seen, lifetime, leaving: false, ends, greet: true, heartbeat, on_refusal }
     }
 
-    /// The next line; none when the stream is over.
+    /// Returns the next line; `None` at the end of the stream.
     pub(crate) async fn next(&mut self) -> Option<WatchLine> {
         loop {
             if !self.leaving
@@ -182,7 +181,7 @@ impl<F: FnMut(Refusal)> AgentStream<F> {
         }
     }
 
-    /// The next line as it goes out.
+    /// Returns the next line as bytes.
     pub(crate) async fn next_bytes(&mut self) -> Option<Result<Bytes, serde_json::Error>> {
         let line = self.next().await?;
         Some(serde_json::to_vec(&line).map(|mut bytes| {

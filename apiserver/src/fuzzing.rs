@@ -1,5 +1,5 @@
-//! What the fuzzer feeds with bytes: each reader of what comes from outside, and what has to hold whatever it is fed with.
-//! The same runs as a plain test over the checked-in inputs (`fuzz/`). Nothing else calls it.
+//! The fuzz targets: each reader of outside input, and the invariants that hold for any input. They also run as a plain
+//! test over the checked-in inputs (`fuzz/`); there is no other caller.
 
 use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use jiff::Timestamp;
@@ -21,7 +21,7 @@ pub const TARGETS: &[models::FuzzTarget] = &[
     ("serving_pairs", serving_pairs),
 ];
 
-/// Fields of `raw` that are not in `kept`, the largest ones only; what is kept of it has to be as it was.
+/// Counts fields of `raw` that are not in `kept`, the largest ones only; the kept ones have to be unchanged.
 fn dropped(raw: &Value, kept: &Value) -> u64 {
     match (raw, kept) {
         (Value::Object(raw), Value::Object(kept)) => {
@@ -46,7 +46,7 @@ fn dropped(raw: &Value, kept: &Value) -> u64 {
     }
 }
 
-/// Conditions of types that no one knows are dropped whole.
+/// Conditions of unknown types are dropped whole.
 fn conditions(raw: &Value, kept: &Value) -> u64 {
     let (Value::Array(raw), Value::Array(kept)) = (raw, kept) else { return dropped(raw, kept) };
     let known: Vec<&Value> = raw.iter().filter(|condition| condition["type"] == "HostReachable").collect();
@@ -55,7 +55,7 @@ fn conditions(raw: &Value, kept: &Value) -> u64 {
     (raw.len() - known.len()) as u64 + within
 }
 
-/// Reports: what is not kept is counted, what is kept is as it was, and nothing of the controller's is among it.
+/// Reports: dropped fields are counted, kept ones are unchanged, and none of them is the controller's.
 fn status_bodies(data: &[u8]) {
     let Ok(report) = body::parse(data) else { return };
     let Ok(raw) = serde_json::from_slice::<Value>(data) else { return };
@@ -72,7 +72,7 @@ fn status_bodies(data: &[u8]) {
     assert!(tag.is_ok_and(|tag| tag.len() == 32), "no etag");
 }
 
-/// The header with the token: one that is taken is printable and not too long, and shows itself nowhere.
+/// The header with the token: an accepted one is printable and not too long, and is never printed.
 fn bearer_tokens(data: &[u8]) {
     let mut headers = HeaderMap::new();
     for value in data.split(|byte| *byte == b'\n') {
@@ -96,7 +96,7 @@ fn wanted() -> Wanted {
     Wanted { audience: "brupop-apiserver".into(), username: "system:serviceaccount:brupop-agents:brupop-agent".into() }
 }
 
-/// A public key whose private one no one has.
+/// A public key whose private key does not exist.
 const KEYS: &str = r#"{"keys":[{"kty":"EC","crv":"P-256","kid":"k1","alg":"ES256","use":"sig",
     "x":"f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU","y":"x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}"#;
 
@@ -122,7 +122,7 @@ fn if_match(data: &[u8]) {
     }
 }
 
-/// The files of the serving certificate, here in one: whatever is put into service is a pair, and serves in its time alone.
+/// The files of the serving certificate, here in one: an accepted pair matches, and serves only while it is valid.
 fn serving_pairs(data: &[u8]) {
     let Ok((pair, validity)) = read_pair(data, data) else { return };
     assert!(pair.keys_match().is_ok() && !pair.cert.is_empty(), "half a pair");

@@ -1,4 +1,4 @@
-//! How large the head of a request may be.
+//! Size limit for the head of a request.
 
 use actix_web::body::{EitherBody, MessageBody};
 use actix_web::dev::{ServiceRequest, ServiceResponse};
@@ -6,11 +6,12 @@ use actix_web::middleware::Next;
 
 use crate::problem::{ApiError, Kind};
 
-/// Largest path, query and headers together, in bytes: a token has up to 8 KiB, and the rest of an agent's request is a few
-/// hundred bytes. (The HTTP library ends connections that send more than 128 KiB or 96 headers over HTTP/1.)
+/// Maximum size of path, query and headers together, in bytes: a token has up to 8 KiB, and the rest of an agent's
+/// request is a few hundred bytes. (The HTTP library ends connections that send more than 128 KiB or 96 headers over
+/// HTTP/1.)
 const LIMIT: usize = 16 * 1024;
 
-/// Refuses larger ones before anybody looks at them.
+/// Refuses larger heads before they are processed.
 pub(crate) async fn limited<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,

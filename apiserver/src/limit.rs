@@ -1,4 +1,4 @@
-//! Limits of how often: one allowance for each key, such as an address or a node.
+//! Rate limits, one for each key, such as an address or a node.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -8,26 +8,26 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Keys that are kept apart. Those that come when so many are busy share one allowance.
+/// Maximum number of separate keys. When so many are busy, further ones share one limit.
 const KEYS: usize = 20_000;
 
-/// How much is allowed.
+/// A rate limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Allowance {
-    /// How much at once.
+    /// Maximum at once.
     pub(crate) burst: u32,
-    /// After what time one more is allowed.
+    /// Time after which one more is allowed.
     pub(crate) every: Duration,
 }
 
-/// Allowances by key. Each is kept as the time at which it will be whole again (the generic cell rate algorithm).
+/// Rate limits by key. Each is kept as the time at which it will be whole again (the generic cell rate algorithm).
 pub(crate) struct Limiter<K> {
     allowance: Allowance,
     state: Mutex<State<K>>,
 }
 
 struct State<K> {
-    /// When each allowance is whole again. One that is whole needs no entry.
+    /// Time at which each limit is whole again. A whole one needs no entry.
     whole_at: HashMap<K, Instant>,
     others_whole_at: Option<Instant>,
 }
@@ -37,14 +37,14 @@ impl<K: Hash + Eq> Limiter<K> {
         Self { allowance, state: Mutex::new(State { whole_at: HashMap::new(), others_whole_at: None }) }
     }
 
-    /// Takes one, if there is anything left or not.
+    /// Takes one, also if none is left.
     pub(crate) fn charge(&self, key: K, now: Instant) {
         let mut state = self.lock();
         let whole_at = self.allowance.charged(state.get(&key), now);
         state.put(key, whole_at, now);
     }
 
-    /// Gives one back that was taken.
+    /// Releases one that was taken.
     pub(crate) fn give_back(&self, key: K, now: Instant) {
         let mut state = self.lock();
         if let Some(whole_at) = state.get(&key).and_then(|at| at.checked_sub(self.allowance.every)) {
@@ -52,11 +52,11 @@ impl<K: Hash + Eq> Limiter<K> {
         }
     }
 
-    /// Takes one, if there is anything left.
+    /// Takes one, if any is left.
     ///
     /// # Errors
     ///
-    /// With the time after which there is.
+    /// Returns the time after which one is left.
     pub(crate) fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
         let mut state = self.lock();
         let before = state.get(&key);
@@ -77,7 +77,7 @@ impl Allowance {
         if missing > most { Err(missing - most) } else { Ok(()) }
     }
 
-    /// Never more than twice the burst in debt, so that what goes on after a refusal does not refuse for ever.
+    /// Never more than twice the burst in debt, so that continued refusals do not refuse for ever.
     fn charged(self, whole_at: Option<Instant>, now: Instant) -> Instant {
         let from = whole_at.map_or(now, |at| at.max(now));
         (from + self.every).min(now + self.every * self.burst * 2)
@@ -105,20 +105,20 @@ impl<K: Hash + Eq> State<K> {
     }
 }
 
-/// The source of a request, as far as one can be told from another.
+/// The source of a request, as far as it can be distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Source(IpAddr);
 
-/// What is one source.
+/// Rule that maps addresses to sources.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sources {
-    /// How many leading bits of an IPv6 address count, 128 at most: the length of what a single node may choose from. An IPv4
-    /// address counts whole.
+    /// Number of significant leading bits of an IPv6 address, 128 at most: the length of the network that a single node
+    /// may choose from. All of an IPv4 address counts.
     pub(crate) ipv6_prefix: u8,
 }
 
 impl Sources {
-    /// The source that an address belongs to.
+    /// Returns the source of an address.
     pub(crate) fn of(self, address: IpAddr) -> Source {
         Source(match address.to_canonical() {
             IpAddr::V6(v6) => {

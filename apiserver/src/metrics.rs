@@ -1,4 +1,4 @@
-//! What the web API counts. Labels take fixed words only, so that no client can make series.
+//! Metrics of the web API. Labels have fixed values only, so that no client can create series.
 
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
@@ -10,7 +10,7 @@ use crate::cluster::Call;
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    /// What is about the process and its build.
+    /// Metrics of the process and its build.
     process: Registry,
     requests: IntCounterVec,
     refusals: IntCounterVec,
@@ -18,29 +18,29 @@ pub(crate) struct Metrics {
     status_writes: IntCounterVec,
     key_fetches: IntCounterVec,
     calls: IntCounterVec,
-    /// Tokens that went to a TokenReview unchecked, for want of keys.
+    /// Tokens sent to a TokenReview unchecked, for lack of keys.
     pub(crate) unchecked_tokens: IntCounter,
-    /// Streams that are open.
+    /// Open streams.
     pub(crate) streams: IntGauge,
-    /// Fields of reports that this version does not know.
+    /// Unknown fields of reports.
     pub(crate) dropped_fields: IntCounter,
-    /// Streams that were not resumed here because this replica was behind.
+    /// Streams not resumed here because this replica was behind.
     pub(crate) resumes_refused: IntCounter,
-    /// Connections that were closed at once because their source had many.
+    /// Connections closed at once because their source had too many.
     pub(crate) connections_refused: IntCounter,
     /// Interruptions of the watch on shadows.
     pub(crate) watch_errors: IntCounter,
-    /// Shadows that came over the watch and could not be read.
+    /// Shadows from the watch that could not be read.
     pub(crate) unreadable_shadows: IntCounter,
     /// 1 if there is a certificate to serve with.
     pub(crate) certificate: IntGauge,
-    /// When the certificate in service ends, in seconds since 1970.
+    /// Expiry of the serving certificate, in seconds since 1970.
     pub(crate) certificate_expiry: IntGauge,
-    /// Certificates that were put into service.
+    /// Certificates put into service.
     pub(crate) certificate_swaps: IntCounter,
 }
 
-/// How a TokenReview ended.
+/// Outcome of a TokenReview.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReviewResult {
     Authenticated,
@@ -66,7 +66,7 @@ impl ReviewResult {
     }
 }
 
-/// How an attempt to read the cluster's keys ended.
+/// Outcome of a read of the cluster's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FetchResult {
     Read,
@@ -84,14 +84,14 @@ impl FetchResult {
     }
 }
 
-/// How a call to the API server ended.
+/// Outcome of a call to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallResult {
-    /// With an answer, a refusal included.
+    /// An answer, possibly a refusal.
     Answered,
-    /// At its deadline.
+    /// The deadline passed.
     TimedOut,
-    /// Without an answer that can be read.
+    /// No readable answer.
     Failed,
 }
 
@@ -107,7 +107,7 @@ impl CallResult {
     }
 }
 
-/// How the write of a report ended.
+/// Outcome of the write of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteResult {
     Applied,
@@ -133,7 +133,7 @@ impl WriteResult {
     }
 }
 
-/// What Prometheus wants to know of every process, and which build it is.
+/// Returns the standard metrics of the process, and its build.
 fn process() -> Result<Registry, prometheus::Error> {
     let registry = Registry::new();
     registry.register(Box::new(ProcessCollector::for_self()))?;
@@ -148,7 +148,6 @@ fn process() -> Result<Registry, prometheus::Error> {
 }
 
 impl Metrics {
-    /// Registers all of them.
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let vec = |name: &str, help: &str, labels: &[&str]| -> Result<IntCounterVec, prometheus::Error> {
@@ -269,7 +268,7 @@ impl Metrics {
         self.key_fetches.with_label_values(&[result.as_str()]).inc();
     }
 
-    /// All of them in Prometheus' text format.
+    /// Returns all metrics in Prometheus' text format.
     pub(crate) fn text(&self) -> Result<Vec<u8>, prometheus::Error> {
         let mut out = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut out)?;
@@ -286,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    /// The words of a cell that are code.
+    /// Returns the words of a cell that are code.
     fn words(cell: &str) -> BTreeSet<String> {
         cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
     }
@@ -311,7 +310,7 @@ mod tests {
             documented.extend(words(names).into_iter().map(|name| (name, words(labels), words(values))));
         }
 
-        // Destructured, so that a new metric does not compile until it stands here.
+        // Destructured, so that a new metric does not compile until it is added here.
         let Metrics {
             registry: _,
             process: _,

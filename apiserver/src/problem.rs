@@ -1,7 +1,7 @@
-//! Errors as the agent sees them (RFC 9457) and as the operator sees them: two things, in two fields.
+//! Errors as the agent sees them (RFC 9457) and as the log shows them, in two separate fields.
 //!
-//! What goes out is a fixed word, a fixed title and at most a fixed sentence. The cause, with all that it may tell about
-//! the cluster, goes into the log alone.
+//! A response has a fixed word, a fixed title and at most a fixed sentence. The cause, with all that it may reveal
+//! about the cluster, is only logged.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,7 +12,7 @@ use models::wire::{PROBLEM_JSON, Problem};
 
 use crate::auth::Refusal;
 
-/// The kinds of problem. Each has one type, title and status for ever.
+/// The kinds of problem. The type, title and status of each never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Unauthorized,
@@ -56,7 +56,7 @@ impl Kind {
         Self::Internal,
     ];
 
-    /// The last part of the type's URN, the title, the status.
+    /// Returns the last part of the type's URN, the title and the status.
     const fn parts(self) -> (&'static str, &'static str, StatusCode) {
         match self {
             Self::Unauthorized => ("unauthorized", "The request carries no valid token", StatusCode::UNAUTHORIZED),
@@ -98,7 +98,7 @@ impl Kind {
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// An answer other than success, with what the operator has to know about it.
+/// An answer other than success, with its details for the log.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     kind: Kind,
@@ -107,7 +107,7 @@ pub(crate) struct ApiError {
     /// For the log.
     cause: Option<Cause>,
     refusal: Option<Refusal>,
-    /// Seconds after which another try makes sense.
+    /// Delay in seconds after which a retry makes sense.
     retry_after: Option<u64>,
 }
 
@@ -140,7 +140,7 @@ impl ApiError {
         self.refusal
     }
 
-    /// The cause and its causes, for the log.
+    /// Returns the cause and its causes, for the log.
     pub(crate) fn chain(&self) -> Option<String> {
         let cause = self.cause.as_deref()?;
         let mut text = cause.to_string();
@@ -153,7 +153,7 @@ impl ApiError {
         Some(text)
     }
 
-    /// What goes out.
+    /// Returns the response.
     pub(crate) fn problem(&self) -> Problem {
         let (word, title, status) = self.kind.parts();
         Problem {

@@ -1,5 +1,5 @@
-//! Where a stream goes on that was broken off. The agent says the newest state that it has seen, from whichever replica; one
-//! that is behind it waits, or sends the agent elsewhere, rather than show it the past.
+//! Resumption of an interrupted stream. The agent names the newest state that it has seen, from any replica; a replica
+//! that is behind it waits, or sends the agent elsewhere, rather than show an older state.
 
 use std::time::Duration;
 
@@ -12,43 +12,43 @@ use crate::shadow::ResourceVersion;
 use crate::store::{Seen, Store};
 use crate::write::{AccessError, live};
 
-/// How long a replica that is behind waits for its watch before it asks the cluster. A watch is behind by milliseconds, or
-/// it is broken.
+/// Time that a replica that is behind waits for its watch before it calls the cluster. A watch is behind by
+/// milliseconds, or it is broken.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How what a replica knows stands to what an agent has seen.
+/// A replica's state compared with the newest that an agent has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// It is newer, or its age does not matter.
     Newer,
-    /// It is that very state, which has this etag.
+    /// It is the same state, which has this etag.
     Same(String),
     /// It is older, or may be.
     Behind,
 }
 
-/// Compares.
+/// Compares a replica's state with the version that an agent has seen.
 pub(crate) fn standing(seen: &Seen, from: &ResourceVersion) -> Standing {
     match seen {
         Seen::Present(shadow) if shadow.resource_version == *from => Standing::Same(shadow.view.etag.clone()),
         Seen::Present(shadow) if shadow.resource_version > *from => Standing::Newer,
         // Absence has no version: the shadow may be deleted, or not yet known here.
         Seen::Present(_) | Seen::Absent | Seen::Unknown => Standing::Behind,
-        // Nothing is told of it as long as that lasts.
+        // Nothing is sent of it as long as that lasts.
         Seen::Unreadable => Standing::Newer,
     }
 }
 
-/// Why a stream cannot go on here now.
+/// A stream that cannot be resumed here now.
 #[derive(Debug)]
 pub(crate) enum ResumeError {
     /// This replica stays behind.
     Behind,
-    /// The cluster did not say.
+    /// The cluster did not answer.
     Call(CallError),
 }
 
-/// Waits until this replica can go on from a state. Returns the etag of that state where nothing has happened since.
+/// Waits until this replica can resume from a state. Returns the state's etag if nothing has happened since.
 pub(crate) async fn resume(
     cluster: &Cluster,
     store: &Store,
@@ -57,19 +57,19 @@ pub(crate) async fn resume(
     from: &ResourceVersion,
 ) -> Result<Option<String>, ResumeError> {
     let ready = |seen: &Seen| *seen == Seen::Absent || standing(seen, from) != Standing::Behind;
-    // What comes of the wait is read below. That the sender is gone cannot be: the store holds it.
+    // The result of the wait is read below. The sender cannot be gone: the store holds it.
     let _ = timeout(PATIENCE, seen.wait_for(ready)).await.is_ok();
     if let Some(etag) = settled(seen, from) {
         return Ok(etag);
     }
     match live(cluster, store, agent).await {
-        // The cluster itself has been set back (restored from a backup), and what the agent has seen never was.
+        // The cluster itself was restored from a backup, and the state that the agent has seen never existed.
         Ok(shadow) if shadow.resource_version < *from => Ok(None),
-        // The live read has brought the copy forward, if there is one to bring.
+        // The live read has updated the copy, if there is one.
         Ok(_) => settled(seen, from).ok_or(ResumeError::Behind),
         Err(AccessError::NoShadow) if *seen.borrow() == Seen::Absent => Ok(None),
         Err(AccessError::NoShadow) => Err(ResumeError::Behind),
-        // The stream says so, until it is otherwise. But a copy from before that would still be shown as the agent's own.
+        // The stream reports the refusal until it changes. But an older copy would still be shown as the agent's own.
         Err(AccessError::Refused(_)) => match &*seen.borrow() {
             Seen::Present(copy) if owns(agent, copy).is_ok() => Err(ResumeError::Behind),
             Seen::Present(_) | Seen::Absent | Seen::Unknown | Seen::Unreadable => Ok(None),
@@ -107,7 +107,7 @@ mod tests {
         stored("u", resource_version, 1, json!({"state": "Idle"}))
     }
 
-    /// A cluster that answers each read alike.
+    /// A cluster that gives each read the same answer.
     fn cluster(object: Option<Value>) -> Fake {
         fake(move |_| object.clone().map_or_else(|| failure(404, "NotFound"), |object| (200, object)))
     }

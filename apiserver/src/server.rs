@@ -1,4 +1,4 @@
-//! The two listeners and the tasks beside them, from start to end.
+//! The two listeners and the tasks beside them, from start to shutdown.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -34,54 +34,54 @@ use crate::streams::Streams;
 use crate::tls::{CertificateSlot, CertificateWatch, server_config};
 use crate::{clock, routes};
 
-/// Workers of the agents' API. Work per request is small; what takes memory is streams, however many workers serve them.
+/// Workers of the agents' API. Work per request is small; streams take the memory, however many workers serve them.
 const WORKERS: usize = 2;
 /// Connections of one worker. An agent has two: its stream, and one for its reports.
 const CONNECTIONS: usize = 8_192;
-/// Handshakes of one worker at a time. More wait for their turn: many more than one source may have connections.
+/// Concurrent handshakes of one worker. More have to wait: many more than one source may have connections.
 const HANDSHAKES: usize = 1_024;
-/// How long requests may take after the last stream has ended.
+/// Time that requests may take after the last stream has ended.
 const GRACE_SECONDS: u64 = 5;
-/// How many streams end in a second when the server does, so that their agents do not all reach another replica at once.
+/// Number of streams ended per second at shutdown, so that their agents do not all reach another replica at once.
 /// Together with [`GRACE_SECONDS`] the longest time stays below the 30 s that a pod has by default.
 const STREAMS_ENDED_PER_SECOND: u32 = 200;
 const LONGEST_LEAVE: Duration = Duration::from_secs(15);
-/// How long requests are served at least after the server was asked to end: for a moment some are still sent here. A pod on its
-/// way out is no longer an endpoint before it hears of it, and an agent whose connection is refused tries again elsewhere; every node
-/// that is drained waits this long.
+/// Minimum time that requests are served after a shutdown request: for a moment some are still sent here. A terminating
+/// pod is no longer an endpoint before it gets the signal, and an agent whose connection is refused tries again
+/// elsewhere; every drained node waits this long.
 const SHORTEST_LEAVE: Duration = Duration::from_millis(200);
-/// How long an agent's idle connection is kept. An update is a few reports within minutes, and each new connection may
+/// Time that an agent's idle connection is kept. An update is a few reports within minutes, and each new connection may
 /// reach another replica, which is one TokenReview more.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
-/// How long a client may take for its part of a handshake, or for the head of a connection's first request.
+/// Time-out for a client's part of a handshake, and for the head of a connection's first request.
 const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
-/// How long a client may take to close its side of a connection.
+/// Time-out for a client to close its side of a connection.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// How many lines of the log are about what a source was refused. What is left out is counted.
+/// Rate limit of log lines about refusals of one source. What is left out is counted.
 const TOLD: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
-/// How many reads of this replica's copy a node's agent may make. They cost the cluster nothing, and an agent makes none.
+/// Rate limit of a node's reads of this replica's copy. They cost the cluster nothing, and an agent makes none.
 const LOOKS: Allowance = Allowance { burst: 200, every: Duration::from_millis(20) };
-/// How many streams a node's agent may open, and shadows read past this replica's copy. It opens one, waits longer each time
-/// that it ends early, and reads nothing else.
+/// Rate limit of a node's opened streams and live reads of shadows. An agent opens one stream, backs off each time that
+/// it ends early, and reads nothing else.
 const READS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
-/// How many new tokens of a node's agent are reviewed. kubelet gives it one in some minutes, which is reviewed again for each
-/// burst of requests, as is another's after a restart.
+/// Rate limit of reviews of a node's new tokens. The kubelet issues one every few minutes, which is reviewed again for
+/// each burst of requests, as is another's after a restart.
 const REVIEWS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
-/// How many reports a node's agent may send. An update is about five, within seconds on an instant host; each that meets
-/// a change of the shadow is sent again.
+/// Rate limit of a node's reports. An update is about five, within seconds on an instant host; each that meets a change
+/// of the shadow is sent again.
 const REPORTS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
 
-/// What the server bears of its clients, beside [`CLIENT_DEADLINE`].
+/// Limits on clients, beside [`CLIENT_DEADLINE`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// How many refused tokens a source may send. Behind one address may be many agents, all of which a lagging clock can
-    /// refuse at once; a guess at a signature needs more than any number that could stand here.
+    /// Rate limit of a source's refused tokens. Behind one address may be many agents, all of which a lagging clock can
+    /// refuse at once; guessing a signature needs more than any possible limit.
     pub(crate) refused: Allowance,
-    /// How long the body of a report may take. It is smaller than one round trip's worth of packets.
+    /// Time-out for the body of a report. It is smaller than one round trip's worth of packets.
     pub(crate) body: Duration,
-    /// How long a connection lasts on which no agent has been let in. A good token waits less even where the cluster's keys, a turn and
-    /// the TokenReview all come at the last moment.
+    /// Maximum age of a connection without an authenticated agent. A valid token waits less even where the cluster's
+    /// keys, a turn and the TokenReview all come at the last moment.
     pub(crate) strangers: Duration,
 }
 
@@ -93,7 +93,7 @@ impl Patience {
     };
 }
 
-/// Why the server ended without being asked to.
+/// An error that ended the server without a shutdown request.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// There is no kubeconfig and no service account.
@@ -105,9 +105,9 @@ pub enum RunError {
     /// A listener could not be opened.
     #[error("cannot listen on {address}")]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The error.
         #[source]
         source: io::Error,
     },
@@ -129,12 +129,12 @@ pub enum RunError {
 ///
 /// # Errors
 ///
-/// When it cannot start, or one of its parts ends by itself.
+/// Returns an error if it cannot start, or if one of its parts ends by itself.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
     // A second server in one process finds it installed.
     let _ = crate::tls::provider().install_default();
     let mut kubernetes = kube::Config::infer().await.map_err(RunError::Infer)?;
-    // The client would repeat writes and TokenReviews behind our back.
+    // Otherwise the client would retry writes and TokenReviews by itself.
     kubernetes.default_retry = false;
     kubernetes.read_timeout = Some(SILENCE);
     let client = Client::try_from(kubernetes).map_err(RunError::Client)?;
@@ -145,9 +145,9 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
 
 /// A server that has started.
 pub(crate) struct Running {
-    /// Where the agents' API listens.
+    /// Address of the agents' API.
     pub(crate) api: SocketAddr,
-    /// Where health and metrics listen.
+    /// Address of health and metrics.
     pub(crate) plain: SocketAddr,
     ending: watch::Sender<Option<Instant>>,
     streams: Arc<Streams>,
@@ -264,7 +264,7 @@ impl Running {
         tracing::info!(streams = open, milliseconds = window.as_millis(), "ending");
         let last = Instant::now() + window;
         ending.send_replace(Some(last));
-        // Requests are served meanwhile: not everybody knows yet that this replica is no longer ready.
+        // Requests are served meanwhile: not every client knows yet that this replica is no longer ready.
         sleep_until(last).await;
         // The plain port stays until the agents' port has ended: kubelet and Prometheus see it end.
         api_handle.stop(true).await;
@@ -274,7 +274,7 @@ impl Running {
     }
 }
 
-/// How long so many streams take to end.
+/// Returns the time in which so many streams end.
 fn leave(streams: u32) -> Duration {
     (Duration::from_secs(1) * streams / STREAMS_ENDED_PER_SECOND).clamp(SHORTEST_LEAVE, LONGEST_LEAVE)
 }

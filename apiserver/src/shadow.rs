@@ -1,4 +1,4 @@
-//! A shadow as the web API keeps it: what its agent may see, and what is needed to judge and to write.
+//! The web API's representation of a shadow: the agent's view, and the fields needed for checks and writes.
 
 use std::cmp::Ordering;
 
@@ -11,11 +11,11 @@ use crate::etag::etag;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ResourceVersion(pub(crate) String);
 
-/// More digits than any cluster counts to.
+/// Maximum number of digits, more than any cluster counts to.
 const LONGEST: usize = 40;
 
 impl ResourceVersion {
-    /// A resource version from a stranger: a positive whole number.
+    /// Parses a resource version from an unauthenticated client: a positive integer.
     pub(crate) fn parse(text: String) -> Option<Self> {
         let digits = !text.is_empty() && text.len() <= LONGEST && text.bytes().all(|byte| byte.is_ascii_digit());
         (digits && !text.starts_with('0')).then_some(Self(text))
@@ -46,9 +46,9 @@ pub(crate) struct NodeOwner {
 pub(crate) struct Shadow {
     pub(crate) name: String,
     pub(crate) resource_version: ResourceVersion,
-    /// Absent where the object does not name exactly one Node: such a shadow is no one's.
+    /// Absent if the object does not name exactly one Node: such a shadow belongs to no agent.
     pub(crate) owner: Option<NodeOwner>,
-    /// What the agent is shown, with its etag.
+    /// The agent's view, with its etag.
     pub(crate) view: ShadowView,
 }
 
@@ -58,7 +58,7 @@ impl Shadow {
     }
 }
 
-/// Why an object of the API server is no [`Shadow`].
+/// An object of the API server that is no [`Shadow`].
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ShadowError {
     #[error("the object has no {0}")]

@@ -1,7 +1,7 @@
-//! The shadows as this replica knows them: one watch on the cluster, one channel per shadow.
+//! This replica's copy of the shadows: one watch on the cluster, one channel per shadow.
 //!
-//! The watch may fall behind and may break off; what was seen last stays until something newer is. So a stream that reads
-//! from here lives through a lost watch.
+//! The watch may fall behind or break; the last known state stays until there is a newer one. So a stream that reads
+//! from here survives a lost watch.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,25 +18,26 @@ use crate::cluster::Cluster;
 use crate::metrics::Metrics;
 use crate::shadow::Shadow;
 
-/// The longest pause after a failure: the watch is back within seconds after an outage, however long that was.
+/// Maximum delay after a failure: the watch is back within seconds after an outage, however long that was.
 const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 
-/// How long to wait after so many failures in a row. A part of it is random, so that not all replicas come back at once.
+/// Returns the delay after so many consecutive failures. A part of it is random, so that not all replicas come back at
+/// once.
 fn retry_pause(failures: u32) -> Duration {
     let most = Duration::from_millis(250).saturating_mul(1 << failures.min(10)).min(LONGEST_PAUSE);
     most.mul_f64(rand::random_range(0.5..=1.0))
 }
 
-/// What is known of a shadow.
+/// Known state of a shadow.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Seen {
-    /// Nothing yet: the first list has not come.
+    /// Unknown: the first list has not arrived.
     Unknown,
-    /// There is none.
+    /// It does not exist.
     Absent,
-    /// There is one that this version cannot read. It is not the same as none: nothing is told to its agent.
+    /// It exists, but this version cannot read it. Not the same as absent: nothing is sent to its agent.
     Unreadable,
-    /// There it is.
+    /// It exists.
     Present(Arc<Shadow>),
 }
 
@@ -48,7 +49,7 @@ struct Inner {
     synced: bool,
     /// The list that is being read.
     listing: Option<HashMap<String, Seen>>,
-    /// Shadows whose newest state came from an answer to a write or read of ours since the list began.
+    /// Shadows whose newest state came from an answer to this server's write or read since the list began.
     learned: HashSet<String>,
 }
 
@@ -63,12 +64,12 @@ impl Store {
         Self { inner: Mutex::default(), metrics }
     }
 
-    /// Whether the first list has come.
+    /// Returns true if the first list has arrived.
     pub(crate) fn synced(&self) -> bool {
         self.lock().synced
     }
 
-    /// What is known of a shadow now.
+    /// Returns the known state of a shadow.
     pub(crate) fn get(&self, name: &str) -> Seen {
         let inner = self.lock();
         match inner.entries.get(name) {
@@ -78,15 +79,15 @@ impl Store {
         }
     }
 
-    /// What is known of a shadow now and later.
+    /// Returns the known state of a shadow, and its changes.
     pub(crate) fn subscribe(&self, name: &str) -> watch::Receiver<Seen> {
         let mut inner = self.lock();
         let first = if inner.synced { Seen::Absent } else { Seen::Unknown };
         inner.entries.entry(name.to_owned()).or_insert_with(|| watch::Sender::new(first)).subscribe()
     }
 
-    /// Takes over what the API server answered to a call of ours, so that no stream of this replica shows anything older
-    /// afterwards. Only the watch may say that a shadow is there or gone: an answer can arrive after the deletion.
+    /// Stores the API server's answer to a call of this server, so that no stream of this replica shows anything older
+    /// afterwards. Only the watch decides that a shadow exists or not: an answer can arrive after the deletion.
     pub(crate) fn learn(&self, shadow: &Arc<Shadow>) {
         let mut inner = self.lock();
         let Some(entry) = inner.entries.get(&shadow.name) else { return };
@@ -102,7 +103,7 @@ impl Store {
         }
     }
 
-    /// Takes over an event of the watch.
+    /// Stores an event of the watch.
     pub(crate) fn observe(&self, event: Event<Object>) {
         let mut inner = self.lock();
         match event {
@@ -161,14 +162,14 @@ impl Store {
 
     /// Watches the cluster for ever.
     pub(crate) async fn run(self: Arc<Self>, cluster: Cluster) {
-        // The list is consistent (no resource version is asked for), so it never goes back behind the watch before it.
+        // The list is consistent (no resource version is given), so it is never older than the watch before it.
         let mut events = watcher::watcher(cluster.shadows(), watcher::Config::default()).boxed();
         let mut failures: u32 = 0;
         let mut missing = false;
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => {
-                    // Each try of a list begins with an event of its own.
+                    // Each try of a list begins with a separate event.
                     if !matches!(event, Event::Init) {
                         failures = 0;
                     }
@@ -197,7 +198,7 @@ impl Store {
     }
 }
 
-/// Whether a watch failed because its resource is not served at all.
+/// Returns true if a watch failed because its resource is not served at all.
 fn is_not_served(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
@@ -224,8 +225,9 @@ impl Inner {
                 if old.resource_version == new.resource_version {
                     return false;
                 }
-                // We know better from a write of our own, and the watch will get there. But an object that is older in a
-                // list than it was before the list means that the cluster itself was set back: that is the truth now.
+                // An answer to this server's own write is newer, and the watch will catch up. But an object that is
+                // older in a list than it was before the list means that the cluster itself was restored: the list is
+                // right.
                 if old.resource_version > new.resource_version && (source == Source::Watch || learned) {
                     return false;
                 }
@@ -236,7 +238,7 @@ impl Inner {
         });
     }
 
-    /// Drops what is neither there nor watched by anybody.
+    /// Drops shadows that neither exist nor are subscribed to.
     fn forget_unwatched(&mut self) {
         self.entries.retain(|_, entry| entry.receiver_count() > 0 || *entry.borrow() != Seen::Absent);
     }

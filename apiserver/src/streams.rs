@@ -1,5 +1,5 @@
-//! The streams that are open: how many, and whose. A node has one agent, and two while one takes over from the other, so a
-//! third stream ends the oldest. No one holds more of a server's memory than that.
+//! The open streams: their number and their nodes. A node has one agent, and two while one takes over from the other,
+//! so a third stream ends the oldest. That bounds the memory that a node's streams take.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use prometheus::IntGauge;
 use tokio::sync::oneshot;
 
-/// Streams that a node may have.
+/// Maximum number of streams of a node.
 const PER_NODE: usize = 2;
 
 /// All open streams.
@@ -27,7 +27,7 @@ pub(crate) struct Place {
     streams: Arc<Streams>,
     node: String,
     number: u64,
-    /// Told, or closed, when a newer stream takes the place of this one.
+    /// Resolved, or closed, when a newer stream takes the place of this one.
     pub(crate) displaced: oneshot::Receiver<()>,
 }
 
@@ -36,12 +36,12 @@ impl Streams {
         Arc::new(Self { gauge, open: Mutex::default() })
     }
 
-    /// How many there are.
+    /// Returns the number of open streams.
     pub(crate) fn count(&self) -> u32 {
         u32::try_from(self.gauge.get()).unwrap_or_default()
     }
 
-    /// Makes place for another stream of a node.
+    /// Takes a place for another stream of a node.
     pub(crate) fn enter(self: &Arc<Self>, node: &str) -> Place {
         let (displace, displaced) = oneshot::channel();
         let mut open = self.lock();
@@ -49,7 +49,7 @@ impl Streams {
         let number = open.next;
         let of_node = open.by_node.entry(node.to_owned()).or_default();
         while of_node.len() >= PER_NODE {
-            // Dropping its sender tells it.
+            // Dropping its sender notifies it.
             of_node.pop_front();
         }
         of_node.push_back((number, displace));

@@ -1,9 +1,9 @@
-//! The serving certificate: read from two files, swapped live, never half a pair.
+//! The serving certificate: read from two files, replaced live, never half a pair.
 //!
-//! The files are compared by their bytes each second. kubelet swaps a whole directory at once, yet a swap can fall between
-//! our two reads; a key that does not belong to the certificate is told by looking at them, and the next second tries again.
-//! Until there is a first pair, handshakes fail and the server is not ready; nor is it while the pair in service is out of its
-//! time.
+//! The files are compared by their bytes each second. kubelet swaps a whole directory at once, yet a swap can fall
+//! between the two reads; a key that does not match the certificate is detected, and the next second tries again. Until
+//! there is a first pair, handshakes fail and the server is not ready; nor is it while the pair in service is expired
+//! or not yet valid.
 
 use std::fmt;
 use std::io;
@@ -22,10 +22,10 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::metrics::Metrics;
 
-/// How often the files are looked at. A rotation overlaps by minutes; a first install waits for this.
+/// Interval of reads of the files. A rotation overlaps by minutes; a first installation waits for this.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// From when to when a certificate is good.
+/// Validity period of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Validity {
     pub(crate) from: Timestamp,
@@ -50,12 +50,12 @@ impl Validity {
 pub(crate) struct CertificateSlot(RwLock<Option<(Arc<CertifiedKey>, Validity)>>);
 
 impl CertificateSlot {
-    /// The certificate and key that the next handshake uses.
+    /// Returns the certificate and key for the next handshake.
     pub(crate) fn current(&self) -> Option<Arc<CertifiedKey>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(pair, _)| pair.clone())
     }
 
-    /// Whether clients accept it now, or why not.
+    /// Checks that clients accept it now; otherwise returns the reason.
     pub(crate) fn serves(&self, now: Timestamp) -> Result<(), &'static str> {
         match *self.0.read().unwrap_or_else(PoisonError::into_inner) {
             None => Err("there is no certificate yet"),
@@ -82,12 +82,12 @@ impl ResolvesServerCert for CertificateSlot {
     }
 }
 
-/// What TLS is spoken with.
+/// Returns the TLS provider.
 pub(crate) fn provider() -> CryptoProvider {
     aws_lc_rs::default_provider()
 }
 
-/// A server's side of TLS 1.2 and 1.3 over a slot.
+/// Returns the server side of TLS 1.2 and 1.3 with a slot's certificate.
 pub(crate) fn server_config(slot: Arc<CertificateSlot>) -> Result<ServerConfig, rustls::Error> {
     Ok(ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_safe_default_protocol_versions()?
@@ -95,7 +95,7 @@ pub(crate) fn server_config(slot: Arc<CertificateSlot>) -> Result<ServerConfig, 
         .with_cert_resolver(slot))
 }
 
-/// Why two files make no pair.
+/// Two files that make no valid pair.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PairError {
     #[error("tls.crt or tls.key cannot be read")]
@@ -114,7 +114,7 @@ pub(crate) enum PairError {
     OutOfTime(Validity),
 }
 
-/// The two files as they were read.
+/// The two files as read.
 #[derive(Clone, PartialEq, Eq)]
 struct Bytes {
     certificate: Vec<u8>,
@@ -143,19 +143,19 @@ pub(crate) fn read_pair(certificate: &[u8], key: &[u8]) -> Result<(CertifiedKey,
     let validity = Validity::of(leaf).ok_or(PairError::Validity)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(PairError::Key)?;
     let pair = CertifiedKey::from_der(chain, key, &provider()).map_err(PairError::Pair)?;
-    // `from_der` lets a key pass whose public half it cannot tell; with our provider there is none.
+    // `from_der` accepts a key whose public half it cannot determine; with this provider there is none.
     pair.keys_match().map_err(PairError::Pair)?;
     Ok((pair, validity))
 }
 
-/// Keeps a slot as its directory is.
+/// Keeps a slot in line with its directory.
 pub(crate) struct CertificateWatch {
     directory: PathBuf,
     slot: Arc<CertificateSlot>,
     metrics: Metrics,
-    /// What is in service.
+    /// The pair in service.
     serving: Option<Bytes>,
-    /// What was last complained about, so that a log says it once.
+    /// The last logged problem, so that each is logged once.
     complaint: Option<String>,
 }
 
@@ -164,8 +164,8 @@ impl CertificateWatch {
         Self { directory, slot, metrics, serving: None, complaint: None }
     }
 
-    /// Looks once. Whatever it finds, a pair in service stays until there is another, and a good one until there is another
-    /// good one.
+    /// Checks the files once. Whatever it finds, a pair in service stays until there is another, and a valid one until
+    /// there is another valid one.
     pub(crate) async fn look(&mut self, now: Timestamp) {
         let found = match Bytes::read(&self.directory).await {
             Ok(bytes) if self.serving.as_ref() == Some(&bytes) => Ok(None),
@@ -202,7 +202,7 @@ impl CertificateWatch {
         }
     }
 
-    /// Looks for ever.
+    /// Checks for ever.
     pub(crate) async fn run(mut self) {
         let mut tick = interval(EVERY);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -219,7 +219,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A directory of its own, removed at the end.
+    /// A temporary directory, removed at the end.
     pub(crate) struct Directory(pub(crate) PathBuf);
 
     impl Directory {
@@ -248,7 +248,7 @@ pub(crate) mod tests {
         (made.cert.pem(), made.signing_key.serialize_pem())
     }
 
-    /// The same, good from the beginning of one year to that of another.
+    /// The same, valid from the beginning of one year to that of another.
     pub(crate) fn pair_for(from: i32, until: i32) -> (String, String) {
         let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
         (params.not_before, params.not_after) = (rcgen::date_time_ymd(from, 1, 1), rcgen::date_time_ymd(until, 1, 1));
@@ -336,7 +336,7 @@ pub(crate) mod tests {
         assert_eq!(watch.metrics.certificate_expiry.get(), ends.as_second());
         assert!(watch.slot.serves(ends).is_err());
 
-        // One that is out of its time takes nothing from one that is good, until that one is not.
+        // An expired or future one replaces nothing valid until that is invalid.
         let (certificate, key) = pair_for(2027, 2028);
         directory.write("tls.crt", &certificate);
         directory.write("tls.key", &key);

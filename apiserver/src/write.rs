@@ -1,4 +1,4 @@
-//! How a report gets into the cluster: compared with the state that it builds on, and applied to exactly that state.
+//! The write of a report: compared with the state that it is based on, and applied to exactly that state.
 //!
 //! ```text
 //!   this replica's copy ── etag equal? ── yes ──► apply with its resource version ──► done
@@ -10,7 +10,7 @@
 //!                           stale: 412
 //! ```
 //!
-//! The etag leaves the controller's half out, so a change of that half costs another turn and never a refusal.
+//! The etag leaves the controller status out, so a change of that costs another try and never a refusal.
 
 use std::sync::Arc;
 
@@ -21,33 +21,33 @@ use crate::cluster::{CallError, Cluster};
 use crate::shadow::Shadow;
 use crate::store::{Seen, Store};
 
-/// How often an apply may meet a change of the object before the agent is asked to come back. The controller writes a few
-/// times in a step, not continuously.
+/// Number of conflicts of an apply before the agent has to retry. The controller writes a few times in a step, not
+/// continuously.
 const TURNS: usize = 6;
 
-/// What became of a report.
+/// Outcome of a report.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Written {
-    /// It stands in the cluster, in this object.
+    /// Stored in the cluster, in this object.
     Applied(Arc<Shadow>),
-    /// It stood there already.
+    /// It was stored already.
     Unchanged(Arc<Shadow>),
-    /// It builds on a state that is not the cluster's; this is.
+    /// It is based on another state than the cluster's, which is this.
     Stale(Arc<Shadow>),
 }
 
-/// Why there is no shadow to show or write.
+/// No shadow to show or write.
 #[derive(Debug)]
 pub(crate) enum AccessError {
     /// The node has none.
     NoShadow,
-    /// There is one, and it is not this agent's.
+    /// It exists, and is not this agent's.
     Refused(Refusal),
-    /// The cluster did not say.
+    /// The cluster did not answer.
     Call(CallError),
 }
 
-/// Why a report was not written.
+/// A report that was not written.
 #[derive(Debug)]
 pub(crate) enum WriteError {
     /// There is nothing to write to.
@@ -56,13 +56,13 @@ pub(crate) enum WriteError {
     Invalid(CallError),
     /// The API server did not write it.
     Call(CallError),
-    /// The API server was asked to write it, and whether it did is not known.
+    /// The API server got the write, and its outcome is unknown.
     Unknown(CallError),
-    /// The object changed at every turn.
+    /// The object changed at every try.
     Contended,
 }
 
-/// The agent's shadow by a live read.
+/// Reads the agent's shadow live.
 pub(crate) async fn live(cluster: &Cluster, store: &Store, agent: &AgentIdentity) -> Result<Arc<Shadow>, AccessError> {
     let shadow = cluster.shadow(&agent.shadow_name()).await.map_err(AccessError::Call)?;
     let shadow = Arc::new(shadow.ok_or(AccessError::NoShadow)?);
@@ -71,8 +71,8 @@ pub(crate) async fn live(cluster: &Cluster, store: &Store, agent: &AgentIdentity
     Ok(shadow)
 }
 
-/// The agent's shadow as this replica knows it, if that can be vouched for: otherwise the replica may be behind, and a
-/// live read has to tell.
+/// Returns the agent's shadow as this replica knows it, if that is certain: otherwise the replica may be behind, and a
+/// live read is needed.
 pub(crate) fn cached(store: &Store, agent: &AgentIdentity) -> Option<Arc<Shadow>> {
     match store.get(&agent.shadow_name()) {
         Seen::Present(shadow) => owns(agent, &shadow).is_ok().then_some(shadow),
@@ -80,7 +80,7 @@ pub(crate) fn cached(store: &Store, agent: &AgentIdentity) -> Option<Arc<Shadow>
     }
 }
 
-/// Writes a report that builds on a state with one of the etags.
+/// Writes a report that is based on a state with one of the etags.
 pub(crate) async fn write_status(
     cluster: &Cluster,
     store: &Store,
@@ -89,7 +89,7 @@ pub(crate) async fn write_status(
     report: &Report,
 ) -> Result<Written, WriteError> {
     let matches = |shadow: &Shadow| if_match.contains(&shadow.view.etag.as_str());
-    // The copy of this replica is as good as a live one if its state is the one that the agent saw: an apply with its
+    // This replica's copy is as good as a live one if its state is the one that the agent saw: an apply with its
     // resource version fails if it is not the newest.
     let mut copy = cached(store, agent).filter(|shadow| matches(shadow));
     for _ in 0..TURNS {
@@ -103,7 +103,8 @@ pub(crate) async fn write_status(
             return Ok(Written::Stale(base));
         }
         if !report.lossy && base.view.status == report.status {
-            // An acknowledgement speaks of the cluster and never of a copy: the agent reboots a host on the strength of it.
+            // An acknowledgement is about the cluster and never about a copy: the agent reboots a host on the strength
+            // of it.
             if !is_live {
                 continue;
             }
@@ -145,7 +146,7 @@ mod tests {
     const GET: &str = "/apis/brupop.bottlerocket.aws/v3/namespaces/brupop-system/bottlerocketshadows/brs-a";
     const APPLY: &str = "/apis/brupop.bottlerocket.aws/v3/namespaces/brupop-system/bottlerocketshadows/brs-a/status";
 
-    /// A cluster that holds one shadow, and what others do to it before each apply of ours.
+    /// A cluster with one shadow, and other clients' changes to it before each apply.
     fn cluster(object: Value, before: Vec<fn(&mut Value)>) -> Fake {
         let state = Mutex::new((object, before.into_iter()));
         fake(move |request| {

@@ -1,5 +1,5 @@
-//! `kubectl-brupop`: says what the operator does with each node and why. Installed on the PATH, kubectl runs it as
-//! `kubectl brupop`.
+//! `kubectl-brupop`: shows the state of the operator on each node, with reasons. Installed on the PATH, kubectl runs it
+//! as `kubectl brupop`.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use models::names;
 
-/// Says what the Bottlerocket update operator does with each node and why.
+/// Shows what the Bottlerocket update operator does with each node and why.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-brupop", bin_name = "kubectl brupop", version)]
 struct Arguments {
@@ -32,9 +32,9 @@ struct Arguments {
 enum Command {
     /// Check whether the operator can be installed in the cluster; changes nothing.
     Preflight,
-    /// Show the rollout and each node: the step of its update, and what it waits for.
+    /// Show the rollout and each node: the step of its update, and the reason why it waits.
     Status(status::Options),
-    /// End what is under way, give every node back, and remove the operator from the cluster.
+    /// End updates in progress, release every node, and remove the operator from the cluster.
     Uninstall(uninstall::Options),
 }
 

@@ -1,5 +1,5 @@
-//! What is printed: the only place that does. All of it is made plain first, since much of it was written by others, who may
-//! mean it for the terminal and not for the person before it.
+//! All output of the program. It is made plain first, since much of it was written by other clients, who may target the
+//! terminal and not its reader.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "nothing else in this program prints")]
 
@@ -9,7 +9,7 @@ use std::io::{self, Write as _};
 use comfy_table::{Table, presets};
 use models::plain::plain;
 
-/// Lines and tables that are printed together. Whatever is put in, a line is one line and a cell a part of one.
+/// Lines and tables that are printed together. Whatever the input, a line is one line and a cell a part of one.
 #[derive(Debug, Default)]
 pub(crate) struct Page(String);
 
@@ -20,7 +20,7 @@ impl Page {
         self.0.push('\n');
     }
 
-    /// Adds a table. A row that is wider than `width` is cut there, and ends with an ellipsis; returns whether one was.
+    /// Adds a table. A row that is wider than `width` is cut there, and ends with an ellipsis; returns true if one was.
     pub(crate) fn table<const N: usize>(
         &mut self,
         header: [&str; N],
@@ -46,7 +46,7 @@ impl Page {
         cut
     }
 
-    /// Prints it. Any client that has closed the other end of a pipe wants no more of it.
+    /// Prints it. A client that has closed the other end of a pipe is no error.
     pub(crate) fn print(&self) -> io::Result<()> {
         let written = io::stdout().write_all(self.0.as_bytes());
         written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
@@ -59,7 +59,7 @@ impl fmt::Display for Page {
     }
 }
 
-/// Prints a line about what is being done, which goes on where no one can be told.
+/// Prints a line of progress; a failure to print is ignored.
 pub(crate) fn say(text: impl fmt::Display) {
     let mut page = Page::default();
     page.line(text);
@@ -72,7 +72,7 @@ pub(crate) fn ask(question: &str) -> io::Result<()> {
     io::stdout().flush()
 }
 
-/// Prints why nothing came of it, with all causes. That is several lines of ours, and a server may have written some of it.
+/// Prints an error with all causes, on several lines. A server may have written some of it.
 pub(crate) fn complain(error: &anyhow::Error) {
     eprint!("{}", complaint(error));
 }

@@ -1,4 +1,4 @@
-//! `kubectl brupop preflight`: reports what keeps the operator from being installed, and changes nothing.
+//! `kubectl brupop preflight`: reports what prevents an installation, and changes nothing.
 
 use anyhow::{Context as _, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -8,7 +8,7 @@ use kube::api::{Api, Patch, PatchParams};
 use crate::page::say;
 use crate::uninstall::is_marked;
 
-/// The minor version of Kubernetes 1 from which tokens name their node.
+/// Minor version of Kubernetes 1 from which tokens name their node.
 const MINOR: u32 = 32;
 
 /// The field manager of `kubectl apply --server-side`.

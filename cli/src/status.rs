@@ -23,13 +23,13 @@ use models::shadow::{BLOCKED, BottlerocketShadow, HOST_REACHABLE, Step};
 
 use crate::page::Page;
 
-/// The widest line where the output is no terminal.
+/// Maximum width of a line where the output is no terminal.
 const WIDTH: usize = 120;
 
-/// How many nodes' pods are read, for the reasons that lie in them. More are about to have their turn in no usual fleet.
+/// Number of nodes whose pods are read for reasons. More are about to be updated in no usual fleet.
 const LOOKS: usize = 8;
 
-/// How `status` is shown.
+/// Options of `status`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Show every text in full, however wide the rows become.
@@ -41,7 +41,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The widest line; `None`: any.
+    /// Returns the maximum width of a line; `None` for no limit.
     fn width(&self) -> Option<usize> {
         if self.wide || self.output.is_some() {
             return None;
@@ -52,14 +52,14 @@ impl Options {
     }
 }
 
-/// What was read of the cluster.
+/// Objects read from the cluster.
 #[derive(Default)]
 struct Cluster {
     namespace: String,
     operator: Option<BottlerocketUpdateOperator>,
     shadows: Vec<BottlerocketShadow>,
     nodes: Vec<Node>,
-    /// The pods of the nodes that are about to have their turn, by node.
+    /// The pods of the nodes that are about to be updated, by node.
     pods: BTreeMap<String, Vec<PodFacts>>,
     budgets: Vec<BudgetFacts>,
 }
@@ -92,7 +92,7 @@ pub(crate) async fn status(client: Client, namespace: &str, options: &Options) -
         let pods: Api<Pod> = Api::all(client.clone());
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let found = pods.list(&on_node).await.context("the pods cannot be read; may you read them?")?;
-        // The controller reads each DaemonSet. What it has found about them stands in its `Blocked` condition.
+        // The controller reads each DaemonSet. Its findings are in its `Blocked` condition.
         let known = |pod: PodFacts| PodFacts { daemon_set_is: DaemonSetIs::There, ..pod };
         cluster.pods.insert(node, found.iter().filter_map(PodFacts::project).map(known).collect());
     }
@@ -104,13 +104,13 @@ impl Cluster {
         self.operator.as_ref().and_then(OperatorFacts::project)
     }
 
-    /// A condition of the operator that holds.
+    /// Returns a condition of the operator that holds.
     fn operator_condition(&self, type_: &str) -> Option<Condition> {
         let status = self.operator.as_ref()?.status.as_ref()?;
         true_condition(&status.conditions, type_).cloned()
     }
 
-    /// What the controller decides about this cluster, by the controller's own rules.
+    /// Plans for this cluster by the controller's own rules.
     fn plan(&self, now: Timestamp) -> Plan {
         let facts = self.shadows.iter().filter_map(ShadowFacts::project);
         let mut shadows: BTreeMap<String, ShadowFacts> = facts.map(|shadow| (shadow.node.clone(), shadow)).collect();
@@ -131,7 +131,7 @@ impl Cluster {
         plan(&view, &policy, now)
     }
 
-    /// A text with the names that it leaves open.
+    /// Fills the placeholders of a text.
     fn filled(&self, text: &str, node: &str) -> String {
         text.replace("<namespace>", &self.namespace).replace("<node>", node)
     }
@@ -197,7 +197,7 @@ fn render(cluster: &Cluster, width: Option<usize>, now: Timestamp) -> Page {
     page
 }
 
-/// The requests that have no effect, each with the object that they are on.
+/// Returns the requests without effect, each with its object.
 fn misplaced(cluster: &Cluster) -> Vec<String> {
     let of = |kind: &str, name: String, place: Place, meta: &kube::api::ObjectMeta| -> Vec<String> {
         let found = misunderstood(place, meta.annotations.iter().flat_map(BTreeMap::keys));
@@ -217,7 +217,7 @@ fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, wide: bool, 
     let last = status.controller.record.and_then(|r| r.last);
     let progress = status.controller.progress.as_ref();
     let because = |c: &Condition| (c.reason.clone(), c.message.clone());
-    // What the controller has written knows more: of evictions that were refused, say, and expressions that were asked.
+    // The controller's status knows more: of refused evictions, for example, and evaluated expressions.
     let blocked = true_condition(&status.conditions, BLOCKED).map(because);
     let reach = find_condition(&status.conditions, HOST_REACHABLE)
         .filter(|c| c.status != models::condition::ConditionStatus::True)
@@ -233,7 +233,7 @@ fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, wide: bool, 
         let until = if wide { format!(" (until {at})") } else { String::new() };
         format!("{}m{:02}s left{until}", left / 60, left % 60)
     });
-    // What a narrow line cuts off is the end: the reason and the time come first.
+    // A narrow line is cut at its end: the reason and the time come first.
     let (reason, sentence) = blocked.or(reach).or(planned).unzip();
     let head: Vec<String> = reason.into_iter().chain(ends).collect();
     let waits: Vec<String> = [head.join(", "), text(sentence)].into_iter().filter(|part| !part.is_empty()).collect();
@@ -249,7 +249,7 @@ fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, wide: bool, 
     ]
 }
 
-/// When the step of a node's attempt has to have ended, by the policy for that node.
+/// Returns the deadline of the current step of a node's attempt, by the policy for that node.
 fn deadline(cluster: &Cluster, node: &str, progress: Option<&models::shadow::Progress>) -> Option<Timestamp> {
     let progress = progress?;
     let (policy, _) = Policy::in_force(cluster.operator_facts().as_ref());
@@ -400,7 +400,7 @@ mod tests {
         let narrow = shown(&cluster, Some(80));
         let table = narrow.lines().skip_while(|line| !line.trim_start().starts_with("NODE"));
         assert!(table.clone().all(|line| line.chars().count() <= 80), "{narrow}");
-        // The heading and, of each node that waits, at least the reason and the time that is left.
+        // The heading and, of each waiting node, at least the reason and the remaining time.
         for part in
             ["WAITS FOR", "PrepareFailed", "Disabled: ", "DrainBlocked, 20m00s left: ", "…", "--wide shows them whole"]
         {

@@ -1,7 +1,7 @@
-//! `kubectl brupop uninstall`: ends what is under way, takes back all claims, and removes every object of the operator.
+//! `kubectl brupop uninstall`: ends updates in progress, releases all claims, and removes every object of the operator.
 //!
-//! Nothing is removed before every node is released: the controller is the one that can tell a host to disarm, and a node
-//! that was told to reboot has to be seen through to its end.
+//! Nothing is removed before every node is released: only the controller can make a host disarm, and a node that is
+//! about to reboot has to be followed to its end.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::IsTerminal as _;
@@ -24,37 +24,36 @@ use tokio::time::Instant;
 
 use crate::page::{ask, say};
 
-/// How often the cluster is looked at.
+/// Polling interval.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How long an object may take to be gone after its deletion.
+/// Time-out for an object to be gone after its deletion.
 const GONE: Duration = Duration::from_secs(5 * 60);
 
-/// What comes away first, so that no one makes anything again.
+/// Kinds removed first, so that nothing is created again.
 const WORKLOADS: [&str; 2] = ["DaemonSet", "Deployment"];
 
-/// What comes away last, each with all that is in it, or of it.
+/// Kinds removed last, each with all that is in it, or of it.
 const CONTAINERS: [&str; 2] = ["Namespace", "CustomResourceDefinition"];
 
-/// How the operator is uninstalled.
+/// Options of `uninstall`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long, short)]
     yes: bool,
-    /// Only say what would be done.
+    /// Only print what would be done.
     #[arg(long)]
     dry_run: bool,
-    /// How long nodes may take to be released, e.g. 90s or 1h30m.
+    /// Time-out for the release of all nodes, e.g. 90s or 1h30m.
     #[arg(long, default_value = "1h")]
     timeout: models::duration::Duration,
-    /// Go on after the timeout although nodes are not released. Their claims are taken back all the same. A host that is
-    /// armed boots into its new image at its next reboot, and settings of hosts that a pin has changed stay changed.
+    /// Continue after the timeout although nodes are not released. Their claims are released all the same. An armed
+    /// host boots into its new image at its next reboot, and host settings that a pin has changed stay changed.
     #[arg(long)]
     abandon: bool,
 }
 
-/// Uninstalls the operator.
 pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options) -> anyhow::Result<()> {
     if namespace != names::SYSTEM_NAMESPACE {
         bail!(
@@ -85,12 +84,12 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
 
     let (workloads, rest): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| is_one_of(object, &WORKLOADS));
     let (containers, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|object| is_one_of(object, &CONTAINERS));
-    // No one is left to claim or to label a node when the nodes are looked through.
+    // Nothing is left that could claim or label a node when the nodes are swept.
     kinds.remove(&workloads, false).await?;
     ended(&client).await?;
     sweep(&client).await?;
     kinds.remove(&rest, true).await?;
-    // Of a controller that was cut off from its kubelet, not from the API server, nothing is left now but its last claim.
+    // A controller that was cut off from its kubelet, but not from the API server, may have left a last claim.
     sweep(&client).await?;
     kinds.remove(&containers, true).await?;
     say("the operator is uninstalled");
@@ -114,12 +113,12 @@ fn is_one_of(object: &Value, kinds: &[&str]) -> bool {
     object["kind"].as_str().is_some_and(|kind| kinds.contains(&kind))
 }
 
-/// Whether there is no such object, or no such kind.
+/// Returns true if there is no such object, or no such kind.
 fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
-/// Waits until the controller has given every node back.
+/// Waits until the controller has released every node.
 async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
     let (nodes, shadows): (Api<Node>, Api<BottlerocketShadow>) =
         (Api::all(client.clone()), Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE));
@@ -133,7 +132,7 @@ async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
             Err(error) if is_gone(&error) => Vec::new(),
             Err(error) => return Err(error).context("the shadows cannot be read"),
         };
-        // Without shadows no one knows of any attempt, and the claims that are left are taken back here.
+        // Without shadows no attempt is known, and the remaining claims are released here.
         let left = if shadows.is_empty() { Vec::new() } else { unfinished(&nodes, &shadows) };
         if left.is_empty() {
             return Ok(());
@@ -161,7 +160,7 @@ async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
     }
 }
 
-/// What still has to end before the operator can be removed, each as a sentence.
+/// Lists what still has to end before the operator can be removed, each as a sentence.
 fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String> {
     let mut left = Vec::new();
     for shadow in shadows {
@@ -195,13 +194,13 @@ fn unfinished(nodes: &[NodeFacts], shadows: &[BottlerocketShadow]) -> Vec<String
     left
 }
 
-/// Whether the operator has put the node under itself.
+/// Returns true if the operator has labelled the node.
 fn is_labelled_by_us(meta: &ObjectMeta) -> bool {
     meta.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(names::LABEL_MANAGER))
 }
 
-/// Takes everything of the operator off the nodes that the controller has left there: claims of which the shadow is gone, and
-/// the label where the operator has set it.
+/// Removes from the nodes what the controller has left there: claims whose shadow is gone, and the label if the
+/// operator set it.
 async fn sweep(client: &Client) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     for node in nodes.list(&ListParams::default()).await.context("the nodes cannot be read")? {
@@ -216,7 +215,7 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
             managers.push(names::CONTROLLER_MANAGER);
         }
         for manager in managers {
-            // An apply without a field that this manager owns gives the field back.
+            // An apply without a field that this manager owns releases the field.
             let mut kept = json!({
                 "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": uid},
             });
@@ -236,7 +235,7 @@ async fn sweep(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the operator's pods have ended, wherever something still answers for them: one that is still there could claim a node.
+/// Waits until the operator's pods on nodes that are ready have ended: a running one could claim a node.
 async fn ended(client: &Client) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     let deadline = Instant::now() + GONE;
@@ -265,8 +264,8 @@ async fn ended(client: &Client) -> anyhow::Result<()> {
     }
 }
 
-/// Whether an object carries the label of everything that is installed with this operator. The earlier operator has objects of the
-/// same name, above all the definition of the shadows.
+/// Returns true if an object has the label of everything that is installed with this operator. The earlier operator has
+/// objects of the same name, above all the definition of the shadows.
 pub(crate) fn is_marked(meta: &ObjectMeta) -> bool {
     let label = meta.labels.as_ref().and_then(|labels| labels.get(names::APPLICATION_LABEL));
     label.is_some_and(|value| value == names::APPLICATION)
@@ -287,7 +286,7 @@ struct Kinds {
 }
 
 impl Kinds {
-    /// The way to an object; none where its kind is not served.
+    /// Returns the API for an object; `None` if its kind is not served.
     async fn api(&mut self, object: &Value) -> anyhow::Result<Option<(Api<DynamicObject>, String)>> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
@@ -313,7 +312,7 @@ impl Kinds {
         }))
     }
 
-    /// The object in the cluster, where it is there and was installed with this operator.
+    /// Returns the object in the cluster, if it exists and was installed with this operator.
     async fn find(&mut self, object: &Value) -> anyhow::Result<Option<Found>> {
         let id = deploy::yaml::id(object);
         let Some((api, name)) = self.api(object).await? else { return Ok(None) };
@@ -334,8 +333,8 @@ impl Kinds {
         Ok(Some(Found { api, name, uid: meta.uid, id }))
     }
 
-    /// Deletes objects, last ones first, and, where that is asked for, waits until they are gone. What was not installed with this
-    /// operator stays.
+    /// Deletes objects, last ones first, and waits until they are gone if `wait` is set. What was not installed with
+    /// this operator stays.
     async fn remove(&mut self, objects: &[Value], wait: bool) -> anyhow::Result<()> {
         let mut going = Vec::new();
         for object in objects.iter().rev() {

@@ -1,9 +1,10 @@
-//! What the web API may not write although it may write: a rule of the cluster's API server for its service account.
+//! Writes that are refused to the web API: an admission policy of the cluster's API server for its service account.
 //!
-//! RBAC can give the right to a shadow's status as a whole or not at all. The web API needs the agents' half of it. The other
-//! half, on which drains and permits rest, is kept from it here, whatever it says who it is (field managers are names that
-//! anybody can use), and so is the record of who owns which field: a field that two managers own stays when one of them
-//! takes it back, so that any client that makes itself an owner of the order's `permit` could keep an order from being withdrawn.
+//! RBAC can give the right to a shadow's status as a whole or not at all. The web API needs only the agent status. The
+//! controller status, on which drains and permits rest, is protected here, whatever field manager the web API names
+//! (any client can use any name), and so is the record of field owners: a field that two managers own stays when one of
+//! them releases it, so that a client that makes itself an owner of the `permit` in `spec` could keep it from being
+//! withdrawn.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MatchCondition, MatchResources, NamedRuleWithOperations, ValidatingAdmissionPolicy,
@@ -28,10 +29,10 @@ fn policy() -> anyhow::Result<ValidatingAdmissionPolicy> {
     Ok(ValidatingAdmissionPolicy {
         metadata: cluster(APISERVER),
         spec: Some(ValidatingAdmissionPolicySpec {
-            // What cannot be judged is not written. An agent whose report is refused sends it again.
+            // A write that cannot be evaluated is refused. An agent whose report is refused sends it again.
             failure_policy: Some("Fail".to_owned()),
             match_constraints: Some(MatchResources {
-                // Also what comes by a version that this install does not know of.
+                // Also writes through a version that this installation does not know.
                 match_policy: Some("Equivalent".to_owned()),
                 resource_rules: Some(vec![every_write_of_shadows()?]),
                 ..MatchResources::default()
@@ -136,16 +137,16 @@ fn validations() -> Vec<Validation> {
     all
 }
 
-/// Whether an entry of `managedFields` speaks of nothing outside the agents' half of the status that the same manager did not
-/// own before. An entry may shrink: a report takes from a user what is the agent's, also where that user's entry speaks of
-/// other fields besides.
+/// CEL expression: an entry of `managedFields` has nothing outside the agent status that the same manager did not own
+/// before. An entry may shrink: a report takes the agent status from a user, also where that user's entry has other
+/// fields.
 fn owns_nothing_more(entry: &str) -> String {
     let agents = property_names(&schema_for!(AgentReport));
     let fields: Vec<String> = agents.iter().map(|field| format!("f:{field}")).collect();
     let fields: Vec<&str> = [".", "f:conditions"].into_iter().chain(fields.iter().map(String::as_str)).collect();
     let conditions: Vec<String> = AGENT_CONDITIONS.iter().map(|type_| format!("k:{{\"type\":\"{type_}\"}}")).collect();
     let conditions: Vec<&str> = ["."].into_iter().chain(conditions.iter().map(String::as_str)).collect();
-    // The paths to what may be owned in part, and what of it is free to own.
+    // The paths to partly protected fields, and the parts of them that are free to own.
     let levels = [
         (String::new(), vec!["f:status"]),
         ("[?'f:status']".to_owned(), fields),
@@ -156,9 +157,9 @@ fn owns_nothing_more(entry: &str) -> String {
         format!("{now}.all(f, f in {} || {before}[?f] == {now}[?f])", list(&free))
     });
     let same = ["manager", "operation", "subresource"].map(|part| format!("b.?{part} == {entry}.?{part}"));
-    // An entry that is new is held against one of nothing. It is the agents', or there would be no end of them.
+    // A new entry is compared with an empty one. It is the agents', or their number would be unlimited.
     let new = format!("({entry}.?manager.orValue('') == '{AGENT_MANAGER}' ? [dyn({{}})] : [])");
-    // What the API server itself notes at the first apply to an object of which no one has said who owns it.
+    // The entry that the API server itself adds at the first apply to an object without recorded owners.
     let first = format!("size(variables.ownersBefore) == 0 && {entry}.?manager.orValue('') == 'before-first-apply'");
     format!(
         "({new} + variables.ownersBefore.filter(b, {})).exists(b, {}) || ({first})",
@@ -167,12 +168,12 @@ fn owns_nothing_more(entry: &str) -> String {
     )
 }
 
-/// What an entry of `managedFields` speaks of under a path.
+/// The fields under a path in an entry of `managedFields`.
 fn owned(entry: &str, path: &str) -> String {
     format!("{entry}.?fieldsV1{path}.orValue({{}})")
 }
 
-/// A list of texts in CEL. None of ours has a quote in it.
+/// A list of texts in CEL, none of which contains a quote.
 fn list(texts: &[&str]) -> String {
     let texts: Vec<String> = texts.iter().map(|text| format!("'{text}'")).collect();
     format!("[{}]", texts.join(", "))

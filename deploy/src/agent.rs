@@ -24,11 +24,11 @@ const COMPONENT: Component = Component::Agent;
 const SOCKET: &str = "/run/api.sock";
 /// Group of the host API's socket on Bottlerocket.
 const SOCKET_GROUP: i64 = 274;
-/// Where the agent reads its token.
+/// Mount path of the agent's token.
 const TOKEN_DIRECTORY: &str = "/var/run/secrets/brupop";
-/// Where the agent reads the CA bundle and the public keys of the permits.
+/// Mount path of the CA bundle and the public keys of the permits.
 const TRUST_DIRECTORY: &str = "/etc/brupop/trust";
-/// The shortest life of a token that Kubernetes grants: a stolen one is soon worthless.
+/// The shortest life of a token that Kubernetes permits, in seconds: a stolen one soon expires.
 const TOKEN_SECONDS: i64 = 600;
 
 pub(crate) fn all(options: &Options) -> anyhow::Result<Vec<Value>> {
@@ -76,7 +76,7 @@ fn daemon_set(options: &Options) -> DaemonSet {
             }),
             ..pod::restricted_pod()
         }),
-        // The agent has nothing to end: a host call that is under way ends on the host.
+        // The agent has nothing to finish: a host call that is under way ends on the host.
         termination_grace_period_seconds: Some(5),
         containers: vec![container],
         volumes: Some(vec![host_socket(), token(), trust()]),
@@ -108,7 +108,7 @@ fn read_only(name: &str, path: &str) -> VolumeMount {
     VolumeMount { name: name.to_owned(), mount_path: path.to_owned(), read_only: Some(true), ..VolumeMount::default() }
 }
 
-/// The socket and nothing around it.
+/// The host API's socket and nothing around it.
 fn host_socket() -> Volume {
     Volume {
         name: "host-api".to_owned(),

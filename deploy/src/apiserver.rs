@@ -78,7 +78,7 @@ fn deployment(options: &Options) -> Deployment {
             name: "tls".to_owned(),
             secret: Some(SecretVolumeSource {
                 secret_name: Some(SERVING_SECRET.to_owned()),
-                // The leader makes it, perhaps after these pods have started; they are not ready until it is there.
+                // The leader creates it, perhaps after these pods have started; they are not ready until it exists.
                 optional: Some(true),
                 ..SecretVolumeSource::default()
             }),

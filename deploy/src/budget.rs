@@ -1,4 +1,4 @@
-//! How many pods of a Deployment may be evicted at a time.
+//! PodDisruptionBudgets of the Deployments.
 
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -7,17 +7,17 @@ use models::names::SYSTEM_NAMESPACE;
 use crate::Component;
 use crate::object::{namespaced, selector};
 
-/// Lets one pod of the part go at a time: a drain that meets all of them on one node, ours or a user's, waits until the
-/// replacement of each is Ready before it takes the next. Counted in pods that leave and not in pods that stay, so that it
-/// also lets the only one go.
+/// Allows one disruption at a time: a drain, the operator's or a user's, that finds all pods of the component on one
+/// node waits until the replacement of each is Ready before it evicts the next. Counted in unavailable and not in
+/// available pods, so that a single pod can be evicted, too.
 pub(crate) fn one_at_a_time(component: Component) -> PodDisruptionBudget {
     PodDisruptionBudget {
         metadata: namespaced(SYSTEM_NAMESPACE, component.name()),
         spec: Some(PodDisruptionBudgetSpec {
             selector: Some(selector(component)),
             max_unavailable: Some(IntOrString::Int(1)),
-            // A pod that does not serve may always go: the default would keep it, and the drain waiting for it, as long as
-            // it is broken.
+            // A pod that does not serve may always be evicted: the default would block the drain for as long as it is
+            // broken.
             unhealthy_pod_eviction_policy: Some("AlwaysAllow".to_owned()),
             ..PodDisruptionBudgetSpec::default()
         }),
@@ -81,7 +81,7 @@ mod tests {
                 let budget = budgets(&objects, workload)[0];
                 let mut spec = budget["spec"].clone();
                 spec.as_object_mut().unwrap().remove("selector");
-                // Nothing else: a least number that stays would keep the only pod.
+                // Nothing else: a `minAvailable` would keep a single pod.
                 assert_eq!(
                     spec,
                     json!({"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow"}),

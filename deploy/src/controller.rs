@@ -1,4 +1,4 @@
-//! The controller's Deployment, of which one pod leads and the others stand by, and its budget.
+//! The controller's Deployment, of which one pod leads and the others are on standby, and its budget.
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
@@ -49,7 +49,7 @@ fn deployment(options: &Options) -> Deployment {
         priority_class_name: Some("system-cluster-critical".to_owned()),
         tolerations: Some(pod::tolerations()),
         affinity: Some(pod::apart(COMPONENT)),
-        // Long enough to end the writes that are under way and to give the Lease back.
+        // Long enough to finish the writes that are under way and to release the Lease.
         termination_grace_period_seconds: Some(30),
         containers: vec![container],
         ..PodSpec::default()

@@ -14,7 +14,7 @@ use crate::object;
 /// All custom resource definitions.
 ///
 /// # Errors
-/// If one cannot be written as JSON, which would be a defect here.
+/// If one cannot be written as JSON, which would be a defect.
 pub fn all() -> anyhow::Result<Vec<Value>> {
     [BottlerocketShadow::crd(), BottlerocketUpdateOperator::crd()].into_iter().map(definition).collect()
 }
@@ -31,9 +31,10 @@ pub fn of_kind(kind: &str) -> anyhow::Result<Value> {
 }
 
 fn definition(mut crd: CustomResourceDefinition) -> anyhow::Result<Value> {
-    // Tells our definitions from those of the earlier operator, which have the same group and in part the same names.
+    // Distinguishes these definitions from those of the earlier operator, which have the same group and in part the
+    // same names.
     crd.metadata.labels = object::cluster("").labels;
-    // There is no converter that an upgrade could wait for or that could be down.
+    // There is no conversion webhook that an upgrade could wait for or that could be down.
     crd.spec.conversion = Some(CustomResourceConversion { strategy: "None".to_owned(), webhook: None });
     let mut crd = serde_json::to_value(crd)?;
     let versions = crd["spec"]["versions"].as_array_mut().context("a definition without versions")?;
@@ -50,13 +51,13 @@ fn definition(mut crd: CustomResourceDefinition) -> anyhow::Result<Value> {
     Ok(crd)
 }
 
-/// Rewrites what schemars and kube produce into what the API server is to have:
+/// Converts the output of schemars and kube into the form that the API server requires:
 ///
-/// * An optional field is absent, never null: a null would count as present for `has()` in a rule. The one exception are
-///   optional objects that may be empty, since the server itself makes null of them: server-side apply of `{}` over fields
-///   that the same manager had applied leaves null behind, and would otherwise be refused.
+/// * An optional field is absent, never null: a null would count as present for `has()` in a rule. The exceptions
+///   are optional objects that may be empty: server-side apply of `{}` over fields that the same manager had applied
+///   leaves null behind, and would otherwise be refused.
 /// * Bounds of integers are integers.
-/// * A description is a line of text, not a piece of source wrapped at its margin.
+/// * A description is a line of text, not source text with line breaks.
 fn tidy(schema: &mut Value) {
     let Some(schema) = schema.as_object_mut() else { return };
     if !may_be_empty(schema) {
@@ -74,7 +75,7 @@ fn tidy(schema: &mut Value) {
     for_each_child(schema, tidy);
 }
 
-/// Whether `{}` is a value of this schema.
+/// Returns true if `{}` is valid for this schema.
 fn may_be_empty(schema: &Map<String, Value>) -> bool {
     schema.get("type").is_some_and(|type_| type_ == "object") && !schema.contains_key("required")
 }
@@ -105,7 +106,7 @@ fn for_each_child(schema: &mut Map<String, Value>, mut visit: impl FnMut(&mut Va
 mod tests {
     use super::*;
 
-    /// What the API server would refuse or warn about, and what our own rules forbid, with the place.
+    /// Violations of the API server's rules (errors and warnings) and of this project's, with the path.
     fn complaints(schema: &Value, path: &str, found: &mut Vec<String>) {
         const KEYS: &[&str] = &[
             "type",
@@ -198,7 +199,7 @@ mod tests {
         of_kind(kind).unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take()
     }
 
-    /// The rules that safety rests on, as they stand in what is installed.
+    /// Checks that the rules that safety depends on are in the installed definitions.
     #[test]
     fn rules_and_list_types_survive_generation() {
         let shadow = schema("BottlerocketShadow");
@@ -219,7 +220,7 @@ mod tests {
             spec["properties"]["state"]["enum"],
             serde_json::json!(["Idle", "StagedUpdate", "RebootedIntoUpdate"])
         );
-        // Both halves of the status stand side by side.
+        // Agent status and controller status are side by side.
         for (field, list_type) in [
             (&shadow["properties"]["status"]["properties"]["conditions"], "map"),
             (&shadow["properties"]["status"]["properties"]["drain"]["properties"]["pods"], "atomic"),

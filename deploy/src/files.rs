@@ -1,4 +1,4 @@
-//! The generated files that are checked in, and whether they are what would be generated now.
+//! The generated files that are checked in, and the check that they are up to date.
 
 use std::fmt;
 use std::path::Path;
@@ -7,15 +7,15 @@ use anyhow::{Context, bail};
 
 use crate::{Options, crds, objects, openapi, reference, yaml};
 
-/// How the files are created again; stands in each of them and in the message about a stale one.
+/// The command that generates the files; it is in each of them and in the message about a stale one.
 pub const COMMAND: &str = "cargo run -p deploy -- --write";
 
 /// A generated file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Where it is, from the repository's root.
+    /// Path from the repository's root.
     pub path: &'static str,
-    /// What has to be in it.
+    /// The required content.
     pub content: String,
 }
 
@@ -48,8 +48,9 @@ pub fn definitions() -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The manifest: everything that is installed beside the custom resource definitions. Those are a file of their own, so that
-/// nothing is applied after they were refused, and that deleting what this holds never deletes another operator's.
+/// The manifest: everything that is installed beside the custom resource definitions. Those have their own file, so
+/// that nothing is applied after they were refused, and that deleting this manifest never deletes another operator's
+/// definitions.
 ///
 /// # Errors
 /// If it cannot be generated.
@@ -64,7 +65,7 @@ pub fn manifest(options: &Options) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The right to delete pods, for those whose policy asks for it.
+/// The right to delete pods, for policies that need it.
 ///
 /// # Errors
 /// If it cannot be generated.
@@ -90,27 +91,27 @@ pub fn web_api() -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// A file that is not what would be generated now.
+/// A file that is not up to date.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stale {
-    /// Where it is, from the repository's root.
+    /// Path from the repository's root.
     pub path: &'static str,
     /// The first difference.
     pub difference: Difference,
 }
 
-/// The first difference between a file and what would be generated.
+/// The first difference between a file and the generated content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// There is no such file.
+    /// The file does not exist.
     Missing,
     /// A line differs.
     Line {
-        /// Its number, from 1.
+        /// Line number, from 1.
         number: usize,
-        /// The line as it is; absent past the end.
+        /// The actual line; absent past the end.
         is: Option<String>,
-        /// The line as it has to be; absent past the end.
+        /// The expected line; absent past the end.
         should_be: Option<String>,
     },
 }
@@ -127,7 +128,7 @@ impl fmt::Display for Stale {
     }
 }
 
-/// The generated files under `root` that are not what would be generated now.
+/// The files under `root` that are not up to date.
 ///
 /// # Errors
 /// If a file cannot be generated or read.
@@ -145,7 +146,7 @@ pub fn stale(root: &Path) -> anyhow::Result<Vec<Stale>> {
     Ok(stale)
 }
 
-/// Fails with all that is stale under `root` and what to do about it.
+/// Fails with a list of the stale files under `root` and the command to fix them.
 ///
 /// # Errors
 /// If a file is stale, or cannot be generated or read.
@@ -158,7 +159,7 @@ pub fn check(root: &Path) -> anyhow::Result<()> {
     bail!("{}\nRun `{COMMAND}`, look at `git diff`, and commit the result.", list.join("\n"))
 }
 
-/// Writes the generated files under `root`; gives the paths of those that changed.
+/// Writes the generated files under `root`; returns the paths of those that changed.
 ///
 /// # Errors
 /// If a file cannot be generated or written.

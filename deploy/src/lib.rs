@@ -1,7 +1,7 @@
-//! What is installed, as data: custom resource definitions, rights, workloads and the default policy.
+//! The installation as data: custom resource definitions, rights, workloads and the default policy.
 //!
-//! The manifest that users apply, the reference of the resources and whatever else installs the operator come from here,
-//! so that a test of one is a test of all.
+//! The manifests that users apply, the reference of the resources and all other installations use this data, so that a
+//! test of one is a test of all.
 
 mod admission;
 mod agent;
@@ -22,19 +22,19 @@ pub mod yaml;
 
 use serde_json::Value;
 
-/// What an installation may choose.
+/// Options of an installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Registry and path in front of the images' names, such as `registry.example/brupop`; absent: bare names.
     pub registry: Option<String>,
     /// Tag of all images.
     pub tag: String,
-    /// Pods of the controller. One leads, the others stand by with warm caches.
+    /// Replicas of the controller. One leads, the others are on standby with warm caches.
     pub controller_replicas: u16,
-    /// Pods of the web API.
+    /// Replicas of the web API.
     pub apiserver_replicas: u16,
-    /// The cluster's domain, where it is not `cluster.local`: for the names in the web API's certificate. Agents ask for
-    /// `SERVICE.NAMESPACE.svc`, which is good in any.
+    /// The cluster's domain, if it is not `cluster.local`: for the names in the web API's certificate. Agents use
+    /// `SERVICE.NAMESPACE.svc`, which is valid in any.
     pub cluster_domain: Option<String>,
     /// Further arguments of the controller.
     pub controller_args: Vec<String>,
@@ -53,22 +53,22 @@ impl Default for Options {
     }
 }
 
-/// The parts of the operator that run in the cluster.
+/// The components of the operator that run in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
-    /// On every Bottlerocket node, beside the host API.
+    /// The agent on every Bottlerocket node, which uses the host API.
     Agent,
     /// The web API between the agents and the cluster.
     Apiserver,
-    /// What decides which node updates, when, and to what.
+    /// The controller, which decides on the order, time and version of updates.
     Controller,
 }
 
 impl Component {
-    /// All parts.
+    /// All components.
     pub const ALL: [Self; 3] = [Self::Agent, Self::Apiserver, Self::Controller];
 
-    /// Name of the part's workload, service account, image and program.
+    /// Name of the component's workload, service account, image and program.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Agent => models::names::AGENT,
@@ -78,7 +78,7 @@ impl Component {
     }
 }
 
-/// Reference of a part's image, as it stands in the pods.
+/// Reference of a component's image, as used in the pods.
 ///
 /// ```
 /// use deploy::{Component, Options, image};
@@ -98,7 +98,7 @@ pub fn image(component: Component, options: &Options) -> String {
 /// first and have to be established before the last one, the default policy, is accepted.
 ///
 /// # Errors
-/// If an object cannot be written as JSON, which would be a defect here.
+/// If an object cannot be written as JSON, which would be a defect.
 pub fn objects(options: &Options) -> anyhow::Result<Vec<Value>> {
     let mut objects = crds::all()?;
     objects.extend(namespaces::all()?);
@@ -112,10 +112,10 @@ pub fn objects(options: &Options) -> anyhow::Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// Everything that an installation may have in a cluster: [`objects`], and the right to delete pods, which is given apart.
+/// Everything that an installation may have in a cluster: [`objects`], and the right to delete pods, which is optional.
 ///
 /// # Errors
-/// If an object cannot be written as JSON, which would be a defect here.
+/// If an object cannot be written as JSON, which would be a defect.
 pub fn everything() -> anyhow::Result<Vec<Value>> {
     let mut objects = objects(&Options::default())?;
     objects.extend(rights::force()?);

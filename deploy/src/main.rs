@@ -1,4 +1,4 @@
-//! `brupop-deploy`: writes and checks the generated files, and prints what is installed.
+//! `brupop-deploy`: writes and checks the generated files, and prints the installation.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use deploy::{Options, files, reference};
 
-/// Generates what is installed: custom resource definitions, rights, workloads, the default policy.
+/// Generates the installation: custom resource definitions, rights, workloads, the default policy.
 #[derive(Debug, Parser)]
 #[command(name = "brupop-deploy", version, arg_required_else_help = true)]
 struct Arguments {
-    /// Compare the generated files that are checked in with what would be generated now; fail if one is stale.
+    /// Compare the checked-in generated files with newly generated ones; fail if one is stale.
     #[arg(long, conflicts_with = "write")]
     check: bool,
     /// Write the generated files.
@@ -23,7 +23,7 @@ struct Arguments {
     print: Option<Print>,
 }
 
-/// What to print instead.
+/// Output instead of files.
 #[derive(Debug, Subcommand)]
 enum Print {
     /// The custom resource definitions.
@@ -36,7 +36,7 @@ enum Print {
         /// Tag of the images.
         #[arg(long)]
         tag: Option<String>,
-        /// The cluster's domain, where it is not cluster.local.
+        /// The cluster's domain, if it is not cluster.local.
         #[arg(long)]
         cluster_domain: Option<String>,
         /// A further argument of the controller, such as --serving-certificate=provided; may be given repeatedly.

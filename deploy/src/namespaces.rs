@@ -1,4 +1,4 @@
-//! The two namespaces. They are two because of what their pods may do: the agents' pods mount the host's socket.
+//! The two namespaces. They are separate because of their pods' rights: the agents' pods mount the host's socket.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Who may talk to whom: no one to anybody, and then what each part needs.
+//! NetworkPolicies: all connections are denied except those that each component needs.
 //!
 //! ```text
 //!  agents ──8443──► web API ──┐
@@ -8,7 +8,7 @@
 //!                                          all of them ──53──► DNS
 //! ```
 //!
-//! Probes come from the kubelet of the pod's own node, which no NetworkPolicy keeps out.
+//! Probes come from the kubelet of the pod's own node, which NetworkPolicies do not block.
 
 use k8s_openapi::api::networking::v1::{
     NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
@@ -22,14 +22,15 @@ use serde_json::Value;
 use crate::object::{namespaced, selector, value};
 use crate::{Component, apiserver, pod};
 
-/// Ports of the cluster's API server: behind its Service, and where it listens in most clusters that are not managed. It runs
-/// on the host's network or outside of the cluster, so there is no selector that means it, and its addresses change.
+/// Ports of the cluster's API server: behind its Service, and where it listens in most clusters that are not managed.
+/// It runs on the host's network or outside of the cluster, so no selector matches it, and its addresses change.
 const CLUSTER_API_PORTS: [i32; 2] = [443, 6443];
 
-/// Port of DNS. Its server may be a pod, or an address of the node's own (a cache on each node): any address will do.
+/// Port of DNS. Its server may be a pod, or an address of the node's own (a cache on each node): any address is
+/// allowed.
 const DNS_PORT: i32 = 53;
 
-/// Port of Prometheus' own pods, for the expressions of a policy. Where policy names another one, a further NetworkPolicy
+/// Port of Prometheus' own pods, for the expressions of a policy. If policy names another one, a further NetworkPolicy
 /// has to open it (`docs/expressions.md`).
 const PROMETHEUS_PORT: i32 = 9090;
 
@@ -67,12 +68,12 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
     .collect()
 }
 
-/// No pod of the namespace, also none that another client runs there, is spoken to or speaks.
+/// Denies all connections of all pods of the namespace, also those of other users.
 fn nothing(namespace: &str) -> NetworkPolicy {
     policy(namespace, "brupop-default-deny", LabelSelector::default(), None, None)
 }
 
-/// What the pods of one part may do besides. An empty list is left out, as the server would leave it out.
+/// Allows further connections of the pods of one component. An empty list is omitted, as the API server omits it.
 fn exactly(
     namespace: &str,
     component: Component,
@@ -113,7 +114,7 @@ fn to_anybody<const N: usize>(ports: [NetworkPolicyPort; N]) -> NetworkPolicyEgr
     NetworkPolicyEgressRule { to: None, ports: Some(ports.into()) }
 }
 
-/// The pods of a part, by their namespace and their label: each alone would also mean another client's.
+/// The pods of a component, by their namespace and their label: each alone would also match other pods.
 fn pods_of(namespace: &str, component: Component) -> NetworkPolicyPeer {
     NetworkPolicyPeer { pod_selector: Some(selector(component)), ..in_namespaces(NAMESPACE_NAME, namespace) }
 }

@@ -1,4 +1,4 @@
-//! What all objects share: labels, metadata, and the way from a typed object to data.
+//! Common parts of all objects: labels, metadata, and the conversion of a typed object to data.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::Component;
 
-/// Metadata of an object outside all namespaces.
+/// Metadata of a cluster-scoped object.
 pub(crate) fn cluster(name: &str) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.to_owned()),
@@ -24,7 +24,7 @@ pub(crate) fn namespaced(namespace: &str, name: &str) -> ObjectMeta {
     ObjectMeta { namespace: Some(namespace.to_owned()), ..cluster(name) }
 }
 
-/// Labels of a part's pods, and what selects them.
+/// Labels of a component's pods, which also select them.
 pub(crate) fn labels(component: Component) -> BTreeMap<String, String> {
     BTreeMap::from([
         (APPLICATION_LABEL.to_owned(), APPLICATION.to_owned()),
@@ -32,7 +32,7 @@ pub(crate) fn labels(component: Component) -> BTreeMap<String, String> {
     ])
 }
 
-/// What selects a part's pods. A workload's selector can never be changed, so nothing that varies is in it.
+/// Selector of a component's pods. A workload's selector is immutable, so nothing that varies is in it.
 pub(crate) fn selector(component: Component) -> LabelSelector {
     LabelSelector { match_labels: Some(labels(component)), ..LabelSelector::default() }
 }
@@ -43,7 +43,7 @@ where
     K: Resource + Metadata<Ty = ObjectMeta> + Serialize,
 {
     let mut value = serde_json::to_value(object)?;
-    // Status is never ours to install.
+    // Status is never part of an installation.
     if let Some(object) = value.as_object_mut() {
         object.remove("status");
     }

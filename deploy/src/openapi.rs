@@ -9,7 +9,7 @@ const VERSION: &str = "1.0.0";
 
 const JSON: &str = "application/json";
 
-/// The description.
+/// The description of the web API.
 ///
 /// # Errors
 /// If a type's schema cannot be written as JSON.
@@ -84,7 +84,7 @@ fn problem_with_wait(description: &str) -> Value {
     answer
 }
 
-/// The answers of a call: its own, and those that any call may get.
+/// The responses of a call: its own, and those that any call may get.
 fn answers<const N: usize>(own: [(&str, Value); N]) -> Value {
     let common = json!({
         "400": problem("The request cannot be read."),

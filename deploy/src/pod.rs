@@ -1,4 +1,4 @@
-//! What the pods of all parts share.
+//! Common parts of the pods of all components.
 
 use k8s_openapi::api::apps::v1::{DeploymentStrategy, RollingUpdateDeployment};
 use k8s_openapi::api::core::v1::{
@@ -12,13 +12,13 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use crate::Component;
 use crate::object::selector;
 
-/// Any user but root: nothing in the images belongs to it.
+/// An arbitrary user other than root: nothing in the images belongs to it.
 const USER: i64 = 65532;
 
 /// Port of health, readiness and metrics, plain HTTP.
 pub(crate) const PLAIN_PORT: i32 = 8080;
 
-/// How many old replica sets or revisions of a workload are kept: enough to go back once or twice.
+/// Number of old replica sets or revisions of a workload that are kept: enough to roll back once or twice.
 pub(crate) const REVISIONS: i32 = 3;
 
 /// An environment variable with a field of the pod, for use in arguments as `$(NAME)`.
@@ -58,8 +58,7 @@ pub(crate) fn probe(path: &str, period_seconds: i32) -> Probe {
     }
 }
 
-/// Requests of processor time and memory, and a limit of memory. Processor time has no limit: to be throttled in the
-/// middle of a drain helps no one.
+/// Requests of CPU and memory, and a memory limit. CPU has no limit: throttling during a drain is harmful.
 pub(crate) fn resources(cpu: &str, memory: &str, memory_limit: &str) -> ResourceRequirements {
     let quantity = |text: &str| Quantity(text.to_owned());
     ResourceRequirements {
@@ -73,7 +72,7 @@ pub(crate) fn resources(cpu: &str, memory: &str, memory_limit: &str) -> Resource
 pub(crate) fn restricted_pod() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
-        // In the pod and not in the container: so that the kubelet gives projected tokens to this user.
+        // In the pod and not in the container, so that the kubelet makes projected tokens readable for this user.
         run_as_user: Some(USER),
         run_as_group: Some(USER),
         seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), ..SeccompProfile::default() }),
@@ -81,7 +80,7 @@ pub(crate) fn restricted_pod() -> PodSecurityContext {
     }
 }
 
-/// The container's share of the `restricted` pod security standard, and a root file system that no one writes.
+/// The container's share of the `restricted` pod security standard, and a read-only root file system.
 pub(crate) fn restricted_container() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
@@ -91,11 +90,11 @@ pub(crate) fn restricted_container() -> SecurityContext {
     }
 }
 
-/// For how many seconds a pod stays on a node that does not answer before it is replaced; Kubernetes' default is 300. While it
-/// stays it uses up its budget, and with it the drain of the node that the other replica is on.
+/// Time in seconds that a pod stays on a node that does not respond before it is replaced; Kubernetes' default is 300.
+/// While it stays it uses up its budget, and so blocks the drain of the node of the other replica.
 const SILENT: i64 = 30;
 
-/// Cordoned nodes are good enough for what uncordons them, and silent ones are not.
+/// Tolerations for cordoned nodes, since these pods uncordon them; unresponsive ones for [`SILENT`] seconds only.
 pub(crate) fn tolerations() -> Vec<Toleration> {
     let tolerates = |key: &str, effect: &str, seconds| Toleration {
         key: Some(format!("node.kubernetes.io/{key}")),
@@ -111,7 +110,7 @@ pub(crate) fn tolerations() -> Vec<Toleration> {
     ]
 }
 
-/// Apart if there is room, together if there is not: a cluster of one node runs everything.
+/// Spreads the pods over nodes if possible: a cluster of one node runs everything.
 pub(crate) fn apart(component: Component) -> Affinity {
     let term = PodAffinityTerm {
         label_selector: Some(selector(component)),
@@ -130,7 +129,7 @@ pub(crate) fn apart(component: Component) -> Affinity {
     }
 }
 
-/// One pod at a time, with a new one beside it.
+/// Replaces one pod at a time, with a new one beside it.
 pub(crate) fn one_at_a_time() -> DeploymentStrategy {
     DeploymentStrategy {
         type_: Some("RollingUpdate".to_owned()),
@@ -141,7 +140,6 @@ pub(crate) fn one_at_a_time() -> DeploymentStrategy {
     }
 }
 
-/// Arguments of a program.
 pub(crate) fn args<const N: usize>(words: [String; N]) -> Option<Vec<String>> {
     Some(words.into())
 }

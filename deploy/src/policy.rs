@@ -1,5 +1,4 @@
-//! The policy that an installation starts with. Its values are the defaults, written out so that users see what there
-//! is to change.
+//! The policy of a new installation. Its values are the defaults, written out so that users see what they can change.
 
 use anyhow::Context;
 use models::duration::Duration;

@@ -1,4 +1,4 @@
-//! Who may do what. Every rule says what it is for; there are no wildcards, and the agents have no rights at all.
+//! RBAC rights. Every rule has its reason; there are no wildcards, and the agents have no rights at all.
 
 use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject};
@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use crate::object::{cluster, namespaced, value};
 
-/// Where the API server wants Events about objects without a namespace, such as Nodes.
+/// Namespace in which the API server requires Events about cluster-scoped objects, such as Nodes.
 const NODE_EVENTS: &str = "default";
 
-/// Where kubelets keep the Leases of their nodes.
+/// Namespace of the kubelets' Leases.
 const NODE_LEASES: &str = "kube-node-lease";
 
 const RBAC: &str = "rbac.authorization.k8s.io";
@@ -24,18 +24,18 @@ const SHADOWS_STATUS: &str = "bottlerocketshadows/status";
 const OPERATORS: &str = "bottlerocketupdateoperators";
 const OPERATORS_STATUS: &str = "bottlerocketupdateoperators/status";
 
-/// A rule, and what it is for. That stands above it in the manifests, too.
+/// A rule and its reason, which is also written above it in the manifests.
 struct Rule {
     why: &'static str,
     rule: PolicyRule,
 }
 
-/// What one account may do, everywhere or in one namespace.
+/// The rights of one account, in all namespaces or in one.
 struct Granted {
-    /// Of the role and its binding.
+    /// Name of the role and of its binding.
     name: &'static str,
     account: &'static str,
-    /// Absent: everywhere.
+    /// Namespace; absent: the whole cluster.
     namespace: Option<&'static str>,
     rules: Vec<Rule>,
 }
@@ -44,7 +44,7 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
     let mut objects = vec![
         service_account(SYSTEM_NAMESPACE, CONTROLLER)?,
         service_account(SYSTEM_NAMESPACE, APISERVER)?,
-        // No rule and no binding stands behind this account: it is a name for the web API to know the agents by.
+        // No role is bound to this account: it is only a name by which the web API authenticates the agents.
         service_account(AGENT_NAMESPACE, AGENT)?,
     ];
     for granted in installed() {
@@ -53,12 +53,12 @@ pub(crate) fn all() -> anyhow::Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// What the controller may do besides where policy says `drain.atDeadline: Force`. Not part of the install.
+/// The additional rights of the controller if policy has `drain.atDeadline: Force`. Not part of the installation.
 pub(crate) fn force() -> anyhow::Result<Vec<Value>> {
     Ok(forced().objects()?.into())
 }
 
-/// What each rule of a role is for, in the role's own order. Nothing for other objects.
+/// The reason of each rule of a role, in the role's own order. Empty for other objects.
 pub(crate) fn reasons(object: &Value) -> Vec<&'static str> {
     let is = |granted: &Granted| {
         let (kind, metadata) = (&object["kind"], &object["metadata"]);
@@ -93,7 +93,7 @@ fn forced() -> Granted {
     Granted { name: "brupop-controller-force", account: CONTROLLER, namespace: None, rules }
 }
 
-/// What the controller may do everywhere.
+/// Rights of the controller in the whole cluster.
 fn controller_in_cluster() -> Vec<Rule> {
     vec![
         rule(
@@ -126,7 +126,7 @@ fn controller_in_cluster() -> Vec<Rule> {
     ]
 }
 
-/// What the controller may do in its own namespace.
+/// Rights of the controller in its own namespace.
 fn controller_in_system() -> Vec<Rule> {
     vec![
         rule(
@@ -174,7 +174,7 @@ fn controller_in_system() -> Vec<Rule> {
     ]
 }
 
-/// What the controller may do in the agents' namespace.
+/// Rights of the controller in the agents' namespace.
 fn controller_beside_agents() -> Vec<Rule> {
     vec![
         rule(
@@ -187,7 +187,7 @@ fn controller_beside_agents() -> Vec<Rule> {
     ]
 }
 
-/// What the controller may do where kubelets keep their Leases.
+/// Rights of the controller in the namespace of the kubelets' Leases.
 fn controller_at_node_leases() -> Vec<Rule> {
     vec![rule(
         "Liveness of a node whose update was withdrawn: its Lease changes sooner than its condition.",
@@ -197,7 +197,7 @@ fn controller_at_node_leases() -> Vec<Rule> {
     )]
 }
 
-/// What the controller may do where Events about Nodes are.
+/// Rights of the controller in the namespace of Events about Nodes.
 fn controller_at_node_events() -> Vec<Rule> {
     vec![rule(
         "Events about a Node; repetitions are counted on the first Event.",
@@ -207,7 +207,7 @@ fn controller_at_node_events() -> Vec<Rule> {
     )]
 }
 
-/// What the web API may do everywhere.
+/// Rights of the web API in the whole cluster.
 fn apiserver_in_cluster() -> Vec<Rule> {
     vec![
         rule(
@@ -228,7 +228,7 @@ fn apiserver_in_cluster() -> Vec<Rule> {
     ]
 }
 
-/// What the web API may do in its own namespace.
+/// Rights of the web API in its own namespace.
 fn apiserver_in_system() -> Vec<Rule> {
     vec![
         rule("Shadows, of which each agent is sent its own.", GROUP, &[SHADOWS], &["get", "list", "watch"]),
@@ -247,7 +247,7 @@ fn rule(why: &'static str, group: &str, resources: &[&str], verbs: &[&str]) -> R
 }
 
 impl Rule {
-    /// The same for these objects alone.
+    /// Restricts the rule to these objects.
     fn named(self, names: &[&str]) -> Self {
         Self { rule: PolicyRule { resource_names: Some(owned(names)), ..self.rule }, ..self }
     }
@@ -257,7 +257,7 @@ fn owned(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// A service account. Its token is mounted only where a pod asks for it.
+/// A service account. Its token is mounted only in pods that request it.
 fn service_account(namespace: &str, name: &str) -> anyhow::Result<Value> {
     value(ServiceAccount {
         metadata: namespaced(namespace, name),
@@ -267,7 +267,6 @@ fn service_account(namespace: &str, name: &str) -> anyhow::Result<Value> {
 }
 
 impl Granted {
-    /// The kind of the role.
     fn kind(&self) -> &'static str {
         if self.namespace.is_some() { "Role" } else { "ClusterRole" }
     }
@@ -289,7 +288,7 @@ impl Granted {
     }
 }
 
-/// The controller or the web API: both live in the operator's own namespace.
+/// The service account of the controller or the web API, which are in the operator's own namespace.
 fn subject(account: &str) -> Subject {
     Subject {
         kind: "ServiceAccount".to_owned(),

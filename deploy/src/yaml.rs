@@ -16,10 +16,10 @@ pub fn id(object: &Value) -> String {
     }
 }
 
-/// The longest line of a comment.
+/// Longest line of a comment.
 const WIDTH: usize = 120;
 
-/// The objects as YAML documents, each after a line of its own. Above each rule of a role stands what it is for.
+/// The objects as YAML documents, each after a separator line. Above each rule of a role is its reason.
 ///
 /// # Errors
 /// If an object cannot be written as YAML.
@@ -35,7 +35,7 @@ pub fn documents(objects: &[Value]) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// A document with a reason above each item of `rules`. The items begin at the margin, as nothing within one does.
+/// A document with a reason above each item of `rules`. The items begin at the margin, and nothing within them does.
 fn explained(document: &str, reasons: &[&str]) -> String {
     let (mut text, mut reasons, mut among_rules) = (String::new(), reasons.iter(), false);
     for line in document.lines() {
@@ -52,7 +52,7 @@ fn explained(document: &str, reasons: &[&str]) -> String {
     text
 }
 
-/// Words as lines of a comment.
+/// Wraps words as lines of a comment.
 fn comment(words: &str) -> String {
     let (mut text, mut length) = (String::new(), WIDTH);
     for word in words.split(' ') {

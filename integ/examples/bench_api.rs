@@ -1,7 +1,8 @@
-//! What the web API costs with many agents: `make bench-api`.
+//! The cost of the web API with many agents: `make bench-api`.
 //!
-//! A real control plane, the web API as it ships, and for each agent a Node, a shadow, a pod and a token of its own, a stream
-//! that stays open, and reports. Nothing is asserted: it prints figures, and ratios where the machine's own speed would count.
+//! A real control plane, the web API as it ships, and for each agent a Node, a shadow, a pod and a token, a stream that
+//! stays open, and reports. Nothing is asserted: it prints figures, and ratios where the machine's own speed would
+//! count.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -28,24 +29,24 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio::time::sleep;
 
-/// Measures the web API with many connected agents, on a control plane of its own.
+/// Measures the web API with many connected agents, on its own control plane.
 #[derive(Parser)]
 struct Options {
-    /// How many agents are connected.
+    /// Number of connected agents.
     #[arg(long, default_value_t = 1_000)]
     agents: usize,
-    /// How many reports are measured, through the web API and past it.
+    /// Number of reports that are measured, through the web API and past it.
     #[arg(long, default_value_t = 2_000)]
     reports: usize,
-    /// How many are under way at a time.
+    /// Number of reports under way at a time.
     #[arg(long, default_value_t = 8)]
     at_once: usize,
-    /// For how long the idle requests and those after the roll-out are counted, in seconds.
+    /// Length of the windows in which idle requests and those after the roll-out are counted, in seconds.
     #[arg(long, default_value_t = 60)]
     window: u64,
 }
 
-/// How much of the preparation is done at a time.
+/// Concurrency of the preparation.
 const PREPARED_AT_ONCE: usize = 32;
 
 struct Agent {
@@ -96,7 +97,7 @@ async fn main() -> anyhow::Result<()> {
     let idle = asked(&bed, from)?;
     println!("idle for {} s                {:>8} requests to the API server", options.window, idle.len());
 
-    // As in a roll-out, another client is ready and takes what is new before this one is told to end.
+    // As in a roll-out, the next process is ready and takes new connections before this one is terminated.
     let next = server.start().await?;
     server.lead_to(&next);
     let (from, began) = (Timestamp::now(), Instant::now());
@@ -123,7 +124,7 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The web API's program, and what it is started with.
+/// The web API's program and its arguments.
 struct Server {
     program: PathBuf,
     directory: PathBuf,
@@ -132,7 +133,7 @@ struct Server {
     port: AtomicU16,
 }
 
-/// The running program. It ends with this.
+/// The running program. Dropping this ends it.
 struct Process {
     child: Child,
     port: u16,
@@ -186,7 +187,7 @@ impl Server {
         anyhow::bail!("the web API is not ready: {}", log_end(&log))
     }
 
-    /// Has new connections go to this process.
+    /// Directs new connections to this process.
     fn lead_to(&self, process: &Process) {
         self.port.store(process.port, Ordering::Relaxed);
     }
@@ -203,7 +204,7 @@ impl Server {
 }
 
 impl Process {
-    /// Asks it to end, and waits until it has.
+    /// Terminates it, and waits for its end.
     async fn end(&mut self) -> anyhow::Result<()> {
         let id = i32::try_from(self.child.id().context("it has ended")?)?;
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(id), nix::sys::signal::Signal::SIGTERM)?;
@@ -245,7 +246,6 @@ async fn token(
     granted.status.and_then(|status| status.token).context("no token")
 }
 
-/// An object from JSON, applied.
 async fn put<K>(api: &Api<K>, value: Value) -> anyhow::Result<K>
 where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
@@ -254,7 +254,7 @@ where
     Ok(api.patch(&name, &PatchParams::apply("bench").force(), &Patch::Apply(value)).await?)
 }
 
-/// Makes all that an agent needs to be one.
+/// Creates everything that an agent needs.
 async fn agent(bed: &Bed, server: &Server, number: usize) -> anyhow::Result<Agent> {
     let name = format!("node-{number}");
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
@@ -290,7 +290,7 @@ async fn connect(server: &Server, agents: &[Arc<Agent>]) -> anyhow::Result<Vec<R
     futures::future::try_join_all(all).await
 }
 
-/// Opens the stream of an agent, again after the agents' own pauses where that fails, and reads its first line.
+/// Opens the stream of an agent, retrying after the agents' own back-off, and reads its first line.
 async fn open(server: &Server, agent: &Agent, mut failures: u32) -> anyhow::Result<Response> {
     loop {
         let request = agent.client.get(server.url(&agent.node, "/watch")).bearer_auth(&agent.token);
@@ -307,17 +307,17 @@ async fn open(server: &Server, agent: &Agent, mut failures: u32) -> anyhow::Resu
     }
 }
 
-/// An agent that has lost its stream and has another one.
+/// An agent that has lost its stream and has a new one.
 struct Moved {
-    /// Whether the lost one was ended by the server.
+    /// True if the server ended the lost one.
     clean: bool,
     ended: Instant,
     connected: Instant,
-    /// Stays open for as long as this is kept.
+    /// Open for as long as this is kept.
     _stream: Response,
 }
 
-/// Follows a stream to its end, and opens the next one as an agent does whose stream has held.
+/// Follows a stream to its end, and opens the next one as an agent does after a stable stream.
 async fn moved(server: Arc<Server>, agent: Arc<Agent>, stream: Response) -> anyhow::Result<Moved> {
     let clean = until_end(stream).await;
     let ended = Instant::now();
@@ -326,7 +326,7 @@ async fn moved(server: Arc<Server>, agent: Arc<Agent>, stream: Response) -> anyh
     Ok(Moved { clean, ended, connected: Instant::now(), _stream: stream })
 }
 
-/// Reads a stream to its end, and says whether it was one.
+/// Reads a stream to its end, and returns true if it was a regular one.
 async fn until_end(mut stream: Response) -> bool {
     loop {
         match stream.chunk().await {
@@ -367,7 +367,7 @@ async fn measure<'a, F>(
 where
     F: Future<Output = anyhow::Result<Duration>>,
 {
-    // The first round warms up: connections, and the memory of tokens.
+    // The first round warms up connections and the cache of tokens.
     for measured in [false, true] {
         let times = stream::iter(0..options.reports)
             .map(|turn| write(&agents[turn % agents.len()], turn + usize::from(measured) * options.reports))
@@ -385,7 +385,8 @@ fn status(turn: usize) -> Value {
     json!({"state": "Idle", "currentVersion": "1.20.0", "variant": "aws-k8s-1.37", "bootId": format!("boot-{turn}")})
 }
 
-/// A report through the web API. Where the agent stands is read first and not timed: an agent knows it from its stream.
+/// Reports through the web API. The agent's current state is read first and not timed: an agent knows it from its
+/// stream.
 async fn report(server: &Server, agent: &Agent, turn: usize) -> anyhow::Result<Duration> {
     let read = agent.client.get(server.url(&agent.node, "")).bearer_auth(&agent.token).send().await?;
     let view: ShadowView = read.error_for_status()?.json().await?;
@@ -416,7 +417,7 @@ async fn past(bed: &Bed, agent: &Agent, turn: usize) -> anyhow::Result<Duration>
     Ok(began.elapsed())
 }
 
-/// The resources that the web API has asked for since a time.
+/// The resources that the web API has requested since a time.
 fn asked(bed: &Bed, from: Timestamp) -> anyhow::Result<Vec<String>> {
     let user = format!("system:serviceaccount:{SYSTEM_NAMESPACE}:{APISERVER}");
     let records = bed.control_plane.audit().read()?;

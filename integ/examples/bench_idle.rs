@@ -1,6 +1,7 @@
 //! The cost of an idle fleet, and the gaps after an outage and a dead leader: `make bench-idle`.
 //!
-//! A real control plane, the operator with its default replicas and simulated hosts. Nothing is asserted: it prints figures.
+//! A real control plane, the operator with its default replicas and simulated hosts. Nothing is asserted: it prints
+//! figures.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::time::sleep;
 
-/// Measures an idle fleet, an outage of the API server and a fail-over, on a control plane of its own.
+/// Measures an idle fleet, an outage of the API server and a fail-over, on its own control plane.
 #[derive(Parser)]
 struct Options {
     /// Number of nodes.
@@ -66,7 +67,7 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The part of the operator that made a request.
+/// The component of the operator that made a request.
 fn part(record: &Record) -> Option<&'static str> {
     [
         ("controller", service_account(SYSTEM_NAMESPACE, CONTROLLER)),
@@ -97,7 +98,8 @@ async fn idle(bed: &Bed, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stops the API server for a time, and prints when each watch of the operator is open again, from the API server's start.
+/// Stops the API server for a time, and prints when each watch of the operator is open again, from the API server's
+/// start.
 async fn outage(bed: &mut Bed, options: &Options) -> anyhow::Result<()> {
     let watches_before = open_watches(&bed.control_plane.audit().read()?, None);
     bed.control_plane.kill_apiserver().await?;
@@ -131,7 +133,7 @@ async fn outage(bed: &mut Bed, options: &Options) -> anyhow::Result<()> {
     }
 }
 
-/// The kinds of watches that the operator's parts have open, with the first answer to each since a time.
+/// The kinds of watches that the operator's components have open, with the first response to each since a time.
 fn open_watches(records: &[Record], since: Option<Timestamp>) -> BTreeMap<(&'static str, String), Timestamp> {
     let mut watches = BTreeMap::new();
     for record in records.iter().filter(|r| r.verb == "watch" && r.stage == Stage::ResponseStarted) {
@@ -143,7 +145,7 @@ fn open_watches(records: &[Record], since: Option<Timestamp>) -> BTreeMap<(&'sta
 }
 
 /// Stops the leading controller, as the death of its node does, and prints when another one has the Lease. (One that is
-/// killed is started again in its pod, and goes on leading.)
+/// killed is started again in its pod, and stays the leader.)
 async fn fail_over(bed: &Bed) -> anyhow::Result<()> {
     let leases: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM_NAMESPACE);
     let holder = async || -> anyhow::Result<String> {

@@ -1,7 +1,7 @@
-//! The test bed of the operator: a real control plane as local processes, simulated Bottlerocket hosts and kubelets,
-//! an oracle that checks the safety properties on the server's own history, and the scenarios and the demo made of them.
+//! The test bed of the operator: a real control plane as local processes, simulated Bottlerocket hosts and kubelets, an
+//! oracle that checks the safety properties on the API server's history, and the scenarios and the demo built on them.
 //!
-//! Users of the operator need nothing of this.
+//! Users of the operator do not need this crate.
 
 pub mod bed;
 pub mod control_plane;

@@ -20,7 +20,7 @@ async fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        // Dropping the run ends every process of the bed and removes its files.
+        // Dropping the run ends every process of the test cluster and removes its files.
         _ = tokio::signal::ctrl_c() => {
             eprintln!("demo: interrupted, cleaning up");
             ExitCode::from(130)

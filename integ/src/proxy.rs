@@ -1,6 +1,6 @@
-//! Service names without a cluster network: a CONNECT proxy that resolves `name.namespace.svc` as kube-proxy does, through
-//! the EndpointSlices that the real controllers keep, and dials the loopback address of the chosen pod's process. TLS passes
-//! through untouched.
+//! Service names without a cluster network: a CONNECT proxy that resolves `name.namespace.svc` as kube-proxy does, from
+//! the EndpointSlices of the real controllers, and dials the loopback address of the chosen pod's process. TLS passes
+//! through unchanged.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,13 +21,13 @@ use tokio::time::{Duration, sleep, timeout};
 
 use crate::kubelet::Addresses;
 
-/// A CONNECT request's head is a few lines; whatever is longer is not one.
+/// Longest head of a CONNECT request, in bytes.
 const HEAD_LIMIT: usize = 8 * 1024;
 
 /// The label by which a slice names its Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// The running proxy. It ends when dropped.
+/// The running proxy. Dropping it ends it.
 #[derive(Debug)]
 pub struct ConnectProxy {
     address: SocketAddr,
@@ -35,11 +35,11 @@ pub struct ConnectProxy {
     _tasks: JoinSet<()>,
 }
 
-/// Where connections go that a scenario leads astray, whatever Service they ask for.
+/// Target of all connections while a scenario diverts them, whatever Service they ask for.
 type Diverted = Arc<Mutex<Option<SocketAddr>>>;
 
 impl ConnectProxy {
-    /// Starts a proxy on a free loopback port. `client` needs to list and watch Services and EndpointSlices.
+    /// Starts a proxy on a free loopback port. `client` must be able to list and watch Services and EndpointSlices.
     pub async fn start(client: Client, addresses: Addresses) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("the proxy finds no free port")?;
         let address = listener.local_addr()?;
@@ -55,13 +55,13 @@ impl ConnectProxy {
         Ok(Self { address, diverted, _tasks: tasks })
     }
 
-    /// Leads each connection from now on to an address of the scenario's, as a client does who has taken a Service over; with
-    /// nothing, to the Service again.
+    /// Diverts each new connection to an address of the scenario, as a client that impersonates a Service does; with
+    /// `None`, back to the Service.
     pub fn divert(&self, to: Option<SocketAddr>) {
         *self.diverted.lock().unwrap_or_else(PoisonError::into_inner) = to;
     }
 
-    /// The proxy's URL, fit for `HTTPS_PROXY`.
+    /// The proxy's URL, for `HTTPS_PROXY`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -140,7 +140,7 @@ async fn refuse(client: &mut TcpStream, status: &str, why: &str) -> Result<()> {
     anyhow::bail!("{status}: {why}")
 }
 
-/// Reads a request's head; gives its target and what was sent right behind it.
+/// Reads a request's head; returns its target and the bytes received after it.
 async fn read_head(client: &mut TcpStream) -> Result<(String, Vec<u8>)> {
     let mut bytes = Vec::new();
     let end = loop {
@@ -162,7 +162,7 @@ fn connect_target(head: &str) -> Option<String> {
     words.next().map(str::to_owned)
 }
 
-/// Why a name leads nowhere.
+/// Reasons why a name cannot be resolved.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 enum ResolveError {
     #[error("{0} is not name.namespace.svc:port")]
@@ -209,7 +209,7 @@ impl Names {
     }
 }
 
-/// Name, namespace and port of `name.namespace.svc[.<the cluster's domain>][.]:port`.
+/// Returns name, namespace and port of `name.namespace.svc[.<cluster domain>][.]:port`.
 fn parse_target(target: &str) -> Option<(String, String, u16)> {
     let (host, port) = target.rsplit_once(':')?;
     let host = host.trim_end_matches('.');
@@ -219,7 +219,7 @@ fn parse_target(target: &str) -> Option<(String, String, u16)> {
     Some((name.to_owned(), namespace.to_owned(), port.parse().ok()?))
 }
 
-/// The ready endpoints behind a Service's port, or nothing if it has no such port.
+/// Returns the ready endpoints of a Service's port; `None` if there is no such port.
 fn ready_endpoints<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a EndpointSlice>,
@@ -237,7 +237,7 @@ fn ready_endpoints<'a>(
             .and_then(|p| u16::try_from(p.port?).ok());
         let Some(target) = target else { continue };
         for endpoint in slice.endpoints.iter().flatten() {
-            // No word about readiness means ready, says the API.
+            // Absent means ready, by the API reference.
             if endpoint.conditions.as_ref().and_then(|c| c.ready) == Some(false) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The demo as users run it: it ends well, and its summary speaks of every node.
+//! The demo as users run it: it succeeds, and its summary lists every node.
 
 use std::process::{Command, Stdio};
 

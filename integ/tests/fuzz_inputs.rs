@@ -1,4 +1,4 @@
-//! What the fuzzer starts from and what it has found, as plain tests: `fuzz/seeds` and `fuzz/crashes`.
+//! The fuzzer's seeds and findings as plain tests: `fuzz/seeds` and `fuzz/crashes`.
 
 #[path = "../../fuzz/src/both.rs"]
 mod both;
@@ -15,7 +15,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz")
 }
 
-/// The files of a folder; none if there is no such folder.
+/// The files of a folder; none if it does not exist.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
@@ -27,11 +27,11 @@ fn every_reader_of_what_comes_from_outside_holds_for_all_inputs_that_are_kept() 
         let seeds = files(&folder().join("seeds").join(name));
         assert!(!seeds.is_empty(), "{name} has nothing to start from");
         for file in seeds.into_iter().chain(files(&folder().join("crashes").join(name))) {
-            // Shown with whatever fails.
+            // Shown with a failure.
             println!("{}", file.display());
             let input = std::fs::read(&file).unwrap();
             run(&input);
-            // And cut short, which is where readers of text end up.
+            // Also truncated, where parsers of text end up.
             for length in 0..input.len().min(600) {
                 run(&input[..length]);
             }

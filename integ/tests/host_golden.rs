@@ -1,7 +1,7 @@
 //! Replays the exchanges recorded from a real Bottlerocket API server against the simulated host.
 //!
-//! The recording was made with a stand-in for updog: the repository holds 1.20.5, 1.20.4 and 1.20.0, updog says
-//! `Starting update` without the version, and some commands were made to fail. Where they did, this test scripts the same.
+//! The recording was made with a stand-in for updog: the repository holds 1.20.5, 1.20.4 and 1.20.0, updog prints
+//! `Starting update` without the version, and some commands were made to fail. This test injects the same faults.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn patch(number: u64) -> Version {
     Version::new(1, 20, number)
 }
 
-/// What the stand-ins of the recording were made to do before this exchange.
+/// Injects the faults of the recording before this exchange.
 fn script(host: &Host, exchange: &Exchange) {
     let exits = |command, stderr: &str| {
         host.script(Fault::command(command, Worker::Exits { status: 1, stderr: stderr.to_owned(), overwrote: false }));
@@ -65,7 +65,7 @@ fn comparable_headers(headers: &BTreeMap<String, String>) -> BTreeMap<&str, &str
     headers
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()))
-        // The recording leaves the date out; the length is compared apart from the timestamp's.
+        // The recording omits the date; the length is compared apart from the timestamp's.
         .filter(|(name, _)| !matches!(*name, "date" | "content-length"))
         .collect()
 }

@@ -1,5 +1,6 @@
-//! The simulated kubelet and the proxy on a real control plane. All tests share one control plane; each has its own node
-//! and its own namespace. A pod that has to serve runs this very program (see `a_web_server_for_the_pods_of_other_tests`).
+//! Tests of the kubelet stand-in and the proxy on a real control plane. All tests share one control plane; each has its
+//! own node and namespace. A pod that has to serve runs this very program (see
+//! `a_web_server_for_the_pods_of_other_tests`).
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test that cannot go on ends the test")]
 
@@ -26,7 +27,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 
-/// No test is about time; this only ends one that would hang.
+/// Ends a test that would hang; no test measures time.
 const LONG: Duration = Duration::from_secs(90);
 
 struct Shared {
@@ -356,7 +357,7 @@ fn a_process_sees_its_pod_as_in_a_container() {
         let arg = log.lines().find_map(|l| l.strip_prefix("arg=--x=")).unwrap();
         assert!(arg.ends_with("/v/config/word"), "{arg}");
 
-        // The token says for whom, whose and where it is, and is good for its own audience only.
+        // The token names its audience, account and node, and is valid for its own audience only.
         let token = log.lines().find_map(|l| l.strip_prefix("token=")).unwrap().trim_end_matches('=');
         let reviews: Api<TokenReview> = Api::all(bed.client.clone());
         let review =
@@ -505,7 +506,7 @@ fn glob_one(parent: &std::path::Path, name: &str) -> PathBuf {
     std::fs::read_dir(parent).unwrap().map(|e| e.unwrap().path().join(name)).find(|p| p.exists()).unwrap()
 }
 
-/// What a GET through the proxy's tunnel to `target` answers, if the tunnel is made.
+/// The response to a GET through the proxy's tunnel to `target`, if there is a tunnel.
 async fn through_proxy(target: &str) -> Option<String> {
     let proxy = shared().proxy.url();
     let mut stream = tokio::net::TcpStream::connect(proxy.trim_start_matches("http://")).await.unwrap();
@@ -709,7 +710,7 @@ fn on_a_simulated_host_a_daemon_survives_reboots_and_a_silent_api_server() {
         });
         let daemons: Api<DaemonSet> = Api::namespaced(client.clone(), "kube-system");
         daemons.create(&PostParams::default(), &object(daemon)).await.unwrap();
-        // Whether the daemon runs as one ready pod whose process has seen the socket and the host's present boot.
+        // The daemon runs as one ready pod whose process has seen the socket and the host's current boot.
         let runs = async || {
             let boot = host.snapshot().boot_id;
             let api: Api<Pod> = Api::namespaced(client.clone(), "kube-system");

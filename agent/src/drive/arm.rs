@@ -1,4 +1,4 @@
-//! The steps that take the host down: request a permit, arm, tell, reboot.
+//! The steps that take the host down: request a permit, arm, report, reboot.
 //!
 //! ```text
 //!  report Arming + nonce ──► permit for the nonce ──► activate ──► report Activated ──► reboot
@@ -6,8 +6,8 @@
 //!        └──────────── 30 s over: another nonce ◄───────────────────┘
 //! ```
 //!
-//! Each arrow is a turn of the loop of its own, and each turn checks everything again: the order, the boot, the permit and its
-//! age. So whatever happens in between, the last check before an act is never older than the act's own turn.
+//! Each arrow is a separate turn of the loop, and each turn checks everything again: the desired state, the boot, the
+//! permit and its age. So the last check before an act always belongs to the same turn as the act.
 
 use std::time::Duration;
 
@@ -33,14 +33,14 @@ use crate::staging::TRIES;
 use crate::statement::StatementError;
 use crate::stream::chain;
 
-/// Extra waits before a nonce that was not answered is followed by another one, after the second: the first and the
-/// longest. The first time, the nonce's own lifetime is wait enough.
+/// Additional delay after an unanswered nonce, from the second nonce on: the first and the maximum. After the first
+/// nonce, its lifetime is delay enough.
 const ASK_AGAIN: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
-/// How often a permit that is signed with a key we do not have is looked at again: the keys arrive as a file.
+/// Interval of re-checks of a permit whose key is not trusted yet: the keys arrive as a file.
 const KEYS_POLL: Duration = Duration::from_secs(2);
 
-/// Waits after a refusal to reboot: the first and the longest. Short, because a permit is short.
+/// Delay after a refused reboot: the first and the maximum. Short, because a permit is short-lived.
 const REBOOT_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 /// A nonce that was sent.
@@ -48,13 +48,13 @@ const REBOOT_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::fr
 pub(super) struct Ask {
     key: OrderKey,
     nonce: String,
-    /// From before it was first sent.
+    /// Taken before it was first sent.
     sent: Instant,
-    /// How many were sent before it.
+    /// Number of nonces sent before it.
     before: u32,
-    /// When the next one may be sent.
+    /// Earliest time of the next one.
     again: Instant,
-    /// The last permit that was refused for it, so that each is logged once.
+    /// The last permit refused for it, so that each is logged once.
     refused: String,
 }
 
@@ -69,7 +69,7 @@ impl Ask {
         Self { key: key.clone(), nonce: new_nonce(), sent, before, again, refused: String::new() }
     }
 
-    /// Whether this is its nonce.
+    /// Returns true if `nonce` is this one.
     pub(super) fn asked(&self, nonce: &str) -> bool {
         self.nonce == nonce
     }
@@ -84,7 +84,7 @@ impl Ask {
 }
 
 impl Driver<'_> {
-    /// Arms the staged image, or reboots into the one that we armed (`ready`), with the controller's permit.
+    /// Arms the staged image, or reboots into the image that this agent armed (`ready`), with the controller's permit.
     pub(super) async fn arm(
         &mut self,
         key: &OrderKey,
@@ -93,7 +93,7 @@ impl Driver<'_> {
         ready: bool,
     ) -> Result<Turn, AgentError> {
         let Some(version) = key.version.clone() else { return Ok(Turn::Wait) };
-        // The table knows that the armed image is ours; that it is the wanted one is for us to see.
+        // The step table knows that this operator armed the image; its version is checked here.
         let armed_rightly = |status: &UpdateStatus| {
             status.staging.as_ref().is_some_and(|s| s.next_to_boot && s.version.as_ref() == Some(&version))
         };
@@ -117,7 +117,7 @@ impl Driver<'_> {
                 return Ok(Turn::At(again));
             }
             Some(ask) if ask.key == *key => {
-                // What was armed when the last nonce was sent may have been disarmed since.
+                // The image armed when the last nonce was sent may have been disarmed since.
                 if ready {
                     if let Some(turn) = self.read_status(key).await? {
                         return Ok(turn);
@@ -145,7 +145,7 @@ impl Driver<'_> {
             Put::Later(turn) => return Ok(turn),
         };
         let Some(newest) = self.views.newest() else { return Ok(Turn::Again) };
-        // The answer to the report and the newest view have to agree that the order stands and the permit is for us.
+        // The answer to the report and the newest view must both have this desired state, and the permit this nonce.
         if OrderKey::of(&acknowledged) != *key || OrderKey::of(&newest) != *key {
             return Ok(Turn::Again);
         }
@@ -158,7 +158,8 @@ impl Driver<'_> {
         if let Some(turn) = self.refuse(&newest, facts, &ask) {
             return Ok(turn);
         }
-        // Another client may have disarmed the host since: a drained node is not rebooted into the version that it runs.
+        // Another client may have disarmed the host since: a drained node is not rebooted into the version that it
+        // runs.
         if ready {
             if let Some(turn) = self.read_status(key).await? {
                 return Ok(turn);
@@ -167,7 +168,7 @@ impl Driver<'_> {
                 return Ok(Turn::Again);
             }
         }
-        // The last look before the act: a process that was stopped meanwhile finds its permit too old, or another boot.
+        // The last check before the act: a process that was stopped meanwhile finds an expired permit, or another boot.
         let same_boot = boot::read(&self.config.boot_id_file).is_ok_and(|boot_id| boot_id == facts.boot_id);
         if !same_boot || !ask.is_fresh() {
             return Ok(Turn::Again);
@@ -175,7 +176,7 @@ impl Driver<'_> {
         if ready { self.reboot(key).await } else { self.activate(key, &version).await }
     }
 
-    /// Whether the permit that answers our nonce is refused, and what to wait for then.
+    /// Verifies the permit that answers the nonce; if it is refused, returns what to wait for.
     fn refuse(&mut self, view: &ShadowView, facts: &Facts, ask: &Ask) -> Option<Turn> {
         let why = match self.judge(view, facts, ask) {
             Ok(()) => return None,
@@ -194,7 +195,7 @@ impl Driver<'_> {
 
     fn judge(&self, view: &ShadowView, facts: &Facts, ask: &Ask) -> Result<(), StatementError> {
         let permit = view.spec.permit.as_ref().ok_or(StatementError::Missing)?;
-        // Without a node in our own token there is nothing that a permit could be compared with.
+        // Without a node in the agent's own token there is nothing to compare the permit with.
         let node_uid = self.server.node_uid().ok_or(StatementError::Other("node"))?;
         let expected = PermitClaims {
             node_uid,
@@ -208,7 +209,7 @@ impl Driver<'_> {
     }
 
     async fn activate(&mut self, key: &OrderKey, version: &semver::Version) -> Result<Turn, AgentError> {
-        // From here on, what is found armed is ours, whatever becomes of the answer.
+        // From here on an armed image counts as this operator's, whatever the answer.
         let before = self.status.as_ref().and_then(UpdateStatus::timestamp).map(str::to_owned);
         let earlier = (self.memory.armed.clone(), self.memory.unconfirmed.clone());
         self.memory.armed = Some(key.attempt.clone());
@@ -236,12 +237,12 @@ impl Driver<'_> {
         tracing::info!("rebooting the host");
         let message = match self.host.reboot().await {
             Ok(Posted::Accepted) => return Ok(self.await_reboot()),
-            // An answer that does not come may well be one that the shutdown cut off.
+            // A missing answer may have been cut off by the shutdown.
             Err(error @ (HostError::Cut(_) | HostError::Timeout(_))) => {
                 tracing::info!(error = chain(&error), "reboot requested");
                 return Ok(self.await_reboot());
             }
-            // The number is the signal that ended the host's command, which the very shutdown sends.
+            // The number is the signal that ended the host's command, which the shutdown itself sends.
             Ok(Posted::Failed(message)) if message.contains("exit code: 15") => {
                 tracing::info!(?message, "reboot requested");
                 return Ok(self.await_reboot());
@@ -263,7 +264,7 @@ impl Driver<'_> {
     }
 }
 
-/// Whether the shadow carries a permit for this nonce, by what stands outside the signature.
+/// Returns true if the shadow has a permit for this nonce, by its unsigned fields.
 fn answers(view: &ShadowView, ask: &Ask) -> bool {
     view.spec.permit.as_ref().is_some_and(|permit| permit.nonce == ask.nonce)
 }

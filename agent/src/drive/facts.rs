@@ -1,4 +1,4 @@
-//! Gathering facts, with as few host calls as the next decision needs.
+//! Gathers facts, with as few host calls as the next decision needs.
 
 use std::time::Duration;
 
@@ -16,21 +16,22 @@ use crate::report::Reach;
 use crate::situation::Facts;
 use crate::stream::chain;
 
-/// Waits while another command runs on the host: the first and the longest.
+/// Delay while another command runs on the host: the first and the maximum.
 const BUSY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// Waits after a call that failed: the first and the longest.
+/// Delay after a failed call: the first and the maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 
-/// How long a host may fail to answer before it is told. A restart of its API server takes 5 s and concerns no one.
+/// Time without an answer from the host before it is reported. A restart of its API server takes 5 s and is not
+/// reported.
 const TELL_AFTER: Duration = Duration::from_secs(8);
 
-/// How long the socket may be dead before the agent ends itself. A restart of the host's API server takes 5 s (systemd's
-/// RestartSec); a socket that is dead for longer than several of them does not come back under this mount.
+/// Time that the socket may be dead before the agent exits. A restart of the host's API server takes 5 s (systemd's
+/// RestartSec); a socket that is dead for several times as long does not come back under this mount.
 const SOCKET_DEAD: Duration = Duration::from_secs(30);
 
 impl Driver<'_> {
-    /// What is known of the host, after reading what has to be read; or what to wait for.
+    /// Reads what is needed and returns the facts of the host, or what to wait for.
     pub(super) async fn facts(&mut self, view: &ShadowView, key: &OrderKey) -> Result<Result<Facts, Turn>, AgentError> {
         let os = match &self.os {
             Some(os) => os.clone(),
@@ -50,8 +51,8 @@ impl Driver<'_> {
         Ok(Ok(Facts { os, boot_id: self.boot_id.clone(), status: self.status.clone() }))
     }
 
-    /// Whether the status that was read last is good enough for this order. A new order wants a new look, except for
-    /// `Idle` where nothing of the operator is armed: it asks nothing of the host.
+    /// Returns true if the last status read is recent enough for this desired state. A new desired state needs a new
+    /// read, except `Idle` where nothing of the operator is armed: it requires no host call.
     fn status_counts(&mut self, view: &ShadowView, key: &OrderKey) -> bool {
         if self.status_of.as_ref() == Some(key) {
             return true;
@@ -69,7 +70,7 @@ impl Driver<'_> {
         false
     }
 
-    /// Reads the update status; gives what to wait for when there is none now.
+    /// Reads the update status; returns what to wait for if there is none now.
     pub(super) async fn read_status(&mut self, key: &OrderKey) -> Result<Option<Turn>, AgentError> {
         match self.host.update_status().await {
             Ok(StatusAnswer::Busy) => Ok(Some(self.busy())),
@@ -95,7 +96,7 @@ impl Driver<'_> {
         self.status_of = Some(key.clone());
     }
 
-    /// The host works, for us or for another client.
+    /// Waits while the host runs a command, of this agent or another client.
     pub(super) fn busy(&mut self) -> Turn {
         self.trouble = None;
         self.status_of = None;
@@ -104,8 +105,8 @@ impl Driver<'_> {
         Turn::after(wait)
     }
 
-    /// The host did not take a command because another one runs. Its status tells when that has ended; where it does not,
-    /// the command is tried again more and more slowly.
+    /// Waits after the host refused a command because another one runs. The status shows when that has ended; otherwise
+    /// the command is retried with back-off.
     pub(super) fn held(&mut self) -> Turn {
         let _ = self.busy();
         let wait = exponential(RETRY.0, RETRY.1, self.held);
@@ -113,7 +114,7 @@ impl Driver<'_> {
         Turn::after(wait)
     }
 
-    /// Carries a command out while the order stands, and learns from its end.
+    /// Runs a command while the desired state is unchanged, and learns from its outcome.
     pub(super) async fn command(&mut self, command: Command, key: &OrderKey) -> Outcome {
         let before = self.status.as_ref().and_then(UpdateStatus::timestamp).map(str::to_owned);
         let asked_before = self.memory.asked_to_refresh;
@@ -121,7 +122,7 @@ impl Driver<'_> {
             self.memory.asked_to_refresh = true;
             self.looks.asked = Some(Instant::now());
         }
-        // Whatever stops this future in the middle: what was known before the command is not known any more.
+        // Wherever this future is dropped, the status from before the command is out of date.
         self.status_of = None;
         let views = self.views;
         let stands = || views.newest().is_some_and(|view| OrderKey::of(&view) == *key);
@@ -152,7 +153,8 @@ impl Driver<'_> {
         outcome
     }
 
-    /// The host did not answer: tries again with back-off, tells after a while, and gives up on a dead socket.
+    /// Handles a host that does not answer: retries with back-off, reports it after [`TELL_AFTER`], and gives up on a
+    /// dead socket.
     pub(super) async fn host_failed(&mut self, key: &OrderKey, error: HostError) -> Result<Turn, AgentError> {
         let now = Instant::now();
         self.status_of = None;

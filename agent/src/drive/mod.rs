@@ -1,7 +1,7 @@
-//! The loop: look at the newest order and the host, take the step that the table names, report, wait for a change.
+//! The loop: read the newest desired state and the host, take the step from the table, report, wait for a change.
 //!
-//! Each turn carries out at most one host command and then decides again, so a withdrawn or newer order is noticed between
-//! any two calls. Nothing here is a decision about what to do: those are pure functions in the modules beside.
+//! Each turn runs at most one host command and then decides again, so a withdrawn or newer desired state is noticed
+//! between any two calls. All decisions are pure functions in the modules beside this one.
 
 mod arm;
 mod facts;
@@ -34,37 +34,37 @@ use crate::views::{Known, Views};
 use arm::Ask;
 use settings::Settling;
 
-/// A host that took the order to reboot goes down within this time (units are stopped, with systemd's limit of 90 s each
-/// way). After it, the host did not reboot, and everything is looked at again.
+/// Time in which a host that accepted the reboot goes down (units are stopped, with systemd's limit of 90 s each way).
+/// After it, the host did not reboot, and everything is checked again.
 const REBOOT_PATIENCE: Duration = Duration::from_secs(300);
 
-/// How often the boot id is looked at while a reboot is awaited. No host call.
+/// Interval of reads of the boot id while a reboot is awaited. No host call.
 const BOOT_POLL: Duration = Duration::from_secs(1);
 
-/// How often a host in an update state that no one knows, or armed by another client, is looked at again: nothing tells us
-/// when a user has put it right.
+/// Interval of re-checks of a host in an unknown update state, or armed by another client: nothing signals when a user
+/// has corrected it.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
 
-/// Why the agent ends itself.
+/// An error that ends the agent.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// A client cannot be built.
     #[error("cannot make the host's client")]
     Client(#[source] reqwest::Error),
-    /// The socket is dead. A bind-mounted socket goes stale when the host's API server restarts, and only a new mount of
-    /// its path helps: the pod has to be started again.
+    /// The socket is dead. A bind-mounted socket goes stale when the host's API server restarts, and only a new mount
+    /// of its path helps: the pod has to be restarted.
     #[error("the host's socket has been dead for {} s", .0.as_secs())]
     SocketDead(Duration, #[source] HostError),
 }
 
-/// What the loop does after a turn.
+/// Next action of the loop after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// Decides again at once.
     Again,
-    /// Waits until then, or for a change.
+    /// Waits until this time, or for a change.
     At(Instant),
-    /// Waits until then, or for another order: nothing else that the stream brings cuts a back-off short.
+    /// Waits until this time, or for another desired state: no other event of the stream cuts a back-off short.
     BackOff(Instant),
     /// Waits for a change.
     Wait,
@@ -76,20 +76,20 @@ impl Turn {
     }
 }
 
-/// When the host looks for updates.
+/// Schedule of the host's refreshes.
 #[derive(Debug)]
 struct Looks {
-    /// When the host was last asked to look, by whatever order.
+    /// Last request for a refresh, under any desired state.
     asked: Option<Instant>,
-    /// The last look that was tried.
+    /// Last attempted refresh.
     last: Option<Instant>,
-    /// How many have failed in a row.
+    /// Consecutive failures.
     failures: u32,
-    /// Since when the order has been `Idle`.
+    /// Time since which the desired state has been `Idle`.
     idle_since: Option<Instant>,
-    /// Where in its range the first look falls.
+    /// Random position of the first refresh in its range.
     random: f64,
-    /// A look that comes before its time, because the settings that it depends on have changed.
+    /// An earlier refresh, because the settings that it depends on have changed.
     soon: Option<Instant>,
 }
 
@@ -99,7 +99,7 @@ impl Looks {
     }
 }
 
-/// How long the host has not answered.
+/// An outage of the host.
 #[derive(Debug)]
 struct Trouble {
     since: Instant,
@@ -116,34 +116,34 @@ pub struct Driver<'a> {
     views: &'a Views,
     changed: watch::Receiver<Known>,
 
-    // What is known of the running boot.
+    // State of the running boot.
     boot_id: String,
     os: Option<OsInfo>,
     status: Option<UpdateStatus>,
-    /// The order under which the status was read; none when it has to be read before it counts.
+    /// The desired state under which the status was read; `None` if it must be read before it is used.
     status_of: Option<OrderKey>,
     memory: Memory,
     looks: Looks,
     settling: Settling,
-    /// When the host took our order to reboot.
+    /// Time at which the host accepted this agent's reboot request.
     rebooting: Option<Instant>,
 
-    // What is known of the order.
+    // State of the desired state's attempt.
     tries: Tries,
     tries_of: Option<OrderKey>,
     ask: Option<Ask>,
 
-    // Who does not answer.
+    // Outages and busy hosts.
     trouble: Option<Trouble>,
     busy: u32,
     held: u32,
     put_failures: u32,
-    /// The last report, if not all of it was stored, and after how many streams.
+    /// The last report, if it was not stored whole, and the number of streams opened before it.
     shortened: Option<(u64, Shortened)>,
 }
 
 impl<'a> Driver<'a> {
-    /// A driver that knows nothing yet.
+    /// Creates a driver without any knowledge of the host.
     pub fn new(config: &'a Config, host: HostClient, server: &'a Server, views: &'a Views) -> Self {
         Self {
             config,
@@ -174,11 +174,11 @@ impl<'a> Driver<'a> {
     ///
     /// # Errors
     ///
-    /// When the host's socket has been dead for long, outside a reboot that we ordered.
+    /// Returns an error if the host's socket has been dead for long, outside a reboot that this agent requested.
     pub async fn run(mut self) -> Result<Infallible, AgentError> {
         loop {
             match self.turn().await? {
-                // The stream shares our task's thread and must get its share.
+                // The stream shares this task's thread and must get its share.
                 Turn::Again => tokio::task::yield_now().await,
                 Turn::At(time) => tokio::select! {
                     () = sleep_until(time) => {}
@@ -195,7 +195,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Returns when the newest shadow carries another order than the one of the last turn.
+    /// Returns when the newest shadow has another desired state than the last turn.
     async fn another_order(&mut self) {
         let current = self.tries_of.clone();
         let _ = self.changed.wait_for(|known| known.view.as_deref().map(OrderKey::of) != current).await;
@@ -238,7 +238,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Takes over what the process before this one may have done in this boot. Returns whether there was anything.
+    /// Takes over what the previous process may have done in this boot. Returns true if there was anything.
     fn inherit(&mut self, view: &ShadowView) -> bool {
         let armed = view.status.report.armed.as_ref().filter(|armed| armed.boot_id == self.boot_id);
         let own = self.ask.as_ref().zip(armed).is_some_and(|(ask, armed)| ask.asked(&armed.nonce));
@@ -247,7 +247,7 @@ impl<'a> Driver<'a> {
         armed.is_some() && !own && known && self.memory.inherit(self.status.as_ref())
     }
 
-    /// Forgets everything of another boot.
+    /// Discards the state of the previous boot.
     fn begin_boot(&mut self, boot_id: String) {
         tracing::info!(boot_id, "boot");
         self.boot_id = boot_id;
@@ -305,7 +305,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// What the condition says of a host that answers.
+    /// Returns the content of `HostReachable` for a host that answers.
     fn reach(&self, found: &Situation) -> Reach {
         let theirs = found.image == Image::Ready && found.armed_by == ArmedBy::Other;
         if theirs { Reach::ArmedByOther } else { self.settling.reach() }

@@ -1,4 +1,4 @@
-//! Reporting: builds the agent's half and writes it until it is acknowledged.
+//! Reporting: builds the agent status and writes it until it is acknowledged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,24 +17,24 @@ use crate::server::Written;
 use crate::situation::{Facts, standing};
 use crate::stream::chain;
 
-/// Waits after a write that failed, as upper limits: the first and the longest.
+/// Delay after a failed write, as upper limits: the first and the maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
-/// How often a report is rebuilt at once because the shadow changed under it.
+/// Number of immediate rebuilds of a report because the shadow changed meanwhile.
 const REBUILDS: u32 = 4;
 
-/// How a report went.
+/// Outcome of a report.
 pub(super) enum Put {
-    /// It stands in the shadow, which is this one now.
+    /// It is stored in the shadow, which is now this one.
     Acknowledged(Arc<ShadowView>),
-    /// The order is another one now.
+    /// The desired state has changed.
     Moved,
-    /// It did not arrive, or no one knows: again then.
+    /// It was not stored, or the outcome is unknown: retry after this turn.
     Later(Turn),
 }
 
 impl Driver<'_> {
-    /// Reports under the order `key`, and writes nothing when nothing has changed.
+    /// Reports under the desired state `key`; writes nothing if nothing has changed.
     pub(super) async fn report(&mut self, key: &OrderKey, facts: &Facts, word: &Word, reach: &Reach) -> Put {
         let memory = self.memory.clone();
         let make = |view: &ShadowView| {
@@ -89,7 +89,7 @@ impl Driver<'_> {
         Put::Later(Turn::after(wait))
     }
 
-    /// Reports, and then does `then`.
+    /// Reports, then returns `then`.
     pub(super) async fn tell(&mut self, key: &OrderKey, facts: &Facts, word: &Word, reach: &Reach, then: Turn) -> Turn {
         match self.report(key, facts, word, reach).await {
             Put::Acknowledged(_) => then,
@@ -98,12 +98,12 @@ impl Driver<'_> {
         }
     }
 
-    /// Says once, if it can, that the host does not answer.
+    /// Reports once, if possible, that the host does not answer.
     pub(super) async fn tell_unreachable(&mut self, key: &OrderKey, reach: &Reach) {
         let _ = self.put(key, |view| build_unreachable(&view.status, reach, Timestamp::now())).await;
     }
 
-    /// Gives the attempt up.
+    /// Fails the attempt.
     pub(super) async fn fail(
         &mut self,
         key: &OrderKey,

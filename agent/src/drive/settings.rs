@@ -1,12 +1,12 @@
-//! The host's own settings: made what policy asks, where it asks and its signature says so, and put back afterwards.
+//! The host's settings: set to what policy requests, where the controller signed it, and restored afterwards.
 //!
 //! ```text
-//!  signed? ──► read ──► decide ──► report, acknowledged ──► stage, commit ──► read again ──► looks for updates, until
-//!                                                                                            one shows that it counts
+//!  signed? ──► read ──► decide ──► report, acknowledged ──► stage, commit ──► read again ──► refresh until one
+//!                                                                                           shows the change
 //! ```
 //!
-//! It is done only under `Idle`, or before a download, and never while an image is armed. Where policy asks for nothing and
-//! nothing of the operator is to be put back, no settings call is made at all.
+//! Done only under `Idle` or before a download, and never while an image is armed. Where policy requests nothing and
+//! there is nothing to restore, no settings call is made.
 
 use std::time::Duration;
 
@@ -28,16 +28,16 @@ use crate::situation::Facts;
 use crate::staging::{LOOKS, TRIES, until_next_look};
 use crate::statement::StatementError;
 
-/// How often a policy that is signed with a key we do not have is looked at again: the keys arrive as a file.
+/// Interval of re-checks of a policy whose key is not trusted yet: the keys arrive as a file.
 const KEYS_POLL: Duration = Duration::from_secs(5);
 
-/// Waits after a change that the host refused: the first and the longest. What a host refuses once it mostly refuses again.
+/// Delay after a refused change: the first and the maximum. The host mostly refuses the same change again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
-/// Waits before the host looks again because its tools do not seem to know the settings yet: the first and the longest.
+/// Delay before another refresh while the host's tools do not seem to use the settings yet: the first and the maximum.
 const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
 
-/// What keeps the settings from being what policy asks, for the condition `HostReachable`.
+/// Reason why the settings are not what policy requests, for the condition `HostReachable`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hindrance {
     reason: &'static str,
@@ -62,50 +62,50 @@ impl Hindrance {
     }
 }
 
-/// Whether the settings have to be looked at.
+/// Time at which the settings have to be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// Now.
     #[default]
     Due,
-    /// Not before then; without a time, not before something else is asked.
+    /// Not before this time; without a time, not before the request changes.
     Waiting(Option<Instant>),
-    /// They were, then, and are as they should be, or another client's.
+    /// Read at this time, and found as requested or as another client's.
     Settled(Instant),
 }
 
-/// What the next looks for updates have to show.
+/// Result that the next refreshes have to show.
 #[derive(Clone, Debug)]
 struct Awaited {
     expected: Expected,
-    /// What to commit once more if they do not.
+    /// The change to commit once more if they do not show it.
     change: Change,
-    /// How many did not.
+    /// Number of refreshes that did not.
     looks: u32,
 }
 
-/// How far the settings are what policy asks.
+/// Progress of the settings towards what policy requests.
 #[derive(Debug, Default)]
 pub(super) struct Settling {
-    /// What is asked, with its signature, and nothing else of the policy.
+    /// The requested settings with their signature, and nothing else of the policy.
     asked: HostPolicy,
     state: State,
     hindrance: Option<Hindrance>,
     /// The host's settings when they were last read.
     seen: HostSettings,
-    /// Changes that failed in a row, and the last message.
+    /// Consecutive failed changes, and the last message.
     failures: u32,
     message: String,
     /// A change that may be committed without its files being written: it has to be committed again.
     unapplied: Change,
     awaited: Option<Awaited>,
-    /// Whether a change was committed once more because no look showed it. Once has to do: the host may simply not offer
-    /// the version.
+    /// True if a change was committed once more because no refresh showed it. Done once only: the host may simply not
+    /// offer the version.
     reapplied: bool,
 }
 
 impl Settling {
-    /// What the condition says of it.
+    /// Returns the content of `HostReachable` for the settings.
     pub(super) fn reach(&self) -> Reach {
         match &self.hindrance {
             None => Reach::Answered,
@@ -113,24 +113,24 @@ impl Settling {
         }
     }
 
-    /// A look has shown that the settings count.
+    /// Records that a refresh has shown the settings to be used.
     pub(super) fn shown(&mut self) {
         self.awaited = None;
     }
 
-    /// Whether the settings were last looked at before then.
+    /// Returns true if the settings were last read before `then`.
     pub(super) fn settled_before(&self, then: Instant) -> bool {
         matches!(self.state, State::Settled(at) if at < then)
     }
 
-    /// Has the settings looked at again, unless that is being waited with.
+    /// Makes the settings due, unless a delay is running.
     pub(super) fn look_again(&mut self) {
         if let State::Settled(_) = self.state {
             self.state = State::Due;
         }
     }
 
-    /// Has the settings looked at for a new order, which has all its tries.
+    /// Makes the settings due for a new desired state, which starts with all its tries.
     pub(super) fn begin_order(&mut self) {
         if self.failures > 0 {
             self.failures = 0;
@@ -140,17 +140,17 @@ impl Settling {
     }
 }
 
-/// What became of the settings.
+/// Outcome for the settings.
 pub(super) enum Settled {
-    /// They are as they should be, or another client's.
+    /// They are as requested, or another client's.
     Yes,
-    /// They are not, and there is nothing to do until then, or until something else is asked.
+    /// They are not, and there is nothing to do until this time, or until the request changes.
     Waits(Option<Instant>),
-    /// Something was done about them; this comes next.
+    /// A change was made; this turn comes next.
     Goes(Turn),
 }
 
-/// What a shadow asks of the settings, with its signature, and nothing else of the policy.
+/// Returns the requested settings of a shadow with their signature, and nothing else of the policy.
 fn asks(view: &ShadowView) -> HostPolicy {
     view.spec.host.as_ref().filter(|host| host.asks_settings()).map_or_else(HostPolicy::default, |host| HostPolicy {
         refresh_interval: None,
@@ -160,14 +160,14 @@ fn asks(view: &ShadowView) -> HostPolicy {
 }
 
 impl Driver<'_> {
-    /// Takes note of what is asked. Says whether there is anything to do about it: where nothing is asked and nothing of
-    /// ours has to be put back, no settings call is to be made.
+    /// Records the request. Returns true if there is anything to do: where nothing is requested and nothing has to be
+    /// restored, no settings call is made.
     pub(super) fn begin_settling(&mut self, view: &ShadowView) -> bool {
         let asked = asks(view);
         let record = self.record(view);
         if self.settling.asked != asked {
             let lock = Asked::of(Some(&asked)).ok().and_then(|asked| asked.lock);
-            // What we set before this process began may not have reached the host's tools.
+            // Settings of a previous process may not have reached the host's tools.
             let awaited = lock.is_some().then(|| Awaited {
                 expected: Expected { lock, offered_before: None },
                 change: record.applied.as_ref().map_or_else(Change::default, |set| Change {
@@ -190,8 +190,8 @@ impl Driver<'_> {
         anything
     }
 
-    /// Whether a download of `wanted` may begin with the settings being seen to: not where policy asks for another version
-    /// meanwhile, or has stopped to ask for the lock that the download needs. Those settings wait for `Idle`.
+    /// Returns true if the settings are handled before a download of `wanted`: not if policy meanwhile requests another
+    /// version, or no longer requests the lock that the download needs. Those settings wait for `Idle`.
     pub(super) fn settles_for(&self, view: &ShadowView, wanted: &Version) -> bool {
         match Asked::of(Some(&self.settling.asked)) {
             Ok(Asked { lock: Some(lock), .. }) => lock == *wanted,
@@ -202,14 +202,14 @@ impl Driver<'_> {
         }
     }
 
-    /// A lock that another client set and that does not let this version in.
+    /// Returns a lock that another client set and that does not allow this version.
     pub(super) fn locked_out(&self, view: &ShadowView, wanted: &Version) -> Option<String> {
         let lock = self.settling.seen.version_lock.as_ref()?;
         let ours = self.record(view).applied.is_some_and(|set| set.version_lock.is_some());
         (!ours && !lets_in(lock, wanted)).then(|| lock.clone())
     }
 
-    /// The host's refusal, once it has refused often enough for an attempt to be given up.
+    /// Returns the host's refusal once it has refused often enough to fail an attempt.
     pub(super) fn settings_refused(&self) -> Option<String> {
         (self.settling.failures >= TRIES).then(|| self.settling.message.clone())
     }
@@ -218,7 +218,8 @@ impl Driver<'_> {
         self.memory.settings.clone().or_else(|| view.status.report.host.clone()).unwrap_or_default()
     }
 
-    /// Brings the settings one step nearer to what policy asks. `word` is what a report says of the order meanwhile.
+    /// Brings the settings one step closer to what policy requests. `word` is what a report states of the attempt
+    /// meanwhile.
     pub(super) async fn settle(
         &mut self,
         view: &ShadowView,
@@ -266,7 +267,7 @@ impl Driver<'_> {
             self.settling.state = State::Settled(Instant::now());
             return Ok(if news { Settled::Goes(Turn::Again) } else { Settled::Yes });
         }
-        // The table says what is done about an armed image; the settings wait.
+        // The step table decides about an armed image; the settings wait.
         if let Some(turn) = self.read_status(key).await? {
             return Ok(Settled::Goes(turn));
         }
@@ -274,7 +275,7 @@ impl Driver<'_> {
         if matches!(state, Some(UpdateState::Ready | UpdateState::Unknown(_))) {
             return Ok(Settled::Goes(Turn::Again));
         }
-        // Any client that comes after a crash has to know what was found and what is ours.
+        // Any client that comes after a crash has to know what was found and what this operator set.
         let says = |view: &ShadowView| view.status.report.host.clone().unwrap_or_default() == record;
         let reported = says(view);
         let facts = Facts { status: self.status.clone(), ..facts.clone() };
@@ -288,13 +289,13 @@ impl Driver<'_> {
             return Ok(Settled::Goes(self.settings_failed(message)));
         }
         if !reported {
-            // The report may have taken its time: the change is decided again, on settings as they are now.
+            // The report may have taken time: the change is decided again, from the current settings.
             return Ok(Settled::Goes(Turn::Again));
         }
         self.change_settings(key, change, facts.status.as_ref()).await.map(Settled::Goes)
     }
 
-    /// What may be done: what is asked, if the controller signed it for this node.
+    /// Returns the requested settings, if the controller signed them for this node.
     fn permitted(&self) -> Result<Asked, (Hindrance, Option<Instant>)> {
         let host = &self.settling.asked;
         if host.asks_settings() {
@@ -310,7 +311,7 @@ impl Driver<'_> {
             .map_err(|text| (Hindrance::failed(&format!("spec.host asks for '{text}', which is no version")), None))
     }
 
-    /// A change that is committed without its files being written is made once more, unless a client undid it meanwhile.
+    /// Repeats a change that is committed without its files being written, unless a client reverted it meanwhile.
     fn with_unapplied(&mut self, change: Change, now: &HostSettings) -> Change {
         if !change.is_empty() {
             return change;
@@ -321,7 +322,7 @@ impl Driver<'_> {
         self.settling.unapplied.clone()
     }
 
-    /// One transaction. What it came to is seen when the settings are read again.
+    /// Runs one transaction. Its result shows when the settings are read again.
     async fn change_settings(
         &mut self,
         key: &OrderKey,
@@ -334,7 +335,7 @@ impl Driver<'_> {
         if !stands(self) {
             return Ok(Turn::Again);
         }
-        // A name of its own, so that nothing that a client, or an earlier try, left pending is committed with it.
+        // A unique name, so that nothing that a client or an earlier try left pending is committed with it.
         let transaction = format!("brupop-{}", new_nonce());
         tracing::info!(?change, "changing the host's settings");
         match self.host.stage_settings(&transaction, &change).await {
@@ -346,14 +347,14 @@ impl Driver<'_> {
         if !stands(self) {
             return Ok(Turn::Again);
         }
-        // Whatever becomes of the answer: what was chosen before is not chosen any more.
+        // Whatever the answer, the earlier choice is no longer valid.
         self.memory.chosen = None;
         let offered = before.map(|status| status.available.clone()).unwrap_or_default();
         let lock = change.version_lock.as_ref().or(self.settling.seen.version_lock.as_ref());
         let expected =
             Expected { lock: lock.and_then(|lock| exact(lock)), offered_before: change.ignore_waves.map(|_| offered) };
         self.settling.awaited = Some(Awaited { expected, change: change.clone(), looks: 0 });
-        // A whole fleet may be told of the same pin at once, and each look asks its mirrors.
+        // A whole fleet may get the same pin at once, and each refresh calls its mirrors.
         self.looks.soon = Some(Instant::now() + until_next_look(self.interval(), false, 0, random()));
         match self.host.commit_settings(&transaction).await {
             Ok(Committed::Yes) => {
@@ -372,8 +373,8 @@ impl Driver<'_> {
         }
     }
 
-    /// A settings call got no answer that can be used. Whether the host answers anything else its status shows, which is
-    /// read again first.
+    /// Handles a settings call without a usable answer. The status, which is read again first, shows whether the host
+    /// answers at all.
     async fn settings_unanswered(&mut self, key: &OrderKey, error: HostError) -> Result<Turn, AgentError> {
         if !error.may_have_arrived() {
             return self.host_failed(key, error).await;
@@ -394,8 +395,8 @@ impl Driver<'_> {
         Turn::Again
     }
 
-    /// Learns from a look for updates that succeeded whether the host's tools know the settings, and says when to look
-    /// again if they do not.
+    /// Learns from a successful refresh whether the host's tools use the settings, and schedules another if they do
+    /// not.
     pub(super) fn learn_choice(&mut self, status: &UpdateStatus, running: &Version) {
         let settling = &mut self.settling;
         let Some(mut awaited) = settling.awaited.take() else { return };
@@ -408,7 +409,7 @@ impl Driver<'_> {
                 tracing::warn!(expected = ?awaited.expected, "the host still chooses otherwise than its settings say");
                 return;
             }
-            // Their files may never have been written: a commit whose answer was lost says nothing of it.
+            // Their files may never have been written: a commit whose answer was lost does not show it.
             settling.reapplied = true;
             settling.unapplied = awaited.change.clone();
             settling.state = State::Due;

@@ -1,4 +1,4 @@
-//! The steps that disrupt nothing: staging, disarming, and the look for updates of an idle host.
+//! The steps that disrupt nothing: staging, disarming, and the refresh of an idle host.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,25 +21,25 @@ use crate::settings::LATEST;
 use crate::situation::{Facts, standing};
 use crate::staging::{Next, TRIES, next, too_soon, until_next_look};
 
-/// How often an idle host looks for updates where policy does not say.
+/// Refresh interval of an idle host if policy sets none.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Waits after a host command that failed: the first and the longest.
+/// Delay after a failed host command: the first and the maximum.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Waits before the host looks again because it chose another version: the first and the longest.
+/// Delay before another refresh because the host chose another version: the first and the maximum.
 const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(8));
 
-/// Waits after a command that the host's state did not allow, which another client must have changed.
+/// Delay after a command that the host's state, presumably changed by another client, did not allow.
 const REFUSED: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// What is reported while a disk may be armed without a record.
+/// Message while a disk may be armed without a record.
 const PERHAPS_ARMED: &str = "the disk may be armed without a record; an image is downloaded again, which disarms it";
 
 const LEFT_NO_TRACE: &str = "the host's command ended without a trace";
 
 impl Driver<'_> {
-    /// Nothing is asked and nothing is armed: reports it, and looks for updates when policy says so.
+    /// Reports a host with nothing requested and nothing armed, and refreshes when policy requires it.
     pub(super) async fn idle(
         &mut self,
         view: &Arc<ShadowView>,
@@ -70,7 +70,7 @@ impl Driver<'_> {
         if now < due {
             return Ok(Turn::At(waits.map_or(due, |until| until.min(due))));
         }
-        // A client may have changed the settings since: each look by policy begins with them.
+        // A client may have changed the settings since: each refresh by policy begins with them.
         if settles && by_policy <= now && self.settling.settled_before(by_policy) {
             self.settling.look_again();
             return Ok(Turn::Again);
@@ -78,15 +78,15 @@ impl Driver<'_> {
         self.look(key, facts).await
     }
 
-    /// The image is staged and waits for its turn: reports it, and refreshes as often as policy says, so that what is no longer
-    /// offered is not booted. A refresh leaves the staged image as it is.
+    /// Reports a staged image that waits to be armed, and refreshes as often as policy requires, so that a withdrawn
+    /// version is not booted. A refresh leaves the staged image as it is.
     pub(super) async fn staged(&mut self, key: &OrderKey, facts: &Facts, reach: &Reach) -> Result<Turn, AgentError> {
         let word = Word::Reached(HostState::StagedUpdate);
         let told = self.tell(key, facts, &word, reach, Turn::Wait).await;
         if told != Turn::Wait {
             return Ok(told);
         }
-        // An agent that was restarted knows of no refresh; the one before it has refreshed to stage the image.
+        // A restarted agent knows of no refresh; the previous one has refreshed to stage the image.
         let last = *self.looks.last.get_or_insert_with(Instant::now);
         let due = last + until_next_look(self.interval(), true, self.looks.failures, self.looks.random);
         if Instant::now() < due {
@@ -95,7 +95,7 @@ impl Driver<'_> {
         self.look(key, facts).await
     }
 
-    /// How often an idle host looks for updates.
+    /// Returns the refresh interval of an idle host.
     pub(super) fn interval(&self) -> Duration {
         let view = self.views.newest();
         let policy = view.as_ref().and_then(|view| view.spec.host.as_ref()?.refresh_interval);
@@ -118,7 +118,7 @@ impl Driver<'_> {
         }
         let looked = match self.command(Command::Refresh, key).await {
             Outcome::Done(status) => Ok(status),
-            // The host's own record says why.
+            // The reason is in the host's own record.
             Outcome::Failed(..) => Err(None),
             Outcome::Vanished(_) => Err(Some(LEFT_NO_TRACE.to_owned())),
             Outcome::NotStarted(message) | Outcome::Refused(message) => Err(Some(message)),
@@ -151,8 +151,8 @@ impl Driver<'_> {
         found: &Situation,
     ) -> Result<Turn, AgentError> {
         let Some(wanted) = &key.version else { return Ok(Turn::Wait) };
-        // A download takes long: what the shadow says of another boot must not stand that long. What is found on the way
-        // is reported with the outcome.
+        // A download takes long: the shadow must not show another boot for that time. The facts found before it are
+        // reported with the outcome.
         if !self.tries.announced {
             let told = self.tell(key, facts, &Word::Standing(standing(found)), &self.reach(found), Turn::Wait).await;
             if told != Turn::Wait {
@@ -195,7 +195,7 @@ impl Driver<'_> {
                     }
                     outcome => {
                         if let Outcome::Refused(_) = outcome {
-                            // What the last look chose is gone.
+                            // The choice of the last refresh is used up.
                             self.memory.chosen = None;
                         }
                         self.failed(key, outcome, |tries| &mut tries.prepare).await
@@ -205,7 +205,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Sees to the settings that the download depends on; gives what to do first where they are not what they should be.
+    /// Handles the settings that the download depends on; returns what to do first if they are not as requested.
     async fn settle_to_stage(
         &mut self,
         view: &Arc<ShadowView>,
@@ -240,8 +240,8 @@ impl Driver<'_> {
         Ok(Some(self.fail(key, facts, found, FailureReason::LockedByOther, message).await))
     }
 
-    /// The download succeeded and is not the version that was wanted. After a look of this order that is the host's
-    /// word; otherwise a release has come since the last look, and a new look tells more.
+    /// Handles a successful download of another version than wanted. After a refresh under this desired state that is
+    /// the host's answer; otherwise a release has come since the last refresh, and another one is needed.
     fn wrong_image(&mut self, status: &UpdateStatus) {
         self.memory.chosen = None;
         let recorded = status.staged_version().map_or("nothing".to_owned(), ToString::to_string);
@@ -253,7 +253,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Disarms what we armed.
+    /// Disarms what this operator armed.
     pub(super) async fn deactivate(
         &mut self,
         key: &OrderKey,
@@ -265,7 +265,7 @@ impl Driver<'_> {
             if found.order == Order::Stage {
                 return Ok(self.fail(key, facts, found, FailureReason::DeactivateFailed, message).await);
             }
-            // A withdrawn order is tried for ever, visibly. What matters is the disarming, so the report may fail.
+            // Disarming a withdrawn attempt is retried for ever, visibly. The report may fail: disarming comes first.
             let word = Word::Standing(standing(found));
             let _ = self.report(key, facts, &word, &Reach::DisarmFails(message)).await;
         }
@@ -279,7 +279,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Clears the disk's boot flags by another download: the host has no record of an activation, so it refuses to disarm,
+    /// Clears the disk's boot flags by another download: without a record of an activation the host refuses to disarm,
     /// but the disk may be armed. Retried until it succeeds, and reported meanwhile.
     pub(super) async fn prepare_again(
         &mut self,
@@ -289,7 +289,7 @@ impl Driver<'_> {
     ) -> Result<Turn, AgentError> {
         let last = &self.tries.message;
         let message = if last.is_empty() { PERHAPS_ARMED.to_owned() } else { format!("{PERHAPS_ARMED}: {last}") };
-        // What matters is the disarming, so the report may fail.
+        // The report may fail: disarming comes first.
         let _ = self.report(key, facts, &Word::Standing(standing(found)), &Reach::DisarmFails(message)).await;
         // Only a refresh makes the choice that a download needs.
         let outcome = if facts.status.as_ref().is_some_and(|status| status.chosen.is_some()) {
@@ -316,7 +316,7 @@ impl Driver<'_> {
         self.failed(key, outcome, |tries| &mut tries.prepare).await
     }
 
-    /// A command did not do what it is for: counts it where it ran and failed, and says when to go on.
+    /// Handles an unsuccessful command: counts it if it ran and failed, and returns when to continue.
     pub(super) async fn failed(
         &mut self,
         key: &OrderKey,
@@ -333,8 +333,8 @@ impl Driver<'_> {
             }
             Outcome::Busy => return Ok(self.held()),
             Outcome::Interrupted => return Ok(Turn::Again),
-            // A host that answers everything but its commands has to be waited for longer and longer, and not for ever.
-            // If this one was carried out after all, its status will show it.
+            // A host that answers everything but its commands is retried with growing delays, and not for ever. If the
+            // command was carried out after all, the status will show it.
             Outcome::Host(error) if error.may_have_arrived() => error.to_string(),
             Outcome::Host(error) => return self.host_failed(key, error).await,
         };
@@ -349,7 +349,7 @@ impl Driver<'_> {
     }
 }
 
-/// A failure that the table names, for a user.
+/// Describes a failure from the step table for a user.
 pub(super) fn explain(reason: FailureReason, key: &OrderKey, facts: &Facts) -> String {
     let wanted = key.version.as_ref().map(ToString::to_string).unwrap_or_default();
     let runs = &facts.os.version;

@@ -1,5 +1,5 @@
-//! The closed list of calls to the host. Each has its own connection: the host closes idle ones after seconds, and a POST
-//! must never be repeated because a kept connection turned out to be dead.
+//! The closed list of host calls. Each has its own connection: the host closes idle ones after seconds, and a POST must
+//! never be repeated because a kept connection turned out to be dead.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,28 +12,29 @@ use serde_json::Value;
 use super::types::{Command, OsInfo, UpdateStatus};
 use crate::settings::{Change, HostSettings};
 
-/// The host answers one request at a time and each within milliseconds; a time-out this long means that it hangs.
+/// Time-out of a call. The host answers one request at a time and each within milliseconds; a time-out this long means
+/// that it hangs.
 const TIMEOUT: Duration = CALL_LIMIT;
 
-/// The longest answer that is kept, after its long strings were cut.
+/// Maximum length of an answer after its long strings were cut, in bytes.
 const LONGEST_BODY: usize = 1024 * 1024;
 
-/// The longest answer that is read at all. A status carries all that the host's updater printed, which has no limit.
+/// Maximum length of an answer as read, in bytes. A status has all output of the host's updater, which has no limit.
 const LONGEST_ANSWER: usize = 256 * 1024 * 1024;
 
-/// As much of a string in an answer as is kept, in bytes. What is longer is output of a program.
+/// Maximum length of a string kept from an answer, in bytes. Longer ones are output of a program.
 const LONGEST_STRING: usize = 256 * 1024;
 
-/// The settings that are read: these two keys. Without their `settings.` the host finds nothing, and says nothing of it.
+/// Path that reads these two settings. Without the prefix `settings.` the host finds nothing and reports no error.
 const SETTINGS: &str = "/settings?keys=settings.updates.version-lock,settings.updates.ignore-waves";
 
-/// Why a call to the host did not get an answer that can be used.
+/// A host call without a usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// There is no socket.
+    /// The socket does not exist.
     #[error("the host's socket does not exist")]
     SocketMissing(#[source] reqwest::Error),
-    /// No one listens on the socket.
+    /// Nothing listens on the socket.
     #[error("nobody listens on the host's socket")]
     ConnectionRefused(#[source] reqwest::Error),
     /// The socket may not be opened: file permission, or SELinux.
@@ -42,13 +43,13 @@ pub enum HostError {
     /// Another failure before the request was sent.
     #[error("cannot connect to the host's socket")]
     Connect(#[source] reqwest::Error),
-    /// No answer in time.
+    /// Time-out.
     #[error("the host did not answer in time")]
     Timeout(#[source] reqwest::Error),
     /// The connection ended before the answer did.
     #[error("the host cut the connection")]
     Cut(#[source] reqwest::Error),
-    /// An answer with a status or a body that cannot be used.
+    /// An answer with an unusable status or body.
     #[error("the host answered {status}: {text}")]
     BadAnswer {
         /// The HTTP status.
@@ -59,7 +60,7 @@ pub enum HostError {
 }
 
 impl HostError {
-    /// The reason as one fixed word, for the condition `HostReachable`.
+    /// Returns the reason for the condition `HostReachable`.
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::SocketMissing(_) => "SocketMissing",
@@ -70,12 +71,12 @@ impl HostError {
         }
     }
 
-    /// Whether the socket itself is dead, so that binding its path again (a restart of the pod) can help.
+    /// Returns true if the socket itself is dead, so that a new mount of its path (a restart of the pod) can help.
     pub const fn socket_is_dead(&self) -> bool {
         matches!(self, Self::SocketMissing(_) | Self::ConnectionRefused(_))
     }
 
-    /// Whether the request may have reached the host.
+    /// Returns true if the request may have reached the host.
     pub const fn may_have_arrived(&self) -> bool {
         matches!(self, Self::Timeout(_) | Self::Cut(_) | Self::BadAnswer { .. })
     }
@@ -86,7 +87,7 @@ impl HostError {
 pub enum StatusAnswer {
     /// The host has not run a command in this boot.
     Uninitialized,
-    /// A command runs, ours or another client's.
+    /// A command runs, of this agent or another client.
     Busy,
     /// The status.
     Known(Box<UpdateStatus>),
@@ -95,7 +96,7 @@ pub enum StatusAnswer {
 /// The answer to a POST.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// It was taken; the outcome is in the status, later.
+    /// Accepted; the outcome appears in the status later.
     Accepted,
     /// Another command runs; nothing was started.
     Busy,
@@ -108,26 +109,26 @@ pub enum Posted {
 /// The answer to a commit of settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Committed {
-    /// The settings are committed, and their files are being written: some time later the host's tools know them.
+    /// The settings are committed, and their files are being written: the host's tools use them some time later.
     Yes,
-    /// Nothing was pending under this name, or not any more.
+    /// Nothing is pending under this name, or no longer.
     NothingPending,
-    /// The host answered with an error. The settings may be committed all the same, and their files not written.
+    /// The host answered with an error. The settings may still be committed, and their files not written.
     Failed(String),
 }
 
-/// Speaks to the host.
+/// Client of the host API.
 #[derive(Clone, Debug)]
 pub struct HostClient {
     http: reqwest::Client,
 }
 
 impl HostClient {
-    /// A client for the socket at this path. Nothing is opened yet.
+    /// Creates a client for the socket at this path. Nothing is opened yet.
     ///
     /// # Errors
     ///
-    /// When the HTTP client cannot be built.
+    /// Returns an error if the HTTP client cannot be built.
     pub fn new(socket: &Path) -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
             .unix_socket(socket)
@@ -137,28 +138,28 @@ impl HostClient {
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .timeout(TIMEOUT)
-            // TLS is never spoken on the socket; naming no root keeps the system's out of memory.
+            // No TLS is used on the socket; an empty list of roots keeps the system's out of memory.
             .tls_certs_only([])
             .build()?;
         Ok(Self { http })
     }
 
-    /// `GET /os`: what runs.
+    /// Reads the running system (`GET /os`).
     ///
     /// # Errors
     ///
-    /// When the host does not answer, or with something else.
+    /// Returns an error if the host does not answer, or with something else.
     pub async fn os(&self) -> Result<OsInfo, HostError> {
         let (status, body) = self.call(Method::GET, "/os").await?;
         let info = (status == StatusCode::OK).then(|| json(&body)).flatten().and_then(|v| OsInfo::read(&v));
         info.ok_or_else(|| bad(status, &body))
     }
 
-    /// `GET /updates/status`: the update state, and how the last command ended.
+    /// Reads the update state and the outcome of the last command (`GET /updates/status`).
     ///
     /// # Errors
     ///
-    /// When the host does not answer, or with something else.
+    /// Returns an error if the host does not answer, or with something else.
     pub async fn update_status(&self) -> Result<StatusAnswer, HostError> {
         let (status, body) = self.call(Method::GET, "/updates/status").await?;
         match status {
@@ -176,36 +177,36 @@ impl HostClient {
     ///
     /// # Errors
     ///
-    /// When the host does not answer: the command may then have been started or not.
+    /// Returns an error if the host does not answer: the command may then have been started or not.
     pub async fn start(&self, command: Command) -> Result<Posted, HostError> {
         self.post(command.path()).await
     }
 
-    /// `POST /actions/reboot`. The host checks nothing: it reboots in any update state.
+    /// Requests a reboot (`POST /actions/reboot`). The host checks nothing: it reboots in any update state.
     ///
     /// # Errors
     ///
-    /// When the host does not answer, which may be because it reboots.
+    /// Returns an error if the host does not answer, which may be because it reboots.
     pub async fn reboot(&self) -> Result<Posted, HostError> {
         self.post("/actions/reboot").await
     }
 
-    /// `GET /settings`: the two that steer which version is chosen, and no others.
+    /// Reads the two settings that determine the chosen version, and no others (`GET /settings`).
     ///
     /// # Errors
     ///
-    /// When the host does not answer, or with something else.
+    /// Returns an error if the host does not answer, or with something else.
     pub async fn settings(&self) -> Result<HostSettings, HostError> {
         let (status, body) = self.call(Method::GET, SETTINGS).await?;
         let read = (status == StatusCode::OK).then(|| json(&body)).flatten().and_then(|v| HostSettings::read(&v));
         read.ok_or_else(|| bad(status, &body))
     }
 
-    /// `PATCH /settings`: makes a change pending in the transaction of this name.
+    /// Makes a change pending in the transaction of this name (`PATCH /settings`).
     ///
     /// # Errors
     ///
-    /// When the host does not answer: the change may then be pending or not.
+    /// Returns an error if the host does not answer: the change may then be pending or not.
     pub async fn stage_settings(&self, transaction: &str, change: &Change) -> Result<Posted, HostError> {
         let path = format!("/settings?tx={transaction}");
         let (status, body) = self.send(Method::PATCH, &path, Some(change.body().to_string())).await?;
@@ -216,11 +217,11 @@ impl HostClient {
         }
     }
 
-    /// `POST /tx/commit_and_apply`: commits the transaction of this name.
+    /// Commits the transaction of this name (`POST /tx/commit_and_apply`).
     ///
     /// # Errors
     ///
-    /// When the host does not answer: the change may then be committed or not.
+    /// Returns an error if the host does not answer: the change may then be committed or not.
     pub async fn commit_settings(&self, transaction: &str) -> Result<Committed, HostError> {
         let (status, body) = self.call(Method::POST, &format!("/tx/commit_and_apply?tx={transaction}")).await?;
         match status {
@@ -276,11 +277,11 @@ impl HostClient {
 struct Shortened {
     kept: Vec<u8>,
     longest: usize,
-    /// How many bytes of the string have been kept that the next byte belongs to.
+    /// Bytes kept of the string that contains the next byte.
     string: Option<usize>,
-    /// The next byte belongs to an escape.
+    /// True if the next byte belongs to an escape.
     escaped: bool,
-    /// The rest of the string is left out.
+    /// True if the rest of the string is left out.
     cut: bool,
 }
 
@@ -308,7 +309,7 @@ impl Shortened {
             self.kept.push(byte);
             return;
         }
-        // Never within a character or an escape, of which none goes on with a space or a punctuation mark.
+        // Never within a character or an escape: neither continues with a space or a punctuation mark.
         let between = !escape && byte != b'\\' && (byte == b' ' || byte.is_ascii_punctuation());
         self.cut = self.cut || (length >= self.longest && between);
         if !self.cut {

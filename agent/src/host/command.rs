@@ -1,5 +1,5 @@
-//! One command from start to end. A POST that was accepted says nothing about the outcome: that stands in the status, once
-//! the host stops answering that it is busy.
+//! One command from start to end. An accepted POST implies no outcome: the status has it once the host is no longer
+//! busy.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use super::client::{HostClient, HostError, Posted, StatusAnswer};
 use super::types::{Command, UpdateStatus};
 use crate::backoff::exponential;
 
-/// The first look is at once, which is all that a fast host needs; the next ones follow at times from here ...
+/// Delay after the immediate first read, which suffices for a fast host.
 const FIRST_POLL: Duration = Duration::from_millis(50);
-/// ... to here, which is as late as a withdrawn order may be noticed.
+/// Maximum delay between reads, and so of noticing a withdrawn desired state.
 const SLOWEST_POLL: Duration = Duration::from_millis(500);
 
-/// A host that fails to tell how a command goes this often in a row is left to the caller's back-off.
+/// Consecutive failed status reads after which the caller's back-off takes over.
 const POLL_FAILURES: u32 = 5;
 
-/// How a command ended.
+/// Outcome of a command.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The host recorded success. Whether the state is the expected one is for the caller to see.
+    /// The host recorded success. The caller checks whether the state is the expected one.
     Done(UpdateStatus),
     /// The host recorded failure.
     Failed(UpdateStatus, String),
-    /// The command ended without a trace: its worker could not start, or was killed.
+    /// The command ended without a record: its worker could not start, or was killed.
     Vanished(StatusAnswer),
     /// The host's state did not allow it; nothing was started.
     Refused(String),
@@ -32,15 +32,15 @@ pub enum Outcome {
     Busy,
     /// The host failed to start it.
     NotStarted(String),
-    /// The order no longer stands. If the command was started, it runs on.
+    /// The desired state has changed. If the command was started, it continues.
     Interrupted,
     /// The host did not answer.
     Host(HostError),
 }
 
-/// Starts `command` and follows it to its end. `before` is the time of the last command that the caller saw recorded;
-/// `stands` says before each call whether the order still stands. There is no time limit: while the host answers that it
-/// is busy it works, and how long an order may take is the controller's to say.
+/// Starts `command` and follows it to its end. `before` is the time of the last recorded command that the caller saw;
+/// `stands` returns, before each call, whether the desired state is unchanged. There is no time limit: a host that
+/// reports itself busy is working, and the deadline of an attempt is the controller's.
 pub async fn carry_out(
     host: &HostClient,
     command: Command,
@@ -55,7 +55,7 @@ pub async fn carry_out(
         Ok(Posted::Busy) => return Outcome::Busy,
         Ok(Posted::Refused(text)) => return Outcome::Refused(text),
         Ok(Posted::Failed(text)) => return Outcome::NotStarted(text),
-        // It answers, and not that it took the command.
+        // The host answered, but not that it accepted the command.
         Err(error @ HostError::BadAnswer { .. }) => return Outcome::NotStarted(error.to_string()),
         Err(error) => return Outcome::Host(error),
     }
@@ -80,7 +80,7 @@ pub async fn carry_out(
     }
 }
 
-/// What the first status after a command says about it.
+/// Determines the outcome of a command from the first status after it.
 fn judge(command: Command, before: Option<&str>, answer: StatusAnswer) -> Outcome {
     let StatusAnswer::Known(status) = answer else {
         return Outcome::Vanished(answer);

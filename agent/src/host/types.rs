@@ -1,5 +1,5 @@
-//! What the host answers, read tolerantly: a field that is missing, new or of another type is never an error, so that an
-//! agent and a host of different age understand each other. Decisions then rest only on what was understood.
+//! Answers of the host, read tolerantly: a missing, new or differently typed field is never an error, so that agent and
+//! host of different versions understand each other. Decisions rest only on what was understood.
 
 use semver::Version;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use serde_json::Value;
 /// The running system (`GET /os`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OsInfo {
-    /// The version that runs.
+    /// The running version.
     pub version: Version,
     /// The variant, such as `aws-k8s-1.37`.
     pub variant: String,
@@ -16,7 +16,7 @@ pub struct OsInfo {
 }
 
 impl OsInfo {
-    /// Reads the answer of `GET /os`; `None` when it names no version.
+    /// Reads the answer of `GET /os`; `None` if it names no version.
     pub fn read(value: &Value) -> Option<Self> {
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         Some(Self { version: version(value.get("version_id"))?, variant: text("variant_id"), arch: text("arch") })
@@ -26,22 +26,22 @@ impl OsInfo {
 /// The host's update state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpdateState {
-    /// Nothing to take, as far as the host knows.
+    /// No update, as far as the host knows.
     Idle,
     /// An update is chosen.
     Available,
     /// An image is on the inactive partition set.
     Staged,
-    /// That image is armed: any reboot takes it.
+    /// That image is armed: any reboot boots it.
     Ready,
     /// A state that this agent does not know.
     Unknown(String),
 }
 
-/// A command that the host runs.
+/// A host command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// Look for updates.
+    /// Check for updates.
     Refresh,
     /// Download the chosen update to the inactive partition set.
     Prepare,
@@ -52,7 +52,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The name in the host's record of its last command.
+    /// Returns the name in the host's record of its last command.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Refresh => "refresh",
@@ -62,7 +62,7 @@ impl Command {
         }
     }
 
-    /// The path that starts it.
+    /// Returns the path that starts it.
     pub const fn path(self) -> &'static str {
         match self {
             Self::Refresh => "/actions/refresh-updates",
@@ -80,26 +80,26 @@ pub struct CommandRecord {
     pub kind: String,
     /// `Success` or `Failed`.
     pub status: String,
-    /// When it ended. Compared as it is, not understood: it only has to differ.
+    /// End time. An opaque text that only has to differ.
     pub timestamp: String,
-    /// Its exit code, or the signal that ended it.
+    /// Exit code, or the signal that ended the command.
     pub exit_status: Option<i64>,
-    /// All that it printed on stderr, also on success.
+    /// The full stderr output, also on success.
     pub stderr: String,
 }
 
 impl CommandRecord {
-    /// Whether it is a record of this command.
+    /// Returns true if it is a record of this command.
     pub fn is(&self, command: Command) -> bool {
         self.kind == command.name()
     }
 
-    /// Whether it says that the command succeeded.
+    /// Returns true if the command succeeded.
     pub fn succeeded(&self) -> bool {
         self.status == "Success"
     }
 
-    /// Why it failed, for a user.
+    /// Returns the reason of a failure, for a user.
     pub fn message(&self) -> String {
         let stderr = self.stderr.trim();
         match (self.exit_status, stderr.is_empty()) {
@@ -110,12 +110,12 @@ impl CommandRecord {
     }
 }
 
-/// What the host recorded about the inactive partition set.
+/// The host's record of the inactive partition set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staging {
-    /// The version, where it is one.
+    /// The version, if it is valid.
     pub version: Option<Version>,
-    /// Whether the next boot takes it.
+    /// True if the next boot uses it.
     pub next_to_boot: bool,
 }
 
@@ -124,9 +124,9 @@ pub struct Staging {
 pub struct UpdateStatus {
     /// The state.
     pub state: UpdateState,
-    /// All versions that the host may take, newest first, with the running and older ones.
+    /// All versions that the host may take, newest first, including the running and older ones.
     pub available: Vec<Version>,
-    /// The version that the last refresh chose. It outlives a failed refresh, so by itself it says nothing.
+    /// The version that the last refresh chose. It outlives a failed refresh, so by itself it proves nothing.
     pub chosen: Option<Version>,
     /// The inactive partition set.
     pub staging: Option<Staging>,
@@ -135,7 +135,7 @@ pub struct UpdateStatus {
 }
 
 impl UpdateStatus {
-    /// Reads an answer; `None` when it is not an object with a state.
+    /// Reads an answer; `None` if it is not an object with a state.
     pub fn read(value: &Value) -> Option<Self> {
         let state = match value.get("update_state")?.as_str()? {
             "Idle" => UpdateState::Idle,
@@ -167,19 +167,19 @@ impl UpdateStatus {
         })
     }
 
-    /// When the last command ended, as the host writes it.
+    /// Returns the end time of the last command, as the host writes it.
     pub fn timestamp(&self) -> Option<&str> {
         self.last.as_ref().map(|last| last.timestamp.as_str())
     }
 
-    /// The version recorded for the inactive partition set.
+    /// Returns the version recorded for the inactive partition set.
     pub fn staged_version(&self) -> Option<&Version> {
         self.staging.as_ref().and_then(|staging| staging.version.as_ref())
     }
 }
 
-/// The longest version that the shadow takes, and the first number that is too large for it. One that it does not take would
-/// have every report refused, so it counts as none.
+/// Maximum length of a version in the shadow, and the first number that is too large for it. A version beyond them
+/// would have every report rejected, so it counts as none.
 const LONGEST_VERSION: usize = 64;
 const TOO_LARGE: u64 = 1_000_000_000_000_000_000;
 

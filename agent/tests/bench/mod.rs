@@ -1,4 +1,4 @@
-//! One simulated host, a stand-in for the web API, and the real agent as a process between them.
+//! Test bench: a simulated host, a stand-in for the web API, and the real agent as a process between them.
 
 pub(crate) mod web;
 
@@ -21,13 +21,13 @@ use tokio::process::{Child, Command};
 
 use web::Web;
 
-/// Longer than anything here takes on a busy machine; nothing waits for it unless it fails.
+/// Longer than anything here takes on a busy machine; reached only by failing tests.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) const OLD: Version = Version::new(1, 20, 0);
 pub(crate) const NEW: Version = Version::new(1, 20, 5);
 
-/// A token of this node's agent, as far as the agent looks into it.
+/// A token of this node's agent, with the claims that the agent reads.
 fn token(signature: &str) -> String {
     let claims = json!({"kubernetes.io": {"node": {"name": "a", "uid": "node-uid"}}}).to_string();
     format!("h.{}.{signature}\n", URL_SAFE_NO_PAD.encode(claims))
@@ -43,12 +43,12 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// A host on the old version, a shadow that asks nothing, and an agent that has reported.
+    /// A host on the old version, an idle desired state, and an agent that has reported.
     pub(crate) async fn new() -> Self {
         Self::with(|_| {}).await
     }
 
-    /// The same with another host.
+    /// The same with other options of the host.
     pub(crate) async fn with(change: impl FnOnce(&mut HostOptions)) -> Self {
         let mut bench = Self::stopped(change).await;
         bench.web.create();
@@ -84,8 +84,8 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// Gives the agent another token, as kubelet does: into a new directory, to which a link is then swapped. Says what the
-    /// agent's requests are to carry from then on.
+    /// Renews the agent's token, as the kubelet does: in a new directory, to which a link is then swapped. Returns the
+    /// expected header of the agent's later requests.
     pub(crate) fn renew_token(&self, signature: &str) -> String {
         let (directory, link) = (format!("..{signature}"), self.path("link"));
         std::fs::create_dir(self.path(&directory)).unwrap();
@@ -174,7 +174,7 @@ impl Bench {
         encode(&header, claims, &self.key).unwrap()
     }
 
-    /// A policy with a statement of its settings, and looks for updates each second.
+    /// A policy with a statement of its settings, and a refresh each second.
     pub(crate) fn policy(&self, version_lock: Option<&str>, ignore_waves: Option<bool>) -> HostPolicy {
         let refresh_interval = Some("1s".parse().unwrap());
         let version_lock = version_lock.map(str::to_owned);
@@ -183,7 +183,7 @@ impl Bench {
         HostPolicy { signature, ..policy }
     }
 
-    /// What the controller asks of the settings, with its signature.
+    /// Requests the settings, with the controller's signature.
     pub(crate) fn ask(&self, version_lock: Option<&str>, ignore_waves: Option<bool>) {
         let policy = self.policy(version_lock, ignore_waves);
         self.web.order(|spec| spec.host = Some(policy));
@@ -200,7 +200,7 @@ impl Bench {
         self.web.until("the image is staged", |v| v.status.report.state == Some(HostState::StagedUpdate)).await;
     }
 
-    /// Orders the reboot and waits for the agent's nonce.
+    /// Requests the reboot and waits for the agent's nonce.
     pub(crate) async fn asked(&self) -> ShadowView {
         self.order_reboot();
         let asks = |v: &ShadowView| v.status.report.armed.as_ref().is_some_and(|a| a.phase == ArmedPhase::Arming);
@@ -233,10 +233,10 @@ impl Bench {
         assert!(tokio::time::timeout(LIMIT, wait).await.is_ok(), "{command} does not run: {}", self.log());
     }
 
-    /// Lets a command that was scripted to wait come to its end, and returns when it has.
+    /// Releases a command that was scripted to wait, and returns when it has ended.
     pub(crate) async fn finish_command(&self) {
         let wait = async {
-            // A command runs a moment before it begins to wait, and only then it can be released.
+            // A command runs for a moment before it begins to wait, and only then it can be released.
             while self.host.snapshot().running_command.is_some() {
                 self.host.release_command();
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -245,7 +245,7 @@ impl Bench {
         assert!(tokio::time::timeout(LIMIT, wait).await.is_ok(), "the command does not end: {}", self.log());
     }
 
-    /// The calls that the host got, as `METHOD path`.
+    /// Returns the calls to the host, as `METHOD path`.
     pub(crate) fn calls(&self) -> Vec<String> {
         let call = |kind| match kind {
             EventKind::Call { method, path, .. } => Some(format!("{method} {path}")),

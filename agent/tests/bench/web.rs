@@ -1,4 +1,4 @@
-//! A small stand-in for the web API: one shadow, its stream, and status writes with `If-Match`. TLS is real.
+//! A stand-in for the web API: one shadow, its stream, and status writes with `If-Match`. TLS is real.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// What goes wrong with the next status write.
+/// A fault of the next status write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteFault {
     /// It is stored and its answer is lost.
@@ -22,27 +22,27 @@ pub(crate) enum WriteFault {
     Refused,
 }
 
-/// How the web API is.
+/// Condition of the web API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Weather {
-    /// As it should be.
+    /// No fault.
     #[default]
     Fair,
-    /// Each connection is closed as soon as it is there.
+    /// Each connection is closed as soon as it is accepted.
     Down,
-    /// Connections are taken, and requests never answered.
+    /// Connections are accepted, and requests never answered.
     Mute,
     /// Each request is refused with this status.
     Refuses(&'static str),
-    /// What is answered, and what the stream says, is not JSON.
+    /// Answers and the stream's lines are not JSON.
     Garbled,
-    /// Each stream tells of the shadow once and ends as it should.
+    /// Each stream sends the shadow once and ends properly.
     Brief,
     /// Reports are stored and their answers lost.
     AnswersLost,
-    /// Of what is stored it forgets the conditions, as one would that does not know them.
+    /// Conditions are dropped from what is stored, as by a version that does not know them.
     Prunes,
-    /// The stream has lines in it of types that no agent knows.
+    /// The stream has lines of types that the agent does not know.
     Novel,
 }
 
@@ -54,13 +54,12 @@ struct State {
     faults: Vec<WriteFault>,
     refuses: Option<fn(&AgentStatus) -> bool>,
     refused: u32,
-    /// What each request was, and the `Authorization` that it carried.
+    /// Each request, and its `Authorization`.
     tokens: Vec<(String, String)>,
     weather: Weather,
     traffic: u64,
 }
 
-/// The stand-in.
 #[derive(Clone, Debug)]
 pub(crate) struct Web {
     pub(crate) url: String,
@@ -83,7 +82,7 @@ impl Web {
         let tls = tls.with_single_cert(vec![leaf.der().clone()], key).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let web = Self {
-            // No name: to resolve one would take a thread, and with it time that is not simulated.
+            // No name: resolving one would take a thread, and with it time that is not simulated.
             url: format!("https://127.0.0.1:{}", listener.local_addr().unwrap().port()),
             ca: ca.pem(),
             state: Arc::new(Mutex::new(State {
@@ -105,7 +104,7 @@ impl Web {
             while let Ok((stream, _)) = listener.accept().await {
                 let (web, acceptor) = (serving.clone(), acceptor.clone());
                 web.with(|state| state.traffic += 1);
-                // Or the kernel holds small writes back, for real milliseconds.
+                // Otherwise the kernel holds small writes back, for real milliseconds.
                 stream.set_nodelay(true).unwrap();
                 tokio::spawn(async move { web.serve(acceptor, stream).await });
             }
@@ -117,7 +116,7 @@ impl Web {
         act(&mut self.state.lock().unwrap())
     }
 
-    /// Makes the shadow, with nothing asked.
+    /// Creates the shadow, with an idle desired state.
     pub(crate) fn create(&self) {
         self.with(|state| {
             state.view = Some(ShadowView {
@@ -130,7 +129,7 @@ impl Web {
         self.wake();
     }
 
-    /// What the controller writes.
+    /// Writes the spec, as the controller does.
     pub(crate) fn order(&self, change: impl FnOnce(&mut models::shadow::BottlerocketShadowSpec)) {
         self.with(|state| {
             let view = state.view.as_mut().unwrap();
@@ -142,7 +141,7 @@ impl Web {
         self.wake();
     }
 
-    /// What another client writes into the agent's half, without the stream telling.
+    /// Changes the agent status as another client, without an event on the stream.
     pub(crate) fn tamper(&self, change: impl FnOnce(&mut AgentStatus)) {
         self.with(|state| {
             let view = state.view.as_mut().unwrap();
@@ -156,17 +155,17 @@ impl Web {
         self.with(|state| state.faults.push(fault));
     }
 
-    /// Forgets one of what is to go wrong; says whether there was any.
+    /// Removes a scripted fault; returns true if there was any.
     pub(crate) fn unfault(&self) -> bool {
         self.with(|state| state.faults.pop().is_some())
     }
 
-    /// Refuses reports like these from now on.
+    /// Refuses matching reports from now on.
     pub(crate) fn refuse(&self, which: Option<fn(&AgentStatus) -> bool>) {
         self.with(|state| state.refuses = which);
     }
 
-    /// From now on it is like this; streams that are open end.
+    /// Changes the condition of the web API; open streams end.
     pub(crate) fn weather(&self, weather: Weather) {
         self.with(|state| state.weather = weather);
         self.wake();
@@ -176,7 +175,7 @@ impl Web {
         self.with(|state| state.weather)
     }
 
-    /// How many connections and requests there have been.
+    /// Returns the number of connections and requests.
     pub(crate) fn traffic(&self) -> u64 {
         self.with(|state| state.traffic)
     }
@@ -185,17 +184,17 @@ impl Web {
         self.with(|state| state.view.clone().unwrap())
     }
 
-    /// All reports that were stored.
+    /// Returns all stored reports.
     pub(crate) fn writes(&self) -> Vec<AgentStatus> {
         self.with(|state| state.writes.clone())
     }
 
-    /// How many writes found another etag.
+    /// Returns the number of writes with another etag.
     pub(crate) fn stale(&self) -> u32 {
         self.with(|state| state.refused)
     }
 
-    /// What each request carried as its `Authorization`.
+    /// Returns the `Authorization` of each request.
     pub(crate) fn tokens(&self) -> Vec<String> {
         self.with(|state| state.tokens.iter().map(|(_, token)| token.clone()).collect())
     }
@@ -206,7 +205,7 @@ impl Web {
         self.with(|state| state.tokens.iter().filter_map(of).collect())
     }
 
-    /// Waits until the agent's half is like this.
+    /// Waits until the shadow matches.
     pub(crate) async fn until(&self, what: &str, holds: impl Fn(&ShadowView) -> bool) -> ShadowView {
         let mut changed = self.changed.subscribe();
         let wait = async {

@@ -1,8 +1,8 @@
-//! Hours in which everything goes wrong that can, at random: faults of host, socket and web API, power losses, orders that
-//! come, change and go, and an agent that is ended and killed in between.
+//! Hours of random fault injection: faults of host, socket and web API, power losses, desired states that change and
+//! are withdrawn, and an agent that is ended and killed in between.
 //!
-//! Whatever happens: it never panics, it never asks without pause, and of one permit there comes at most one armed image and one
-//! reboot. And once it is over, an update succeeds.
+//! Invariants: it never panics, it never calls without pause, and each permit yields at most one armed image and one
+//! reboot. Once the faults end, an update succeeds.
 
 use std::collections::HashSet;
 
@@ -18,30 +18,30 @@ use super::*;
 use crate::bench::web::{Weather, WriteFault};
 use crate::bench::{Bench, NEW};
 
-/// Names the seed of a run that is to be repeated.
+/// Names the seed of a run to repeat.
 const SEED: &str = "BRUPOP_SEED";
 
-/// How many runs, and how long each.
+/// Number of runs, and the length of each.
 const RUNS: u64 = 3;
 const SPAN: Duration = Duration::from_secs(2 * 3600);
 
-/// The most that an hour may cost, whatever happens in it: two calls or requests a second.
+/// Maximum cost of an hour with any faults: two calls or requests a second.
 const CALLS: u64 = 7_200;
 const TRAFFIC: u64 = 7_200;
 const LINES: u64 = 60_000;
 
-/// The world around the agent.
+/// Environment of the agent.
 struct World<'a> {
     bench: Bench,
     chance: StdRng,
     counts: &'a Counts,
     agent: Option<Within>,
-    /// In which boot it runs.
+    /// The boot in which it runs.
     runs_in: String,
-    /// When it is started again.
+    /// Time of its next start.
     starts: Instant,
     attempt: i64,
-    /// The nonces that were answered, and how much the host had seen when each was.
+    /// The answered nonces, and the number of the host's events when each was.
     permits: Vec<usize>,
     answered: HashSet<String>,
     /// The next release.
@@ -69,7 +69,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What a kubelet does: starts the agent again some seconds after it ended, and ends it with its machine.
+    /// Acts as a kubelet: restarts the agent some seconds after it ended, and ends it with its machine.
     async fn kubelet(&mut self) {
         let boot = self.bench.boot();
         if boot != self.runs_in {
@@ -101,7 +101,8 @@ impl<'a> World<'a> {
         self.starts = Instant::now() + Duration::from_secs(self.chance.random_range(0..20));
     }
 
-    /// What a controller does: orders that rise, a permit for each question at most once, and a change of mind now and then.
+    /// Acts as a controller: desired states in rising order, at most one permit for each nonce, and a withdrawal now
+    /// and then.
     fn controller(&mut self) {
         let view = self.bench.web.view();
         let report = &view.status.report;
@@ -152,7 +153,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Something goes wrong.
+    /// Injects a fault.
     async fn fate(&mut self) {
         let times = *[1, 1, 2, 5, 30].choose(&mut self.chance).unwrap();
         let command = *[Command::Refresh, Command::Prepare, Command::Activate, Command::Deactivate]
@@ -204,7 +205,7 @@ impl<'a> World<'a> {
             })),
             9 => host.script(Fault::boot(BootFault::NewImageFails)),
             10 => {
-                // The order to the machine is carried out while time passes.
+                // The request to the machine is carried out while time passes.
                 let (host, clean) = (host.clone(), self.chance.random_bool(0.5));
                 tokio::spawn(async move { host.restart_api(clean).await });
             }
@@ -254,7 +255,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Once it is acknowledged that an order was withdrawn, and nothing is reported as armed, no boot takes another image.
+    /// Once a withdrawn desired state is acknowledged and nothing is reported as armed, no boot takes another image.
     fn withdrawn_is_disarmed(&self) {
         let (view, host) = (self.bench.web.view(), self.bench.host.snapshot());
         let report = &view.status.report;
@@ -268,7 +269,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Of each permit there came at most one armed image and one reboot, and none came without.
+    /// Each permit yielded at most one armed image and one reboot, and none came without a permit.
     fn judge(&self) {
         let log = self.bench.host.log();
         let mut ends: Vec<usize> = self.permits.clone();
@@ -303,7 +304,7 @@ async fn run(seed: u64, counts: &Counts) {
         }
     }
     world.judge();
-    // It is over: an update succeeds, if not at once.
+    // The faults are over: an update succeeds, if not at once.
     world.bench.host.mend();
     world.bench.host.release_command();
     world.bench.web.weather(Weather::Fair);

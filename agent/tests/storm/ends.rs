@@ -1,16 +1,16 @@
-//! The agent ended at every moment of an update: nothing is done by that, nothing is half done, nothing is done twice.
+//! The agent ended at every moment of an update: nothing is caused by that, left half done, or done twice.
 
 use models::shadow::{ArmedPhase, HostState};
 
 use super::*;
 
-/// How many turns of everything lie between two moments at which it is ended. A call to the host takes more than that.
+/// Number of turns between two moments at which it is ended. A call to the host takes more than that.
 const STRIDE: usize = 3;
 
 /// More turns than an update takes.
 const LONGEST: usize = 3_000;
 
-/// Answers the agent's question, if it asks one that was not answered yet.
+/// Permits the agent's nonce, if there is one without a permit.
 fn answer(bench: &Bench) {
     let view = bench.web.view();
     let Some(armed) = &view.status.report.armed else { return };
@@ -20,7 +20,7 @@ fn answer(bench: &Bench) {
     }
 }
 
-/// Orders what comes next, as a controller does.
+/// Writes the next desired state, as a controller does.
 fn control(bench: &Bench) {
     let view = bench.web.view();
     if view.spec.state == HostState::StagedUpdate
@@ -32,7 +32,8 @@ fn control(bench: &Bench) {
     answer(bench);
 }
 
-/// Ends the agent after so many turns of an update, by `kill` or as a SIGTERM does; says whether that was before the reboot.
+/// Ends the agent after so many turns of an update, by `kill` or as a SIGTERM does; returns true if that was before the
+/// reboot.
 async fn ended_after(turns: usize, kill: bool, counts: &Counts) -> bool {
     let what = || format!("{} after {turns} turns", if kill { "killed" } else { "ended" });
     let bench = Bench::without_agent().await;
@@ -52,7 +53,7 @@ async fn ended_after(turns: usize, kill: bool, counts: &Counts) -> bool {
     }
     settle(50).await;
     assert_eq!(counts.calls(), calls, "{}: it called the host after that", what());
-    // What it had begun the host may still end; then the next one starts.
+    // The host may still end what was begun; then the next process starts.
     pass(MINUTE / 6).await;
     let mut agent = Within::start(&bench);
     let mut runs_in = bench.boot();

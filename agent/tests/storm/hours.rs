@@ -1,5 +1,5 @@
-//! An hour of each fault, in simulated time: the agent lives through it, asks neither host nor web API without pause, and
-//! goes on when it is over.
+//! An hour of each fault, in simulated time: the agent survives it, calls neither host nor web API without pause, and
+//! continues when it is over.
 
 use integ::host::{Command, Fault, RebootFault, Transport, Worker};
 use models::condition::find_condition;
@@ -9,20 +9,20 @@ use semver::Version;
 use super::*;
 use crate::bench::web::Weather;
 
-/// The most that an hour of a fault may cost: a busy host is asked once a second, everything else less often.
+/// Maximum calls in an hour of a fault: a busy host is called once a second, everything else less often.
 const CALLS: u64 = 3_700;
-/// With a connection of its own for each request, and one more for each stream, every five seconds on average.
+/// With one connection for each request, and one more for each stream, every five seconds on average.
 const TRAFFIC: u64 = 2_400;
-/// What is logged for each of them, and never a turn of the loop without any.
+/// Lines logged for each of them; never a turn of the loop without any.
 const LINES: u64 = 30_000;
 
-/// The host's look for updates.
+/// Path of the host's refresh.
 const REFRESH: &str = "/actions/refresh-updates";
 
-/// Words of the cases that a user wants to see alone.
+/// Names the cases to run, by words of their sentence.
 const ONLY: &str = "BRUPOP_CASE";
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     /// The host: this request, in this way.
@@ -31,13 +31,13 @@ enum Trouble {
     Connection,
     /// The web API.
     Web(Weather),
-    /// Another client's command holds the host.
+    /// Another client's command occupies the host.
     Held,
-    /// Nothing: the measure of all others.
+    /// None, as the baseline.
     Nothing,
 }
 
-/// The sentence, what goes wrong, and what is told of the host (where the web API lets it be told).
+/// The sentence, the fault, and the reported state of the host (where the web API accepts reports).
 type Case = (&'static str, Trouble, Option<&'static str>);
 
 const CASES: &[Case] = &[
@@ -125,7 +125,7 @@ async fn an_hour_of((what, trouble, told): &Case, counts: &Counts) {
             bench.host.foreign(Command::Refresh).await.unwrap();
         }
     }
-    // Half of it idle, and half of it under an order.
+    // Half of it idle, and half of it with an update requested.
     let (calls, traffic, lines) = (counts.calls(), bench.web.traffic(), counts.lines());
     pass(HOUR / 2).await;
     bench.stage(1);
@@ -141,7 +141,7 @@ async fn an_hour_of((what, trouble, told): &Case, counts: &Counts) {
         assert_eq!(reason.as_deref(), Some(*told), "{what}");
     }
     assert_eq!((arms(&bench.host.log()), reboots(&bench.host.log())), (0, 0), "{what}: nobody gave a permit");
-    // It is over. What failed meanwhile is not tried again before the next attempt.
+    // The fault is over. What failed meanwhile is not retried before the next attempt.
     bench.host.mend();
     bench.host.release_command();
     bench.web.weather(Weather::Fair);
@@ -169,7 +169,8 @@ fn however_often_policy_and_orders_ask_for_it_the_host_looks_for_updates_once_a_
         };
         let without_pause = HostPolicy { refresh_interval: Some("0s".parse().unwrap()), ..HostPolicy::default() };
         bench.web.order(|spec| spec.host = Some(without_pause));
-        // Half of the time idle, and half of it under orders that follow each other, for what the host does not offer.
+        // Half of the time idle, and half of it under successive desired states with a version that the host does not
+        // offer.
         pass(MINUTE).await;
         let idle = looks();
         let end = Instant::now() + MINUTE;
@@ -210,7 +211,7 @@ fn refused_reboot_is_requested_again_only_after_the_back_off() {
         bench.give(&bench.claims(&asking));
         assert!(pass_until(MINUTE, || refusals() == 1).await);
         for _ in 0..20 {
-            // Another generation of the same order.
+            // Another generation of the same desired state.
             bench.web.order(|_| {});
             settle(100).await;
         }
@@ -273,7 +274,7 @@ fn a_socket_that_is_gone_or_stale_ends_the_agent_soon_and_a_new_one_goes_on() {
                 view.status.report.observed_generation == Some(view.metadata.generation)
             };
             assert!(pass_until(MINUTE, acknowledged).await);
-            // What is mounted into the container is the old socket.
+            // The old socket is mounted into the container.
             let mounted = bench.host.socket();
             let away = mounted.with_extension("away");
             if clean {
@@ -313,7 +314,7 @@ fn an_order_that_nobody_here_knows_is_told_and_moves_nothing() {
         bench.web.create();
         let agent = Within::start(&bench);
         bench.web.order(|spec| {
-            // As a newer controller's word reads here.
+            // As a newer controller's state is read here.
             spec.state = serde_json::from_str("\"Hibernate\"").unwrap();
             spec.attempt = 1;
         });
@@ -325,7 +326,7 @@ fn an_order_that_nobody_here_knows_is_told_and_moves_nothing() {
         assert!(!bench.calls().iter().any(|call| call.starts_with("POST")), "{:?}", bench.calls());
         let report = bench.web.view().status.report;
         assert_ne!(report.observed_generation, Some(bench.web.view().metadata.generation), "it does not say it did it");
-        // A word that it knows is followed at once.
+        // A known state is followed at once.
         bench.stage(2);
         let staged = || bench.web.view().status.report.state == Some(HostState::StagedUpdate);
         assert!(pass_until(MINUTE, staged).await);
@@ -356,7 +357,7 @@ fn an_update_state_that_nobody_here_knows_is_told_and_nothing_is_asked_of_the_ho
         let calls = bench.calls().split_off(before);
         assert!(calls.iter().all(|call| call.starts_with("GET")), "{calls:?}");
         assert_eq!(told().report.failure, None, "it waits");
-        // Nothing tells when a user has put it right: it is looked at again.
+        // Nothing signals when a user has corrected it: it is re-checked.
         bench.host.mend();
         let staged = || told().report.state == Some(HostState::StagedUpdate);
         assert!(pass_until(10 * MINUTE, staged).await, "{:#?}", told());

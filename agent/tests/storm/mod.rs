@@ -1,7 +1,7 @@
-//! The agent within simulated time: hours of faults in seconds, and every moment at which it can be ended.
+//! The agent in simulated time: hours of faults in seconds, and every moment at which it can be ended.
 //!
-//! Host, web API and agent run on one thread whose clock stands still until [`Time::pass`] moves it. The wall clock does not
-//! move with it: to an agent that counted by it, every one of these hours would be a jump of that clock.
+//! Host, web API and agent run on one thread whose clock is paused until [`Time::pass`] moves it. The wall clock does
+//! not move with it: to an agent that used it, every one of these hours would be a jump of that clock.
 
 mod chance;
 mod ends;
@@ -23,10 +23,10 @@ use super::bench::Bench;
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
-/// How far the clock goes at a time. Much less than any time that the agent gives an answer.
+/// Step of the clock. Much shorter than any time that the agent gives an answer.
 const STEP: Duration = Duration::from_millis(250);
 
-/// How often everything that can go on goes on before the clock does.
+/// Number of turns that every task gets before the clock moves.
 const TURNS: usize = 10;
 
 /// Lets simulated time pass.
@@ -38,14 +38,14 @@ pub(crate) async fn pass(span: Duration) {
     }
 }
 
-/// Lets everything go on that can, without any time passing.
+/// Runs all tasks that can continue, without any time passing.
 pub(crate) async fn settle(turns: usize) {
     for _ in 0..turns {
         tokio::task::yield_now().await;
     }
 }
 
-/// Lets time pass until something holds; says whether it came to hold.
+/// Lets time pass until a condition holds; returns true if it did.
 pub(crate) async fn pass_until(limit: Duration, mut holds: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     while !holds() {
@@ -57,12 +57,12 @@ pub(crate) async fn pass_until(limit: Duration, mut holds: impl FnMut() -> bool)
     true
 }
 
-/// Counts what the agent does, by what it logs.
+/// Counts the agent's actions, by its log.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     /// Calls to the host.
     calls: Arc<AtomicU64>,
-    /// Everything that it logs, each turn of its loop included.
+    /// All log lines, each turn of its loop included.
     lines: Arc<AtomicU64>,
 }
 
@@ -87,9 +87,9 @@ impl<S: tracing::Subscriber> Layer<S> for Counts {
     }
 }
 
-/// An agent in this very process.
+/// An agent in this process.
 pub(crate) struct Within {
-    /// Dropped to ask it to end, as a SIGTERM does.
+    /// Dropped to end it, as a SIGTERM does.
     shutdown: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), agent::drive::AgentError>>,
 }
@@ -116,7 +116,7 @@ impl Within {
         self.task.is_finished()
     }
 
-    /// Asks it to end, as a SIGTERM does, and says how it ended.
+    /// Ends it, as a SIGTERM does, and returns its result.
     pub(crate) async fn end(mut self) -> Result<(), agent::drive::AgentError> {
         drop(self.shutdown.take());
         self.task.await.expect("the agent never panics")
@@ -134,7 +134,7 @@ impl Within {
 /// Runs a story in simulated time.
 pub(crate) fn simulate(story: impl AsyncFnOnce(&Counts)) {
     let counts = Counts::default();
-    // With a log of the agent where a user asks for one.
+    // With a log of the agent where a user requests one.
     let shown = std::env::var_os("BRUPOP_SHOW").is_some();
     let log = shown.then(|| tracing_subscriber::fmt::layer().with_writer(std::io::stderr));
     let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(counts.clone()).with(log));
@@ -143,14 +143,14 @@ pub(crate) fn simulate(story: impl AsyncFnOnce(&Counts)) {
     drop(guard);
 }
 
-/// How often the host was rebooted by order of the agent, or took such an order.
+/// Returns how often the host was rebooted by the agent, or accepted its reboot request.
 pub(crate) fn reboots(log: &[Event]) -> usize {
     let ordered = |event: &&Event| event.kind == EventKind::ShutdownOrdered { by: ShutdownBy::Api };
     let taken = |event: &&Event| matches!(&event.kind, EventKind::Call { path, status: Some(200..300), .. } if path == "/actions/reboot");
     log.iter().filter(ordered).count().max(log.iter().filter(taken).count())
 }
 
-/// How often an image was armed.
+/// Returns how often an image was armed.
 pub(crate) fn arms(log: &[Event]) -> usize {
     log.iter().filter(|event| matches!(event.kind, EventKind::Armed { .. })).count()
 }

@@ -1,4 +1,4 @@
-//! What the cluster says about a token, held against the node in the path and against the shadow. Pure.
+//! Checks of a bearer against the node in the path and against the shadow. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
@@ -12,20 +12,20 @@ const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const NODE_UID: &str = "authentication.kubernetes.io/node-uid";
 
-/// What a good token says about its bearer.
+/// Identity of the bearer of a valid token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bearer {
     pub(crate) username: String,
     pub(crate) pod_uid: Option<String>,
     pub(crate) node_name: Option<String>,
     pub(crate) node_uid: Option<String>,
-    /// When the token expires, as it says.
+    /// Expiry of the token, as it states.
     pub(crate) expires: Option<Timestamp>,
 }
 
 impl Bearer {
     pub(crate) fn new(user: &UserInfo, expires: Option<Timestamp>) -> Self {
-        // A name with two values says nothing.
+        // A name with two values counts as absent.
         let extra = |name: &str| match user.extra.as_ref().and_then(|extra| extra.get(name)).map(Vec::as_slice) {
             Some([value]) if !value.is_empty() => Some(value.clone()),
             _ => None,
@@ -40,29 +40,29 @@ impl Bearer {
     }
 }
 
-/// The agent of one node, as far as its token proves it.
+/// The agent of one node, as proven by its token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AgentIdentity {
     pub(crate) node_name: String,
     pub(crate) node_uid: String,
     pub(crate) pod_uid: String,
-    /// When its token expires.
+    /// Expiry of its token.
     pub(crate) expires: Option<Timestamp>,
 }
 
 impl AgentIdentity {
-    /// The name of this node's shadow.
+    /// Returns the name of this node's shadow.
     pub(crate) fn shadow_name(&self) -> String {
         shadow_name(&self.node_name)
     }
 }
 
-/// The user name of the agents' service account.
+/// Returns the user name of the agents' service account.
 pub(crate) fn agent_username(namespace: &str, service_account: &str) -> String {
     format!("system:serviceaccount:{namespace}:{service_account}")
 }
 
-/// Whether a bearer is the agent of the node in the path.
+/// Checks that a bearer is the agent of the node in the path.
 pub(crate) fn check(bearer: &Bearer, agent_username: &str, node: &str) -> Result<AgentIdentity, Refusal> {
     let Bearer { username, pod_uid, node_name, node_uid, expires } = bearer;
     if username != agent_username {
@@ -85,7 +85,7 @@ pub(crate) fn check(bearer: &Bearer, agent_username: &str, node: &str) -> Result
     })
 }
 
-/// Whether a shadow is this agent's.
+/// Checks that a shadow is this agent's.
 pub(crate) fn owns(agent: &AgentIdentity, shadow: &Shadow) -> Result<(), Refusal> {
     let Some(owner) = &shadow.owner else {
         return Err(Refusal::ShadowWithoutNode);

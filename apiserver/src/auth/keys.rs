@@ -1,7 +1,7 @@
-//! The cluster's public keys, and what they say about a token before anybody is asked. Pure.
+//! The cluster's public keys, and the checks of a token before any call to the cluster. Pure.
 //!
-//! A token that is garbage, forged, expired or made for another client ends here, so that it never reaches the API server.
-//! What passes is not yet good: whether the pod still exists is for the TokenReview to say.
+//! A token that is garbage, forged, expired or made for another client ends here, so that it never reaches the API
+//! server. A token that passes is not yet valid: the TokenReview checks that the pod still exists.
 
 use std::collections::HashMap;
 
@@ -13,19 +13,19 @@ use serde_json::Value;
 
 use super::Refusal;
 
-/// How far our clock and the API server's may be apart before a token that is good over there is refused here. The
-/// TokenReview has the last word on its expiry.
+/// Tolerated difference between the clocks of this server and the API server before a token that is valid there is
+/// refused here. The TokenReview decides on its expiry.
 const LEEWAY: SignedDuration = SignedDuration::from_secs(60);
-/// The most keys that are taken from a set. A cluster publishes one, or two while it changes them.
+/// Maximum number of keys taken from a set. A cluster publishes one, or two while it changes them.
 const MOST_KEYS: usize = 64;
 
-/// What a cluster publishes about the tokens that it issues (RFC 7517). The keys of all issuers that it accepts are among them, so
-/// that the issuer is left to the TokenReview: a token may name any, a signature cannot be invented.
+/// Keys that a cluster publishes for the tokens that it issues (RFC 7517). They include the keys of all issuers that it
+/// accepts, so the issuer is left to the TokenReview: a token may name any, a signature cannot be invented.
 pub(crate) struct ClusterKeys {
     keys: HashMap<String, (DecodingKey, Algorithm)>,
 }
 
-/// What a cluster publishes cannot be used.
+/// The published keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeysError {
     #[error("the key set is not understood")]
@@ -34,31 +34,31 @@ pub(crate) enum KeysError {
     NoKey,
 }
 
-/// What a token has to be for.
+/// Requirements on a token.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
-    /// The audience that it names.
+    /// Audience that it names.
     pub(crate) audience: String,
-    /// User name of the one service account whose tokens are good here.
+    /// User name of the only service account whose tokens are accepted.
     pub(crate) username: String,
 }
 
-/// What the keys say about a token.
+/// Result of checking a token with the keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Said {
-    /// Signed by the cluster, for us, of an agent, and not expired.
+    /// Signed by the cluster, for this audience, of an agent, and not expired.
     Signed {
-        /// Uid of the node whose agent it is, where the token says so.
+        /// Uid of the agent's node, if the token names it.
         node: Option<String>,
     },
     /// It is refused.
     Refused(Refusal),
-    /// It is signed by a key that is not among these. They may be old.
+    /// It is signed by a key that is not among these, which may be outdated.
     UnknownKey,
 }
 
 impl ClusterKeys {
-    /// Reads what the API server answers to `/openid/v1/jwks`. Keys of unknown kinds do no harm.
+    /// Reads the API server's answer to `/openid/v1/jwks`. Keys of unknown kinds are ignored.
     pub(crate) fn read(set: &str) -> Result<Self, KeysError> {
         #[derive(Deserialize)]
         struct Set {
@@ -69,7 +69,7 @@ impl ClusterKeys {
         if keys.is_empty() { Err(KeysError::NoKey) } else { Ok(Self { keys }) }
     }
 
-    /// What they say about a token.
+    /// Checks a token with the keys.
     pub(crate) fn judge(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Said {
         match self.check(token, wanted, now) {
             Ok(node) => Said::Signed { node },
@@ -80,12 +80,12 @@ impl ClusterKeys {
     fn check(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Result<Option<String>, Said> {
         let malformed = || Said::Refused(Refusal::MalformedToken);
         let header = decode_header(token).map_err(|_| malformed())?;
-        // Read before the signature is checked, only to tell garbage from a token of another key.
+        // Read before the signature is checked, only to distinguish garbage from a token of another key.
         let _: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed())?;
         let (key, algorithm) = header.kid.and_then(|id| self.keys.get(&id)).ok_or(Said::UnknownKey)?;
-        // The key says how it signs, and never the token: one of another algorithm is refused below.
+        // The key determines the algorithm, never the token: one of another algorithm is refused below.
         let mut validation = Validation::new(*algorithm);
-        // The claims are compared below, by our own clock.
+        // The claims are compared below, by this server's clock.
         validation.required_spec_claims.clear();
         validation.validate_exp = false;
         validation.validate_aud = false;
@@ -95,7 +95,7 @@ impl ClusterKeys {
     }
 }
 
-/// The registered claims that count (RFC 7519, 4.1).
+/// The registered claims that are checked (RFC 7519, 4.1).
 #[derive(Clone, Deserialize)]
 struct Claims {
     sub: Option<String>,
@@ -106,7 +106,7 @@ struct Claims {
     kubernetes: Option<Bound>,
 }
 
-/// What Kubernetes says of who a token is bound to.
+/// Kubernetes' claim of the objects that a token is bound to.
 #[derive(Clone, Deserialize)]
 struct Bound {
     node: Option<BoundNode>,
@@ -134,7 +134,7 @@ impl Claims {
         if !ours {
             return Err(Refusal::WrongAudience);
         }
-        // A time that is out of range is no time at which a token could be good.
+        // A token with a time that is out of range is never valid.
         let at = |seconds: i64| Timestamp::from_second(seconds).map_err(|_| Refusal::Expired);
         let expires = at(self.exp.ok_or(Refusal::Expired)?)?;
         if now.duration_since(expires) >= LEEWAY {
@@ -144,12 +144,13 @@ impl Claims {
             Some(from) if from.duration_since(now) > LEEWAY => return Err(Refusal::NotYetValid),
             _ => {}
         }
-        // Anybody in the cluster may have a token made for our audience. A service account's names it by its user name.
+        // Any client in the cluster may have a token made for this audience. A service account's has its user name as
+        // subject.
         if self.sub.as_deref() == Some(wanted.username.as_str()) { Ok(()) } else { Err(Refusal::OtherAccount) }
     }
 }
 
-/// A key with its id and the algorithm that it signs with.
+/// Returns a key with its id and its algorithm, if it can be used.
 fn usable(key: Value) -> Option<(String, (DecodingKey, Algorithm))> {
     let key: Jwk = serde_json::from_value(key).ok()?;
     if key.common.public_key_use.as_ref().is_some_and(|use_| *use_ != PublicKeyUse::Signature) {
@@ -217,14 +218,14 @@ pub(crate) mod tests {
         }
     }
 
-    /// What an agent's token says. The name tells one from another.
+    /// Claims of an agent's token. The name distinguishes tokens.
     pub(crate) fn claims(name: &str, expires: i64) -> Value {
         json!({"iss": ISSUER, "aud": [AUDIENCE], "exp": expires, "nbf": expires - 600, "sub": AGENT, "jti": name,
             "kubernetes.io": {"node": {"name": name, "uid": format!("uid of {name}")}}})
     }
 
     fn set(issuers: &[&Issuer]) -> String {
-        // A key of a kind that no one knows, and one that is not for signatures, stand first and must not matter.
+        // A key of an unknown kind, and one that is not for signatures, come first and must not matter.
         let mut keys = vec![json!({"kty": "QUANTUM", "kid": "k"})];
         keys.extend(issuers.iter().map(|issuer| issuer.jwk()));
         json!({"keys": keys}).to_string()

@@ -1,8 +1,7 @@
-//! Who asks, and whether the answer is theirs.
+//! Authentication and authorization of requests.
 //!
-//! A token is taken from the header ([`token`]), held against the cluster's public keys ([`keys`], [`ring`]), judged by the
-//! cluster ([`review`]), and what the cluster says about it is held against the node in the path and the shadow
-//! ([`identity`]).
+//! A token is taken from the header ([`token`]), checked with the cluster's public keys ([`keys`], [`ring`]), reviewed
+//! by the cluster ([`review`]), and the result is checked against the node in the path and the shadow ([`identity`]).
 
 pub(crate) mod identity;
 pub(crate) mod keys;
@@ -12,7 +11,7 @@ pub(crate) mod token;
 
 use crate::problem::Kind;
 
-/// Why a request is refused: one fixed word each, for the log and the metric. The client is told less.
+/// Reason to refuse a request: one fixed word each, for the log and the metric. The client gets less detail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Refusal {
     /// No `Authorization: Bearer`.
@@ -21,29 +20,29 @@ pub(crate) enum Refusal {
     MalformedToken,
     /// The cluster did not sign the token.
     Forged,
-    /// The cluster publishes no key of the name that the token gives.
+    /// The cluster publishes no key with the token's key id.
     UnknownKey,
-    /// The token has expired, or never says when it does.
+    /// The token has expired, or has no expiry.
     Expired,
-    /// The token is for a later time.
+    /// The token is not valid yet.
     NotYetValid,
-    /// The cluster does not know the token, or not for our audience, or no more.
+    /// The cluster does not accept the token, or not for this audience, or no longer.
     NotAuthenticated,
-    /// The token is not for us: it says so, or the cluster does not confirm our audience.
+    /// The token is for another audience: it says so, or the cluster does not confirm this one.
     WrongAudience,
     /// A token of another service account.
     OtherAccount,
     /// A token that is not bound to a pod.
     NoPod,
-    /// A token that does not say which node its pod runs on.
+    /// A token that does not name the node of its pod.
     NoNode,
     /// A token of another node's agent.
     OtherNode,
     /// The node has been deleted and created again: token and shadow name different Nodes.
     AgentTokenForOldNode,
-    /// The shadow does not name its Node, so it is no one's.
+    /// The shadow does not name its Node, so it belongs to no agent.
     ShadowWithoutNode,
-    /// So many tokens from this source were refused that no further one is looked at for now.
+    /// So many tokens from this source were refused that no further one is checked for now.
     TooManyRefusals,
     /// The node's agent reports more often than any update needs.
     TooManyReports,
@@ -98,7 +97,7 @@ impl Refusal {
         }
     }
 
-    /// What the client is told: the same for all that is wrong with a token.
+    /// Returns the kind that the client gets: the same for all faults of a token.
     pub(crate) const fn kind(self) -> Kind {
         match self {
             Self::NoToken

@@ -1,10 +1,11 @@
-//! TokenReviews, and a short memory of how they ended.
+//! TokenReviews, and a short-lived cache of their results.
 //!
-//! A token is reviewed only if the cluster's public keys say that the cluster signed it, for us. Where they say nothing (they
-//! cannot be read, or the token is from an issuer that the cluster does not publish) the TokenReview alone decides.
+//! A token is reviewed only if the cluster's public keys confirm that the cluster signed it, for this audience. Where
+//! they decide nothing (they cannot be read, or the token is from an issuer that the cluster does not publish) the
+//! TokenReview alone decides.
 //!
-//! A token that was just judged is not judged again for a few seconds: one burst of an agent (its stream, then a report or
-//! two) costs one TokenReview. Requests with the same token at the same time share one.
+//! A result is reused for a few seconds: one burst of an agent (its stream, then a report or two) costs one
+//! TokenReview. Requests with the same token at the same time share one.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,30 +23,30 @@ use super::token::{Token, TokenDigest};
 use crate::cluster::{CallError, Cluster};
 use crate::metrics::{Metrics, ReviewResult};
 
-/// How long a good token is taken as good. Short against the time that the API server itself takes to notice a deleted
-/// pod (about ten seconds), so that it adds little to it.
+/// Time that a valid token is cached. Short against the time that the API server itself takes to notice a deleted pod
+/// (about ten seconds), so that it adds little to it.
 const GOOD_FOR: Duration = Duration::from_secs(5);
-/// How long a bad token is taken as bad. Its bearer may be waiting for a skewed clock or a lagging key.
+/// Time that an invalid token is cached. Its bearer may be waiting for a skewed clock or a lagging key.
 const BAD_FOR: Duration = Duration::from_secs(1);
-/// How many tokens are remembered, twice as many as a large cluster has agents. Above that, tokens are judged again.
+/// Maximum number of cached tokens, twice as many as a large cluster has agents. Above that, tokens are reviewed again.
 const REMEMBERED: usize = 10_000;
-/// TokenReviews at one time. More would only queue up in the API server.
+/// Concurrent TokenReviews. More would only queue up in the API server.
 const CONCURRENT: usize = 32;
-/// The same of tokens that anybody could have written: few, and enough for a cluster that publishes no keys.
+/// The same for unchecked tokens: few, and enough for a cluster that publishes no keys.
 const CONCURRENT_UNCHECKED: usize = 8;
-/// How long a request waits for its turn.
+/// Time-out of a request's wait for a review.
 const TURN: Duration = Duration::from_secs(5);
 
-/// Why there is no bearer.
+/// A review without a bearer.
 #[derive(Debug)]
 pub(crate) enum ReviewError {
-    /// The token is not good.
+    /// The token is not valid.
     Refused(Refusal),
-    /// No one can tell now.
+    /// No decision is possible now.
     Unavailable(CallError),
-    /// Too many others wait for an answer.
+    /// Too many requests wait for a review.
     Busy,
-    /// The token is signed by a key that is not known, and the cluster does not say which it publishes now.
+    /// The token is signed by an unknown key, and the cluster does not answer which it publishes now.
     NoKeys,
 }
 
@@ -55,29 +56,29 @@ struct Remembered {
     until: Instant,
 }
 
-/// One token's memory. Who holds the lock does the review; the others wait for its result.
+/// Cache entry of one token. The holder of the lock does the review; the others wait for its result.
 type Slot = Arc<AsyncMutex<Option<Remembered>>>;
 
-/// How much stands behind a token before the cluster is asked about it.
+/// Evidence for a token before it is reviewed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// The cluster's own signature, over an agent's name and our audience.
+    /// The cluster's own signature, over an agent's name and this audience.
     Signed {
-        /// Uid of the agent's node, where the token says so.
+        /// Uid of the agent's node, if the token names it.
         node: Option<String>,
     },
-    /// Nothing: the cluster's keys cannot be read.
+    /// None: the cluster's keys cannot be read.
     Unchecked,
 }
 
-/// What tokens of one standing share: turns, and the memory. So those that anybody can write take nothing from those that the
+/// Review permits and cache of tokens with the same standing, so that unchecked tokens take nothing from those that the
 /// cluster signed.
 struct Lane {
     permits: Semaphore,
     slots: Mutex<HashMap<TokenDigest, Slot>>,
 }
 
-/// Judges tokens.
+/// Reviews tokens.
 pub(crate) struct Reviewer {
     cluster: Cluster,
     wanted: Wanted,
@@ -94,19 +95,19 @@ impl Reviewer {
         Self { cluster, wanted, metrics, keys: KeyRing::default(), signed, unchecked, now }
     }
 
-    /// Reads the cluster's keys before the first token comes.
+    /// Reads the cluster's keys before the first token arrives.
     pub(crate) async fn warm(&self) {
         self.keys.warm(&self.cluster, &self.metrics).await;
     }
 
-    /// The bearer of a token that was found good a moment ago.
+    /// Returns the bearer of a token that was found valid a moment ago.
     pub(crate) fn remembered(&self, token: &Token) -> Option<Arc<Bearer>> {
         let bearer = [&self.signed, &self.unchecked].into_iter().find_map(|lane| self.recall(lane, token)?.ok())?;
         self.metrics.token_review(ReviewResult::Cached);
         Some(bearer)
     }
 
-    /// What the cluster's keys say about a token. It takes no call to the cluster, unless the keys have to be read.
+    /// Checks a token with the cluster's keys. Makes no call to the cluster, unless the keys have to be read.
     pub(crate) async fn check(&self, token: &Token) -> Result<Standing, ReviewError> {
         match self.keys.judge(&self.cluster, &self.metrics, token, &self.wanted, (self.now)()).await {
             Some((Said::Signed { node }, _)) => Ok(Standing::Signed { node }),
@@ -117,7 +118,7 @@ impl Reviewer {
         }
     }
 
-    /// What the cluster says about the bearer of a token.
+    /// Reviews a token and returns its bearer.
     pub(crate) async fn review(&self, token: &Token, standing: &Standing) -> Result<Arc<Bearer>, ReviewError> {
         let lane = match standing {
             Standing::Signed { .. } => &self.signed,
@@ -152,17 +153,17 @@ impl Reviewer {
         ReviewError::Refused(refusal)
     }
 
-    /// What is remembered of a token, unless a client asks for it right now.
+    /// Returns the cached result for a token, unless a review of it is in progress.
     fn recall(&self, lane: &Lane, token: &Token) -> Option<Result<Arc<Bearer>, Refusal>> {
         let slot = Arc::clone(lane.slots().get(&token.digest())?);
         let slot = slot.try_lock().ok()?;
         self.counts(slot.as_ref(), token)
     }
 
-    /// What of it still counts.
+    /// Returns a cached result that is still valid.
     fn counts(&self, slot: Option<&Remembered>, token: &Token) -> Option<Result<Arc<Bearer>, Refusal>> {
         let Remembered { verdict, until } = slot?;
-        // Looked at each time too, and not only when remembering: the wall clock may have been set forward meanwhile.
+        // Checked each time, and not only when caching: the wall clock may have been set forward meanwhile.
         let expired = token.expires().is_some_and(|expires| expires <= (self.now)());
         (Instant::now() < *until && !(expired && verdict.is_ok())).then(|| verdict.clone())
     }
@@ -175,12 +176,12 @@ impl Reviewer {
         let status =
             self.cluster.review(token.expose(), &self.wanted.audience).await.map_err(ReviewError::Unavailable)?;
         if status.authenticated != Some(true) {
-            // Some authenticators quote what they were given.
+            // Some authenticators quote their input.
             let error = status.error.as_deref().filter(|error| !error.contains(token.expose()));
             tracing::debug!(error, "the cluster does not accept a token");
             return Ok(Err(Refusal::NotAuthenticated));
         }
-        // An authenticator that knows nothing of audiences accepts any and returns none.
+        // An authenticator without support for audiences accepts any and returns none.
         if !status.audiences.unwrap_or_default().contains(&self.wanted.audience) {
             return Ok(Err(Refusal::WrongAudience));
         }
@@ -207,7 +208,7 @@ impl Lane {
             let now = Instant::now();
             slots.retain(|_, slot| match slot.try_lock() {
                 Ok(slot) => slot.as_ref().is_some_and(|remembered| now < remembered.until),
-                // A client waits for it right now.
+                // A review of it is in progress.
                 Err(_) => true,
             });
         }
@@ -219,7 +220,7 @@ impl Lane {
     }
 }
 
-/// How long a good token is remembered: never past its expiry.
+/// Returns the time that a valid token is cached: never past its expiry.
 fn good_for(expires: Option<Timestamp>, now: Timestamp) -> Duration {
     match expires {
         Some(expires) => Duration::try_from(expires.duration_since(now)).unwrap_or(Duration::ZERO).min(GOOD_FOR),
@@ -257,7 +258,7 @@ mod tests {
         (201, answer(true, json!(["brupop-apiserver"])))
     }
 
-    /// A reviewer, and its cluster with the keys that it publishes now.
+    /// A reviewer, and its cluster with the currently published keys.
     struct World {
         reviewer: Reviewer,
         fake: Fake,
@@ -281,7 +282,7 @@ mod tests {
             Self { reviewer, fake, published, issuer }
         }
 
-        /// From the token to its bearer, as a request goes.
+        /// From the token to its bearer, as for a request.
         async fn judge(&self, token: &Token) -> Result<Arc<Bearer>, ReviewError> {
             if let Some(bearer) = self.reviewer.remembered(token) {
                 return Ok(bearer);
@@ -487,7 +488,7 @@ mod tests {
         };
         let judged: Vec<_> = (0..40).map(review).collect();
         let mut asked = Vec::new();
-        // No one gets an answer, for longer than anybody waits for a turn.
+        // No request gets an answer, for longer than any waits for a review.
         while let Ok(Some((_, reply))) = timeout(TURN + Duration::from_secs(1), slow.next_request()).await {
             asked.push(reply);
         }
@@ -531,7 +532,7 @@ mod tests {
     #[tokio::test]
     async fn a_token_past_its_expiry_is_never_answered_from_memory() {
         let world = World::new(good);
-        // Our clock may be ahead of the cluster's, so the cluster is asked.
+        // This server's clock may be ahead of the cluster's, so the token is reviewed.
         let token = world.token("a", NOW - 1);
         world.judge(&token).await.unwrap();
         world.judge(&token).await.unwrap();

@@ -1,4 +1,5 @@
-//! The cluster's public keys as this server has them: read when a token needs them, and read again when one does not fit.
+//! This server's copy of the cluster's public keys: read when a token needs them, and read again when one does not
+//! match.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -12,23 +13,24 @@ use super::token::Token;
 use crate::cluster::{CallError, Cluster};
 use crate::metrics::{FetchResult, Metrics};
 
-/// How long to wait between two looks, whatever strangers send. A cluster that signs with a new key publishes it first.
+/// Minimum time between two reads, whatever unauthenticated clients send. A cluster publishes a new key before it signs
+/// with it.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
-/// How long a token waits for keys that another client is reading. Then it is held against those that there are.
+/// Time that a token waits for keys that another request is reading. Then it is checked with the present ones.
 const TURN: Duration = Duration::from_secs(2);
 
 /// Keeps the keys.
 #[derive(Default)]
 pub(crate) struct KeyRing {
     current: RwLock<Option<Arc<ClusterKeys>>>,
-    /// When the cluster was last asked, and whether it answered. Who holds the lock asks; the others wait for the answer.
+    /// Time of the last read, and whether it succeeded. The holder of the lock reads; the others wait for the result.
     looked: AsyncMutex<Option<(Instant, bool)>>,
 }
 
-/// Whether the keys are those that the cluster published a moment ago.
+/// True if the keys are those that the cluster published a moment ago.
 type Fresh = bool;
 
-/// Why there are no new keys.
+/// A failed read of the keys.
 #[derive(Debug, thiserror::Error)]
 enum LookError {
     #[error("the cluster's published keys could not be asked for")]
@@ -38,8 +40,8 @@ enum LookError {
 }
 
 impl KeyRing {
-    /// What the cluster's keys say about a token, and whether they are all that the cluster publishes; none where there are no
-    /// keys. A token that the keys do not fit has them read again, but not too often.
+    /// Checks a token with the cluster's keys; also returns whether they are all that the cluster publishes. `None`
+    /// without keys. A token that the keys do not match has them read again, at a limited rate.
     pub(crate) async fn judge(
         &self,
         cluster: &Cluster,
@@ -63,7 +65,7 @@ impl KeyRing {
         self.look(cluster, metrics, None).await;
     }
 
-    /// As if a client read the keys for as long as this is held.
+    /// Acts as another request that reads the keys, for as long as this is held.
     #[cfg(test)]
     pub(crate) async fn looking(&self) -> impl Drop {
         self.looked.lock().await
@@ -73,7 +75,7 @@ impl KeyRing {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads the keys, unless another client has since `before`, or it was tried a moment ago.
+    /// Reads the keys, unless another request has since `before`, or it was tried a moment ago.
     async fn look(&self, cluster: &Cluster, metrics: &Metrics, before: Option<&Arc<ClusterKeys>>) -> Fresh {
         let Ok(mut looked) = timeout(TURN, self.looked.lock()).await else { return false };
         let same = match (self.current().as_ref(), before) {
@@ -86,7 +88,7 @@ impl KeyRing {
             return answered;
         }
         let read = read(cluster).await;
-        // Counted from the end: a cluster that answers slowly is asked the less.
+        // Counted from the end: a cluster that answers slowly is called less often.
         *looked = Some((Instant::now(), read.is_ok()));
         let fresh = read.is_ok();
         match read {

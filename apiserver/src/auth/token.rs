@@ -11,13 +11,13 @@ use sha2::{Digest as _, Sha256};
 
 use super::Refusal;
 
-/// Longest token that is looked at, in bytes. Those of service accounts have one to two thousand.
+/// Maximum length of a token, in bytes. Those of service accounts have one to two thousand.
 const LONGEST: usize = 8 * 1024;
 
-/// SHA-256 of a token: what caches keep in its place.
+/// SHA-256 of a token, which caches keep in its place.
 pub(crate) type TokenDigest = [u8; 32];
 
-/// A bearer token. It is written nowhere: not even its `Debug` shows it.
+/// A bearer token. It is never printed, not even by its `Debug`.
 pub(crate) struct Token(String);
 
 impl fmt::Debug for Token {
@@ -27,7 +27,7 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// The token of a request: exactly one `Authorization` header with the scheme `Bearer`.
+    /// Reads the token of a request: exactly one `Authorization` header with the scheme `Bearer`.
     pub(crate) fn from_headers(headers: &HeaderMap) -> Result<Self, Refusal> {
         let mut all = headers.get_all(AUTHORIZATION);
         let header = match (all.next(), all.next()) {
@@ -48,7 +48,7 @@ impl Token {
         Ok(Self(token.to_owned()))
     }
 
-    /// The token itself, for the TokenReview.
+    /// Returns the token itself, for the TokenReview.
     pub(crate) fn expose(&self) -> &str {
         &self.0
     }
@@ -57,8 +57,8 @@ impl Token {
         Sha256::digest(self.0.as_bytes()).into()
     }
 
-    /// When the token says that it expires. Nothing vouches for it before the cluster has accepted the token; it only ever
-    /// shortens what is remembered about it.
+    /// Returns the expiry that the token states. It is unverified before the cluster has accepted the token; it only
+    /// ever shortens the time that a result is cached.
     pub(crate) fn expires(&self) -> Option<Timestamp> {
         #[derive(Deserialize)]
         struct Claims {
@@ -77,7 +77,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A token of any text.
+    /// Returns a token of any text.
     pub(crate) fn of(text: String) -> Token {
         Token(text)
     }

@@ -6,12 +6,12 @@ use actix_web::{HttpResponse, web};
 use crate::app::App;
 use crate::problem::{ApiError, Kind};
 
-/// The process serves requests. It needs nothing else to live: a restart cures no outage of the cluster.
+/// Reports that the process serves requests. It depends on nothing else: a restart cures no outage of the cluster.
 pub(super) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Agents can be sent here.
+/// Reports that this replica is ready for agents.
 pub(super) async fn readyz(app: web::Data<App>) -> HttpResponse {
     match app.ready() {
         Ok(()) => HttpResponse::Ok().content_type("text/plain").body("ok\n"),
@@ -19,7 +19,7 @@ pub(super) async fn readyz(app: web::Data<App>) -> HttpResponse {
     }
 }
 
-/// What is counted.
+/// Returns the metrics.
 pub(super) async fn metrics(app: web::Data<App>) -> Result<HttpResponse, ApiError> {
     let text = app.metrics.text().map_err(|error| ApiError::new(Kind::Internal).cause(error))?;
     Ok(HttpResponse::Ok().insert_header((CONTENT_TYPE, prometheus::TEXT_FORMAT)).body(text))

@@ -52,7 +52,7 @@ async fn method_not_allowed(allowed: &'static str) -> HttpResponse {
     response
 }
 
-/// A shadow as the body of an answer.
+/// Builds an answer with a shadow as its body.
 fn show(mut answer: HttpResponseBuilder, view: &ShadowView) -> HttpResponse {
     answer.insert_header((CACHE_CONTROL, "no-store")).insert_header((ETAG, format!("\"{}\"", view.etag))).json(view)
 }

@@ -11,12 +11,12 @@ use crate::write::{AccessError, cached, live};
 
 #[derive(Deserialize)]
 pub(super) struct Query {
-    /// Whether to read past this replica's copy.
+    /// True to read past this replica's copy.
     #[serde(default)]
     fresh: bool,
 }
 
-/// The agent's shadow. Whatever would be a refusal by this replica's copy is judged by a live read.
+/// Returns the agent's shadow. A refusal by this replica's copy is first confirmed by a live read.
 pub(super) async fn get(
     Agent(agent): Agent,
     app: web::Data<App>,

@@ -16,7 +16,7 @@ use crate::metrics::WriteResult;
 use crate::problem::{ApiError, Kind};
 use crate::write::{AccessError, WriteError, Written, write_status};
 
-/// The agent's half of its shadow's status, whole, built on the state that `If-Match` names.
+/// Replaces the agent status of its shadow, based on the state that `If-Match` names.
 pub(super) async fn put(
     Agent(agent): Agent,
     app: web::Data<App>,
@@ -78,7 +78,7 @@ pub(super) async fn put(
     }
 }
 
-/// The `If-Match` header. Without it a report could undo one that its sender has never seen.
+/// Returns the `If-Match` header. Without it a report could undo one that its sender has never seen.
 fn if_match(headers: &HeaderMap) -> Result<&str, ApiError> {
     let missing = || ApiError::new(Kind::PreconditionRequired).detail("send the shadow's etag as If-Match");
     let header = headers.get(IF_MATCH).ok_or_else(missing)?;

@@ -20,7 +20,7 @@ pub(super) struct Query {
     resource_version: Option<String>,
 }
 
-/// The agent's shadow, now and as it changes, one JSON object a line.
+/// Streams the agent's shadow, now and as it changes, one JSON object per line.
 pub(super) async fn get(
     Agent(agent): Agent,
     app: web::Data<App>,
@@ -33,7 +33,7 @@ pub(super) async fn get(
         return Err(ApiError::new(Kind::Unavailable).detail("this replica is ending"));
     }
     take(&app.reads, agent.node_name.clone(), Refusal::TooManyReads)?;
-    // A stream that waits until it can go on takes a place as one does that is open.
+    // A stream that waits to be resumed takes a place as an open one does.
     let mut place = app.streams.enter(&agent.node_name);
     let mut seen = app.store.subscribe(&agent.shadow_name());
     let follower = match from {

@@ -1,4 +1,4 @@
-//! What each call answers.
+//! Answers of each call.
 
 use std::time::Duration;
 
@@ -191,7 +191,7 @@ async fn what_is_not_signed_is_refused_here_and_a_source_of_it_has_to_wait_while
     for _ in 0..150 {
         assert_eq!(problem(server.get(shadow, "garbage").await).await, first);
     }
-    // Late, so that it is still remembered at the end.
+    // Late, so that it is still cached at the end.
     assert_eq!(server.get(shadow, &agent).await.status(), StatusCode::OK);
     let mut waits = None;
     for _ in 0..1_000 {
@@ -259,7 +259,7 @@ async fn a_stream_goes_on_where_another_ended() {
     assert_eq!(second.metadata.generation, 2);
     assert_eq!(open(&first.metadata.resource_version).await.shadow().await, second, "something has");
 
-    // The cluster is older than what this agent claims to have seen, and it is the cluster that counts.
+    // The cluster is older than the state that this agent claims to have seen, and the cluster counts.
     assert_eq!(open("999999").await.shadow().await, second);
     for from in ["", "0", "-1", "x", "1%202"] {
         let answer = server.get(&resume(from), "agent-a").await;
@@ -271,7 +271,7 @@ async fn a_stream_goes_on_where_another_ended() {
 #[tokio::test]
 async fn a_source_with_many_connections_gets_no_more_until_one_ends() {
     let server = Server::start(&world()).await;
-    // A client of its own for each, so that none shares a connection.
+    // A separate client for each, so that none shares a connection.
     let certificate = std::fs::read_to_string(server.directory.0.join("tls.crt")).unwrap();
     let url = format!("https://localhost:{}/v1/nodes/a/shadow", server.api.port());
     let call = async |client: &reqwest::Client| client.get(&url).bearer_auth("agent-a").send().await;
@@ -303,7 +303,7 @@ async fn many_tokens_at_once_that_nobody_signed_are_no_way_past_the_limit() {
         Issuer::new("x").sign(&claims)
     };
     let calls = (0..400).map(|number| server.request(Method::GET, "/v1/nodes/a/shadow", &foreign(number)).send());
-    // Each needs a connection of its own, and one source has no more than eight here, counting those that are just ending.
+    // Each needs a separate connection, and one source has at most eight here, counting those that are just ending.
     let answers: Vec<_> =
         futures::StreamExt::collect(futures::StreamExt::buffer_unordered(futures::stream::iter(calls), 4)).await;
     let refused =
@@ -356,7 +356,7 @@ async fn good_tokens_of_others_count_against_their_source_too() {
     let server = Server::start(&world()).await;
     for _ in 0..600 {
         let answer = problem(server.get("/v1/nodes/a/shadow", "agent-b").await).await;
-        // It is known, and so passes until it is forgotten and counts as any other does.
+        // It is cached, and so passes until it expires from the cache and counts as any other does.
         if answer.0 == 429 {
             break;
         }

@@ -1,5 +1,5 @@
-//! The server against its published description, `docs/openapi.yaml`: each answer is one that is described, with the media
-//! type, the headers and the body that the description gives it.
+//! The server against its published description, `docs/openapi.yaml`: each answer is a described one, with the
+//! described media type, headers and body.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ impl Description {
         self.0["paths"].get(path)?.get(method.as_str().to_ascii_lowercase())
     }
 
-    /// Every answer that is described, as path, method and status.
+    /// Every described answer, as path, method and status.
     fn answers(&self) -> BTreeSet<(String, String, u16)> {
         let mut all = BTreeSet::new();
         for (path, item) in self.0["paths"].as_object().unwrap() {
@@ -41,7 +41,7 @@ impl Description {
         assert!(errors.is_empty(), "{errors:#?} in {instance:#}");
     }
 
-    /// Holds an answer against the description of its operation.
+    /// Checks an answer against the description of its operation.
     async fn assert_described(&self, operation: &Value, response: reqwest::Response) -> u16 {
         let status = response.status().as_u16();
         let described = &operation["responses"][status.to_string()];
@@ -67,7 +67,7 @@ impl Description {
     }
 }
 
-/// A request, as far as it differs from a good one.
+/// A request, as far as it differs from a valid one.
 #[derive(Default)]
 struct Call {
     token: Option<&'static str>,
@@ -153,7 +153,7 @@ async fn every_answer_is_as_described_and_every_described_one_can_be_had() {
     for _ in 0..100 {
         call(STATUS, Method::PUT, Call::default()).await;
     }
-    // What comes often enough is refused for that; whether it was is seen below.
+    // Frequent requests are refused for their rate; the answers are checked below.
     for path in [SHADOW, WATCH] {
         for _ in 0..1_000 {
             if call(path, Method::GET, of("garbage")).await == 429 {
@@ -163,8 +163,8 @@ async fn every_answer_is_as_described_and_every_described_one_can_be_had() {
     }
     server.stop().await;
 
-    // What takes an outage, time, another method or another path. Each has its own test: those about outages are in
-    // `outages.rs`, that of a slow body in `strangers.rs`, and the others below.
+    // Answers that take an outage, time, another method or another path. Each has its own test: those about outages are
+    // in `outages.rs`, that of a slow body in `strangers.rs`, and the others below.
     let elsewhere = [404, 405, 408, 500, 503];
     let missing: Vec<_> =
         description.answers().into_iter().filter(|a| !had.contains(a) && !elsewhere.contains(&a.2)).collect();

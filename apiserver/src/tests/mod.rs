@@ -1,4 +1,4 @@
-//! The whole server over real TLS, against an API server that is played by a function.
+//! The whole server over real TLS, against an API server that is simulated by a function.
 
 mod calls;
 mod description;
@@ -26,39 +26,39 @@ use crate::shadow::tests::stored;
 use crate::tls::tests::{Directory, pair, pair_for};
 use crate::{Config, RunError};
 
-/// How long anything may take before a test gives up. Nothing is expected to take long.
+/// Time-out of a test. Nothing is expected to take long.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The cluster: one shadow, and the revision that it is at.
+/// The cluster: one shadow, and its current revision.
 #[derive(Clone)]
 struct World {
     state: Arc<Mutex<Option<Value>>>,
     changes: watch::Sender<u64>,
     calls: Arc<Mutex<Vec<String>>>,
-    /// What it answers to calls about the shadow itself, instead of an answer.
+    /// Status of the answer to calls about the shadow itself during an outage.
     outage: Arc<Mutex<Option<u16>>>,
-    /// How the watch that is open breaks, and those after it, one each.
+    /// Faults of the open watch, and of those after it, one each.
     faults: watch::Sender<VecDeque<Fault>>,
-    /// Who issues the cluster's tokens, if it publishes its keys: then a token's subject says whose it is, and otherwise the
-    /// token itself.
+    /// Issuer of the cluster's tokens, if it publishes its keys: then a token's subject names its bearer, and otherwise
+    /// the token itself does.
     issuer: Arc<Option<Issuer>>,
 }
 
-/// How a watch can break.
+/// A fault of a watch.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// It is answered with an error.
     Refused,
-    /// What happened since its revision is no longer known.
+    /// The events since its revision are no longer known.
     Gone,
-    /// Its connection breaks before there is anything to read.
+    /// The connection breaks before there is anything to read.
     Reset,
-    /// Its connection ends in the middle of a line.
+    /// The connection ends in the middle of a line.
     CutOff,
 }
 
 impl Fault {
-    /// The answer; none if there is nothing but the end of the connection.
+    /// Returns the answer; `None` if the connection just ends.
     fn answer(self) -> Option<(u16, String)> {
         match self {
             Self::Refused => Some((500, failure(500, "InternalError"))),
@@ -81,12 +81,12 @@ impl World {
         }
     }
 
-    /// With published keys.
+    /// The same with published keys.
     fn publishing(self) -> Self {
         Self { issuer: Arc::new(Some(Issuer::new("k"))), ..self }
     }
 
-    /// A good token.
+    /// Returns a valid token.
     fn token(&self, whose: &str) -> String {
         let expires = crate::clock::now().as_second() + 600;
         self.issuer.as_ref().as_ref().unwrap().sign(&claims(whose, expires))
@@ -96,12 +96,12 @@ impl World {
         self.count("POST tokenreviews")
     }
 
-    /// How often it was called so.
+    /// Returns the number of these calls.
     fn count(&self, call: &str) -> usize {
         self.calls.lock().unwrap().iter().filter(|made| *made == call).count()
     }
 
-    /// Changes the shadow and tells the watch.
+    /// Changes the shadow and notifies the watch.
     fn change(&self, change: impl FnOnce(&mut Option<Value>)) {
         let mut state = self.state.lock().unwrap();
         let revision = *self.changes.borrow() + 1;
@@ -136,7 +136,7 @@ impl World {
         kube::Client::new(service, "default")
     }
 
-    /// What it answers; none if it breaks the connection instead.
+    /// Returns the answer; `None` to break the connection instead.
     async fn answer(&self, method: &Method, path: &str, query: &str, body: &Value) -> Option<(u16, String)> {
         let last = path.rsplit('/').next().unwrap_or_default();
         let watching = query.contains("watch=true");
@@ -144,13 +144,13 @@ impl World {
         if watching { self.watched(query).await } else { Some(self.asked(method, path, last, body)) }
     }
 
-    /// The next event, or the next fault.
+    /// Returns the next event, or the next fault.
     async fn watched(&self, query: &str) -> Option<(u16, String)> {
         let from: u64 = query.split('&').find_map(|q| q.strip_prefix("resourceVersion=")).unwrap().parse().unwrap();
         let before = self.state.lock().unwrap().clone();
         let (mut changes, mut faults) = (self.changes.subscribe(), self.faults.subscribe());
         let revision = tokio::select! {
-            // First, so that a change that comes after a fault is no event of the broken watch.
+            // First, so that a change after a fault is no event of the broken watch.
             biased;
             true = async { faults.wait_for(|faults| !faults.is_empty()).await.is_ok() } => {
                 let mut fault = None;
@@ -252,14 +252,14 @@ struct Server {
 }
 
 impl Server {
-    /// A server with no certificate yet.
+    /// A server without a certificate.
     async fn bare(world: &World) -> Self {
-        // Each refusal costs a handshake: on a busy machine an allowance that grows quickly would never be used up.
+        // Each refusal costs a handshake: on a busy machine a rate limit that recovers quickly would never be used up.
         let refused = Allowance { burst: 200, every: Duration::from_secs(1) };
         Self::patient(world, Patience { refused, ..Patience::USUAL }).await
     }
 
-    /// The same that waits so long for its clients.
+    /// The same with these limits on clients.
     async fn patient(world: &World, patience: Patience) -> Self {
         let _ = crate::tls::provider().install_default();
         let directory = Directory::new();

@@ -1,4 +1,4 @@
-//! What agents notice of a cluster in trouble.
+//! Effects of an outage of the cluster on agents.
 
 use futures::future::join_all;
 
@@ -20,7 +20,7 @@ async fn what_the_cluster_refuses_to_this_server_is_a_fault_of_the_install_and_a
         *world.outage.lock().unwrap() = Some(code);
         for answer in [
             server.get("/v1/nodes/a/shadow?fresh=true", "agent-a").await,
-            // Newer than the copy, so the server looks.
+            // Newer than the copy, so the server reads live.
             server.get("/v1/nodes/a/shadow/watch?resourceVersion=999999", "agent-a").await,
         ] {
             assert_eq!(answer.headers().contains_key("retry-after"), status == 503, "{code}");
@@ -28,7 +28,7 @@ async fn what_the_cluster_refuses_to_this_server_is_a_fault_of_the_install_and_a
         }
         let answer = server.put("agent-a", &view.etag, json!({"state": "StagedUpdate"})).await;
         assert_eq!(answer.headers().contains_key("retry-after"), status == 503, "{code}");
-        // The API server gave up in the middle of the write.
+        // The API server timed out during the write.
         let word = if code == 504 { "outcome-unknown" } else { word };
         assert_eq!(problem(answer).await, (status, word.to_owned()), "{code}");
         assert_eq!(server.get("/v1/nodes/a/shadow", "agent-a").await.status(), StatusCode::OK, "the copy is there");
@@ -69,7 +69,7 @@ async fn a_watch_that_breaks_ends_no_stream_and_what_changed_meanwhile_is_sent()
         world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
         assert_eq!(lines.shadow().await.metadata.generation, 2, "{fault:?}");
         let (_, metrics) = server.plain("/metrics").await;
-        // A line without an end is taken for an ordinary one of the watch.
+        // An unterminated line counts as an ordinary end of the watch.
         let errors = u8::from(!matches!(fault, Fault::CutOff));
         assert!(metrics.contains(&format!("\n{metric} {errors}\n")), "{fault:?}: {metrics}");
         let lists = if matches!(fault, Fault::Gone) { 2 } else { 1 };
@@ -99,7 +99,7 @@ async fn many_streams_cost_the_cluster_one_watch() {
         for lines in &mut streams {
             assert_eq!(lines.shadow().await.metadata.generation, generation);
         }
-        // Each event here ends the watch that it came by.
+        // Each event here ends its watch.
         let (watches, deadline) = (usize::try_from(generation).unwrap(), Instant::now() + DEADLINE);
         while world.count("GET bottlerocketshadows watch") < watches {
             assert!(Instant::now() < deadline, "nobody watches");

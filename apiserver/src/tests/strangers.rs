@@ -1,4 +1,4 @@
-//! What a connection may do on which no one, or an agent, was let in: byte by byte, as no client of ours would.
+//! Connections with and without an authenticated agent, byte by byte, as a regular client would never use them.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::*;
 
-/// A connection. Its calls block, so the tests here leave the rest of the world threads of its own.
+/// A connection. Its calls block, so these tests give the other parts separate threads.
 struct Wire(StreamOwned<ClientConnection, TcpStream>);
 
 impl Wire {
@@ -29,18 +29,18 @@ impl Wire {
         self.0.write_all(text.as_bytes()).unwrap();
     }
 
-    /// A whole request without a body.
+    /// Sends a whole request without a body.
     fn ask(&mut self, line: &str, token: &str) {
         self.say(&format!("{line} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"));
     }
 
-    /// The same, and the status of its answer.
+    /// The same; returns the status of its answer.
     fn answered(&mut self, line: &str, token: &str) -> u16 {
         self.ask(line, token);
         self.answer().0
     }
 
-    /// The status and the body of the next answer that says how long it is.
+    /// Returns the status and the body of the next answer with a length.
     fn answer(&mut self) -> (u16, String) {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -55,7 +55,7 @@ impl Wire {
         (head[9..12].parse().unwrap(), String::from_utf8(body).unwrap())
     }
 
-    /// Waits for the end of the connection, in either way: with the goodbye of TLS or without.
+    /// Waits for the end of the connection, with or without TLS's close_notify.
     fn until_closed(mut self) {
         let mut rest = Vec::new();
         if let Err(error) = self.0.read_to_end(&mut rest) {
@@ -78,7 +78,7 @@ async fn who_is_not_let_in_is_answered_once_on_a_connection_and_an_agent_as_ofte
     ] {
         let mut wire = Wire::open(&server);
         assert_eq!(wire.answered(line, token), status, "{line}");
-        // It may not be there any more.
+        // It may not be open any more.
         let _ = wire.0.write_all(b"GET /v1/nodes/a/sha");
         wire.until_closed();
     }

@@ -1,4 +1,4 @@
-//! Installing the operator: `kubectl apply --server-side` of its manifest, in Rust.
+//! Installation of the operator: `kubectl apply --server-side` of its manifests, in Rust.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use super::BedOptions;
 /// Field manager of the installation.
 const MANAGER: &str = "brupop-install";
 
-/// What users apply, in their order.
+/// The manifests that users apply, in their order.
 const MANIFESTS: [&str; 2] =
     [include_str!("../../../deploy/manifests/crds.yaml"), include_str!("../../../deploy/manifests/brupop.yaml")];
 
-/// How long a definition may take to be served.
+/// Longest wait until a definition is served.
 const ESTABLISHED: Duration = Duration::from_secs(20);
 
-/// Lays `patch` over `target` as a JSON merge patch does.
+/// Applies `patch` to `target` as a JSON merge patch.
 pub fn merge(target: &mut Value, patch: &Value) {
     match (target, patch) {
         (Value::Object(target), Value::Object(patch)) => {
@@ -52,7 +52,7 @@ pub(super) async fn install(client: &Client, options: &BedOptions) -> anyhow::Re
     Ok(())
 }
 
-/// The checked-in manifests, unless something is asked for that it does not have.
+/// Returns the checked-in manifests, or generates them where the options require it.
 fn objects(options: &deploy::Options) -> anyhow::Result<Vec<Value>> {
     if *options == deploy::Options::default() {
         let mut objects = Vec::new();
@@ -66,7 +66,6 @@ fn objects(options: &deploy::Options) -> anyhow::Result<Vec<Value>> {
     deploy::objects(options)
 }
 
-/// Server-side applies any object.
 pub(super) async fn apply(
     client: &Client,
     known: &mut BTreeMap<String, (ApiResource, ApiCapabilities)>,

@@ -1,5 +1,5 @@
-//! The whole bed: a control plane, machines with kubelets, the proxy between pods and Services, the recorder for the
-//! oracle, and the operator installed from its own manifests.
+//! The test cluster: a control plane, machines with kubelet stand-ins, the proxy between pods and Services, the
+//! recorder for the oracle, and the operator, installed from its manifests.
 
 mod install;
 mod programs;
@@ -26,33 +26,33 @@ pub use install::merge;
 pub use programs::Programs;
 pub use witness::host_log;
 
-/// How long the node controller may take to see that new nodes are Ready.
+/// Longest wait until the node controller sees that new nodes are Ready.
 const UNTAINTED: Duration = Duration::from_secs(60);
 
-/// What a bed is made of.
+/// Options of a test cluster.
 #[derive(Clone, Debug)]
 pub struct BedOptions {
-    /// How many nodes.
+    /// Number of nodes.
     pub nodes: usize,
-    /// The version that they run at first.
+    /// The version that the nodes run at first.
     pub version: Version,
-    /// How long the commands and the reboots of the hosts take.
+    /// Duration of the hosts' commands and reboots.
     pub timings: Timings,
-    /// Merged over `spec` of the default policy that is installed; `null` installs no policy at all.
+    /// Merged over `spec` of the default policy that is installed; `null` installs no policy.
     pub policy: Value,
-    /// Labels that the nodes register with, beside the one that puts them under the operator.
+    /// Labels that the nodes register with, besides the operator's own.
     pub labels: BTreeMap<String, String>,
-    /// Whether the nodes carry the label that puts them under the operator from the start.
+    /// Start with the operator's label on the nodes.
     pub labelled: bool,
-    /// What is installed.
+    /// Options of the installation.
     pub deploy: deploy::Options,
-    /// The longest that a change of a ConfigMap or Secret takes to reach a pod's volume.
+    /// Longest time until a change of a ConfigMap or Secret reaches a pod's volume.
     pub volume_lag: Duration,
     /// The control plane.
     pub control_plane: control_plane::Options,
-    /// Where pods on nodes that are added from now on find the API server, if not under its own URL.
+    /// API server address for pods on nodes added from now on, if it is not the server's own URL.
     pub pods_api_server: Option<String>,
-    /// The tag under which the images of the stand-in for the next version are there as well, if they are.
+    /// Tag of the images of the next version's stand-in, if they are available.
     pub next: Option<String>,
 }
 
@@ -66,7 +66,7 @@ impl Default for BedOptions {
                 "version": {"refreshInterval": "1s"},
                 "health": {"after": {"soak": "1s"}},
                 "failurePolicy": {"backOff": "2s"},
-                // These hosts go down at once.
+                // These hosts shut down at once.
                 "deadlines": {"shutdown": "5s"},
             }),
             labels: BTreeMap::new(),
@@ -80,27 +80,27 @@ impl Default for BedOptions {
     }
 }
 
-/// One node: its machine and the kubelet on it.
+/// One node: its machine and its kubelet stand-in.
 pub struct Member {
-    /// The node's name.
+    /// Name of the node.
     pub name: String,
-    /// Its machine.
+    /// The machine.
     pub host: Host,
-    /// Its kubelet.
+    /// The kubelet stand-in.
     pub kubelet: Kubelet,
 }
 
-/// A running bed. Dropping it ends every process of it and removes its files.
+/// A running test cluster. Dropping it ends all its processes and removes its files.
 pub struct Bed {
     /// The nodes, by number.
     pub members: Vec<Member>,
-    /// What the hosts' update repository offers.
+    /// The releases in the hosts' update repository.
     pub releases: Releases,
-    /// Records the server's history for the oracle.
+    /// Records the API server's history for the oracle.
     pub recorder: Recorder,
     /// An administrator's client.
     pub client: Client,
-    /// What the bed was made from.
+    /// The options that the test cluster was started with.
     pub options: BedOptions,
     proxy: ConnectProxy,
     addresses: Addresses,
@@ -129,8 +129,8 @@ impl Bed {
         for number in 1..=bed.options.nodes {
             bed.add_node(&format!("node-{number}")).await?;
         }
-        // A new node carries a taint until the node controller has seen that it is Ready. Pods that come earlier would all
-        // go to the first node that has lost it.
+        // A new node has a taint until the node controller has seen that it is Ready. Pods created earlier would all go
+        // to the first node without the taint.
         bed.wait("every node takes pods", UNTAINTED, |history| {
             history.end().nodes.values().all(|node| !node.fields.contains_key(&Field::Taints))
         })
@@ -138,7 +138,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Adds a machine with a kubelet.
+    /// Adds a machine with a kubelet stand-in.
     pub async fn add_node(&mut self, name: &str) -> anyhow::Result<&Member> {
         let root = self.control_plane.dir().join("h").join(name);
         let mut host_options = HostOptions::new(name, root, self.options.version.clone(), self.releases.clone());
@@ -170,38 +170,38 @@ impl Bed {
         Kubelet::start(options).await.with_context(|| format!("kubelet of {name}"))
     }
 
-    /// Installs the operator as a user would: a server-side apply of everything that the manifest holds.
+    /// Installs the operator as a user does: by server-side apply of the manifests.
     pub async fn install(&self) -> anyhow::Result<()> {
         install::install(&self.client, &self.options).await
     }
 
-    /// The proxy through which pods without API access reach Services, as `HTTPS_PROXY` has it.
+    /// The proxy through which pods without API access reach Services, for `HTTPS_PROXY`.
     pub fn proxy_url(&self) -> String {
         self.proxy.url()
     }
 
-    /// Leads the agents to a client who has taken the web API's place, or back to it.
+    /// Diverts the agents to a client that impersonates the web API, or back.
     pub fn divert(&self, to: Option<std::net::SocketAddr>) {
         self.proxy.divert(to);
     }
 
-    /// A node by its name.
+    /// Returns a node by its name.
     pub fn member(&self, name: &str) -> anyhow::Result<&Member> {
         self.members.iter().find(|m| m.name == name).with_context(|| format!("no node {name}"))
     }
 
-    /// All processes of pods, over all nodes.
+    /// All processes of pods on all nodes.
     pub fn processes(&self) -> Vec<PodProcess> {
         self.members.iter().flat_map(|m| m.kubelet.processes()).collect()
     }
 
-    /// The processes of one part of the operator.
+    /// The processes of one component of the operator.
     pub fn processes_of(&self, component: deploy::Component) -> Vec<PodProcess> {
         let image = deploy::image(component, &self.options.deploy);
         self.processes().into_iter().filter(|p| p.image == image).collect()
     }
 
-    /// Where the output of a pod's container is.
+    /// The files with the output of the pods' containers.
     pub fn log_files(&self) -> Vec<PathBuf> {
         self.members
             .iter()
@@ -215,7 +215,7 @@ impl Bed {
             .collect()
     }
 
-    /// Waits until the history fulfils a condition.
+    /// Waits until the history meets a condition.
     pub async fn wait(
         &self,
         what: &str,

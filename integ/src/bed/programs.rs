@@ -1,4 +1,4 @@
-//! Where the operator's programs are: the same build as the one that runs the bed.
+//! Location of the operator's programs: those of the build that runs the test cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -6,11 +6,11 @@ use anyhow::Context as _;
 
 use crate::kubelet::Images;
 
-/// Folder with the operator's programs, if it is not the one of the running program.
+/// Folder with the operator's programs, if it is not that of the running program.
 const DIRECTORY: &str = "BRUPOP_BIN_DIR";
-/// Folder with the programs of the stand-in for the next version (`make next`), if it is not beside that one.
+/// Folder with the programs of the next version's stand-in (`make next`), if it is not beside that one.
 const NEXT: &str = "BRUPOP_NEXT_DIR";
-/// The agent's program, if it is another build than the rest.
+/// The agent's program, if it is from another build.
 const AGENT: &str = "BRUPOP_AGENT_BIN";
 
 /// The operator's programs.
@@ -53,7 +53,7 @@ impl Programs {
         })
     }
 
-    /// Finds them in `BRUPOP_BIN_DIR`, or beside the running program.
+    /// Finds the programs in `BRUPOP_BIN_DIR`, or beside the running program.
     pub fn find() -> anyhow::Result<Self> {
         let folder = Self::folder()?;
         let agent = std::env::var_os(AGENT).map_or_else(|| folder.join("brupop-agent"), PathBuf::from);
@@ -65,7 +65,7 @@ impl Programs {
         })
     }
 
-    /// Finds those of the stand-in for the next version, which has no plugin of its own.
+    /// Finds the programs of the next version's stand-in, which has no plugin.
     pub fn next() -> anyhow::Result<Self> {
         let beside = Self::folder()?.with_file_name("next");
         let folder = std::env::var_os(NEXT).map_or(beside, PathBuf::from);
@@ -82,7 +82,7 @@ impl Programs {
         })
     }
 
-    /// The kubelets' table from images to programs.
+    /// Returns the kubelets' table from images to programs.
     pub fn images(&self, options: &deploy::Options) -> Images {
         let reference = |component| deploy::image(component, options);
         Images::new()

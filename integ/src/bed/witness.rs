@@ -1,4 +1,4 @@
-//! From the bed to the oracle.
+//! Input of the oracle from a test cluster.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use semver::Version;
 use super::Bed;
 use crate::oracle::{Expectations, History, HostLog, Verdict, World, judge, settled_audit};
 
-/// Whether a node runs `version`, has no attempt under way and is released.
+/// Returns true if a node runs `version`, has no attempt under way and is released.
 pub(super) fn is_updated(world: &World, name: &str, version: &Version) -> bool {
     let Some(node) = world.nodes.get(name) else { return false };
     let Some(shadow) = world.shadow_of(node) else { return false };
@@ -21,17 +21,17 @@ pub(super) fn is_updated(world: &World, name: &str, version: &Version) -> bool {
         && agent.boot_id.as_deref() == Some(node.boot_id.as_str())
 }
 
-/// What a host saw, as the oracle reads it.
+/// Converts a host's log for the oracle.
 pub fn host_log(name: &str, host: &crate::host::Host) -> HostLog {
     HostLog::of(name, &host.log())
 }
 
-/// What no process may ever say.
+/// Log lines that are always defects.
 const DEFECTS: [&str; 2] = ["the plan broke a safety property", "panicked at"];
 
 impl Bed {
-    /// Lines in the output of any process of a pod, past or present, that tell of a defect: a panic, or a plan that the
-    /// controller itself found unsafe.
+    /// Lines in the output of any process of a pod, past or present, that report a defect: a panic, or a plan that the
+    /// plan validator rejected.
     pub fn complaints(&self) -> anyhow::Result<String> {
         let mut text = String::new();
         let Ok(pods) = std::fs::read_dir(self.control_plane.dir().join("log")) else { return Ok(text) };
@@ -48,7 +48,7 @@ impl Bed {
         Ok(text)
     }
 
-    /// Judges the run up to now, which goes on.
+    /// Judges the run so far; the run continues.
     pub async fn judge_so_far(&self, expectations: &Expectations) -> anyhow::Result<(Verdict, History)> {
         let hosts = self.host_logs();
         let history = self.recorder.so_far()?;
@@ -60,7 +60,7 @@ impl Bed {
         self.members.iter().map(|m| host_log(&m.name, &m.host)).collect()
     }
 
-    /// Lets the recorder catch up and judges the whole run.
+    /// Waits for the recorder to catch up and judges the whole run.
     pub async fn judge(self, expectations: &Expectations) -> anyhow::Result<(Verdict, History)> {
         let hosts = self.host_logs();
         let history = self.recorder.finish().await?;

@@ -1,4 +1,4 @@
-//! What runs on the nodes besides the operator: Deployments of pods that need nothing, and their budgets.
+//! Workloads besides the operator: Deployments of pods without dependencies, and their budgets.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The API server's audit log: who asked for what, when, and what became of it.
+//! The API server's audit log.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -13,43 +13,43 @@ use serde_json::Value;
 /// The stage of a request at which a record was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 pub enum Stage {
-    /// The answer of a long request, such as a watch, has begun.
+    /// The response to a long request, such as a watch, has begun.
     ResponseStarted,
-    /// The answer is complete.
+    /// The response is complete.
     ResponseComplete,
-    /// The server failed in the middle of it.
+    /// The server failed during the request.
     Panic,
-    /// A stage that this log's policy leaves out.
+    /// A stage that the audit policy omits.
     #[serde(other)]
     Other,
 }
 
-/// One line of the audit log. A watch gives two: one when it begins, one when it has ended; see [`requests`].
+/// One line of the audit log. A watch gives two: one when it begins, one when it ends; see [`requests`].
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(from = "Event")]
 pub struct Record {
-    /// Names the request; all records of one request share it.
+    /// Id of the request, shared by all its records.
     pub audit_id: String,
-    /// Where in the request's life this record was written.
+    /// Stage of the request at which this record was written.
     pub stage: Stage,
-    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`; for paths that are no
-    /// resources the HTTP method in lower case.
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`; the HTTP method in lower
+    /// case for paths that are not resources.
     pub verb: String,
     /// Path and query.
     pub uri: String,
-    /// Who asked, e.g. `system:serviceaccount:kube-system:default`.
+    /// The requesting user, e.g. `system:serviceaccount:kube-system:default`.
     pub user: String,
-    /// The groups of who asked.
+    /// The groups of the user.
     pub groups: Vec<String>,
-    /// On whose behalf, where the user impersonates a client.
+    /// The impersonated user, if any.
     pub impersonated: Option<String>,
-    /// The client program's name of itself.
+    /// The client's `User-Agent`.
     pub user_agent: String,
-    /// The resource's API group; empty for the core group and for paths that are no resources.
+    /// API group of the resource; empty for the core group and for paths that are not resources.
     pub group: String,
-    /// The resource's API version.
+    /// API version of the resource.
     pub version: String,
-    /// The resource in plural; empty for paths that are no resources.
+    /// The resource in plural; empty for paths that are not resources.
     pub resource: String,
     /// The subresource, or empty.
     pub subresource: String,
@@ -57,32 +57,32 @@ pub struct Record {
     pub namespace: String,
     /// The object's name, or empty (for lists, watches, and creations where the server has not taken it from the body).
     pub name: String,
-    /// The HTTP status of the answer; 0 where there was none.
+    /// HTTP status of the response; 0 if there was none.
     pub code: u16,
-    /// What the server's authoriser said; absent where it was not asked.
+    /// Decision of the API server's authoriser; absent if it was not consulted.
     pub allowed: Option<bool>,
-    /// When the request came in.
+    /// Time at which the request was received.
     pub received: Timestamp,
-    /// When this stage was reached.
+    /// Time at which this stage was reached.
     pub reached: Timestamp,
-    /// The body of the request, for the writes that the policy lists.
+    /// Body of the request, for the writes that the policy lists.
     pub request: Option<Value>,
-    /// The object in the answer, for the writes that the policy lists.
+    /// Object in the response, for the writes that the policy lists.
     pub response: Option<Value>,
 }
 
 impl Record {
-    /// Whether it changes, or would change, an object.
+    /// Returns true for a request that changes, or would change, an object.
     pub fn is_write(&self) -> bool {
         matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
     }
 
-    /// Whether the server did what was asked.
+    /// Returns true if the request succeeded.
     pub fn succeeded(&self) -> bool {
         (200..300).contains(&self.code)
     }
 
-    /// Resource and subresource as RBAC spells them: `pods/eviction`.
+    /// Resource and subresource in RBAC's notation: `pods/eviction`.
     pub fn what(&self) -> String {
         if self.subresource.is_empty() {
             self.resource.clone()
@@ -92,7 +92,7 @@ impl Record {
     }
 }
 
-/// Each request once: the first record of it.
+/// Returns each request once: its first record.
 pub fn requests(records: &[Record]) -> impl Iterator<Item = &Record> {
     let mut seen = HashSet::new();
     records.iter().filter(move |record| seen.insert(record.audit_id.as_str()))
@@ -103,7 +103,7 @@ pub fn parse(line: &str) -> serde_json::Result<Record> {
     serde_json::from_str(line)
 }
 
-/// Reads the log from where it stopped the last time.
+/// Reads the log incrementally.
 #[derive(Clone, Debug)]
 pub struct Reader {
     path: PathBuf,
@@ -121,13 +121,12 @@ impl Reader {
         Self { path: path.into(), offset }
     }
 
-    /// How far it has read, in bytes: the end of the last whole line.
+    /// Position of the reader in bytes: the end of the last complete line.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The records that were written since the last call. A request may have been answered a moment before its record
-    /// is here.
+    /// Returns the records written since the last call. The record of a request may appear shortly after its response.
     pub fn read(&mut self) -> anyhow::Result<Vec<Record>> {
         let what = || format!("cannot read the audit log {}", self.path.display());
         let mut file = match File::open(&self.path) {
@@ -155,14 +154,14 @@ impl Reader {
     }
 }
 
-/// A server that was killed in the middle of writing leaves half a record, and the next server's first one follows it on
-/// the same line. The half is lost.
+/// Parses the rest of a line that begins with a truncated record: a server that is killed while it writes leaves one,
+/// and the next server's first record follows on the same line. The truncated one is lost.
 fn after_a_torn_record(line: &str) -> Option<Record> {
     let start = line.rfind(r#"{"kind":"Event","apiVersion":"audit.k8s.io/"#)?;
     (start > 0).then(|| parse(&line[start..]).ok()).flatten()
 }
 
-/// The record as the API server writes it.
+/// The record in the API server's format.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Event {

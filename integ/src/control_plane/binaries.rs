@@ -1,4 +1,4 @@
-//! Where the control plane's binaries are. `control-plane/build.sh` is the one place that knows; this asks it.
+//! Location of the control plane's binaries, as `control-plane/build.sh` reports it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use tokio::process::Command;
 
-/// Everything that a start needs; kwok is not among it.
+/// Binaries that a start needs; kwok is not one of them.
 const NEEDED: [&str; 5] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"];
 
 #[derive(Clone, Debug)]

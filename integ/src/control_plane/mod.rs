@@ -1,5 +1,5 @@
 //! A real Kubernetes control plane as local processes: etcd, API server, controller manager and scheduler, on loopback,
-//! in a private folder, with an authority of its own. A start takes about three seconds.
+//! in a private folder, with its own certificate authority. A start takes about three seconds.
 //!
 //! ```text
 //! ControlPlane ── Process (etcd, kube-apiserver, kube-controller-manager, kube-scheduler)
@@ -7,9 +7,9 @@
 //!      └──────── Bed (the folder) ──pipe── reaper: ends whatever is marked, removes the folder
 //! ```
 //!
-//! [`ControlPlane::stop`] puts all of it away in order. A drop (a panic, an early return) does so by force, and where not
-//! even that happens (SIGKILL, Ctrl-C) the reaper does it alone. Everything else that runs in a bed, such as a pod's
-//! processes, is [`marked`] and goes the same way; any client that restarts such processes has to end before the control plane.
+//! [`ControlPlane::stop`] ends all of it gracefully. A drop (a panic, an early return) does so by force, and otherwise
+//! (SIGKILL, Ctrl-C) the reaper does it alone. Every other process of a test cluster, such as those of pods, is
+//! [`marked`] and ended the same way; a client that restarts such processes has to end before the control plane.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -39,25 +39,24 @@ mod tests;
 
 pub use self::reaper::{BED_VARIABLE, marked, processes_of};
 
-/// How long a part may take to get ready. Usually it is two seconds at most; a machine that compiles meanwhile is slow.
+/// Longest wait until a component is ready. Usually two seconds are enough; a machine that compiles meanwhile is slow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long a part may take to end by itself when it is asked to. The API server takes a second, longer where clients hold
-/// on to their watches; nothing is lost when it is killed.
+/// Grace period of a component. The API server takes a second, longer with clients that keep their watches open;
+/// nothing is lost when it is killed.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How often a start is tried when another client takes a port in the moment between its choice and its use.
+/// Number of starts tried when another process takes a port between its choice and its use.
 const ATTEMPTS: u32 = 3;
 
-/// How a control plane is to be.
+/// Options of a control plane.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long a node may be silent until the controller manager calls it NotReady (Kubernetes' default: 50 s).
+    /// Time without a heartbeat after which the controller manager marks a node NotReady (Kubernetes' default: 50 s).
     pub node_monitor_grace: Duration,
-    /// Leave the folder with logs, audit log and etcd's data behind. Set by default where `BRUPOP_KEEP` is in the
-    /// environment.
+    /// Keep the folder with logs, audit log and etcd's data. Set by default if `BRUPOP_KEEP` is in the environment.
     pub keep_dir: bool,
-    /// Serve watches from the API server's memory, as every cluster does. Without it a watch from any revision of the
+    /// Serve watches from the API server's cache, as every cluster does. Without it a watch from any revision of the
     /// run is answered, from etcd, also after a restart of the API server; with it, an old one may get 410 Gone.
     pub watch_cache: bool,
 }
@@ -73,7 +72,7 @@ impl Default for Options {
 }
 
 /// A running control plane.
-// The fields are dropped in this order: who depends on another part goes first, the folder last.
+// Fields are dropped in this order: dependents first, the folder last.
 pub struct ControlPlane {
     scheduler: Process,
     controller_manager: Process,
@@ -95,8 +94,8 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts a control plane and returns when all of it works: the API server answers, ServiceAccounts are made, pods
-    /// get scheduled.
+    /// Starts a control plane and returns when it works: the API server answers, ServiceAccounts are created, pods get
+    /// scheduled.
     pub async fn start(options: Options) -> anyhow::Result<Self> {
         let binaries = Binaries::locate().await?;
         let mut attempt = 1;
@@ -192,13 +191,13 @@ impl ControlPlane {
         })
     }
 
-    /// The private folder of this bed: short, readable by this user alone, gone when the bed is. It may be used for
-    /// more: whatever stands in it goes with it.
+    /// The private folder of this control plane: with a short path, readable by this user alone, removed with the
+    /// control plane. It may be used for other files, which are removed with it.
     pub fn dir(&self) -> &Path {
         self.bed.folder()
     }
 
-    /// The API server's address, `https://127.0.0.1:PORT`. It survives restarts of the server.
+    /// Address of the API server, `https://127.0.0.1:PORT`. It is kept over restarts of the server.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -223,34 +222,35 @@ impl ControlPlane {
         &self.kubeconfig
     }
 
-    /// A client of the cluster's administrator. It works in the runtime it is made in: ask for one per runtime.
+    /// A client of the cluster's administrator. It works only in the runtime that it is created in.
     pub fn client(&self) -> Client {
-        // The same configuration has made a client before, so this does not fail; if it ever did, the first one serves.
+        // The same configuration has created a client before, so this does not fail; if it did, the first client is
+        // used.
         Client::try_from(self.config.clone()).unwrap_or_else(|_| self.client.clone())
     }
 
-    /// What [`ControlPlane::client`] is made of.
+    /// The configuration of [`ControlPlane::client`].
     pub fn client_config(&self) -> Config {
         self.config.clone()
     }
 
-    /// A client that the API server knows as `user`, a member of `groups` (at most two), by a client certificate. A
-    /// kubelet is `system:node:NAME` in `system:nodes`.
+    /// A client that the API server authenticates as `user`, a member of `groups` (at most two), by a client
+    /// certificate. A kubelet is `system:node:NAME` in `system:nodes`.
     pub fn client_as(&self, user: &str, groups: &[&str]) -> anyhow::Result<Client> {
         Ok(Client::try_from(self.config_as(user, groups)?)?)
     }
 
-    /// What [`ControlPlane::client_as`] is made of.
+    /// The configuration of [`ControlPlane::client_as`].
     pub fn config_as(&self, user: &str, groups: &[&str]) -> anyhow::Result<Config> {
         client_config(&self.url, &self.pki, self.pki.client(user, groups)?)
     }
 
-    /// The `kubectl` that fits the server.
+    /// The `kubectl` of the server's version.
     pub fn kubectl(&self) -> &Path {
         &self.kubectl
     }
 
-    /// A `kubectl` of the cluster's administrator, to be given arguments. It leaves no trace in the user's home.
+    /// A `kubectl` command of the cluster's administrator, without arguments. It writes nothing to the user's home.
     pub fn kubectl_command(&self) -> Command {
         let mut command = Command::new(&self.kubectl);
         command
@@ -262,7 +262,7 @@ impl ControlPlane {
         command
     }
 
-    /// The audit log, one JSON object a line.
+    /// The audit log, one JSON object per line.
     pub fn audit_log(&self) -> &Path {
         &self.audit_log
     }
@@ -272,12 +272,12 @@ impl ControlPlane {
         audit::Reader::new(&self.audit_log)
     }
 
-    /// How long the start took.
+    /// Duration of the start.
     pub fn started_in(&self) -> Duration {
         self.started_in
     }
 
-    /// Each part's name and process id.
+    /// Name and process id of each component.
     pub fn parts(&self) -> [(&'static str, u32); 4] {
         [
             ("etcd", self.etcd.pid()),
@@ -287,25 +287,25 @@ impl ControlPlane {
         ]
     }
 
-    /// Ends all parts in order and removes the folder. Processes of the bed that others started are ended as well.
+    /// Ends all components in order and removes the folder. Other marked processes are ended as well.
     pub async fn stop(self) -> anyhow::Result<()> {
         let Self { mut scheduler, mut controller_manager, mut apiserver, mut etcd, bed, .. } = self;
         let (one, two) = tokio::join!(scheduler.stop(GRACE), controller_manager.stop(GRACE));
         one.and(two)?;
         apiserver.stop(GRACE).await?;
         etcd.stop(GRACE).await?;
-        // The reaper's round takes about a tenth of a second, longer where it has to insist: not on this thread.
+        // The reaper takes about a tenth of a second, longer where it has to kill: not on this thread.
         tokio::task::spawn_blocking(move || drop(bed)).await?;
         Ok(())
     }
 
-    /// Ends the API server without notice, as an outage.
+    /// Kills the API server, as in an outage.
     pub async fn kill_apiserver(&mut self) -> anyhow::Result<()> {
         self.apiserver.kill()
     }
 
-    /// Starts the API server again, at the same address and on the same data, and returns when it works. One that still
-    /// runs is killed first.
+    /// Starts the API server again, at the same address and with the same data, and returns when it works. A running
+    /// one is killed first.
     pub async fn restart_apiserver(&mut self) -> anyhow::Result<()> {
         self.apiserver.kill()?;
         self.apiserver = start_apiserver(&self.binaries, &self.apiserver_arguments, self.bed.folder())?;
@@ -333,7 +333,7 @@ fn client_config(url: &str, pki: &Pki, identity: Identity) -> anyhow::Result<Con
     Ok(config)
 }
 
-/// How to see whether a part works.
+/// Readiness checks of the components.
 struct Probes {
     etcd: reqwest::Client,
     others: reqwest::Client,
@@ -342,7 +342,7 @@ struct Probes {
 
 impl Probes {
     fn new(bed: &Path, pki: &Pki, ports: Ports) -> anyhow::Result<Self> {
-        // Proxies of the environment are for the world outside, and this is loopback.
+        // Proxies of the environment do not apply to loopback.
         let etcd = reqwest::Client::builder().no_proxy().unix_socket(bed.join(settings::ETCD_SOCKET)).build()?;
         let others = reqwest::Client::builder()
             .no_proxy()

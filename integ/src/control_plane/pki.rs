@@ -1,4 +1,4 @@
-//! The keys and certificates of one control plane: made for it alone, trusted by nothing else, gone with its folder.
+//! Keys and certificates of one control plane: generated for it, trusted by nothing else, removed with its folder.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -12,7 +12,7 @@ use rcgen::{
     KeyUsagePurpose, SanType,
 };
 
-/// The first address of the range of Service addresses: the API server's own Service gets it.
+/// The first address of the range of Service addresses, that of the API server's own Service.
 const KUBERNETES_SERVICE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
 
 /// X.520's organizationName. A second group needs it spelled out, because a distinguished name of rcgen holds one value
@@ -33,7 +33,7 @@ pub(super) struct Pki {
 }
 
 impl Pki {
-    /// Makes the authority, the serving certificates, the front proxy's client certificate and the keys of service
+    /// Generates the authority, the serving certificates, the front proxy's client certificate and the keys of service
     /// accounts, and writes them below `folder`, readable by this user alone.
     pub(super) fn generate(folder: PathBuf) -> anyhow::Result<Self> {
         let mut parameters = CertificateParams::default();
@@ -56,7 +56,6 @@ impl Pki {
         Ok(pki)
     }
 
-    /// The file `name` of this folder.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
@@ -69,7 +68,7 @@ impl Pki {
         self.authority.der().to_vec()
     }
 
-    /// An identity that the API server knows as `user`, a member of `groups`.
+    /// An identity that the API server authenticates as `user`, a member of `groups`.
     pub(super) fn client(&self, user: &str, groups: &[&str]) -> anyhow::Result<Identity> {
         let mut parameters = CertificateParams::default();
         match groups {

@@ -1,4 +1,4 @@
-//! One process of the control plane: started with its output in a log, watched while it gets ready, and ended.
+//! One process of the control plane: started with its output in a log, watched until it is ready, and ended.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,13 +14,13 @@ use tokio::time::{Instant, sleep};
 
 use super::reaper::{marked, search_path};
 
-/// How often to look whether something has become true. Each look costs next to nothing on loopback.
+/// Interval of polling. Each poll is cheap on loopback.
 const POLL: Duration = Duration::from_millis(25);
 
-/// How many lines of a log an error shows.
+/// Number of lines of a log in an error.
 const TAIL: usize = 20;
 
-/// Why a part of the control plane is not there.
+/// Reason why a component of the control plane did not start or ended.
 #[derive(Debug, thiserror::Error)]
 #[error("{part} {what}{advice}\nLast lines of {log}:\n{tail}", log = log.display(), advice = advice(tail))]
 pub(super) struct Failure {
@@ -31,7 +31,8 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Whether another client took a port between its choice and its use. A start with other ports can go well.
+    /// Returns true if another process took a port between its choice and its use. A start with other ports can
+    /// succeed.
     pub(super) fn port_was_taken(&self) -> bool {
         self.tail.contains("address already in use")
     }
@@ -49,7 +50,7 @@ fn advice(tail: &str) -> &'static str {
     }
 }
 
-/// A running part of the control plane. Dropping it kills it and waits for its end.
+/// A running component of the control plane. Dropping it kills it and waits for its end.
 #[derive(Debug)]
 pub(super) struct Process {
     name: &'static str,
@@ -58,7 +59,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts `binary` as a part of the bed `bed`, in that folder, with nothing of this program's environment.
+    /// Starts `binary` as a component of the test cluster `bed`, in that folder, with a cleared environment.
     pub(super) fn start(name: &'static str, binary: &Path, arguments: &[String], bed: &Path) -> anyhow::Result<Self> {
         let log = bed.join(format!("{name}.log"));
         let output = append(&log)?;
@@ -82,7 +83,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Waits until `probe` says `Ok`. Its error, the last one, tells what was seen instead.
+    /// Waits until `probe` returns `Ok`; reports its last error otherwise.
     pub(super) async fn ready(
         &mut self,
         patience: Duration,
@@ -106,7 +107,7 @@ impl Process {
         }
     }
 
-    /// Asks it to end, insists after `grace`, and waits.
+    /// Terminates the process, kills it after `grace`, and waits for its end.
     pub(super) async fn stop(&mut self, grace: Duration) -> anyhow::Result<()> {
         self.signal(Signal::SIGTERM)?;
         let deadline = Instant::now() + grace;
@@ -120,20 +121,20 @@ impl Process {
         Ok(())
     }
 
-    /// Ends it without notice and waits for that, which takes milliseconds.
+    /// Kills the process and waits for its end, which takes milliseconds.
     pub(super) fn kill(&mut self) -> anyhow::Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// How it ended, if it did.
+    /// Exit status, if the process has ended.
     pub(super) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
     fn signal(&mut self, signal: Signal) -> anyhow::Result<()> {
-        // The id stands for this process as long as no one has waited for its end.
+        // The id belongs to this process until its end has been waited for.
         if self.ended()?.is_none() {
             kill(Pid::from_raw(i32::try_from(self.child.id())?), signal)?;
         }

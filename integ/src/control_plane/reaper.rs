@@ -1,6 +1,6 @@
-//! Nothing of a bed outlives it. Every process of a bed carries the bed's folder in its environment, and a tiny process
-//! of its own, the reaper, holds the other end of a pipe from the program that made the bed. However that program ends,
-//! also by SIGKILL, the pipe closes, and the reaper ends all marked processes and removes the folder.
+//! Clean-up of a test cluster. Every process of it has the folder of the test cluster in its environment, and a small
+//! separate process, the reaper, holds the other end of a pipe from the program that started it. However that program
+//! ends, also by SIGKILL, the pipe closes, and the reaper ends all marked processes and removes the folder.
 
 use std::fs::Permissions;
 use std::io;
@@ -13,17 +13,16 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::process::Command;
 
-/// Every process of a bed carries this variable in its environment, with the bed's folder as its value.
+/// Environment variable of every process of a test cluster; its value is the folder of the test cluster.
 pub const BED_VARIABLE: &str = "BRUPOP_BED";
 
-/// Marks a process as one of the bed whose folder is `bed`, and puts it into a process group of its own, so that a
-/// Ctrl-C in the terminal reaches the program that made the bed and not its parts. To be called after whatever clears
-/// the command's environment.
+/// Marks a process as part of the test cluster in `bed` and puts it into its own process group, so that a Ctrl-C in the
+/// terminal reaches only the program that started the test cluster. Call it after the command's environment is cleared.
 pub fn marked<'a>(command: &'a mut Command, bed: &Path) -> &'a mut Command {
     command.env(BED_VARIABLE, bed).process_group(0)
 }
 
-/// The ids of all processes that are marked as parts of the bed `bed` and have not ended.
+/// The ids of all running processes that are marked as parts of the test cluster `bed`.
 pub fn processes_of(bed: &Path) -> io::Result<Vec<u32>> {
     let mark = [BED_VARIABLE, "=", &bed.to_string_lossy()].concat();
     let mut found = Vec::new();
@@ -32,7 +31,7 @@ pub fn processes_of(bed: &Path) -> io::Result<Vec<u32>> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // A process that has ended meanwhile, or belongs to another client, is none of ours.
+        // The process has ended meanwhile or belongs to another user.
         let Ok(environment) = std::fs::read(entry.path().join("environ")) else {
             continue;
         };
@@ -43,9 +42,9 @@ pub fn processes_of(bed: &Path) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// What the reaper runs. `$1` is the mark, `$2` the folder, or empty where it is to stay. A stopped process gets its
-/// SIGTERM before its SIGCONT, so that it does nothing else in between; who has not ended after about a second is
-/// killed. Processes that are born meanwhile are found by the next round.
+/// The reaper's script. `$1` is the mark, `$2` the folder, or empty to keep it. A stopped process gets its SIGTERM
+/// before its SIGCONT, so that it does nothing else in between; a process that has not ended after about a second is
+/// killed. Processes started meanwhile are found by the next round.
 const SCRIPT: &str = r#"
 trap '' HUP INT TERM QUIT
 while read -r line; do :; done
@@ -67,11 +66,11 @@ done
 [ -z "$2" ] || rm -rf -- "$2" 2>/dev/null || { sleep 1; rm -rf -- "$2"; }
 "#;
 
-/// How long to wait for the reaper when a bed is put away in order. It needs a tenth of a second, and a second more
-/// where a process has to be killed.
+/// Longest wait for the reaper in an orderly stop. It needs a tenth of a second, and a second more where a process has
+/// to be killed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The folder of a bed and the reaper that watches over it.
+/// The folder of a test cluster and its reaper.
 #[derive(Debug)]
 pub(super) struct Bed {
     folder: PathBuf,
@@ -79,7 +78,8 @@ pub(super) struct Bed {
 }
 
 impl Bed {
-    /// Makes a private folder with a short path (the sockets below it must stay under 108 characters), and its reaper.
+    /// Creates a private folder with a short path (the sockets below it must be shorter than 108 characters), and its
+    /// reaper.
     pub(super) fn make(keep: bool) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("brupop-")
@@ -121,7 +121,7 @@ impl Drop for Bed {
     }
 }
 
-/// The search path for processes whose environment is otherwise cleared.
+/// The search path for processes with a cleared environment.
 pub(super) fn search_path() -> std::ffi::OsString {
     std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into())
 }

@@ -1,4 +1,4 @@
-//! What each part of the control plane is told: its arguments, its kubeconfig, its port.
+//! Settings of each component of the control plane: arguments, kubeconfig, port.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
@@ -12,11 +12,11 @@ use serde_json::json;
 use super::Options;
 use super::pki::{Identity, Pki};
 
-/// What the API server writes down (`audit.log`).
+/// The API server's audit policy.
 pub(super) const AUDIT_POLICY: &str = include_str!("audit-policy.yaml");
 
-/// The ports of one control plane, all on loopback. etcd, which asks no one who they are, listens on a socket in the
-/// private folder instead.
+/// The ports of one control plane, all on loopback. etcd, which does not authenticate clients, listens on a socket in
+/// the private folder instead.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ports {
     pub(super) apiserver: u16,
@@ -36,11 +36,11 @@ impl Ports {
     }
 }
 
-/// The lowest port to choose from; below it, well-known services are many.
+/// Lowest port to choose from; many well-known services are below it.
 const LOWEST_PORT: u16 = 15_000;
 
-/// A free port that the kernel does not hand out to clients. While the API server is down on purpose, clients that keep
-/// knocking at a port of the kernel's range end up connected to themselves, and then the server cannot have it back.
+/// Finds a free port outside the kernel's range of ephemeral ports. While the API server is down on purpose, clients
+/// that retry a port of that range end up connected to themselves, and then the server cannot bind it again.
 fn free_port() -> anyhow::Result<TcpListener> {
     let limit = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
         .ok()
@@ -57,7 +57,7 @@ fn free_port() -> anyhow::Result<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on loopback")
 }
 
-/// etcd's socket below the bed's folder.
+/// etcd's socket in the folder of the test cluster.
 pub(super) const ETCD_SOCKET: &str = "etcd.sock";
 
 pub(super) fn etcd(bed: &Path) -> Vec<String> {
@@ -72,7 +72,7 @@ pub(super) fn etcd(bed: &Path) -> Vec<String> {
         format!("--listen-peer-urls=unix://{bed}/etcd-peer.sock"),
         "--initial-advertise-peer-urls=http://127.0.0.1:2380".to_owned(),
         "--initial-cluster=bed=http://127.0.0.1:2380".to_owned(),
-        // A lone member elects itself once an election's time is over; the default is a second of every start.
+        // A lone member elects itself after the election timeout; the default takes a second of every start.
         "--heartbeat-interval=20".to_owned(),
         "--election-timeout=200".to_owned(),
         "--log-level=warn".to_owned(),
@@ -84,7 +84,7 @@ pub(super) fn apiserver(bed: &Path, pki: &Pki, ports: Ports, options: &Options) 
     let bed = bed.display();
     arguments([
         format!("--etcd-servers=unix://{bed}/{ETCD_SOCKET}"),
-        // Revisions are kept for the whole run: who checks a run reads its history.
+        // Revisions are kept for the whole run: the checks of a run read its history.
         "--etcd-compaction-interval=0".to_owned(),
         format!("--watch-cache={}", options.watch_cache),
         "--bind-address=127.0.0.1".to_owned(),
@@ -112,7 +112,7 @@ pub(super) fn apiserver(bed: &Path, pki: &Pki, ports: Ports, options: &Options) 
         "--profiling=false".to_owned(),
         format!("--audit-policy-file={bed}/audit-policy.yaml"),
         format!("--audit-log-path={bed}/audit.log"),
-        // Never renamed: its readers remember how far they have read.
+        // Never rotated: its readers remember their position.
         "--audit-log-maxsize=0".to_owned(),
     ])
 }
@@ -137,7 +137,7 @@ pub(super) fn scheduler(bed: &Path, pki: &Pki, ports: Ports) -> Vec<String> {
     component(bed, pki, "scheduler", ports.scheduler)
 }
 
-/// What controller manager and scheduler have in common. The request limits are far above their defaults, which make a
+/// Common arguments of controller manager and scheduler. The request limits are far above their defaults, which make a
 /// start four seconds slower.
 fn component(bed: &Path, pki: &Pki, name: &str, port: u16) -> Vec<String> {
     let kubeconfig = bed.join(format!("{name}.kubeconfig")).display().to_string();
@@ -160,7 +160,7 @@ fn arguments<const N: usize>(all: [String; N]) -> Vec<String> {
     all.into()
 }
 
-/// A kubeconfig that needs no other file. It is JSON, which every reader of YAML takes.
+/// A kubeconfig that needs no other file, as JSON, which every YAML parser accepts.
 pub(super) fn kubeconfig(
     url: &str,
     ca_pem: &str,

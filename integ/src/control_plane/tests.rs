@@ -1,4 +1,4 @@
-//! On the real binaries, each test with a control plane of its own.
+//! Tests on the real binaries, each with its own control plane.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::*;
 
-/// No test is about time; this only ends one that would hang.
+/// Ends a test that would hang; no test measures time.
 const LONG: Duration = Duration::from_secs(60);
 
 async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
@@ -79,7 +79,7 @@ async fn it_starts_serves_schedules_and_leaves_nothing_behind() {
     let token = accounts.create_token_request("default", &PostParams::default(), &request).await.unwrap();
     assert_eq!(token.status.unwrap().token.unwrap().split('.').count(), 3);
 
-    // The scheduler binds a pod to a node that is ready.
+    // The scheduler binds a pod to a ready node.
     let nodes: Api<Node> = Api::all(client.clone());
     nodes.create(&PostParams::default(), &node("a")).await.unwrap();
     let ready = json!({"status": {
@@ -130,7 +130,7 @@ async fn a_kubelet_may_change_its_own_node_and_no_other() {
     let refused = maps.get("kube-root-ca.crt").await.unwrap_err();
     assert_eq!(code(&refused), 403, "{refused}");
 
-    // A member of two groups has the rights of both; a stranger has none.
+    // A member of two groups has the rights of both; an unknown user has none.
     let two = bed.client_as("anybody", &["some", "system:masters"]).unwrap();
     Api::<Node>::all(two).list(&ListParams::default()).await.unwrap();
     let none = bed.client_as("anybody", &[]).unwrap();
@@ -152,7 +152,7 @@ async fn a_restart_of_the_api_server_keeps_address_and_data() {
     assert_eq!(bed.url(), url);
     until("the map, by a client from before", async || maps.get("kept").await.ok()).await;
 
-    // The controllers have found it again, and the audit log goes on.
+    // The controllers have reconnected, and the audit log continues.
     let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
     let mut namespace = k8s_openapi::api::core::v1::Namespace::default();
     namespace.metadata.name = Some("later".to_owned());
@@ -219,7 +219,7 @@ async fn the_audit_log_tells_who_did_what_with_which_preconditions() {
     assert_eq!(body["preconditions"]["uid"], "the-uid");
     assert!(find("create", "configmaps", "admin").request.is_none());
 
-    // The control plane's own reads and heartbeats are not there.
+    // The control plane's own reads and heartbeats are not recorded.
     let noise = records
         .iter()
         .find(|record| record.user.starts_with("system:kube-") && (!record.is_write() || record.resource == "leases"));
@@ -229,7 +229,7 @@ async fn the_audit_log_tells_who_did_what_with_which_preconditions() {
     eprintln!("{} records of the start, {} since", whole.len() - rest.len(), rest.len());
 }
 
-/// Changes one map `times` times and returns its revision before the first change.
+/// Changes one ConfigMap `times` times and returns its revision before the first change.
 async fn history(maps: &Api<ConfigMap>, times: usize) -> String {
     let made = maps.create(&PostParams::default(), &config_map("h")).await.unwrap();
     for number in 0..times {
@@ -282,7 +282,7 @@ async fn a_dropped_control_plane_leaves_nothing_behind() {
     assert!(!pod.wait().await.unwrap().success());
 }
 
-/// Names the file into which the program below writes its bed's folder.
+/// Environment variable with the file into which the program below writes the folder of its test cluster.
 const TELL: &str = "BRUPOP_TEST_TELL_BED";
 
 #[tokio::test]

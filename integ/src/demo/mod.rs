@@ -1,4 +1,4 @@
-//! The demo: what the README's first command shows.
+//! The demo: the README's first command.
 
 mod summary;
 mod table;
@@ -20,19 +20,19 @@ use crate::oracle::{Expectations, History};
 /// Namespace of the demo's workload.
 const SHOP: &str = "shop";
 
-/// How fast the simulated hosts are.
+/// Speed of the simulated hosts.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Speed {
-    /// Commands take no time, reboots a blink.
+    /// Commands take no time, reboots almost none.
     Instant,
     /// Downloads and reboots take seconds, as on a small machine.
     Realistic,
 }
 
-/// What goes wrong on the first node.
+/// Fault injected on the first node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Trouble {
-    /// Its first download fails.
+    /// The first download fails.
     Prepare,
     /// Arming the image fails once.
     Activate,
@@ -44,22 +44,23 @@ pub enum Trouble {
 #[derive(Clone, Debug, Parser)]
 #[command(name = "brupop-demo", version)]
 pub struct Options {
-    /// How many nodes.
+    /// Number of nodes.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=50))]
     pub nodes: u8,
-    /// How many pods of the workload; its PodDisruptionBudget lets one of them be disrupted at a time (on a single node: all of them).
+    /// Number of pods of the workload; its PodDisruptionBudget allows one disruption at a time (on a single node: all
+    /// of them).
     #[arg(long, default_value_t = 6)]
     pub pods: u16,
-    /// How fast the hosts are.
+    /// Speed of the hosts.
     #[arg(long, value_enum, default_value_t = Speed::Instant)]
     pub speed: Speed,
-    /// What goes wrong on the first node; may be given several times.
+    /// Fault injected on the first node; may be given several times.
     #[arg(long = "fault", value_enum)]
     pub faults: Vec<Trouble>,
     /// Keep everything running after the summary, for kubectl; Ctrl-C ends it.
     #[arg(long)]
     pub keep: bool,
-    /// How long the update may take, in seconds.
+    /// Longest duration of the update, in seconds.
     #[arg(long, default_value_t = 300)]
     pub limit: u64,
 }
@@ -69,7 +70,7 @@ fn say(text: &str) {
     let _ = writeln!(out, "{text}");
 }
 
-/// Runs the demo; whether all that it promises held.
+/// Runs the demo; returns true if everything that it promises held.
 pub async fn run(options: Options) -> anyhow::Result<bool> {
     let (old, new) = (Version::new(1, 20, 0), Version::new(1, 20, 5));
     let timings = match options.speed {
@@ -92,7 +93,7 @@ pub async fn run(options: Options) -> anyhow::Result<bool> {
     ));
 
     let pods = usize::from(options.pods);
-    // On the only node evicted pods have nowhere to go: a budget that kept one of them would rightly block for ever.
+    // On a single node evicted pods have no other node: a budget that kept one of them would rightly block for ever.
     let (budget, allows) = if options.nodes == 1 { (json!("100%"), "all") } else { (json!(1), "1") };
     workload::apply(&bed.client, workload::web(SHOP, pods, budget)).await?;
     say(&format!("Deployment {SHOP}/web: {pods} pods, a PodDisruptionBudget lets {allows} be disrupted at a time"));

@@ -1,4 +1,4 @@
-//! The end of the demo: figures, and whether everything that it promises held.
+//! Summary of the demo: figures, and the checks of everything that it promises.
 
 use comfy_table::{Table, presets};
 use jiff::Timestamp;
@@ -11,7 +11,7 @@ use crate::bed::Bed;
 use crate::control_plane::audit::Record;
 use crate::oracle::{Field, History, Verdict, requests_by_user, service_account};
 
-/// What was measured.
+/// Measurements of a run.
 pub(super) struct Run {
     pub(super) released: Timestamp,
     pub(super) ended: Timestamp,
@@ -24,17 +24,17 @@ pub(super) struct Run {
 /// The agents as processes, over the whole rollout.
 #[derive(Default)]
 pub(super) struct Agents {
-    /// The largest resident set that any had at any time, KiB.
+    /// Largest resident set of any agent at any time, KiB.
     resident: u64,
-    /// The largest part private to a process that was seen, KiB.
+    /// Largest private memory seen of any agent, KiB.
     private: u64,
     /// Size of the program's file, bytes.
     file: u64,
-    /// Whether it is the build that ships.
+    /// True for a release build.
     release: bool,
 }
 
-/// The most that an agent may use: KiB resident, bytes on disk.
+/// Most that an agent may use: KiB resident, bytes on disk.
 const RESIDENT_LIMIT: u64 = 6 * 1024;
 const FILE_LIMIT: u64 = 4 * 1024 * 1024;
 
@@ -48,10 +48,10 @@ fn field(status: &str, name: &str) -> u64 {
 }
 
 impl Agents {
-    /// Looks at the agents' processes.
+    /// Measures the agents' processes.
     pub(super) fn sample(&mut self, bed: &Bed) {
         for process in bed.processes_of(deploy::Component::Agent) {
-            // One that has just ended has no such lines any more.
+            // A process that has just ended has no such lines.
             let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap_or_default();
             self.resident = self.resident.max(field(&status, "VmHWM:"));
             self.private = self.private.max(field(&status, "RssAnon:"));
@@ -64,12 +64,12 @@ impl Agents {
         }
     }
 
-    /// Whether there was any to measure.
+    /// Returns true if any agent was measured.
     fn seen(&self) -> bool {
         self.resident > 0 && self.file > 0
     }
 
-    /// Whether they kept to what they may use. A debug build says nothing about that.
+    /// Returns true if the agents stayed within their limits. A debug build is not measured.
     fn within_limits(&self) -> bool {
         !self.release || (self.resident <= RESIDENT_LIMIT && self.file <= FILE_LIMIT)
     }
@@ -141,7 +141,7 @@ pub(super) fn print(run: &Run, history: &History, target: &Version) {
     ));
 }
 
-/// Checks everything that the demo promises and says what held.
+/// Checks everything that the demo promises and prints what held.
 pub(super) fn held(
     run: &Run,
     history: &History,

@@ -1,4 +1,4 @@
-//! The live table.
+//! The live table of the rollout.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -13,18 +13,18 @@ use super::summary::Agents;
 use crate::bed::Bed;
 use crate::oracle::{Shadow, World};
 
-/// How the rollout ended.
+/// End of the rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Every node is on the new version.
+    /// Every node runs the new version.
     Updated,
-    /// Failures froze it, and what was under way has ended.
+    /// Failures froze it, and all attempts under way have ended.
     Frozen,
-    /// It did not end in time.
+    /// Not ended in time.
     TimedOut,
 }
 
-/// How often the table is drawn.
+/// Interval of redrawing the table.
 const FRAME: Duration = Duration::from_millis(100);
 
 struct Row {
@@ -121,8 +121,8 @@ fn frozen(world: &World) -> bool {
         && world.operator.as_ref().is_none_or(|o| o.status.slots.is_empty())
 }
 
-/// Shows the rollout until it ends: as a table that is drawn again and again on a terminal, as a line per change elsewhere.
-/// Meanwhile it measures the agents, which end with every reboot of their hosts.
+/// Shows the rollout until it ends: on a terminal as a table that is redrawn, elsewhere as a line per change. Meanwhile
+/// it measures the agents, which end with every reboot of their hosts.
 pub(super) async fn follow(
     bed: &Bed,
     target: &Version,

@@ -1,4 +1,4 @@
-//! The API server's routes: which request does what, and with which words it answers.
+//! Routes of the host's API server: the effect of each request and the exact text of its response.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use super::faults::RebootFault;
 use super::settings::SettingsTree;
 use super::state::{Command, Refusal, Unreadable};
 
-/// The largest JSON body taken, in bytes.
+/// Largest JSON body accepted, in bytes.
 pub(super) const BODY_LIMIT: usize = 2 * 1024 * 1024;
 
-/// The longest name of a transaction, which is that of a file.
+/// Longest name of a transaction, which is a file name.
 const LONGEST_TRANSACTION: usize = 255;
 
-/// A request that was read whole.
+/// A request, read completely.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Request {
     pub(super) method: String,
@@ -25,18 +25,19 @@ pub(super) struct Request {
     pub(super) target: String,
     pub(super) content_type: Option<String>,
     pub(super) body: Vec<u8>,
-    /// The length that the head announced, where it said one.
+    /// Length announced by the head, if any.
     pub(super) announced: Option<usize>,
 }
 
 impl Request {
-    /// Whether it is answered without its body: an action takes none, and one that is too long is refused.
+    /// Returns true if the request is answered without its body: an action takes none, and one that is too long is
+    /// refused.
     pub(super) fn needs_no_body(&self) -> bool {
         self.target.starts_with("/actions/") || self.announced.is_some_and(|length| length > BODY_LIMIT)
     }
 }
 
-/// An answer. A 204 has no body and says no length.
+/// A response. A 204 has neither a body nor a length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Response {
     pub(super) status: u16,
@@ -44,13 +45,13 @@ pub(super) struct Response {
     pub(super) body: Vec<u8>,
 }
 
-/// What is left to do when the answer is known.
+/// Action that follows the response.
 #[derive(Clone, Debug)]
 pub(super) enum Then {
     Nothing,
     /// A command was accepted.
     CarryOut(Job),
-    /// The machine goes down once the answer is out, or without one.
+    /// The machine shuts down after the response is sent, or without one.
     Reboot {
         reply_cut: bool,
     },
@@ -61,7 +62,7 @@ impl Response {
         Self { status: 204, content_type: None, body: Vec::new() }
     }
 
-    /// The API's own errors are bare text without a type.
+    /// An error of the API itself: plain text without a content type.
     pub(super) fn error(status: u16, text: impl Into<String>) -> Self {
         Self { status, content_type: None, body: text.into().into_bytes() }
     }
@@ -73,7 +74,7 @@ impl Response {
         }
     }
 
-    /// Errors of the framework around the API have a type.
+    /// An error of the framework around the API, with a content type.
     fn extractor(status: u16, text: String) -> Self {
         Self { content_type: Some("text/plain; charset=utf-8"), ..Self::error(status, text) }
     }
@@ -219,7 +220,7 @@ fn settings(state: &State, keys: Option<&String>, prefix: Option<&String>) -> Re
     }
 }
 
-/// Whether it has the form of a key: segments of letters, digits, `-` and `_`, with dots between them.
+/// Returns true for a well-formed key: segments of letters, digits, `-` and `_`, separated by dots.
 fn is_key(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     text.split('.').all(|segment| !segment.is_empty() && segment.bytes().all(allowed))

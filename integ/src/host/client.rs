@@ -1,4 +1,4 @@
-//! A bare client of the host's API, for tests and for everybody on a host who is not the agent.
+//! A minimal client of the host's API, for tests and for all clients on a host except the agent.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,23 +7,23 @@ use anyhow::{Context as _, bail};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-/// An answer, as it came.
+/// A response, as received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// The status line without its end.
     pub status_line: String,
     /// The status.
     pub status: u16,
-    /// Names in lower case.
+    /// Headers, with names in lower case.
     pub headers: BTreeMap<String, String>,
     /// The body.
     pub body: String,
 }
 
-/// Sends one request on a connection of its own. A body is sent as JSON.
+/// Sends one request on a new connection. A body is sent as JSON.
 ///
 /// # Errors
-/// When the socket cannot be reached, or the connection ends before the answer is whole.
+/// When the socket cannot be reached, or the connection ends before the response is complete.
 pub async fn call(socket: &Path, method: &str, target: &str, body: Option<&str>) -> anyhow::Result<Reply> {
     let mut stream =
         UnixStream::connect(socket).await.with_context(|| format!("connecting to {}", socket.display()))?;
@@ -33,7 +33,7 @@ pub async fn call(socket: &Path, method: &str, target: &str, body: Option<&str>)
 /// Sends one request on an open connection.
 ///
 /// # Errors
-/// When the connection ends before the answer is whole.
+/// When the connection ends before the response is complete.
 pub async fn send(stream: &mut UnixStream, method: &str, target: &str, body: Option<&str>) -> anyhow::Result<Reply> {
     let mut request = format!("{method} {target} HTTP/1.1\r\nhost: localhost\r\n");
     if let Some(body) = body {
@@ -45,10 +45,10 @@ pub async fn send(stream: &mut UnixStream, method: &str, target: &str, body: Opt
     read(stream).await
 }
 
-/// Reads one answer from a connection.
+/// Reads one response from a connection.
 ///
 /// # Errors
-/// When the connection ends before the answer is whole, or it is not HTTP.
+/// When the connection ends before the response is complete, or it is not HTTP.
 pub async fn read(stream: &mut UnixStream) -> anyhow::Result<Reply> {
     let mut received = Vec::new();
     loop {

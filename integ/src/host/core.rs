@@ -1,4 +1,4 @@
-//! One simulated machine from within: its state behind a lock, and the workers that change it.
+//! Internals of one simulated host: its state behind a lock, and the workers that change it.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use super::releases::Listing;
 use super::settings::{SettingsStore, UpdatesSettings, VersionLock};
 use super::state::{Command, Dispatcher, Ending, Found, Refusal, UpdateImage, UpdateStatus};
 
-/// Everything that the tasks of one host share.
+/// The shared state of the tasks of one host.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) options: HostOptions,
@@ -27,44 +27,44 @@ pub(super) struct Core {
     state: Mutex<State>,
     /// Power, boot id and image, as the kubelet sees them.
     pub(super) machine: watch::Sender<MachineState>,
-    /// The kubelet lets a shutdown go on.
+    /// Notified when the kubelet releases a shutdown.
     pub(super) shutdown_released: Arc<Notify>,
-    /// Whether anybody may delay a shutdown.
+    /// True if the kubelet may delay a shutdown.
     pub(super) machine_taken: AtomicBool,
     pub(super) orders: mpsc::UnboundedSender<Order>,
     /// The API server's only worker.
     pub(super) turn: tokio::sync::Mutex<()>,
-    /// Whether a command holds the update lock.
+    /// True while a command holds the update lock.
     pub(super) locked: watch::Sender<bool>,
 }
 
-/// What changes while the machine lives.
+/// The mutable state of the machine.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) dispatcher: Dispatcher,
     pub(super) disk: Disk,
     pub(super) settings: SettingsStore,
-    /// What the applier wrote to the tools' configuration files; it lags behind the settings.
+    /// The tools' configuration files as the applier wrote them; they lag behind the settings.
     pub(super) effective: UpdatesSettings,
     pub(super) script: Script,
-    /// A shutdown is under way.
+    /// True while a shutdown is under way.
     pub(super) shutting_down: bool,
-    /// Counts commands, so that a worker of an earlier boot cannot end a later one's command.
+    /// Number of commands, so that a worker of an earlier boot cannot end a later one's command.
     serial: u64,
-    /// Counts boots, for the same reason.
+    /// Number of boots, for the same reason.
     pub(super) boots: u64,
     last_record: Timestamp,
-    /// A command that goes on until it is released.
+    /// A command that runs until it is released.
     waiting: Option<Job>,
 }
 
-/// A command that was accepted and now has to be carried out.
+/// An accepted command that has to be carried out.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
     serial: u64,
     command: Command,
     worker: Worker,
-    /// What a prepare writes, decided by updog at its start.
+    /// The version that a prepare writes, decided by updog at its start.
     writes: Option<Version>,
     delay: Duration,
 }
@@ -125,14 +125,14 @@ impl Core {
         self.options.releases.list(seed, ignore_waves, Timestamp::now())
     }
 
-    /// What updog, or the dispatcher after a look by updog, picks by the configuration files as they are now.
+    /// Returns the version that updog, or the dispatcher after it ran updog, picks by the current configuration files.
     fn pick(&self, state: &State, listing: &Listing) -> Option<Version> {
         let latest = VersionLock::latest();
         let lock = state.effective.version_lock.as_ref().unwrap_or(&latest);
         listing.choose(lock, &self.running(state)).cloned()
     }
 
-    /// Starts a command: what happens up to the answer to the caller.
+    /// Starts a command: everything up to the response to the caller.
     pub(super) fn begin(&self, state: &mut State, command: Command) -> Result<Job, Refusal> {
         let running = self.image(self.running(state));
         let next_to_boot = state.disk.next() == Some(state.disk.active);
@@ -152,7 +152,7 @@ impl Core {
             writes = match &worker {
                 Worker::Writes(version) => Some(version.clone()),
                 Worker::WritesNothing | Worker::Exits { overwrote: false, .. } => None,
-                // updog does not know what the dispatcher chose: it looks again, and by its own configuration.
+                // updog does not know what the dispatcher chose: it chooses again, by its own configuration.
                 _ => self.pick(state, &self.listing(state)),
             };
             if writes.is_some() {
@@ -165,7 +165,7 @@ impl Core {
         Ok(Job { serial: state.serial, command, worker, writes, delay })
     }
 
-    /// Carries out a command: at once when it takes no time, else in the background.
+    /// Carries out a command: at once if it takes no time, otherwise in the background.
     pub(super) fn carry_out(self: &Arc<Self>, job: Job) {
         match job.worker {
             Worker::NeverEnds => return,
@@ -188,7 +188,7 @@ impl Core {
         });
     }
 
-    /// Ends the command that waits for it.
+    /// Ends the waiting command.
     pub(super) fn release(&self) {
         let waiting = self.lock().waiting.take();
         if let Some(job) = waiting {
@@ -196,7 +196,7 @@ impl Core {
         }
     }
 
-    /// The end of a command: what it did to the disk, its record, and the free lock, in one step.
+    /// Ends a command: its effect on the disk, its record, and the release of the lock, in one step.
     fn end(&self, job: &Job) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -259,7 +259,7 @@ impl Core {
         self.note(EventKind::CommandFinished { command: job.command, ok, version });
     }
 
-    /// The worker dies with the API server or with the machine; the lock is free again and there is no record.
+    /// Ends the worker with the API server or the machine; the lock is free again and there is no record.
     pub(super) fn kill_worker(&self, state: &mut State) {
         if let Some(command) = state.dispatcher.end(Ending::Unrecorded, Timestamp::UNIX_EPOCH) {
             self.locked.send_replace(false);
@@ -267,7 +267,7 @@ impl Core {
         }
     }
 
-    /// The applier starts: some time later the tools' configuration files say what the settings say.
+    /// Starts the applier: some time later the tools' configuration files contain the settings.
     pub(super) fn apply_settings(self: &Arc<Self>, state: &mut State) {
         let lag = self.options.settings_lag;
         if lag.is_zero() {

@@ -7,22 +7,22 @@ use semver::Version;
 /// One of the two partition sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetName {
-    /// The first set, the one a new disk boots from.
+    /// The first set, from which a new disk boots.
     A,
     /// The second set, empty on a new disk.
     B,
 }
 
-/// One partition set: what it holds and its boot flags.
+/// One partition set: its image and its boot flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionSet {
-    /// The image written to it; `None` when it is empty or was left half written.
+    /// The image on it; `None` if it is empty or was left half written.
     pub version: Option<Version>,
-    /// Sets with a higher priority are tried first; 0 is never tried.
+    /// Boot priority: the highest one is tried first, 0 never.
     pub priority: u8,
-    /// How many more boots are tried before this set has to have proved itself.
+    /// Number of further boots tried before this set has to be marked successful.
     pub tries_left: u8,
-    /// It booted once, all the way to the end.
+    /// True after a successful boot.
     pub successful: bool,
 }
 
@@ -86,7 +86,7 @@ impl Disk {
         self.set(self.inactive())
     }
 
-    /// The set that the next boot takes: the highest priority among the bootable ones, A when they are equal.
+    /// The set that boots next: the highest priority among the bootable ones, A when they are equal.
     pub fn next(&self) -> Option<SetName> {
         match (self.a.bootable(), self.b.bootable()) {
             (true, true) if self.b.priority > self.a.priority => Some(SetName::B),
@@ -96,13 +96,13 @@ impl Disk {
         }
     }
 
-    /// What updog does before it downloads: the inactive set can no longer boot, and what it held is gone.
+    /// Clears the inactive set, as updog does before a download: it can no longer boot, and its image is lost.
     pub fn clear_inactive(&mut self) {
         let name = self.inactive();
         *self.set_mut(name) = PartitionSet { version: None, priority: 0, tries_left: 0, successful: false };
     }
 
-    /// What updog does after the download: the inactive set holds `version` and may be tried once, when it is armed.
+    /// Writes `version` to the inactive set, as updog does after the download; it may be tried once, when it is armed.
     pub fn write_inactive(&mut self, version: Version) {
         let name = self.inactive();
         let set = self.set_mut(name);
@@ -113,7 +113,7 @@ impl Disk {
     /// Arms the inactive set: the next boot takes it.
     ///
     /// # Errors
-    /// updog's own words when the set was not prepared, or is armed or proven already.
+    /// updog's own text when the set was not prepared, or is armed or marked successful already.
     pub fn upgrade_to_inactive(&mut self) -> Result<(), String> {
         const STEP: &str = "Could not mark inactive partition for boot: Inactive partition /dev/xvda";
         let (active, inactive) = (self.active, self.inactive());
@@ -136,7 +136,7 @@ impl Disk {
         self.set_mut(active).priority = 2;
     }
 
-    /// What GRUB does: takes the next set, spends one of its tries, and starts it. `None`: nothing boots any more.
+    /// Boots as GRUB does: takes the next set, spends one of its tries, and starts it. `None`: no set boots any more.
     pub fn boot(&mut self) -> Option<SetName> {
         let taken = self.next()?;
         let set = self.set_mut(taken);
@@ -145,7 +145,7 @@ impl Disk {
         Some(taken)
     }
 
-    /// What a good boot does at its end.
+    /// Marks the running set successful, as a good boot does at its end.
     pub fn mark_successful_boot(&mut self) {
         let active = self.active;
         self.set_mut(active).successful = true;

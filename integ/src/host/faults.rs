@@ -1,4 +1,4 @@
-//! The script of what goes wrong on a host.
+//! Fault injection on a host.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use semver::Version;
 
 use super::state::Command;
 
-/// One entry of the script: what goes wrong, and how many times. Entries for the same thing take effect in the order in
-/// which they were scripted.
+/// One injected fault, and the number of times that it occurs. Faults of the same operation take effect in the order in
+/// which they were added.
 #[derive(Clone, Debug)]
 pub struct Fault {
     at: At,
@@ -24,18 +24,18 @@ enum At {
     Applier(String),
 }
 
-/// How the worker of a command ends.
+/// End of a command's worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Worker {
-    /// As it should.
+    /// Success.
     Succeeds,
     /// updog exits with an error.
     Exits {
-        /// Its exit code.
+        /// Exit code.
         status: i32,
-        /// Its standard error.
+        /// Standard error.
         stderr: String,
-        /// For a prepare: the inactive set was already being overwritten. What it held is lost and it cannot be armed.
+        /// For a prepare: the inactive set was already being overwritten. Its image is lost and it cannot be armed.
         overwrote: bool,
     },
     /// updog is killed; a prepare has half overwritten the inactive set.
@@ -45,11 +45,11 @@ pub enum Worker {
     },
     /// The worker itself dies: no record, the lock is free.
     Vanishes,
-    /// The worker dies after its work was done and before the record of it: the disk has changed, the status has not.
+    /// The worker dies after its work and before the record of it: the disk has changed, the status has not.
     LosesRecord,
-    /// It holds the lock until the machine (or the API server) goes down.
+    /// The worker holds the lock until the machine (or the API server) goes down.
     NeverEnds,
-    /// It goes on until [`super::Host::release_command`], then succeeds.
+    /// The worker runs until [`super::Host::release_command`], then succeeds.
     Waits,
     /// A refresh whose updog succeeds, but whose configuration cannot be used: the list is new, state and choice stay.
     BadConfig,
@@ -59,43 +59,43 @@ pub enum Worker {
     WritesNothing,
 }
 
-/// What goes wrong with a reboot.
+/// Fault of a reboot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RebootFault {
-    /// It is refused: 500 with this standard error.
+    /// Refused: 500 with this standard error.
     Refused {
-        /// What `systemctl` says.
+        /// Standard error of `systemctl`.
         stderr: String,
     },
-    /// The machine reboots but the answer is lost.
+    /// The machine reboots but the response is lost.
     ReplyCut,
-    /// The machine reboots, and the shutdown ends the very command that ordered it: 500 with the signal's number.
+    /// The machine reboots, and the shutdown ends the command that requested it: 500 with the signal's number.
     Terminated,
 }
 
-/// What goes wrong with a boot.
+/// Fault of a boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootFault {
-    /// The next boot of an image that has not proved itself fails, so that GRUB takes the old one after it.
+    /// The next boot of an image not marked successful fails, so that GRUB takes the old one after it.
     NewImageFails,
     /// The next boot never ends. The machine stays down until it is powered on again.
     NeverComesBack,
 }
 
-/// What goes wrong between client and API server.
+/// Fault between client and API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// The connection is closed when the request was read; nothing is done.
+    /// The connection is closed after the request was read; nothing is done.
     LostBefore,
-    /// The request is carried out, then the connection is closed without an answer.
+    /// The request is carried out, then the connection is closed without a response.
     LostAfter,
-    /// The request is carried out and half of the answer arrives.
+    /// The request is carried out and half of the response arrives.
     CutReply,
     /// The server (all of it: it has one worker) takes this long.
     Slow(Duration),
-    /// The request is carried out; the answer is 200 with a body that is not JSON.
+    /// The request is carried out; the response is 200 with a body that is not JSON.
     Garbage,
-    /// Nothing is done; the answer is this status with this body.
+    /// Nothing is done; the response is this status with this body.
     Status(u16, String),
 }
 
@@ -104,49 +104,49 @@ impl Fault {
         Self { at, times: 1 }
     }
 
-    /// The next command of this kind ends like this.
+    /// Sets the end of the next command of this kind.
     pub fn command(command: Command, worker: Worker) -> Self {
         Self::new(At::Command { command, delay: None, worker })
     }
 
-    /// The next command of this kind fails with exit code 1; a prepare has half overwritten the inactive set.
+    /// Lets the next command of this kind fail with exit code 1; a prepare has half overwritten the inactive set.
     pub fn fails(command: Command, stderr: impl Into<String>) -> Self {
         Self::command(command, Worker::Exits { status: 1, stderr: stderr.into(), overwrote: true })
     }
 
-    /// The next command of this kind takes this long and succeeds.
+    /// Lets the next command of this kind take this long and succeed.
     pub fn slow(command: Command, delay: Duration) -> Self {
         Self::command(command, Worker::Succeeds).delayed(delay)
     }
 
-    /// The next `POST /actions/reboot` goes wrong.
+    /// Injects a fault into the next `POST /actions/reboot`.
     pub fn reboot(fault: RebootFault) -> Self {
         Self::new(At::Reboot(fault))
     }
 
-    /// The next boot goes wrong.
+    /// Injects a fault into the next boot.
     pub fn boot(fault: BootFault) -> Self {
         Self::new(At::Boot(fault))
     }
 
-    /// The next request of this method whose path begins like this goes wrong. `*` is any method.
+    /// Injects a fault into the next request of this method with this path prefix. `*` is any method.
     pub fn request(method: impl Into<String>, path: impl Into<String>, transport: Transport) -> Self {
         Self::new(At::Request { method: method.into(), path: path.into(), transport })
     }
 
-    /// The next connection is closed as soon as it is accepted. It is the nearest thing to a refusal by permissions that
-    /// can be shown to a client with all rights; [`super::Host::restart_api`] shows a refused connection.
+    /// Closes the next connection as soon as it is accepted: the nearest thing to a refusal by permissions that can be
+    /// shown to a client with all rights; [`super::Host::restart_api`] shows a refused connection.
     pub fn connection() -> Self {
         Self::new(At::Connection)
     }
 
-    /// The next commit with apply cannot start the applier: 500, **and the settings are committed all the same**, but
-    /// never reach the tools in this boot.
+    /// Lets the next commit with apply fail to start the applier: 500, **and the settings are committed all the same**,
+    /// but never reach the tools in this boot.
     pub fn applier(message: impl Into<String>) -> Self {
         Self::new(At::Applier(message.into()))
     }
 
-    /// For a command: it takes this long.
+    /// Sets the duration of a command.
     #[must_use]
     pub fn delayed(mut self, by: Duration) -> Self {
         if let At::Command { delay, .. } = &mut self.at {
@@ -155,7 +155,7 @@ impl Fault {
         self
     }
 
-    /// It goes wrong this many times.
+    /// Sets the number of times that the fault occurs.
     #[must_use]
     pub fn times(mut self, times: u32) -> Self {
         self.times = times;
@@ -163,7 +163,7 @@ impl Fault {
     }
 }
 
-/// The faults that wait for their moment.
+/// The pending faults.
 #[derive(Debug, Default)]
 pub(super) struct Script(Vec<Fault>);
 
@@ -174,7 +174,7 @@ impl Script {
         }
     }
 
-    /// Spends the first entry that `pick` wants.
+    /// Takes the first fault that `pick` accepts.
     fn take<T>(&mut self, mut pick: impl FnMut(&At) -> Option<T>) -> Option<T> {
         let (index, taken) = self.0.iter().enumerate().find_map(|(index, fault)| Some((index, pick(&fault.at)?)))?;
         if let Some(fault) = self.0.get_mut(index) {
@@ -198,7 +198,7 @@ impl Script {
         self.take(|at| if let At::Reboot(fault) = at { Some(fault.clone()) } else { None })
     }
 
-    /// The fault of the next boot, of an image that has `proven` itself or not.
+    /// The fault of the next boot, of an image that is marked successful (`proven`) or not.
     pub(super) fn boot(&mut self, proven: bool) -> Option<BootFault> {
         self.take(|at| match at {
             At::Boot(BootFault::NewImageFails) if proven => None,

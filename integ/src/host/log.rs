@@ -1,4 +1,4 @@
-//! What happened to a host, in order: the witness that tests and the oracle ask.
+//! The log of a host in order, for tests and the oracle.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,59 +8,59 @@ use tokio::sync::broadcast;
 
 use super::state::Command;
 
-/// One thing that happened.
+/// One event on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When.
+    /// Time of the event.
     pub at: Timestamp,
-    /// In which boot.
+    /// Boot in which it occurred.
     pub boot_id: String,
-    /// What.
+    /// The event.
     pub kind: EventKind,
 }
 
-/// Who ordered a shutdown.
+/// Origin of a shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownBy {
     /// `POST /actions/reboot`.
     Api,
-    /// A client on the machine.
+    /// Another client on the machine.
     Foreign,
 }
 
-/// What can happen to a host.
+/// Kinds of events on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// A request came in over the socket.
+    /// A request was received on the socket.
     Call {
-        /// Its method.
+        /// Method.
         method: String,
-        /// Its path with the query.
+        /// Path with the query.
         path: String,
-        /// The status answered; `None` when the caller got no answer.
+        /// Status of the response; `None` if the caller got none.
         status: Option<u16>,
-        /// The body that came with it.
+        /// Body of the request.
         body: String,
     },
-    /// A command of the update dispatcher ended, any client that started it.
+    /// A command of the update dispatcher ended, whichever client started it.
     CommandFinished {
-        /// Which.
+        /// The command.
         command: Command,
-        /// Whether it did what it is for.
+        /// True if the command succeeded.
         ok: bool,
-        /// What a refresh chose, a prepare really wrote, or an activate armed.
+        /// The version that a refresh chose, a prepare really wrote, or an activate armed.
         version: Option<Version>,
     },
     /// From now on any boot takes this image.
     Armed {
-        /// What is really on the armed set.
+        /// The version that is really on the armed set.
         version: Version,
     },
     /// The armed image is no longer the next to boot.
     Disarmed,
-    /// A shutdown was ordered and has begun.
+    /// A shutdown has begun.
     ShutdownOrdered {
-        /// By whom.
+        /// Origin of the shutdown.
         by: ShutdownBy,
     },
     /// The power was cut.
@@ -71,9 +71,9 @@ pub enum EventKind {
     Booted {
         /// The new boot.
         boot_id: String,
-        /// What it runs.
+        /// The version that it runs.
         version: Version,
-        /// It was to boot the other set and came back on this one.
+        /// True if it was to boot the other set and fell back to this one.
         fell_back: bool,
     },
 }
@@ -89,14 +89,14 @@ impl Log {
         Self { events: Mutex::default(), live: broadcast::Sender::new(4096) }
     }
 
-    /// Adds an event; its time is never before that of the one before it.
+    /// Adds an event; its time is never before that of the previous one.
     pub(super) fn add(&self, boot_id: &str, kind: EventKind) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Timestamp::now();
         let at = events.last().map_or(now, |last| last.at.max(now));
         let event = Event { at, boot_id: boot_id.to_owned(), kind };
         events.push(event.clone());
-        // No one may be listening.
+        // There may be no subscriber.
         let _ = self.live.send(event);
     }
 

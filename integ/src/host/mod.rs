@@ -1,9 +1,9 @@
 //! A simulated Bottlerocket host: the update API on its Unix socket, and the machine behind it.
 //!
-//! It is a stand-in for the real thing and keeps its traps. [`state`] is the update dispatcher, [`disk`] the partition sets
-//! and who boots, [`releases`] what updog finds, [`settings`] what steers it; `api` and `server` put them on the socket;
-//! `power` boots the machine and takes it down; [`faults`] is the script of what goes wrong and [`log`] what happened.
-//! The exchanges recorded from a real API server are replayed against it by a test.
+//! It reproduces the pitfalls of the real host. [`state`] is the update dispatcher, [`disk`] the partition sets and the
+//! choice of the next boot, [`releases`] what updog finds, [`settings`] its configuration; `api` and `server` put them
+//! on the socket; `power` boots the machine and shuts it down; [`faults`] is the fault injection and [`log`] the
+//! events. A test replays the exchanges recorded from a real API server against it.
 
 mod api;
 pub mod client;
@@ -42,10 +42,10 @@ use self::core::Core;
 use self::power::Order;
 use self::server::Stop;
 
-/// The longest path that a Unix socket can have on Linux, in bytes, without the terminator.
+/// Longest path of a Unix socket on Linux, in bytes, without the terminator.
 const SOCKET_PATH_LIMIT: usize = 107;
 
-/// How long things take on a host.
+/// Durations on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timings {
     /// `refresh`.
@@ -56,11 +56,11 @@ pub struct Timings {
     pub activate: Duration,
     /// `deactivate`.
     pub deactivate: Duration,
-    /// From the order to shut down until nothing runs, when the kubelet does not delay it.
+    /// From the request to shut down until nothing runs, when the kubelet does not delay it.
     pub shutdown: Duration,
     /// From GRUB until the API answers.
     pub boot: Duration,
-    /// How long the API server is away when it restarts.
+    /// Downtime of the API server during its restart.
     pub api_restart: Duration,
 }
 
@@ -78,7 +78,7 @@ impl Timings {
         }
     }
 
-    /// Roughly what a small machine with a good network takes.
+    /// Roughly the durations of a small machine with a good network.
     pub fn realistic() -> Self {
         Self {
             refresh: Duration::from_millis(1500),
@@ -92,13 +92,13 @@ impl Timings {
     }
 }
 
-/// How updog words what it writes.
+/// Wording of updog's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Updog {
     /// `Starting update to 1.20.5`.
     #[default]
     NamesVersion,
-    /// `Starting update`, as the stand-in in the recording.
+    /// `Starting update`, as in the recording.
     Terse,
 }
 
@@ -111,41 +111,41 @@ impl Updog {
     }
 }
 
-/// What kind of host to simulate.
+/// Options of a simulated host.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
-    /// Its name, which is also its Node's.
+    /// The name of the host and of its Node.
     pub name: String,
-    /// Where its file system stands. `<root>/run/api.sock` has to be shorter than 108 bytes.
+    /// Folder of its file system. `<root>/run/api.sock` has to be shorter than 108 bytes.
     pub root: PathBuf,
-    /// What it was installed with.
+    /// The version that it was installed with.
     pub version: Version,
-    /// For example `aws-k8s-1.37`.
+    /// Variant, for example `aws-k8s-1.37`.
     pub variant: String,
-    /// For example `x86_64`.
+    /// Architecture, for example `x86_64`.
     pub arch: String,
-    /// The build that os-release names.
+    /// The build id in os-release.
     pub build_id: String,
-    /// Its place in the waves when its settings name none.
+    /// Place in the waves when the settings have none.
     pub seed: u32,
-    /// `settings.updates` as they are at the start.
+    /// `settings.updates` at the start.
     pub settings: UpdatesSettings,
-    /// The repository it looks into.
+    /// The update repository.
     pub releases: Releases,
-    /// How long things take.
+    /// Durations.
     pub timings: Timings,
-    /// How long the kubelet can delay a shutdown. No one can while no [`Machine`] was taken.
+    /// Longest delay of a shutdown by the kubelet. There is no delay while no [`Machine`] was taken.
     pub shutdown_limit: Duration,
-    /// How long a committed setting takes to reach the tools.
+    /// Time until a committed setting reaches the tools.
     pub settings_lag: Duration,
-    /// How long the API server waits for a whole request head before it closes a connection, idle ones too.
+    /// Time that the API server waits for a complete request head before it closes a connection, also an idle one.
     pub head_timeout: Duration,
-    /// How updog words what it writes.
+    /// Wording of updog's output.
     pub updog: Updog,
 }
 
 impl HostOptions {
-    /// A host of variant `aws-k8s-1.37` for which nothing takes time, with the settings of a new one.
+    /// A host of variant `aws-k8s-1.37` on which nothing takes time, with the settings of a new one.
     pub fn new(name: impl Into<String>, root: impl Into<PathBuf>, version: Version, releases: Releases) -> Self {
         let seed = 42;
         Self {
@@ -166,7 +166,7 @@ impl HostOptions {
         }
     }
 
-    /// Gives the host another place in the waves, in its settings too.
+    /// Sets the host's place in the waves, in its settings too.
     #[must_use]
     pub fn seed(mut self, seed: u32) -> Self {
         self.seed = seed;
@@ -183,14 +183,14 @@ impl HostOptions {
     }
 }
 
-/// What a host is like at one moment, past all locks.
+/// State of a host at one moment, read past all locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// What runs, or ran last.
+    /// The version that runs, or ran last.
     pub running_version: Version,
     /// The running or last boot.
     pub boot_id: String,
-    /// Whether it runs.
+    /// Power state.
     pub power: Power,
     /// The update status; `None` before the first command of a boot.
     pub status: Option<UpdateStatus>,
@@ -221,7 +221,7 @@ impl Drop for Handle {
 }
 
 impl Host {
-    /// Installs and boots a host. It is up when this returns.
+    /// Installs and boots a host, and returns when it is up.
     ///
     /// # Errors
     /// When its file system cannot be written or its socket cannot be bound.
@@ -239,7 +239,7 @@ impl Host {
         &self.0.core
     }
 
-    /// The machine as a kubelet sees it. From the first call on a shutdown waits for [`Machine::release_shutdown`].
+    /// The machine as a kubelet sees it. From the first call on, a shutdown waits for [`Machine::release_shutdown`].
     pub fn machine(&self) -> Machine {
         let core = self.core();
         core.machine_taken.store(true, Ordering::Release);
@@ -251,7 +251,7 @@ impl Host {
         )
     }
 
-    /// The host's name.
+    /// The name of the host.
     pub fn name(&self) -> &str {
         &self.core().options.name
     }
@@ -261,32 +261,33 @@ impl Host {
         self.core().options.socket()
     }
 
-    /// All that happened so far.
+    /// All events so far.
     pub fn log(&self) -> Vec<Event> {
         self.core().log.all()
     }
 
-    /// What happens from now on.
+    /// Subscribes to new events.
     pub fn subscribe(&self) -> broadcast::Receiver<Event> {
         self.core().log.subscribe()
     }
 
-    /// Adds to the script of what goes wrong.
+    /// Injects a fault.
     pub fn script(&self, fault: Fault) {
         self.core().lock().script.add(fault);
     }
 
-    /// Forgets what was scripted and has not happened.
+    /// Removes the faults that have not occurred.
     pub fn mend(&self) {
         self.core().lock().script = faults::Script::default();
     }
 
-    /// The power fails now and comes back. Returns when the machine is down; it boots by itself.
+    /// Cuts the power and restores it. Returns when the machine is down; it boots by itself.
     pub async fn power_loss(&self) {
         self.order(Order::PowerLoss).await;
     }
 
-    /// Another client of the API runs a command, once the machine runs. Returns when it was accepted, which is before its end if it takes time.
+    /// Runs a command as another client of the API, once the machine runs. Returns when it was accepted, which is
+    /// before its end if it takes time.
     ///
     /// # Errors
     /// When the dispatcher refuses it.
@@ -300,7 +301,7 @@ impl Host {
         Ok(())
     }
 
-    /// Another client of the API changes settings, and waits until the tools know them.
+    /// Changes settings as another client of the API, and waits until the tools know them.
     pub fn foreign_settings(&self, change: UpdatesSettings) {
         let state = &mut *self.core().lock();
         state.settings.stage("foreign", change);
@@ -309,7 +310,7 @@ impl Host {
         }
     }
 
-    /// A client on the machine reboots it gracefully. Returns when the shutdown has begun.
+    /// Reboots the machine gracefully as another client on it. Returns when the shutdown has begun.
     pub async fn foreign_reboot(&self) {
         let mut machine = self.core().machine.subscribe();
         if machine.borrow_and_update().power == Power::Up && self.send(Order::Reboot(ShutdownBy::Foreign)) {
@@ -318,42 +319,42 @@ impl Host {
         }
     }
 
-    /// The API server restarts; a running command dies with it. A `clean` stop removes the socket, another leaves one
-    /// that refuses. Returns when the new server listens.
+    /// Restarts the API server; a running command dies with it. A `clean` stop removes the socket, another leaves one
+    /// that refuses connections. Returns when the new server listens.
     pub async fn restart_api(&self, clean: bool) {
         let how = if clean { Stop::Clean } else { Stop::Killed };
         self.order(|done| Order::RestartApi(how, done)).await;
     }
 
-    /// Pulls the plug. The machine stays down.
+    /// Cuts the power. The machine stays down.
     pub fn power_off(&self) {
         self.send(Order::Off);
     }
 
-    /// Puts the plug back: a machine that is down boots.
+    /// Restores the power: a machine that is down boots.
     pub fn power_on(&self) {
         self.send(Order::On);
     }
 
-    /// Returns when the machine is up in another boot than `boot_id`.
+    /// Waits until the machine is up in another boot than `boot_id`.
     pub async fn booted_after(&self, boot_id: &str) {
         let mut machine = self.core().machine.subscribe();
         // The sender lives as long as this handle.
         let _ = machine.wait_for(|machine| machine.power == Power::Up && machine.boot_id != boot_id).await;
     }
 
-    /// Lets a command that was scripted to wait ([`Worker::Waits`]) come to its end.
+    /// Lets a command with [`Worker::Waits`] end.
     pub fn release_command(&self) {
         self.core().release();
     }
 
-    /// Returns when no command holds the update lock.
+    /// Waits until no command holds the update lock.
     pub async fn lock_free(&self) {
         // The sender lives as long as this handle.
         let _ = self.core().locked.subscribe().wait_for(|locked| !locked).await;
     }
 
-    /// What the host is like now.
+    /// The current state of the host.
     pub fn snapshot(&self) -> Snapshot {
         let core = self.core();
         let state = &*core.lock();
@@ -377,7 +378,7 @@ impl Host {
     async fn order(&self, order: impl FnOnce(oneshot::Sender<()>) -> Order) {
         let (done, finished) = oneshot::channel();
         if self.send(order(done)) {
-            // An order that a machine without power throws away is done as well.
+            // A request that a machine without power discards is done as well.
             let _ = finished.await;
         }
     }

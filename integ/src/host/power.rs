@@ -1,4 +1,4 @@
-//! The life of the machine: boot, run, shut down, lose power, stay down.
+//! Lifecycle of the machine: boot, run, shut down, lose power, stay down.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use super::faults::BootFault;
 use super::log::{EventKind, ShutdownBy};
 use super::server::{Server, Stop};
 
-/// What the machine can be made to do from outside.
+/// External actions on the machine.
 #[derive(Debug)]
 pub(super) enum Order {
     /// Shut down gracefully and boot again.
     Reboot(ShutdownBy),
-    /// The power fails and comes back. The sender is told when the machine is down.
+    /// The power fails and comes back. The sender is notified when the machine is down.
     PowerLoss(oneshot::Sender<()>),
-    /// The plug is pulled.
+    /// The power is cut.
     Off,
-    /// It is put back.
+    /// The power is restored.
     On,
-    /// The API server restarts. The sender is told when it listens again.
+    /// The API server restarts. The sender is notified when it listens again.
     RestartApi(Stop, oneshot::Sender<()>),
 }
 
-/// What comes after the machine went down.
+/// The step after the machine went down.
 enum Next {
     Boot,
     StayDown,
 }
 
-/// Runs the machine, which stands right after its first boot, until the task is aborted.
+/// Runs the machine, right after its first boot, until the task is aborted.
 pub(super) async fn run(core: Arc<Core>, server: Server, mut orders: mpsc::UnboundedReceiver<Order>) {
     let mut server = Guard(Some(server));
     loop {
@@ -83,7 +83,7 @@ impl Drop for Guard {
     }
 }
 
-/// The machine runs until something ends that.
+/// Runs the machine until something ends that.
 async fn up(core: &Arc<Core>, server: &mut Guard, orders: &mut mpsc::UnboundedReceiver<Order>) -> Next {
     loop {
         let order = orders.recv().await;
@@ -111,7 +111,7 @@ async fn up(core: &Arc<Core>, server: &mut Guard, orders: &mut mpsc::UnboundedRe
     }
 }
 
-/// Graceful shutdown: the kubelet may delay it, but not for ever; the power can still fail.
+/// Shuts down gracefully: the kubelet may delay it up to the limit; the power can still fail.
 async fn shut_down(
     core: &Arc<Core>,
     server: &mut Guard,
@@ -119,14 +119,14 @@ async fn shut_down(
     by: ShutdownBy,
 ) -> Next {
     core.lock().shutting_down = true;
-    // A release that came too late for an earlier shutdown says nothing about this one.
+    // A release that came too late for an earlier shutdown does not count for this one.
     let _ = core.shutdown_released.notified().now_or_never();
     core.note(EventKind::ShutdownOrdered { by });
     core.machine.send_modify(|machine| machine.power = Power::ShuttingDown);
     let delayable = core.machine_taken.load(Ordering::Acquire);
     let limit = if delayable { core.options.shutdown_limit } else { Duration::ZERO };
     let released = async {
-        // Either way it goes on.
+        // The shutdown continues either way.
         let _ = tokio::time::timeout(limit, core.shutdown_released.notified()).await;
     };
     let finished = async { tokio::join!(released, tokio::time::sleep(core.options.timings.shutdown)) };
@@ -160,7 +160,7 @@ async fn shut_down(
     }
 }
 
-/// Nothing runs any more: the socket is gone (or dead), and what was only in memory is forgotten.
+/// Takes the machine down: the socket is gone (or dead), and everything in memory is lost.
 async fn go_down(core: &Core, server: &mut Guard, how: Stop) {
     core.machine.send_modify(|machine| machine.power = Power::Down);
     if let Some(server) = server.0.take() {
@@ -176,7 +176,7 @@ async fn go_down(core: &Core, server: &mut Guard, how: Stop) {
     core.note(EventKind::Down);
 }
 
-/// From GRUB to the mark of a good boot. `None`: it booted. A loss of power on the way costs a new image its try.
+/// Boots, from GRUB to the mark of a good boot. `None`: booted. A loss of power on the way costs a new image its try.
 async fn boot(core: &Core, orders: &mut mpsc::UnboundedReceiver<Order>) -> Option<Next> {
     loop {
         let (good, fault) = {
@@ -220,7 +220,7 @@ async fn boot(core: &Core, orders: &mut mpsc::UnboundedReceiver<Order>) -> Optio
     }
 }
 
-/// The end of a good boot: files and socket first, then the news that the machine is up.
+/// Finishes a good boot: files and socket first, then the state that the machine is up.
 pub(super) fn come_up(core: &Arc<Core>, expected: Option<SetName>) -> anyhow::Result<Server> {
     let boot_id = new_boot_id();
     let (version, fell_back) = {
@@ -252,7 +252,7 @@ pub(super) fn come_up(core: &Arc<Core>, expected: Option<SetName>) -> anyhow::Re
     Ok(server)
 }
 
-/// The API server goes away and comes back; by systemd's default it takes a running command with it.
+/// Restarts the API server; by systemd's default this ends a running command.
 async fn restart_api(core: &Arc<Core>, server: &mut Guard, how: Stop) {
     if let Some(server) = server.0.take() {
         server.stop(core, how).await;
@@ -267,7 +267,7 @@ async fn restart_api(core: &Arc<Core>, server: &mut Guard, how: Stop) {
     }
 }
 
-/// Written beside and moved in place: a reader sees the old file or the new one.
+/// Writes a temporary file and renames it: a reader sees the old file or the new one.
 fn write(root: &Path, path: &str, content: &str) -> anyhow::Result<()> {
     let path = root.join(path);
     let folder = path.parent().context("a file has a folder")?;

@@ -1,4 +1,4 @@
-//! What the update repository offers, and which of it updog picks.
+//! Content of the update repository, and updog's choice from it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ pub struct Releases(Arc<Mutex<Vec<Release>>>);
 #[derive(Clone, Debug)]
 struct Release {
     version: Version,
-    /// For each wave the first seed that no longer belongs to it, and when it opens; ascending. No wave: open to all.
+    /// For each wave the first seed that no longer belongs to it, and its start; ascending. Empty: open to all.
     waves: Vec<(u32, Timestamp)>,
 }
 
@@ -26,7 +26,7 @@ impl Release {
 }
 
 impl Releases {
-    /// A repository that offers these versions to everybody.
+    /// A repository that offers these versions to all hosts.
     pub fn of(versions: impl IntoIterator<Item = Version>) -> Self {
         let releases = Self::default();
         for version in versions {
@@ -35,13 +35,13 @@ impl Releases {
         releases
     }
 
-    /// Offers `version` to everybody from now on.
+    /// Offers `version` to all hosts from now on.
     pub fn publish(&self, version: Version) {
         self.publish_in_waves(version, []);
     }
 
-    /// Offers `version` in waves: to hosts whose seed is below the bound (and not below an earlier wave's) from that time
-    /// on. A seed above every bound is never served.
+    /// Offers `version` in waves: to hosts whose seed is below the bound (and not below an earlier wave's) from that
+    /// time on. A seed above every bound is never served.
     pub fn publish_in_waves(&self, version: Version, waves: impl IntoIterator<Item = (u32, Timestamp)>) {
         let mut waves: Vec<_> = waves.into_iter().collect();
         waves.sort_unstable();
@@ -52,12 +52,12 @@ impl Releases {
         });
     }
 
-    /// Offers `version` no longer.
+    /// Withdraws `version`.
     pub fn withdraw(&self, version: &Version) {
         self.with(|releases| releases.retain(|known| known.version != *version));
     }
 
-    /// What updog lists for a host with this seed, newest first.
+    /// The list of updog for a host with this seed, newest first.
     pub fn list(&self, seed: u32, ignore_waves: bool, now: Timestamp) -> Listing {
         self.with(|releases| Listing {
             available: releases
@@ -74,10 +74,10 @@ impl Releases {
     }
 }
 
-/// One look into the repository by one host.
+/// The result of one query of the repository by one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// The versions that this host may have, newest first, with the running and older ones.
+    /// The versions available to this host, newest first, with the running and older ones.
     pub available: Vec<Version>,
     /// The newest version published at all, also when its wave has not reached this host.
     pub max_version: Option<Version>,
@@ -86,8 +86,8 @@ pub struct Listing {
 impl Listing {
     /// The version that the lock selects for a host that runs `running`.
     ///
-    /// Under `latest` that is the first listed update if it is newer, **or if the running version is newer than all that is
-    /// published**: a release that was pulled makes its hosts go down. An exact lock may go down as well.
+    /// Under `latest` that is the first listed update if it is newer, **or if the running version is newer than all
+    /// that is published**: a withdrawn release makes its hosts downgrade. An exact lock may downgrade as well.
     pub fn choose(&self, lock: &VersionLock, running: &Version) -> Option<&Version> {
         let pulled = self.max_version.as_ref().is_some_and(|max| running > max);
         match lock.exact() {

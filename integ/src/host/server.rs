@@ -1,7 +1,7 @@
-//! HTTP/1.1 over the Unix socket, as the host's API server speaks it.
+//! HTTP/1.1 over the Unix socket, as the host's API server implements it.
 //!
-//! Written on the bare socket, because the point is what a friendly server would never do: answers cut in half,
-//! connections dropped at a chosen moment, heads without a content type.
+//! Written on the bare socket, because it has to do what a regular server never does: truncated responses, connections
+//! dropped at a chosen moment, heads without a content type.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use super::faults::Transport;
 use super::log::{EventKind, ShutdownBy};
 use super::power::Order;
 
-/// The longest request head taken, in bytes.
+/// Longest request head accepted, in bytes.
 const HEAD_LIMIT: usize = 128 * 1024;
 
 /// The listening server. Dropping it does not end it: call [`Server::stop`].
 #[derive(Debug)]
 pub(super) struct Server(JoinHandle<()>);
 
-/// How the server ends.
+/// End of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// It removes its socket.
+    /// The socket is removed.
     Clean,
-    /// It leaves a socket behind on which no one listens.
+    /// A socket without a listener is left behind.
     Killed,
 }
 
@@ -42,7 +42,7 @@ impl Server {
     /// Binds the socket, always as a new inode, and serves.
     pub(super) fn start(core: Arc<Core>) -> anyhow::Result<Self> {
         let socket = core.options.socket();
-        // Bound beside the old one and moved over it: a file system may give a removed file's inode number to the next.
+        // Bound under another name and renamed over the old one: a file system may reuse a removed file's inode number.
         let fresh = socket.with_file_name(".api.new");
         remove(&fresh)?;
         let listener = UnixListener::bind(&fresh).with_context(|| format!("binding {}", fresh.display()))?;
@@ -61,7 +61,7 @@ impl Server {
             }
         }
         self.0.abort();
-        // Only the end of the task is waited for; that it was aborted is known.
+        // Only the end of the task is awaited; it was aborted.
         let _ = self.0.await;
     }
 
@@ -97,7 +97,7 @@ async fn serve(listener: UnixListener, core: Arc<Core>) {
     }
 }
 
-/// One client's connection, until either side ends it.
+/// Serves one client's connection until either side ends it.
 async fn connection(mut stream: UnixStream, core: Arc<Core>) {
     let mut buffer = Vec::new();
     let mut first = true;
@@ -112,7 +112,7 @@ async fn connection(mut stream: UnixStream, core: Arc<Core>) {
             Ok(None) => return,
             Err(status) => {
                 let reply = encode(&Response::error(status, ""), false, true);
-                // The client may be gone; nothing else is owed to it.
+                // The client may be gone.
                 let _ = stream.write_all(&reply).await;
                 return;
             }
@@ -126,7 +126,7 @@ struct Incoming {
     http_1_1: bool,
 }
 
-/// Answers one request. Returns whether the connection goes on.
+/// Answers one request. Returns true if the connection stays open.
 async fn exchange(stream: &mut UnixStream, core: &Arc<Core>, incoming: Incoming) -> bool {
     let Incoming { request, keep_alive, http_1_1 } = incoming;
     let turn = core.turn.lock().await;
@@ -186,15 +186,15 @@ async fn exchange(stream: &mut UnixStream, core: &Arc<Core>, incoming: Incoming)
         None => false,
     };
     if reboot {
-        // After the answer, so that an instant machine does not always lose it.
+        // After the response, so that an instant machine does not always lose it.
         let _ = core.orders.send(Order::Reboot(ShutdownBy::Api));
     }
     drop(turn);
     written && status.is_some() && keep_alive
 }
 
-/// Reads one request. `None`: the client is gone, or was silent for too long after its `first` one. An error is the status to
-/// end with.
+/// Reads one request. `None`: the client is gone, or was silent for too long after its `first` one. An error is the
+/// status to end with.
 async fn read_request(
     stream: &mut UnixStream,
     buffer: &mut Vec<u8>,
@@ -224,7 +224,7 @@ async fn read_request(
             return Ok(Some(incoming));
         }
         if incoming.request.needs_no_body() {
-            // What follows of it is no request.
+            // The rest of the connection is not a request.
             incoming.keep_alive = false;
             return Ok(Some(incoming));
         }
@@ -235,14 +235,14 @@ async fn read_request(
     }
 }
 
-/// How the length of a body is told.
+/// Framing of a body.
 enum Framing {
     Length(usize),
     Chunked,
 }
 
 impl Framing {
-    /// The body and how many bytes of the buffer it took; `None` while it is not whole.
+    /// Returns the body and the number of bytes that it took of the buffer; `None` while it is incomplete.
     fn body(&self, buffer: &[u8]) -> Result<Option<(Vec<u8>, usize)>, u16> {
         match self {
             Self::Length(length) => Ok(buffer.get(..*length).map(|body| (body.to_vec(), *length))),
@@ -254,7 +254,7 @@ impl Framing {
                         return if httparse::parse_chunk_size(rest).is_err() { Err(400) } else { Ok(None) };
                     };
                     let size = usize::try_from(size).map_err(|_| 413_u16)?;
-                    // Trailers are not a thing that a client of this API sends.
+                    // Clients of this API send no trailers.
                     let Some(chunk) = rest.get(head..head + size + 2) else { return Ok(None) };
                     body.extend_from_slice(chunk.get(..size).unwrap_or_default());
                     at += head + size + 2;
@@ -267,7 +267,7 @@ impl Framing {
     }
 }
 
-/// The head, how its body is framed, and its length in bytes; `None` while it is not whole.
+/// Returns the head, the framing of its body, and its length in bytes; `None` while it is incomplete.
 fn parse_head(buffer: &[u8]) -> Result<Option<(Incoming, Framing, usize)>, u16> {
     let mut headers = [httparse::EMPTY_HEADER; 96];
     let mut head = httparse::Request::new(&mut headers);

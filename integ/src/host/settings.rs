@@ -1,4 +1,4 @@
-//! The part of the host's settings that steers updates, and the transactions that change it.
+//! The host's settings for updates, and the transactions that change them.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 pub struct VersionLock(String);
 
 impl VersionLock {
-    /// The lock that a new host has.
+    /// The lock of a new host.
     pub fn latest() -> Self {
         Self("latest".to_owned())
     }
@@ -21,7 +21,7 @@ impl VersionLock {
         Self(version.to_string())
     }
 
-    /// Reads a lock as the host does.
+    /// Parses a lock as the host does.
     ///
     /// # Errors
     /// The host's own message when it is neither `latest` nor a version.
@@ -34,7 +34,7 @@ impl VersionLock {
         }
     }
 
-    /// The version it names; `None` for `latest`.
+    /// The version that it names; `None` for `latest`.
     pub fn exact(&self) -> Option<Version> {
         Version::parse(self.0.strip_prefix('v').unwrap_or(&self.0)).ok()
     }
@@ -46,28 +46,28 @@ impl<'de> Deserialize<'de> for VersionLock {
     }
 }
 
-/// `settings.updates`. In a change, what is absent stays as it is; nothing can be unset.
+/// `settings.updates`. In a change, absent fields stay as they are; nothing can be unset.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct UpdatesSettings {
-    /// Where the repository's metadata is.
+    /// URL of the repository's metadata.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "url")]
     pub metadata_base_url: Option<String>,
-    /// Where the repository's images are.
+    /// URL of the repository's images.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "url")]
     pub targets_base_url: Option<String>,
     /// The host's place in the waves, 0 to 2047.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u32>,
-    /// Which version to choose.
+    /// The version lock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version_lock: Option<VersionLock>,
-    /// Whether to take releases whose wave has not come yet.
+    /// Also take releases whose wave has not begun.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
 }
 
-/// Reads a URL, as far as the host looks at it.
+/// Parses a URL, as far as the host checks it.
 fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     let rest = |text: &str| text.split_once("://").is_some_and(|(_, rest)| !rest.is_empty() && !rest.contains(' '));
@@ -80,7 +80,7 @@ fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::
 }
 
 impl UpdatesSettings {
-    /// What a new host with this seed has.
+    /// The settings of a new host with this seed.
     pub fn defaults(seed: u32) -> Self {
         Self {
             metadata_base_url: Some("https://updates.example.org/metadata/".to_owned()),
@@ -91,7 +91,7 @@ impl UpdatesSettings {
         }
     }
 
-    /// Puts what `change` names over these settings.
+    /// Overwrites these settings with the fields set in `change`.
     pub fn merge(&mut self, change: Self) {
         let Self { metadata_base_url, targets_base_url, seed, version_lock, ignore_waves } = change;
         fn put<T>(old: &mut Option<T>, new: Option<T>) {
@@ -117,17 +117,17 @@ impl UpdatesSettings {
     }
 }
 
-/// The settings tree that `PATCH /settings` takes and `GET /settings` gives. Of the whole model only `updates` is
-/// simulated; any other name is refused, so that a client that writes it by mistake is found out.
+/// The settings tree that `PATCH /settings` takes and `GET /settings` returns. Of the whole model only `updates` is
+/// simulated; any other name is refused, to catch a client that writes it by mistake.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SettingsTree {
-    /// The settings that steer updates.
+    /// The settings for updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub updates: Option<UpdatesSettings>,
 }
 
-/// The data store: what is committed, and what waits in transactions.
+/// The data store: committed settings and pending transactions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SettingsStore {
     committed: UpdatesSettings,
@@ -143,19 +143,19 @@ impl SettingsStore {
         &self.committed
     }
 
-    /// Everything, or `None` when the store holds nothing at all.
+    /// The whole tree; `None` if the store is empty.
     pub(super) fn whole(&self) -> Option<Value> {
         let entries = self.committed.entries();
         if entries.is_empty() { None } else { Some(tree(entries)) }
     }
 
-    /// What stands under keys that begin with `prefix`; `settings.` may be left out.
+    /// The values of keys that begin with `prefix`; `settings.` may be omitted.
     pub(super) fn under(&self, prefix: &str) -> Value {
         let prefix = if prefix.starts_with("settings") { prefix.to_owned() } else { format!("settings.{prefix}") };
         tree(self.committed.entries().into_iter().filter(|(key, _)| key.starts_with(&prefix)).collect())
     }
 
-    /// What stands at these full keys; unknown and unset ones are left out.
+    /// The values of these full keys; unknown and unset ones are omitted.
     pub(super) fn at(&self, keys: &str) -> Value {
         tree(
             self.committed
@@ -172,7 +172,7 @@ impl SettingsStore {
         }
     }
 
-    /// The keys committed, also those whose value did not change; `None` when nothing was pending.
+    /// Commits a transaction. Returns the keys, also those whose value did not change; `None` if nothing was pending.
     pub(super) fn commit(&mut self, transaction: &str) -> Option<Vec<String>> {
         let change = self.pending.remove(transaction)?;
         let keys = change.entries().into_iter().map(|(key, _)| key).collect();
@@ -193,7 +193,7 @@ impl SettingsStore {
         change.entries().into_iter().map(|(key, _)| key).collect()
     }
 
-    /// Pending transactions do not survive a reboot; what is committed does.
+    /// Drops pending transactions, as a reboot does; committed settings stay.
     pub(super) fn forget_pending(&mut self) {
         self.pending.clear();
     }

@@ -1,4 +1,5 @@
-//! The update dispatcher of a Bottlerocket host (`thar-be-updates`) as a pure state machine: no clock, no disk, no waiting.
+//! The update dispatcher of a Bottlerocket host (`thar-be-updates`) as a pure state machine: no clock, no disk, no
+//! waiting.
 //!
 //! ```text
 //! command     Idle                Available           Staged              Ready
@@ -14,25 +15,25 @@ use jiff::Timestamp;
 use semver::Version;
 use serde::Serialize;
 
-/// What the dispatcher can be told to do.
+/// Commands of the dispatcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Command {
-    /// Looks into the repository and chooses a version.
+    /// Checks for updates and chooses a version.
     Refresh,
     /// Writes an image to the inactive partition set.
     Prepare,
     /// Arms the inactive set.
     Activate,
-    /// Disarms it.
+    /// Disarms the inactive set.
     Deactivate,
 }
 
 impl Command {
-    /// All of them.
+    /// All commands.
     pub const ALL: [Self; 4] = [Self::Refresh, Self::Prepare, Self::Activate, Self::Deactivate];
 
-    /// The path that starts it.
+    /// The path that starts the command.
     pub fn path(self) -> &'static str {
         match self {
             Self::Refresh => "/actions/refresh-updates",
@@ -67,14 +68,14 @@ pub enum UpdateState {
     Ready,
 }
 
-/// One image.
+/// An image in the repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UpdateImage {
-    /// For example `x86_64`.
+    /// Architecture, for example `x86_64`.
     pub arch: String,
-    /// Its version.
+    /// Version.
     pub version: Version,
-    /// For example `aws-k8s-1.37`.
+    /// Variant, for example `aws-k8s-1.37`.
     pub variant: String,
 }
 
@@ -83,7 +84,7 @@ pub struct UpdateImage {
 pub struct StagedImage {
     /// The image.
     pub image: UpdateImage,
-    /// Whether the next boot takes it.
+    /// True if the next boot takes it.
     pub next_to_boot: bool,
 }
 
@@ -92,18 +93,18 @@ pub struct StagedImage {
 pub enum CommandStatus {
     /// updog exited with 0.
     Success,
-    /// It did not.
+    /// updog did not exit with 0.
     Failed,
 }
 
-/// How the last command that left a record went.
+/// Result of the last command that left a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CommandResult {
-    /// Which command.
+    /// The command.
     pub cmd_type: Command,
-    /// How it went.
+    /// Result of the command.
     pub cmd_status: CommandStatus,
-    /// When updog ended.
+    /// Time at which updog ended.
     pub timestamp: Timestamp,
     /// updog's exit code, or the number of the signal that killed it.
     pub exit_status: Option<i32>,
@@ -111,25 +112,25 @@ pub struct CommandResult {
     pub stderr: Option<String>,
 }
 
-/// The answer to `GET /updates/status`. All six keys are always there.
+/// The response to `GET /updates/status`. All six keys are always present.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UpdateStatus {
     /// The state.
     pub update_state: UpdateState,
-    /// What the last good refresh listed.
+    /// The list of the last good refresh.
     pub available_updates: Vec<Version>,
-    /// What it chose. **Stays** when a later refresh fails.
+    /// The version that it chose. **Stays** when a later refresh fails.
     pub chosen_update: Option<UpdateImage>,
-    /// The running image, looked at once, when the status was made.
+    /// The running image, read once, when the status was created.
     pub active_partition: Option<StagedImage>,
-    /// What prepare believes it wrote.
+    /// The image that prepare recorded as written.
     pub staging_partition: Option<StagedImage>,
     /// The last command that left a record.
     pub most_recent_command: Option<CommandResult>,
 }
 
 impl UpdateStatus {
-    /// The status of a boot in which nothing has been done yet.
+    /// The status of a boot without any command.
     pub fn fresh(running: UpdateImage, next_to_boot: bool) -> Self {
         Self {
             update_state: UpdateState::Idle,
@@ -142,12 +143,12 @@ impl UpdateStatus {
     }
 }
 
-/// Why a command was not started.
+/// Reason why a command was not started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Another command runs.
     LockHeld,
-    /// Not in this state.
+    /// Not allowed in this state.
     NotAllowed,
     /// Prepare without a chosen update.
     NoChosenUpdate,
@@ -155,7 +156,7 @@ pub enum Refusal {
     NoStagedImage,
 }
 
-/// Why the status cannot be read.
+/// Reason why the status cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
     /// A command runs.
@@ -164,33 +165,33 @@ pub enum Unreadable {
     Uninitialized,
 }
 
-/// How a command ended.
+/// End of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The worker died, or could not start updog: no record is left.
+    /// The worker died, or could not start updog: there is no record.
     Unrecorded,
     /// updog failed or was killed.
     Failed {
-        /// Its exit code, or the signal's number.
+        /// Exit code, or the signal's number.
         exit_status: i32,
-        /// Its standard error.
+        /// Standard error.
         stderr: String,
     },
     /// updog exited with 0.
     Succeeded {
-        /// Its standard error.
+        /// Standard error.
         stderr: String,
-        /// What a refresh found; `None` for the other commands.
+        /// Result of a refresh; `None` for the other commands.
         found: Option<Found>,
     },
 }
 
-/// What a refresh found.
+/// Result of a refresh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// All versions listed.
     pub available: Vec<Version>,
-    /// The one that the lock selects; absent where the configuration could not be read, so that state and choice stay.
+    /// The version that the lock selects; absent if the configuration could not be read, so that state and choice stay.
     pub chosen: Option<Option<UpdateImage>>,
 }
 
@@ -205,7 +206,7 @@ impl Dispatcher {
     /// The status as a reader gets it.
     ///
     /// # Errors
-    /// While a command runs there is no way to see anything, and before the first one there is nothing to see.
+    /// While a command runs, and before the first one of a boot.
     pub fn read(&self) -> Result<&UpdateStatus, Unreadable> {
         match (self.running, &self.status) {
             (Some(_), _) => Err(Unreadable::Locked),
@@ -224,8 +225,8 @@ impl Dispatcher {
         self.running
     }
 
-    /// Starts a command: takes the lock, makes the status file if there is none (a refused command does so too), and then
-    /// looks at the state.
+    /// Starts a command: takes the lock, creates the status file if there is none (a refused command does so too), and
+    /// then checks the state.
     ///
     /// # Errors
     /// A refusal starts nothing and leaves the record of the last command as it was.
@@ -247,13 +248,13 @@ impl Dispatcher {
         Some(command)
     }
 
-    /// `/run` is empty after a boot.
+    /// Empties `/run`, as a boot does.
     pub fn forget(&mut self) {
         *self = Self::default();
     }
 }
 
-/// Whether a command may start in this state.
+/// Checks that a command may start in this state.
 fn allowed(command: Command, status: &UpdateStatus) -> Result<(), Refusal> {
     use {Command as C, UpdateState as S};
     let chosen = status.chosen_update.as_ref().map(drop).ok_or(Refusal::NoChosenUpdate);
@@ -269,7 +270,7 @@ fn allowed(command: Command, status: &UpdateStatus) -> Result<(), Refusal> {
     }
 }
 
-/// What a command leaves behind.
+/// Applies the end of a command to the status.
 fn conclude(status: &mut UpdateStatus, command: Command, ending: Ending, at: Timestamp) {
     use {Command as C, UpdateState as S};
     let early = matches!(status.update_state, S::Idle | S::Available);

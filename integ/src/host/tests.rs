@@ -1,4 +1,4 @@
-//! What a client of a simulated host, and the machine around it, get to see.
+//! Tests of a simulated host through its API and its machine.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 
 use super::*;
 
-/// Longer than anything here takes on a busy machine; nothing waits for it unless it fails.
+/// Longer than anything here takes on a busy machine; used in full only by a failing test.
 const LIMIT: Duration = Duration::from_secs(30);
 
 struct Bench {
@@ -112,7 +112,7 @@ fn inode(socket: &Path) -> u64 {
     std::fs::metadata(socket).unwrap().ino()
 }
 
-// The traps of the update state machine.
+// The pitfalls of the update state machine.
 
 #[tokio::test]
 async fn a_failed_refresh_leads_to_idle_with_the_chosen_update_still_there() {
@@ -476,7 +476,7 @@ async fn a_power_loss_while_a_new_image_boots_costs_its_only_try() {
     bench.arm().await;
     let boot = bench.host.snapshot().boot_id;
     bench.host.power_loss().await;
-    // GRUB has taken the new set when its try is gone.
+    // GRUB has taken the new set when its try is used.
     let deadline = tokio::time::Instant::now() + LIMIT;
     while bench.host.snapshot().disk.active != disk::SetName::B {
         assert!(tokio::time::Instant::now() < deadline);

@@ -1,15 +1,16 @@
-//! Who has which address. The API server refuses loopback addresses as endpoints, and every process of the bed has to live
-//! on the loopback: so a pod is `10.R.n.p` in Kubernetes' eyes, and its process listens on `127.R.n.p`.
+//! Addresses of nodes and pods. The API server refuses loopback addresses as endpoints, and every process of the test
+//! cluster has to use loopback: so a pod is `10.R.n.p` for Kubernetes, and its process listens on `127.R.n.p`.
 
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 
-/// The port whose listener marks a second octet as taken: above the range that Linux hands out by itself.
+/// The port whose listener marks a second octet as taken: above the range that Linux assigns by itself.
 const CLAIM_PORT: u16 = 65_000;
 
-/// The addresses of one bed: a second octet that no other bed on this machine uses, held until the last clone is dropped.
+/// The addresses of one test cluster: a second octet that no other test cluster on this machine uses, held until the
+/// last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Addresses {
     bed: u8,
@@ -17,7 +18,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// Claims a free second octet.
+    /// Reserves a free second octet.
     pub fn claim() -> Result<Self> {
         let first: u8 = rand::random_range(1..=254);
         for step in 0..254_u16 {
@@ -40,7 +41,7 @@ impl Addresses {
         NodeAddress { bed: self.bed, node }
     }
 
-    /// Where the process stands that Kubernetes knows under `address`, if it is one of this bed's.
+    /// The loopback address of the process that Kubernetes knows under `address`, if it is in this test cluster.
     pub fn process_ip(&self, address: IpAddr) -> Option<IpAddr> {
         match address {
             IpAddr::V4(ip) if ip.octets()[0] == 10 && ip.octets()[1] == self.bed => Some(IpAddr::V4(to_process(ip))),
@@ -52,14 +53,14 @@ impl Addresses {
 /// The addresses of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeAddress {
-    /// The bed's second octet.
+    /// The second octet of the test cluster.
     pub bed: u8,
-    /// The node's third octet.
+    /// The third octet of the node.
     pub node: u8,
 }
 
 impl NodeAddress {
-    /// The node's own address in Kubernetes' eyes.
+    /// The node's address for Kubernetes.
     pub fn host_ip(self) -> Ipv4Addr {
         Ipv4Addr::new(10, self.bed, self.node, 1)
     }
@@ -76,8 +77,8 @@ pub fn to_process(ip: Ipv4Addr) -> Ipv4Addr {
     Ipv4Addr::new(127, b, c, d)
 }
 
-/// The pod addresses of one node. They are handed out in turn, so that an address just released is the last to be used
-/// again: a client with an old address meets no one rather than a stranger.
+/// The pod addresses of one node, assigned in turn, so that a released address is reused last: a client with an old
+/// address reaches no other pod.
 #[derive(Debug)]
 pub(crate) struct IpPool {
     node: NodeAddress,

@@ -1,4 +1,4 @@
-//! One container: its process, its probes, its restarts; or, for an image that has no local program, what it pretends.
+//! One container: its process, probes and restarts; for an image without a local program, a simulation.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -21,19 +21,20 @@ use super::probes::{Exec, Target};
 use super::process::{Launch, PodProcess, signal_group};
 use super::status::{ContainerView, Doing, Ended};
 
-/// The back-off of a container that keeps ending: much quicker than the real kubelet's 10 s to 5 min, with the same shape.
+/// First back-off of a container that keeps ending: much shorter than the real kubelet's 10 s to 5 min, of the same
+/// shape.
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
-/// A container that ran this long has earned a fresh back-off.
+/// Run time of a container after which its back-off is reset.
 const GOOD_RUN: Duration = Duration::from_secs(10);
-/// How soon a container is tried again that could not be made for want of its ConfigMap, say.
+/// Delay before a container is retried that could not be created, for example without its ConfigMap.
 const RETRY: Duration = Duration::from_millis(300);
-/// What a pretended container takes to end, unless told otherwise.
+/// Default time that a simulated container takes to end.
 const PRETENDED_STOP: Duration = Duration::from_millis(300);
-/// Where the ServiceAccount admission mounts the token of a pod that may speak to the API server.
+/// The ServiceAccount admission plugin's mount of the token, in pods that may use the API.
 const TOKEN_MOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The annotations by which a scenario tells pretended containers how to behave.
+/// The annotations by which a scenario controls simulated containers.
 pub(crate) const READY_AFTER: &str = "sim/ready-after";
 pub(crate) const NEVER_READY: &str = "sim/never-ready";
 pub(crate) const STOP_AFTER: &str = "sim/stop-after";
@@ -47,7 +48,7 @@ pub(crate) struct ContainerTask {
     pub(crate) spec: Container,
 }
 
-/// What one run of a container was started with; probes and hooks run in the same surroundings.
+/// The environment of one run of a container; probes and hooks run in the same one.
 #[derive(Clone)]
 struct Surroundings {
     image: String,
@@ -57,7 +58,7 @@ struct Surroundings {
 }
 
 impl ContainerTask {
-    /// Runs the container until the pod is told to stop, or until it is done for good.
+    /// Runs the container until the pod has to stop, or until it has ended for good.
     pub(crate) async fn run(self) {
         if self.pod.ctx.options.images.contains(self.spec.image.as_deref().unwrap_or_default()) {
             self.run_process().await;
@@ -233,7 +234,7 @@ impl ContainerTask {
             std::fs::write(&path, text)?;
             set("KUBECONFIG", path.display().to_string());
         } else if let Some(proxy) = &ctx.options.https_proxy {
-            // Only for pods that do not speak to the API server: Kubernetes clients would take the proxy for that, too.
+            // Only for pods that do not use the API: Kubernetes clients would use the proxy for that, too.
             set("HTTPS_PROXY", proxy.clone());
             set("NO_PROXY", "127.0.0.0/8,localhost".to_owned());
         }
@@ -258,7 +259,7 @@ impl ContainerTask {
         Ok((program, args))
     }
 
-    /// Stays with a process to its end.
+    /// Follows a process to its end.
     async fn attend(&self, mut child: Child, surroundings: Surroundings) -> Ended {
         let since = Timestamp::now();
         let mut stop = self.pod.stop.subscribe();
@@ -286,7 +287,7 @@ impl ContainerTask {
         ended(status, since, id)
     }
 
-    /// Asks a process to end, and makes it end at the deadline, which may come nearer meanwhile.
+    /// Terminates a process, and kills it at the deadline, which may move closer meanwhile.
     async fn end(
         &self,
         child: &mut Child,
@@ -336,7 +337,7 @@ impl ContainerTask {
         Target { http: self.pod.ctx.http.clone(), pod_ip: self.pod.pod_ip, container: self.spec.clone() }
     }
 
-    /// Runs the probes; the first word through `dead` is why the container has to be restarted.
+    /// Runs the probes; the first message on `dead` is the reason to restart the container.
     async fn probe(self, surroundings: Surroundings, dead: mpsc::Sender<String>) {
         let target = self.target();
         let inside = Inside { task: &self, surroundings: &surroundings };
@@ -412,7 +413,7 @@ impl ContainerTask {
             None => {
                 let _ = timeout(PRETENDED_STOP, passed(&mut deadline)).await;
             }
-            // What a real container cannot do, a stuck volume can: keep a pod terminating past its grace period.
+            // Unlike a real container, a stuck volume can keep a pod terminating past its grace period.
             Some(after) => {
                 let last = after.map(|after| Instant::now() + after);
                 while !self.pod.is_cut_short() {
@@ -437,7 +438,7 @@ impl Surroundings {
     }
 }
 
-/// Runs commands where a container runs.
+/// Runs commands in a container's environment.
 struct Inside<'a> {
     task: &'a ContainerTask,
     surroundings: &'a Surroundings,
@@ -493,7 +494,7 @@ async fn stopped(stop: &mut watch::Receiver<Option<Instant>>) {
     let _ = stop.wait_for(Option::is_some).await;
 }
 
-/// Waits until the deadline is over, wherever it moves.
+/// Waits until the deadline has passed, also if it moves.
 async fn passed(deadline: &mut watch::Receiver<Option<Instant>>) {
     loop {
         let at = *deadline.borrow_and_update();
@@ -549,7 +550,7 @@ fn annotation(pod: &Pod, name: &str) -> Option<String> {
     pod.metadata.annotations.as_ref()?.get(name).cloned()
 }
 
-/// `500ms`, `2s`, `1m`; anything else (`never`) is no time at all.
+/// Parses `500ms`, `2s`, `1m`; `None` for anything else (`never`).
 fn parse_duration(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number: u64 = digits.parse().ok()?;

@@ -1,4 +1,4 @@
-//! What a container's process sees of its pod: environment, downward API, `$(VAR)` references, and paths of its mounts.
+//! The pod as seen by a container's process: environment, downward API, `$(VAR)` references, and paths of its mounts.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -11,7 +11,7 @@ use kube::{Api, Client};
 
 use super::address::to_process;
 
-/// Why a container's environment cannot be made yet (`CreateContainerConfigError`).
+/// Reason why a container's environment cannot be created yet (`CreateContainerConfigError`).
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EnvError {
     #[error("{kind} {name:?} not found")]
@@ -24,7 +24,7 @@ pub(crate) enum EnvError {
     Api { kind: &'static str, name: String, source: kube::Error },
 }
 
-/// Replaces `$(VAR)` by Kubernetes' rules: `$$` is a dollar sign, and a reference that nothing answers stays as it is.
+/// Replaces `$(VAR)` by Kubernetes' rules: `$$` is a dollar sign, and an unresolved reference stays as it is.
 pub(crate) fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -52,7 +52,7 @@ pub(crate) fn expand(text: &str, lookup: impl Fn(&str) -> Option<String>) -> Str
     out
 }
 
-/// Where a container's mounts really stand, longest mount path first.
+/// The real paths of a container's mounts, longest mount path first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mounts(Vec<(String, PathBuf)>);
 
@@ -67,7 +67,7 @@ impl Mounts {
         Self(mounts)
     }
 
-    /// Where `path` of the container stands, if it lies in a mount.
+    /// The real path of the container's `path`, if it is in a mount.
     pub(crate) fn real(&self, path: &str) -> Option<PathBuf> {
         self.0.iter().find_map(|(mount, real)| {
             let below = path.strip_prefix(mount.as_str())?;
@@ -79,7 +79,7 @@ impl Mounts {
         })
     }
 
-    /// `text` with the path that it is, or that its `--flag=` has as value, made real.
+    /// Replaces the path that `text` is, or that its `--flag=` has as value, by the real one.
     pub(crate) fn rewrite(&self, text: &str) -> String {
         let (flag, value) = match text.split_once('=') {
             Some((flag, value)) if text.starts_with('-') => (Some(flag), value),
@@ -93,7 +93,7 @@ impl Mounts {
     }
 }
 
-/// The value of a pod's field as its processes are to see it. Addresses are those where processes can really listen.
+/// The value of a pod's field for its processes. Addresses are those on which processes can really listen.
 pub(crate) fn field(pod: &Pod, path: &str, pod_ip: Ipv4Addr, host_ip: Ipv4Addr) -> Option<String> {
     let meta = &pod.metadata;
     let spec = pod.spec.as_ref();
@@ -123,7 +123,7 @@ fn key_values(map: Option<&BTreeMap<String, String>>) -> String {
     map.into_iter().flatten().map(|(k, v)| format!("{k}={v:?}")).collect::<Vec<_>>().join("\n")
 }
 
-/// The facts that an environment is made of.
+/// Input of an environment.
 pub(crate) struct EnvInput<'a> {
     pub(crate) client: &'a Client,
     pub(crate) pod: &'a Pod,
@@ -133,7 +133,7 @@ pub(crate) struct EnvInput<'a> {
 }
 
 impl EnvInput<'_> {
-    /// The variables that the pod spec asks for, in its order; a later one of the same name wins.
+    /// The variables of the pod spec, in its order; a later one of the same name wins.
     pub(crate) async fn resolve(&self) -> Result<Vec<(String, String)>, EnvError> {
         let mut vars: Vec<(String, String)> = Vec::new();
         for from in self.container.env_from.iter().flatten() {
@@ -253,7 +253,7 @@ fn text(data: Data) -> impl Iterator<Item = (String, String)> {
     data.into_iter().map(|(k, v)| (k, String::from_utf8_lossy(&v).into_owned()))
 }
 
-/// A kubeconfig that knows the API server and where the pod's token stands, and nothing else.
+/// A kubeconfig with the API server and the path of the pod's token, and nothing else.
 pub(crate) fn kubeconfig(server: &str, ca_file: &Path, token_file: &Path, namespace: &str) -> String {
     serde_json::json!({
         "apiVersion": "v1",

@@ -1,10 +1,10 @@
-//! Which local program stands for which container image.
+//! Mapping from container images to local programs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The table from image references to local programs. A container whose image is not in it is not run: it is only reported
-/// as Running and Ready.
+/// The table from image references to local programs. A container whose image is not in it is not run: it is only
+/// reported as Running and Ready.
 #[derive(Clone, Debug, Default)]
 pub struct Images {
     images: BTreeMap<String, Image>,
@@ -22,7 +22,7 @@ impl Images {
         Self::default()
     }
 
-    /// The image `reference` has `program` as its entry point.
+    /// Maps the image `reference` to the entry point `program`.
     #[must_use]
     pub fn map(mut self, reference: impl Into<String>, program: impl Into<PathBuf>) -> Self {
         let image = Image { entrypoint: program.into(), programs: BTreeMap::new() };
@@ -30,7 +30,7 @@ impl Images {
         self
     }
 
-    /// The image `reference` also holds `program` under the file name `name`; it is what a `command` of that name runs.
+    /// Adds `program` to the image `reference` under the file name `name`, for a `command` of that name.
     #[must_use]
     pub fn map_program(
         mut self,
@@ -47,14 +47,14 @@ impl Images {
         self
     }
 
-    /// This table with another one's images beside its own.
+    /// Merges another table into this one.
     #[must_use]
     pub fn with(mut self, other: Self) -> Self {
         self.images.extend(other.images);
         self
     }
 
-    /// Whether containers of the image `reference` run as processes.
+    /// Returns true if containers of the image `reference` run as processes.
     pub fn contains(&self, reference: &str) -> bool {
         self.images.contains_key(reference)
     }
@@ -76,8 +76,8 @@ impl Images {
 }
 
 impl Image {
-    /// An absolute path is a path inside the image, so it stands for a program of the image; a bare name that the image
-    /// does not have (`sh`) is looked up on the machine of the test bed.
+    /// Returns the program for a path or name: an absolute path is a path inside the image, so it is a program of the
+    /// image; a bare name that the image does not have (`sh`) is looked up on the machine of the test bed.
     fn program(&self, named: &str) -> PathBuf {
         let path = Path::new(named);
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or(named);

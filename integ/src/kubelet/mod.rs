@@ -1,10 +1,10 @@
-//! The simulated kubelet of one simulated machine. To the API server it is a kubelet: it authenticates as
-//! `system:node:<name>` under the Node authoriser and NodeRestriction, keeps its Node and Lease, and carries out the pods
-//! that the real scheduler binds to it. Pods whose images stand for a local program run as processes of this machine; the
+//! The kubelet stand-in of one simulated host. To the API server it is a kubelet: it authenticates as
+//! `system:node:<name>` under the Node authoriser and NodeRestriction, maintains its Node and Lease, and runs the pods
+//! that the real scheduler binds to it. Pods whose images map to a local program run as processes of this machine; the
 //! others are only reported.
 //!
-//! What differs from a real kubelet, on purpose: no namespaces, so paths of mounts in arguments and environment are
-//! rewritten to where they really are; a pod that is `10.a.b.c` to Kubernetes is told that it is `127.a.b.c`; restarts,
+//! Deliberate differences from a real kubelet: no namespaces, so paths of mounts in arguments and environment are
+//! replaced by the real ones; a pod that is `10.a.b.c` for Kubernetes gets `127.a.b.c` in its environment; restarts,
 //! readiness and mounts are retried sooner.
 
 mod address;
@@ -44,40 +44,40 @@ use node::NodeKeeper;
 use pods::{Gate, Pods};
 use process::{Processes, locked};
 
-/// What a kubelet is started with.
+/// Options of a kubelet stand-in.
 #[derive(Clone)]
 pub struct KubeletOptions {
     /// The Node's name.
     pub node_name: String,
     /// A client that is `system:node:<name>` in `system:nodes`.
     pub client: Client,
-    /// Where the API server stands: for the kubeconfigs of pods.
+    /// URL of the API server for the kubeconfigs of pods.
     pub api_url: String,
     /// The certificate authority of the API server.
     pub api_ca_file: PathBuf,
-    /// The bed's private directory. It has to be short: Unix sockets below it may have 107 bytes.
+    /// The private folder of the test cluster. Its path has to be short: Unix sockets below it may have 107 bytes.
     pub bed: PathBuf,
     /// The machine that the kubelet runs on.
     pub machine: Machine,
-    /// Which images run as which programs.
+    /// Mapping from images to programs.
     pub images: Images,
     /// Labels that the Node is registered with.
     pub labels: BTreeMap<String, String>,
     /// The node's addresses.
     pub address: NodeAddress,
-    /// The proxy that leads pods without API access to Services.
+    /// The proxy through which pods without API access reach Services.
     pub https_proxy: Option<String>,
-    /// Where the output of containers goes.
+    /// Folder for the output of containers.
     pub log_dir: PathBuf,
-    /// The longest that a change of a ConfigMap or Secret takes to reach a pod's volume.
+    /// Longest time until a change of a ConfigMap or Secret reaches a pod's volume.
     pub volume_lag: Duration,
-    /// How often the Node's status is compared with the truth.
+    /// Interval at which the Node's status is updated.
     pub status_period: Duration,
-    /// The longest that an ordinary pod may take to end when the node shuts down.
+    /// Longest time that an ordinary pod may take to end when the node shuts down.
     pub shutdown_grace: Duration,
     /// The same for critical pods.
     pub shutdown_grace_critical: Duration,
-    /// Further paths of every container and where they really are.
+    /// Further paths of every container and their real paths.
     pub extra_path_rewrites: Vec<(String, PathBuf)>,
 }
 
@@ -119,7 +119,7 @@ impl KubeletOptions {
     }
 }
 
-/// What the parts of a kubelet share during one boot of its machine.
+/// Shared state of a kubelet during one boot of its machine.
 pub(crate) struct Ctx {
     options: Arc<KubeletOptions>,
     client: Client,
@@ -130,8 +130,8 @@ pub(crate) struct Ctx {
 }
 
 impl Ctx {
-    /// Waits until the kubelet may act: not while it is held still, and never again once its machine is down. What it
-    /// learns in the moment of a power loss it takes to the grave.
+    /// Waits until the kubelet may act: not while it is paused, and never again once its machine is down, so that it
+    /// does not act on what it received during a power loss.
     async fn may_act(&self) {
         self.gate.open().await;
         if self.processes.is_closed() {
@@ -148,7 +148,7 @@ impl Ctx {
         log_path(&self.options, namespace, pod, container)
     }
 
-    /// Tells an Event about a pod. No one waits for it, and one that is lost is no loss.
+    /// Emits an Event about a pod, without waiting; a lost one is ignored.
     fn event(&self, pod: &Pod, kind: &'static str, reason: &'static str, message: &str) {
         let meta = &pod.metadata;
         let now = Timestamp::now();
@@ -182,12 +182,12 @@ fn log_path(options: &KubeletOptions, namespace: &str, pod: &str, container: &st
     options.log_dir.join(format!("{namespace}_{pod}")).join(format!("{container}.log"))
 }
 
-/// What the kubelet and its supervisor share over all boots.
+/// Shared state of the kubelet and its supervisor over all boots.
 struct Inner {
     options: Arc<KubeletOptions>,
     http: reqwest::Client,
     gate: Arc<Gate>,
-    /// The current boot's parts; nothing while the machine is down.
+    /// The parts of the current boot; `None` while the machine is down.
     boot: Mutex<Option<(Arc<Ctx>, Arc<NodeKeeper>)>>,
 }
 
@@ -197,7 +197,7 @@ impl Inner {
     }
 }
 
-/// A running kubelet. It ends, and its processes with it, when stopped or dropped.
+/// A running kubelet stand-in. It ends, and its processes with it, when stopped or dropped.
 pub struct Kubelet {
     inner: Arc<Inner>,
     supervisor: JoinHandle<()>,
@@ -210,7 +210,7 @@ impl std::fmt::Debug for Kubelet {
 }
 
 impl Kubelet {
-    /// Starts a kubelet. If its machine runs, the Node stands when this returns.
+    /// Starts a kubelet stand-in. If its machine runs, the Node exists when this returns.
     pub async fn start(options: KubeletOptions) -> Result<Self> {
         let http = reqwest::Client::builder()
             .tls_danger_accept_invalid_certs(true)
@@ -238,23 +238,23 @@ impl Kubelet {
         &self.inner.options.node_name
     }
 
-    /// Creates the Node again, as a kubelet that is restarted does.
+    /// Creates the Node again, as a restarted kubelet does.
     pub async fn register(&self) -> Result<()> {
         let (_, node) = self.inner.boot().context("the machine does not run")?;
         node.register().await
     }
 
-    /// The processes that run now.
+    /// The running processes.
     pub fn processes(&self) -> Vec<PodProcess> {
         self.inner.boot().map(|(ctx, _)| ctx.processes.list()).unwrap_or_default()
     }
 
-    /// Holds the kubelet still, as if it had hung: it posts nothing and acts on nothing, and the processes go on.
+    /// Pauses the kubelet, as if it had hung: it posts nothing and acts on nothing, and the processes continue.
     pub fn pause(&self) {
         self.inner.gate.set_open(false);
     }
 
-    /// Lets a kubelet that was held still go on.
+    /// Resumes a paused kubelet.
     pub fn resume(&self) {
         self.inner.gate.set_open(true);
         if let Some((_, node)) = self.inner.boot() {
@@ -262,7 +262,7 @@ impl Kubelet {
         }
     }
 
-    /// The file with what a container has written, in all its runs.
+    /// The file with the output of a container, from all its runs.
     pub fn log_file(&self, namespace: &str, pod: &str, container: &str) -> Option<PathBuf> {
         let path = log_path(&self.inner.options, namespace, pod, container);
         path.is_file().then_some(path)
@@ -313,15 +313,15 @@ async fn supervise(inner: Arc<Inner>, registered: watch::Sender<bool>) {
             () = over => {}
             () = run_boot(&inner, &ctx, &node, &registered) => {}
         }
-        // Power is gone: the processes first, for whatever the tasks are about to do they do without them.
+        // Power is lost: first the processes, so that the tasks can do nothing more with them.
         ctx.processes.close();
         *locked(&inner.boot) = None;
         let _ = std::fs::remove_dir_all(inner.options.bed.join("k").join(inner.options.address.node.to_string()));
     }
 }
 
-/// One boot: the Node first, then the pods, then, if the machine shuts down in order, their end. Returns only if the
-/// shutdown was called off, which a kubelet meets as a fresh start.
+/// Runs one boot: the Node first, then the pods, then, in an orderly shutdown, their end. Returns only if the shutdown
+/// was cancelled, which a kubelet treats as a new start.
 async fn run_boot(inner: &Inner, ctx: &Arc<Ctx>, node: &Arc<NodeKeeper>, registered: &watch::Sender<bool>) {
     let mut machine = inner.options.machine.state();
     inner.gate.open().await;

@@ -1,4 +1,4 @@
-//! The Node object and its Lease: what a kubelet says of its machine.
+//! The Node object and its Lease.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use super::Ctx;
 use super::pods::Wake;
 use crate::machine::MachineState;
 
-/// The lease's life, as kubelets have it by default.
+/// Duration of the lease: the kubelets' default.
 const LEASE_SECONDS: i32 = 40;
-/// A tenth of the real kubelet's, so that a scenario sees dead nodes soon.
+/// A tenth of the real kubelet's, so that a scenario detects dead nodes soon.
 const LEASE_PERIOD: Duration = Duration::from_secs(1);
-/// How often an unchanged status is posted all the same.
+/// Interval, in seconds, at which an unchanged status is posted.
 const HEARTBEAT: i64 = 10;
-/// How long one request may take.
+/// Timeout of one request.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 
 /// The version that the nodes report: the control plane's.
 const KUBELET_VERSION: &str = "v1.37.1";
 
-/// Keeps the Node of one kubelet.
+/// Maintains the Node of one kubelet.
 pub(crate) struct NodeKeeper {
     ctx: Arc<Ctx>,
     shutting_down: AtomicBool,
@@ -47,7 +47,7 @@ impl NodeKeeper {
         Api::all(self.ctx.client.clone())
     }
 
-    /// Has the status posted now.
+    /// Triggers an update of the status.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
     }
@@ -60,7 +60,7 @@ impl NodeKeeper {
         }
     }
 
-    /// Creates the Node, or, where it stands already, brings its status up to date.
+    /// Creates the Node, or updates the status of an existing one.
     pub(crate) async fn register(&self) -> Result<()> {
         let options = &self.ctx.options;
         let name = &options.node_name;
@@ -92,7 +92,7 @@ impl NodeKeeper {
         }
     }
 
-    /// What does not change while the machine runs, and what changes with its boot.
+    /// The facts that do not change while the machine runs, and those that change with its boot.
     fn facts(&self, state: &MachineState) -> Value {
         let options = &self.ctx.options;
         let resources = json!({"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100Gi"});
@@ -147,7 +147,7 @@ impl NodeKeeper {
             .collect()
     }
 
-    /// Compares the Node's status with the truth and posts what differs; a heartbeat now and then in any case. A Node that
+    /// Compares the Node's status with the actual one and posts differences; also a heartbeat at intervals. A Node that
     /// was deleted is not created again: a real kubelet does that only when it starts.
     pub(crate) async fn sync_once(&self) -> Result<()> {
         let name = &self.ctx.options.node_name;
@@ -188,7 +188,7 @@ impl NodeKeeper {
         Ok(())
     }
 
-    /// Keeps the status true.
+    /// Keeps the status up to date.
     pub(crate) async fn keep_status(self: Arc<Self>) {
         let mut ticks = interval(self.ctx.options.status_period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -266,7 +266,7 @@ impl NodeKeeper {
     }
 }
 
-/// Whether `whole` says all that `part` says.
+/// Returns true if `whole` contains everything in `part`.
 fn contains(whole: &Value, part: &Value) -> bool {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
@@ -277,9 +277,9 @@ fn contains(whole: &Value, part: &Value) -> bool {
     }
 }
 
-/// A machine's id does not change with its boot: it is made of its name.
+/// A machine id from the name, so that it is the same over boots.
 fn machine_id(name: &str) -> String {
-    // FNV-1a, twice with different starts: stable over runs, and no one needs more of it.
+    // FNV-1a, twice with different starts: stable over runs is enough.
     let hash = |start: u64| name.bytes().fold(start, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     format!("{:016x}{:016x}", hash(0xcbf2_9ce4_8422_2325), hash(0x8422_2325_cbf2_9ce4))
 }

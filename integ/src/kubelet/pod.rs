@@ -1,8 +1,8 @@
-//! One pod from the moment it is bound to the node until it is gone.
+//! One pod from its binding to the node until its end.
 //!
 //! ```text
 //! bound ─► mount volumes ─► init containers ─► containers ──► deleted, or the node shuts down
-//!             (retried)         (in turn)      (until told)       │ SIGTERM, grace, SIGKILL
+//!             (retried)         (in turn)      (until stop)       │ SIGTERM, grace, SIGKILL
 //!                                                                 ▼
 //!                                               final status ─► DELETE (only if deleted)
 //! ```
@@ -28,35 +28,35 @@ use super::process::locked;
 use super::status::{ContainerView, Doing, Ended, SHUT_DOWN, StatusInput, Verdict, status_patch};
 use super::volumes::Volumes;
 
-/// How soon something is tried again that failed for a reason outside this pod.
+/// Delay before a retry of a failure outside this pod.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// What the processes of a pod get that was deleted by force: no one waits for them.
+/// Grace period of the processes of a pod that was deleted by force.
 const FORCED_GRACE: Duration = Duration::from_secs(1);
 
 /// The conditions that a kubelet writes.
 const OWN_CONDITIONS: [&str; 5] =
     ["PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready", "DisruptionTarget"];
 
-/// What a pod's worker is told from outside, beside the pod itself.
+/// Input of a pod's worker, beside the pod itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Run it.
+    /// Run the pod.
     Live,
     /// The node shuts down; the pod has this long to end.
     Shutdown(Duration),
-    /// The object is gone from the API.
+    /// The object is deleted from the API.
     Vanished,
 }
 
-/// What a pod's worker, its containers and its status share.
+/// Shared state of a pod's worker, its containers and its status.
 pub(crate) struct PodShared {
     pub(crate) ctx: Arc<Ctx>,
     pub(crate) pod: watch::Receiver<Arc<Pod>>,
     pub(crate) directory: PathBuf,
     pub(crate) pod_ip: Ipv4Addr,
     pub(crate) volumes: Volumes,
-    /// When containers have to have ended; nothing while the pod runs.
+    /// Deadline by which containers have to end; `None` while the pod runs.
     pub(crate) stop: watch::Sender<Option<Instant>>,
     vanished: AtomicBool,
     views: Mutex<Vec<ContainerView>>,
@@ -67,7 +67,7 @@ pub(crate) struct PodShared {
     sent: tokio::sync::Mutex<Sent>,
 }
 
-/// What the API was told last.
+/// The last status written to the API.
 #[derive(Default)]
 struct Sent {
     patch: Option<Value>,
@@ -75,11 +75,11 @@ struct Sent {
     version: u64,
 }
 
-/// How a write to the API ended.
+/// Result of a write to the API.
 #[derive(Debug, PartialEq, Eq)]
 enum Written {
     Done,
-    /// The object is gone, or another of its name stands there.
+    /// The object is deleted, or another one has its name.
     Gone,
     Failed,
 }
@@ -93,7 +93,7 @@ impl PodShared {
         locked(&self.views).get(index).cloned()
     }
 
-    /// Changes what is known of a container, and has the status posted if that made a difference.
+    /// Changes the state of a container, and triggers a post of the status if it differs.
     pub(crate) fn update(&self, index: usize, change: impl FnOnce(&mut ContainerView)) {
         let mut views = locked(&self.views);
         let Some(view) = views.get_mut(index) else { return };
@@ -104,7 +104,7 @@ impl PodShared {
         }
     }
 
-    /// Whether no one waits for this pod any more, however stuck it pretends to be.
+    /// Returns true if the end of the pod is not awaited (vanished, or with a verdict), also with a stuck volume.
     pub(crate) fn is_cut_short(&self) -> bool {
         self.vanished.load(Ordering::SeqCst) || locked(&self.verdict).is_some()
     }
@@ -118,7 +118,7 @@ impl PodShared {
         self.current().metadata.name.clone().unwrap_or_default()
     }
 
-    /// Posts the status if it differs from what was posted last.
+    /// Posts the status if it differs from the last one posted.
     async fn post(&self) -> Written {
         self.ctx.may_act().await;
         let mut sent = self.sent.lock().await;
@@ -126,7 +126,8 @@ impl PodShared {
         let reported = pod.status.as_ref().and_then(|s| s.conditions.clone()).unwrap_or_default();
         let version = resource_version(&pod);
         if version > sent.version && sent.patch.is_some() && ready_of(&reported) != ready_of(&sent.conditions) {
-            // Another client (the node lifecycle controller) changed our word. It is ours to give again.
+            // Another client (the node lifecycle controller) changed this status, which is the kubelet's: write it
+            // again.
             sent.patch = None;
             sent.conditions.clone_from(&reported);
         }
@@ -190,7 +191,7 @@ fn ready_of(conditions: &[PodCondition]) -> Option<&str> {
     conditions.iter().find(|c| c.type_ == "Ready").map(|c| c.status.as_str())
 }
 
-/// What an API error means for a write that names the pod's uid.
+/// The meaning of an API error for a write that names the pod's uid.
 fn failure(error: &kube::Error) -> Written {
     match error {
         kube::Error::Api(status) if status.code == 404 || status.code == 409 => Written::Gone,
@@ -205,7 +206,7 @@ fn failure(error: &kube::Error) -> Written {
     }
 }
 
-/// Marks a pod as refused by a node that shuts down.
+/// Marks a pod as rejected by a node that shuts down.
 pub(crate) async fn reject(ctx: Arc<Ctx>, pod: Arc<Pod>, verdict: Verdict) {
     let (_sender, receiver) = watch::channel(pod);
     let host = ctx.options.address.host_ip();
@@ -251,7 +252,7 @@ fn containers(pod: &Pod) -> Vec<Container> {
     pod.spec.as_ref().map(|s| s.containers.clone()).unwrap_or_default()
 }
 
-/// How the containers stand before anything is started. What ran in an earlier boot of the machine counts as a run.
+/// The state of the containers before anything is started. A run in an earlier boot of the machine counts as a run.
 fn views(pod: &Pod) -> Vec<ContainerView> {
     let status = pod.status.as_ref();
     let before = |name: &str| -> Option<&ContainerStatus> {
@@ -280,7 +281,7 @@ fn views(pod: &Pod) -> Vec<ContainerView> {
     init.into_iter().chain(containers(pod).iter().map(|c| view(c, false))).collect()
 }
 
-/// How a container ended whose end no one saw.
+/// The end of a container that was not observed.
 fn lost(container_id: String) -> Ended {
     Ended {
         exit_code: 255,
@@ -327,7 +328,7 @@ pub(crate) async fn run(ctx: Arc<Ctx>, pod: watch::Receiver<Arc<Pod>>, mut order
     }
 }
 
-/// Starts the pod and stays until it is taken away.
+/// Starts the pod and runs it until it is cancelled.
 async fn live(shared: &Arc<PodShared>, running: &mut JoinSet<()>) {
     let pod = shared.current();
     if pod.metadata.deletion_timestamp.is_some() {
@@ -376,7 +377,8 @@ async fn mount(shared: &Arc<PodShared>) {
     }
 }
 
-/// Waits until the pod is deleted, vanishes, or its node shuts down. Meanwhile a change of the pod may change its status.
+/// Waits until the pod is deleted, vanishes, or its node shuts down. Meanwhile a change of the pod may change its
+/// status.
 async fn until_ended(shared: &PodShared, pods: &mut watch::Receiver<Arc<Pod>>, orders: &mut watch::Receiver<Order>) {
     loop {
         let deleted = pods.borrow_and_update().metadata.deletion_timestamp.is_some();
@@ -434,7 +436,7 @@ async fn end(
         view.ready = false;
         view.started = false;
         if let Doing::Waiting { .. } = view.doing {
-            // A container that does not run any more and that no one will start has ended, however it was.
+            // A container that does not run and will not be started has ended, whatever the reason.
             let unknown = Ended {
                 exit_code: 137,
                 reason: "ContainerStatusUnknown".to_owned(),
@@ -446,7 +448,7 @@ async fn end(
     }
 }
 
-/// Tells the API that nothing of the pod is left on the node.
+/// Deletes the object, as nothing of the pod is left on the node.
 async fn delete(shared: &PodShared, uid: &str) {
     let params = DeleteParams {
         grace_period_seconds: Some(0),

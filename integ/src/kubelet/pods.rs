@@ -1,4 +1,4 @@
-//! All pods of the node: follows what the API server binds to it, one task per pod, and ends them in order when the node
+//! All pods of the node: watches the pods bound to it, runs one task per pod, and ends them in order when the node
 //! shuts down.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,16 +18,16 @@ use super::container::grace_period;
 use super::pod::{self, Order};
 use super::status::REJECTED;
 
-/// From this priority on a pod is critical: the node ends it after all others.
+/// Priority from which a pod is critical: the node ends it after all others.
 const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
-/// Asks the pods of the node to end; the answer comes when they have.
+/// Requests the end of the node's pods; the reply comes when they have ended.
 pub(crate) type ShutdownRequest = oneshot::Sender<()>;
 
 struct Worker {
     pod: watch::Sender<Arc<Pod>>,
     orders: watch::Sender<Order>,
-    /// False once the task is over; the entry stays until the object is gone, so that the pod is not started again.
+    /// False once the task is over; the entry stays until the object is deleted, so that the pod is not started again.
     alive: bool,
 }
 
@@ -143,7 +143,7 @@ impl Pods {
         self.workers.values().filter(move |w| w.alive && is_critical(&w.pod.borrow()) == critical)
     }
 
-    /// Tells the pods of the current group to end.
+    /// Ends the pods of the current group.
     fn order_group(&self) {
         let Some(shutdown) = &self.shutdown else { return };
         let options = &self.ctx.options;
@@ -189,7 +189,7 @@ fn is_critical(pod: &Pod) -> bool {
     by_class || spec.and_then(|s| s.priority).is_some_and(|p| p >= CRITICAL_PRIORITY)
 }
 
-/// Lets a kubelet be held still: what waits at the gate goes on when it opens.
+/// Pauses a kubelet: tasks at the gate continue when it opens.
 #[derive(Debug)]
 pub(crate) struct Gate(watch::Sender<bool>);
 
@@ -212,5 +212,5 @@ impl Gate {
     }
 }
 
-/// Wakes any client that keeps the Node's status.
+/// Triggers an update of the Node's status.
 pub(crate) type Wake = Arc<Notify>;

@@ -10,20 +10,20 @@ use tokio::time::{sleep, timeout};
 
 use super::address::to_process;
 
-/// How often a container that is not ready yet is asked, so that no one waits for a probe in a test.
+/// Interval for a container that is not ready yet, so that a test does not wait for a probe.
 const EAGER: Duration = Duration::from_millis(250);
 
-/// The longest readiness period and initial delay in the bed.
+/// Longest readiness period and initial delay in the test cluster.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// What a probe speaks to.
+/// Target of a probe.
 pub(crate) struct Target {
     pub(crate) http: reqwest::Client,
     pub(crate) pod_ip: Ipv4Addr,
     pub(crate) container: Container,
 }
 
-/// Which probe it is.
+/// Kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     Startup,
@@ -42,7 +42,7 @@ pub(crate) struct Rhythm {
 }
 
 impl Rhythm {
-    /// The rhythm of `probe`. Startup and readiness are asked more often than the spec says, for they only make things
+    /// The rhythm of `probe`. Startup and readiness probes run more often than the spec says, which only makes things
     /// quicker; liveness keeps the spec's times, so that a stalled process lives as long here as in a cluster.
     pub(crate) fn of(probe: &Probe, which: Which) -> Self {
         let seconds = |value: Option<i32>, default: u64| {
@@ -63,19 +63,19 @@ impl Rhythm {
         }
     }
 
-    /// How many failures of a startup probe the container has: as many as fit into the time that the spec allows.
+    /// Time that the spec allows for failures of a startup probe.
     pub(crate) fn startup_budget(probe: &Probe) -> Duration {
         let spec = Self::of(probe, Which::Liveness);
         spec.delay + spec.period * spec.failures
     }
 
-    /// How long to wait before the next look.
+    /// Delay before the next probe.
     pub(crate) fn pause(&self, settled: bool) -> Duration {
         if settled { self.period } else { self.period.min(EAGER) }
     }
 }
 
-/// Counts results until a threshold turns the verdict.
+/// Counts results until a threshold changes the verdict.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     streak: u32,
@@ -83,7 +83,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Takes a result; gives the verdict once its threshold is reached.
+    /// Adds a result; returns the verdict once its threshold is reached.
     pub(crate) fn take(&mut self, success: bool, rhythm: &Rhythm) -> Option<bool> {
         self.streak = if self.last == Some(success) { self.streak.saturating_add(1) } else { 1 };
         self.last = Some(success);
@@ -92,14 +92,14 @@ impl Tally {
     }
 }
 
-/// How an exec probe is answered: by any client that can start processes of the container.
+/// Runs exec probes: implemented by whatever can start processes of the container.
 pub(crate) trait Exec {
-    /// Runs the command in the container; the error is what it said.
+    /// Runs the command in the container; the error is its output.
     fn exec(&self, command: &[String]) -> impl Future<Output = Result<(), String>> + Send;
 }
 
 impl Target {
-    /// Asks once.
+    /// Runs the probe once.
     pub(crate) async fn ask(&self, probe: &Probe, limit: Duration, exec: &impl Exec) -> Result<(), String> {
         timeout(limit, self.answer(probe, exec)).await.unwrap_or_else(|_| Err("timed out".to_owned()))
     }
@@ -147,7 +147,7 @@ impl Target {
         u16::try_from(number).ok()
     }
 
-    /// Asks until the container has started, or has failed to.
+    /// Probes until the container has started, or has failed to.
     pub(crate) async fn until_started(&self, probe: &Probe, exec: &impl Exec) -> Result<(), String> {
         let rhythm = Rhythm::of(probe, Which::Startup);
         let last = tokio::time::Instant::now() + Rhythm::startup_budget(probe);
@@ -168,7 +168,7 @@ impl Target {
         }
     }
 
-    /// Asks for ever; tells each change of readiness.
+    /// Probes for ever; reports each change of readiness.
     pub(crate) async fn follow_readiness(&self, probe: &Probe, exec: &impl Exec, mut tell: impl FnMut(bool, &str)) {
         let rhythm = Rhythm::of(probe, Which::Readiness);
         sleep(rhythm.delay).await;
@@ -185,7 +185,7 @@ impl Target {
         }
     }
 
-    /// Asks until the container is found dead.
+    /// Probes until the container is found dead.
     pub(crate) async fn until_dead(&self, probe: &Probe, exec: &impl Exec) -> String {
         let rhythm = Rhythm::of(probe, Which::Liveness);
         sleep(rhythm.delay).await;

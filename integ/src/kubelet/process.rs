@@ -1,4 +1,4 @@
-//! Containers as local processes: how they are started, found and ended.
+//! Containers as local processes: start, lookup and end.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,18 +24,18 @@ pub struct PodProcess {
     pub uid: String,
     /// The container's name.
     pub container: String,
-    /// The process id, which is also the process group's.
+    /// The id of the process and of its process group.
     pub pid: u32,
     /// The container's image.
     pub image: String,
 }
 
-/// Locks, also after a panic elsewhere: what these locks hold is whole after each statement.
+/// Locks, also after a panic elsewhere: the data behind these locks is consistent after each statement.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The processes of one boot of a node. Once closed it starts no more, so that a machine without power is silent.
+/// The processes of one boot of a node. Once closed it starts no more, as on a machine without power.
 #[derive(Debug, Default)]
 pub(crate) struct Processes {
     state: Mutex<Running>,
@@ -49,7 +49,7 @@ struct Running {
     helpers: Vec<u32>,
 }
 
-/// What a process is started with.
+/// Command, arguments and environment of a process.
 pub(crate) struct Launch {
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<String>,
@@ -59,7 +59,7 @@ pub(crate) struct Launch {
 }
 
 impl Processes {
-    /// Starts a container's process. `who` gets the pid.
+    /// Starts a container's process and sets the pid in `who`.
     pub(crate) fn start(&self, bed: &Path, launch: &Launch, mut who: PodProcess) -> Result<Child> {
         let mut state = locked(&self.state);
         let (child, pid) = spawn(&state, bed, launch)?;
@@ -76,7 +76,7 @@ impl Processes {
         Ok(child)
     }
 
-    /// Waits for a process to end, ends what it left behind, and forgets it.
+    /// Waits for a process to end, ends its remaining children, and removes it from the list.
     pub(crate) async fn wait(&self, child: &mut Child) -> std::io::Result<ExitStatus> {
         let pid = child.id();
         let status = child.wait().await;
@@ -142,7 +142,7 @@ fn spawn(state: &Running, bed: &Path, launch: &Launch) -> Result<(Child, u32)> {
     Ok((child, pid))
 }
 
-/// Signals a process and all that it started. A group that is gone is what the caller wanted anyway.
+/// Signals a process and its children. A group that has ended needs no signal.
 pub(crate) fn signal_group(pid: u32, signal: Signal) {
     if let Ok(pid) = i32::try_from(pid) {
         let _ = killpg(Pid::from_raw(pid), signal);

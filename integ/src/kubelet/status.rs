@@ -1,4 +1,4 @@
-//! A pod's status, computed from what its containers do.
+//! A pod's status, computed from the states of its containers.
 
 use std::net::Ipv4Addr;
 
@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use serde_json::{Value, json};
 
-/// How a container's process ended.
+/// The end of a container's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) exit_code: i32,
@@ -18,7 +18,7 @@ pub(crate) struct Ended {
     pub(crate) container_id: String,
 }
 
-/// What a container does.
+/// State of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
     Waiting { reason: String, message: Option<String> },
@@ -46,7 +46,7 @@ pub(crate) struct ContainerView {
     pub(crate) container_id: String,
 }
 
-/// A phase that the kubelet sets for a reason of its own.
+/// A phase that the kubelet sets itself, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) phase: &'static str,
@@ -55,7 +55,7 @@ pub(crate) struct Verdict {
     pub(crate) disruption: bool,
 }
 
-/// What graceful node shutdown leaves behind.
+/// The verdict on pods ended by a graceful node shutdown.
 pub(crate) const SHUT_DOWN: Verdict = Verdict {
     phase: "Failed",
     reason: "Terminated",
@@ -63,7 +63,7 @@ pub(crate) const SHUT_DOWN: Verdict = Verdict {
     disruption: true,
 };
 
-/// What becomes of a pod that is bound to a node that shuts down.
+/// The verdict on a pod that is bound to a node that shuts down.
 pub(crate) const REJECTED: Verdict = Verdict {
     phase: "Failed",
     reason: "NodeShutdown",
@@ -71,7 +71,7 @@ pub(crate) const REJECTED: Verdict = Verdict {
     disruption: false,
 };
 
-/// The facts that a status is made of.
+/// Input of a status.
 pub(crate) struct StatusInput<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) containers: &'a [ContainerView],
@@ -79,12 +79,12 @@ pub(crate) struct StatusInput<'a> {
     pub(crate) pod_ip: Option<Ipv4Addr>,
     pub(crate) host_ip: Ipv4Addr,
     pub(crate) verdict: Option<&'a Verdict>,
-    /// The pod is being ended, so what has ended stays ended.
+    /// True while the pod is ending, so that ended containers are not restarted.
     pub(crate) ending: bool,
 }
 
-/// The status as a strategic merge patch that touches only what a kubelet owns. `conditions` are those already reported;
-/// a transition time moves only when the status does.
+/// The status as a strategic merge patch that touches only the kubelet's fields. `conditions` are those already
+/// reported; a transition time changes only with the status.
 pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition], now: Timestamp) -> Value {
     let (init, main): (Vec<_>, Vec<_>) = input.containers.iter().partition(|c| c.init);
     let initialized = init.iter().all(|c| matches!(&c.doing, Doing::Ended(e) if e.exit_code == 0));
@@ -171,7 +171,7 @@ fn phase(input: &StatusInput<'_>, main: &[&ContainerView], initialized: bool) ->
     if initialized && !main.is_empty() && main.iter().all(begun) { "Running" } else { "Pending" }
 }
 
-/// Readiness gates are conditions that others set.
+/// Returns true if all readiness gates, which are conditions of other controllers, are met.
 fn gates_pass(pod: &Pod, conditions: &[PodCondition]) -> bool {
     let gates = pod.spec.iter().flat_map(|s| s.readiness_gates.iter().flatten());
     gates.into_iter().all(|gate| conditions.iter().any(|c| c.type_ == gate.condition_type && c.status == "True"))
@@ -233,7 +233,8 @@ fn ended(how: &Ended) -> Value {
     })
 }
 
-/// Kubernetes keeps whole seconds; sending more would look like a change each time it is read back.
+/// Formats a time in whole seconds, as Kubernetes stores it; a finer one would look like a change each time it is read
+/// back.
 fn stamp(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -1,7 +1,8 @@
-//! The volumes of a pod that runs as processes: ConfigMaps, Secrets, projected tokens, empty directories and host paths.
+//! The volumes of a pod that runs as processes: ConfigMaps, Secrets, projected tokens, empty directories and host
+//! paths.
 //!
-//! What comes from the API is written as the real kubelet writes it: into a new directory with a time in its name, to which
-//! the link `..data` is then swapped, so that a reader sees all of the old or all of the new.
+//! Content from the API is written as the real kubelet writes it: into a new directory with a time in its name, to
+//! which the link `..data` is then swapped, so that a reader sees all of the old or all of the new.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -33,10 +34,10 @@ use super::env::{Data, Mounts, config_map_data, field, secret_data};
 use super::pods::Gate;
 use super::process::locked;
 
-/// How long one attempt to mount waits for the API.
+/// Timeout of the API calls of one attempt to mount.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a volume cannot be mounted yet (`FailedMount`).
+/// Reason why a volume cannot be mounted yet (`FailedMount`).
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MountError {
     #[error("MountVolume.SetUp failed for volume {volume:?}: {kind} {name:?} not found")]
@@ -53,7 +54,7 @@ pub(crate) enum MountError {
     Io { volume: String, source: io::Error },
 }
 
-/// What a volume holds: each file's path, bytes and mode.
+/// Content of a volume: each file's path, bytes and mode.
 type Payload = BTreeMap<String, (Vec<u8>, u32)>;
 
 /// One ConfigMap or Secret as last seen.
@@ -79,7 +80,7 @@ impl Kind {
     }
 }
 
-/// A token and when to ask for the next.
+/// A token and the time of its renewal.
 #[derive(Clone, Debug)]
 struct Token {
     value: String,
@@ -132,7 +133,7 @@ impl Volumes {
         self.directory.join(volume)
     }
 
-    /// Where the mounts of `container` stand, on top of those that every container has.
+    /// The real paths of the mounts of `container`, in addition to those that every container has.
     pub(crate) fn mounts(&self, container: &Container, implicit: &[(String, PathBuf)]) -> Mounts {
         let own = container.volume_mounts.iter().flatten().map(|mount| {
             let volume = self.path(&mount.name);
@@ -145,7 +146,7 @@ impl Volumes {
         Mounts::new(own.chain(implicit.iter().cloned()).collect())
     }
 
-    /// Makes all volumes. May be called again until it succeeds.
+    /// Creates all volumes. May be called again until it succeeds.
     pub(crate) async fn mount(&self) -> Result<(), MountError> {
         for volume in self.all() {
             let failed = |source| MountError::Io { volume: volume.name.clone(), source };
@@ -160,7 +161,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Binds the host's files again: a container that starts gets what stands at their paths then, also where an earlier
+    /// Links the host's files again: a container that starts gets the current file at each path, also where an earlier
     /// container of the pod held on to an inode that is gone.
     pub(crate) fn bind_host_paths(&self) -> Result<(), MountError> {
         for volume in self.all() {
@@ -171,8 +172,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Follows what the volumes are made of, for as long as the pod lives.
-    /// As the real kubelet, it takes its time, at most `lag` and each time another one, and does nothing while it is held still.
+    /// Updates the volumes for as long as the pod lives. Like the real kubelet, it does so with a delay, at most `lag`
+    /// and different each time, and does nothing while it is paused.
     pub(crate) async fn keep_current(&self, lag: Duration, gate: &Gate) {
         loop {
             let due = locked(&self.tokens).values().map(|t| t.renew_at).min();
@@ -190,7 +191,7 @@ impl Volumes {
                     continue;
                 }
                 if let Err(error) = self.write(volume).await {
-                    // As with the real kubelet, the old contents stay until the new ones are whole.
+                    // As with the real kubelet, the old contents stay until the new ones are complete.
                     tracing::debug!(error = %error, "a volume keeps its old contents");
                     self.changed.notify_one();
                     sleep(Duration::from_millis(500)).await;
@@ -228,8 +229,8 @@ impl Volumes {
             _ => {}
         }
         if found.is_some() && !is_directory {
-            // A bind mount of a file holds on to its inode. So does a hard link: a socket that is created again on the host
-            // is not seen here.
+            // A bind mount of a file holds on to its inode. So does a hard link: a socket that is created again on the
+            // host is not seen here.
             fs::hard_link(&real, path).map_err(failed)
         } else {
             symlink(&real, path).map_err(failed)
@@ -247,7 +248,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// What `volume` is to hold, or nothing if it is an ordinary directory.
+    /// The content of `volume`; `None` if it is an ordinary directory.
     async fn payload(&self, volume: &Volume) -> Result<Option<Payload>, MountError> {
         let name = volume.name.as_str();
         let mut payload = Payload::new();
@@ -297,7 +298,7 @@ impl Volumes {
         }
     }
 
-    /// A token for the pod, asked for as the node, and asked for again when four fifths of its life are over.
+    /// A token for the pod, requested as the node, and renewed after four fifths of its life.
     async fn token(&self, volume: &str, source: &ServiceAccountTokenProjection) -> Result<String, MountError> {
         let key = (volume.to_owned(), source.path.clone());
         let now = Timestamp::now();
@@ -338,7 +339,7 @@ impl Volumes {
         Ok(value)
     }
 
-    /// The contents of a ConfigMap or Secret; nothing if it is optional and absent.
+    /// The contents of a ConfigMap or Secret; `None` if it is optional and absent.
     async fn read(&self, object: &Object<'_>) -> Result<Option<Data>, MountError> {
         let mut seen = self.follow(object.kind, object.name);
         let (volume, kind, name) = (object.volume.to_owned(), object.kind.name(), object.name.to_owned());
@@ -383,7 +384,7 @@ struct Object<'a> {
     optional: Option<bool>,
 }
 
-/// Follows one object by name, which is all that the node authoriser lets a node do.
+/// Watches one object by name, which is all that the node authoriser permits a node.
 async fn watch_one<K>(api: Api<K>, name: String, data: fn(&K) -> Data, seen: watch::Sender<Seen>, changed: Arc<Notify>)
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + Send + DeserializeOwned + 'static,

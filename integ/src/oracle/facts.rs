@@ -1,4 +1,4 @@
-//! What the oracle keeps of an object: the few facts that the safety properties speak of.
+//! The facts about objects that the safety properties need.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -43,7 +43,7 @@ impl Kind {
     pub const ALL: [Self; 5] = [Self::Node, Self::Pod, Self::Budget, Self::Shadow, Self::Operator];
 }
 
-/// An object as it was at some revision.
+/// An object at some revision.
 #[derive(Clone, Debug)]
 pub enum Object {
     /// A Node.
@@ -58,14 +58,14 @@ pub enum Object {
     Operator(Arc<Operator>),
 }
 
-/// Which object: kind, namespace (empty for a Node) and name.
+/// Identity of an object: kind, namespace (empty for a Node) and name.
 pub type Key = (Kind, String, String);
 
 impl Object {
-    /// Reads an object of the kind as the API server writes it.
+    /// Parses an object of the kind as the API server writes it.
     ///
     /// # Errors
-    /// When it is no such object.
+    /// If it is not an object of that kind.
     pub fn parse(kind: Kind, value: Value) -> anyhow::Result<Self> {
         let what = || format!("an object of kind {kind:?} cannot be read");
         Ok(match kind {
@@ -83,7 +83,7 @@ impl Object {
         })
     }
 
-    /// Which object it is.
+    /// Identity of the object.
     pub fn key(&self) -> Key {
         match self {
             Self::Node(node) => (Kind::Node, String::new(), node.name.clone()),
@@ -105,7 +105,7 @@ fn text(field: Option<&String>) -> String {
     field.cloned().unwrap_or_default()
 }
 
-/// A part of a Node that users, the operator and others share.
+/// A field of a Node that users, the operator and other controllers share.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Field {
     /// A label.
@@ -114,28 +114,28 @@ pub enum Field {
     Annotation(String),
     /// The cordon.
     Unschedulable,
-    /// The taints, which Kubernetes treats as one.
+    /// The taints, which Kubernetes treats as one field.
     Taints,
 }
 
-/// What is kept of a Node.
+/// The recorded facts of a Node.
 #[derive(Clone, Debug, Default)]
 pub struct Node {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its uid.
+    /// Uid.
     pub uid: String,
     /// The boot that its kubelet reports.
     pub boot_id: String,
-    /// Whether its kubelet says that it is Ready.
+    /// True if its kubelet reports it as Ready.
     pub ready: bool,
-    /// Whether it is being deleted.
+    /// True while it is being deleted.
     pub deleting: bool,
-    /// The shared parts, with their values.
+    /// The shared fields, with their values.
     pub fields: BTreeMap<Field, String>,
-    /// Who owns them, by the managers' names.
+    /// The field managers that own them.
     pub owners: BTreeMap<Field, BTreeSet<String>>,
-    /// A digest of its status, which no part of the operator ever writes.
+    /// A digest of its status, which no component of the operator ever writes.
     pub status: u64,
 }
 
@@ -171,12 +171,12 @@ impl Node {
         }
     }
 
-    /// Whether the operator has a claim on it: whether it owns the cordon or the balancer label.
+    /// Returns true if the operator has a claim on it: owns the cordon or the balancer label.
     pub fn claimed(&self) -> bool {
         self.claims().next().is_some()
     }
 
-    /// The parts that the operator owns and that take the node out of service.
+    /// The fields that the operator owns and that take the node out of service.
     pub fn claims(&self) -> impl Iterator<Item = &Field> {
         let label = Field::Label(BALANCER_LABEL.to_owned());
         self.owners
@@ -186,17 +186,17 @@ impl Node {
             .map(|(field, _)| field)
     }
 
-    /// Whether a user holds it.
+    /// Returns true if it has a user's hold.
     pub fn held(&self) -> bool {
         self.fields.contains_key(&Field::Annotation(names::HOLD_ANNOTATION.to_owned()))
     }
 
-    /// Whether it is under the operator.
+    /// Returns true if it has the operator's label.
     pub fn labelled(&self) -> bool {
         self.fields.contains_key(&Field::Label(names::INTERFACE_LABEL.to_owned()))
     }
 
-    /// Whether it is out of service for a reason that is not the operator's, and so uses the budget up.
+    /// Returns true if it is out of service for another reason than the operator, and so uses up the budget.
     pub fn down(&self) -> bool {
         self.labelled() && !self.ready && !self.deleting
     }
@@ -215,7 +215,7 @@ impl Node {
     }
 }
 
-/// Whether a field manager is a part of the operator.
+/// Returns true if a field manager is a component of the operator.
 pub(super) fn is_ours(manager: &str) -> bool {
     manager.starts_with("brupop-")
 }
@@ -249,32 +249,32 @@ fn owners(entries: &[ManagedFieldsEntry]) -> BTreeMap<Field, BTreeSet<String>> {
     owners
 }
 
-/// What is kept of a Pod.
+/// The recorded facts of a Pod.
 #[derive(Clone, Debug, Default)]
 pub struct Pod {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its uid.
+    /// Uid.
     pub uid: String,
     /// The node that it is bound to.
     pub node: Option<String>,
-    /// Its labels.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// The kind and the uid of its controller.
+    /// Kind and uid of its controller.
     pub controller: Option<(String, String)>,
-    /// Whether it is a static pod's image in the API.
+    /// True for the mirror pod of a static pod.
     pub mirror: bool,
-    /// Whether it tolerates the taint of a cordoned node.
+    /// True if it tolerates the taint of a cordoned node.
     pub tolerates_cordon: bool,
-    /// Whether it has ended.
+    /// True once it has ended.
     pub finished: bool,
-    /// Whether it is still pending.
+    /// True while it is pending.
     pub pending: bool,
-    /// Whether it is Ready.
+    /// True while it is Ready.
     pub ready: bool,
-    /// Whether it has been told to end.
+    /// True while it is terminating.
     pub terminating: bool,
 }
 
@@ -303,19 +303,19 @@ impl Pod {
         }
     }
 
-    /// Whether a drain has to move it: bound, not finished, not a DaemonSet's and not a static pod's image.
+    /// Returns true if a drain has to evict it: bound, not finished, not a DaemonSet's and not a mirror pod.
     pub fn evictable(&self) -> bool {
         let of_a_daemon_set = self.controller.as_ref().is_some_and(|(kind, _)| kind == "DaemonSet");
         self.node.is_some() && !self.finished && !self.mirror && !of_a_daemon_set
     }
 
-    /// Namespace and name, for users.
+    /// Namespace and name, for messages.
     pub fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 }
 
-/// Returns whether a toleration is for the taint with this key, this effect and no value.
+/// Returns true if a toleration is for the taint with this key, this effect and no value.
 fn tolerates(toleration: &core::Toleration, key: &str, effect: &str) -> bool {
     let is = |field: &Option<String>, value: &str| field.as_deref().unwrap_or_default() == value;
     let exists = is(&toleration.operator, "Exists");
@@ -328,20 +328,20 @@ fn controller(meta: &ObjectMeta) -> Option<(String, String)> {
     Some((owner.kind.clone(), owner.uid.clone()))
 }
 
-/// What is kept of a PodDisruptionBudget.
+/// The recorded facts of a PodDisruptionBudget.
 #[derive(Clone, Debug, Default)]
 pub struct Budget {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Which pods it is for; `None` matches nothing.
+    /// Selector of its pods; `None` matches nothing.
     pub selector: Option<LabelSelector>,
-    /// How many more evictions it allows.
+    /// Number of further evictions that it allows.
     pub disruptions_allowed: i32,
-    /// How many of its pods are healthy.
+    /// Number of its healthy pods.
     pub current_healthy: i32,
-    /// How many have to be.
+    /// Number of healthy pods that it requires.
     pub desired_healthy: i32,
     /// Names of pods whose eviction has been counted and not yet seen.
     pub disrupted: BTreeSet<String>,
@@ -361,27 +361,27 @@ impl Budget {
         }
     }
 
-    /// Whether it is for this pod. A selector that cannot be read matches nothing, as with the API server.
+    /// Returns true if it selects this pod. A selector that cannot be parsed matches nothing, as with the API server.
     pub fn covers(&self, pod: &Pod) -> bool {
         let selector = self.selector.clone().and_then(|selector| Selector::try_from(selector).ok());
         self.namespace == pod.namespace && selector.is_some_and(|selector| selector.matches(&pod.labels))
     }
 }
 
-/// What is kept of a BottlerocketShadow.
+/// The recorded facts of a BottlerocketShadow.
 #[derive(Clone, Debug, Default)]
 pub struct Shadow {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its uid.
+    /// Uid.
     pub uid: String,
-    /// The name and the uid of the Node that owns it.
+    /// Name and uid of the Node that owns it.
     pub owner: Option<(String, String)>,
-    /// What the controller asks.
+    /// The desired state.
     pub spec: BottlerocketShadowSpec,
-    /// Both halves of the status.
+    /// Agent status and controller status.
     pub status: BottlerocketShadowStatus,
 }
 
@@ -398,7 +398,7 @@ impl Shadow {
         }
     }
 
-    /// The node that it stands for.
+    /// The name of its node.
     pub fn node(&self) -> &str {
         match &self.owner {
             Some((node, _)) => node,
@@ -406,12 +406,12 @@ impl Shadow {
         }
     }
 
-    /// The step that its node is in.
+    /// The step of its node.
     pub fn step(&self) -> Option<Step> {
         self.status.controller.progress.as_ref().map(|progress| progress.step)
     }
 
-    /// Whether its node is out of service by what its progress says.
+    /// Returns true if its node is out of service according to its progress.
     pub fn disruptive(&self) -> bool {
         self.status.controller.progress.as_ref().is_some_and(|progress| {
             progress.disruptive
@@ -422,22 +422,22 @@ impl Shadow {
         })
     }
 
-    /// The nonce of the permit that stands.
+    /// The nonce of the current permit.
     pub fn permit_nonce(&self) -> Option<&str> {
         self.spec.permit.as_ref().map(|permit| permit.nonce.as_str())
     }
 }
 
-/// What is kept of a BottlerocketUpdateOperator.
+/// The recorded facts of a BottlerocketUpdateOperator.
 #[derive(Clone, Debug, Default)]
 pub struct Operator {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
     /// The policy.
     pub spec: BottlerocketUpdateOperatorSpec,
-    /// What the operator is doing.
+    /// Status of the operator.
     pub status: BottlerocketUpdateOperatorStatus,
 }
 
@@ -451,28 +451,28 @@ impl Operator {
         }
     }
 
-    /// How many of `nodes` may be out of service.
+    /// Number of `nodes` that may be out of service.
     pub fn max_unavailable(&self, nodes: usize) -> usize {
         self.spec.max_unavailable.as_ref().unwrap_or(&CountOrPercent::Count(1)).of(nodes).unwrap_or(1)
     }
 
-    /// How a node is to be drained: as the first group says that it is in, or else as all are.
+    /// The drain policy of a node: that of its group, or else the common one.
     pub fn drain_of(&self, node: &Node) -> Option<&DrainPolicy> {
         self.group_of(node).and_then(|group| group.drain.as_ref()).or(self.spec.drain.as_ref())
     }
 
-    /// Returns the group of a node: the first whose selector matches its labels.
+    /// The group of a node: the first whose selector matches its labels.
     pub fn group_of(&self, node: &Node) -> Option<&NodeGroup> {
         let labels = node.labels();
         self.spec.node_groups.iter().find(|group| group.selector.matches(&labels))
     }
 
-    /// Whether nodes of no more than one zone may be out of service at a time.
+    /// Returns true if only nodes of one zone may be out of service at a time.
     pub fn one_zone_at_a_time(&self) -> bool {
         self.spec.strategy.as_ref().is_some_and(|strategy| strategy.one_zone_at_a_time == Some(true))
     }
 
-    /// How many failures of a version freeze the rollout.
+    /// Number of failures of a version that freeze the rollout.
     pub fn max_failures(&self) -> usize {
         let policy = self.spec.failure_policy.as_ref();
         policy.and_then(|policy| policy.max_failures).unwrap_or(1).max(1) as usize

@@ -1,4 +1,4 @@
-//! The server's history: every change of every object that matters, in the one order that etcd gave them.
+//! The API server's history: every change of every relevant object, in etcd's order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,13 +12,13 @@ use super::world::World;
 /// One write to one object.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// The revision that it made.
+    /// Revision of the change.
     pub revision: u64,
-    /// When the oracle saw it, which is a little after it was made.
+    /// Time at which the oracle saw it, which is shortly after it was made.
     pub at: Timestamp,
-    /// Whether it deleted the object.
+    /// True if the object was deleted.
     pub gone: bool,
-    /// The object after it, or, where it was deleted, as it was last.
+    /// The object after the change; for a deletion, its last state.
     pub object: Object,
 }
 
@@ -28,59 +28,59 @@ pub struct History {
     changes: Vec<Change>,
 }
 
-/// A line of the story that a summary tells.
+/// A line of the timeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// The revision.
+    /// Revision.
     pub revision: u64,
-    /// When it was seen.
+    /// Time at which it was seen.
     pub at: Timestamp,
-    /// The node.
+    /// Node.
     pub node: String,
-    /// What happened.
+    /// Description.
     pub text: String,
 }
 
-/// One attempt of one node, as the history tells it.
+/// One attempt on one node, as recorded in the history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// The node.
+    /// Node.
     pub node: String,
-    /// Its number.
+    /// Number of the attempt.
     pub attempt: i64,
     /// The version that ran before, if it was known.
     pub from: Option<Version>,
-    /// The version that was wanted.
+    /// The target version.
     pub to: Version,
-    /// When its first step was seen.
+    /// Time at which its first step was seen.
     pub started: Timestamp,
-    /// When it had ended and left its slot; `None` while it goes on.
+    /// Time at which it had ended and released its slot; `None` while it is under way.
     pub ended: Option<Timestamp>,
-    /// From the start of the drain until the order to reboot, or until the attempt was given up.
+    /// From the start of the drain until the desired state to reboot, or until the end of the attempt.
     pub drained: SignedDuration,
-    /// How many pods had to leave.
+    /// Number of pods that had to leave.
     pub pods_moved: usize,
-    /// `Updated`, or why it failed; `None` while it goes on.
+    /// `Updated`, or the reason of the failure; `None` while it is under way.
     pub result: Option<String>,
 }
 
 impl Attempt {
-    /// Whether it ended well.
+    /// Returns true if it ended with the update.
     pub fn updated(&self) -> bool {
         self.result.as_deref() == Some(UPDATED)
     }
 }
 
-/// A PodDisruptionBudget below what it asks for, after it had been satisfied once.
+/// A PodDisruptionBudget with fewer healthy pods than it requires, after it had been satisfied once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortfall {
-    /// Namespace and name.
+    /// Namespace and name of the budget.
     pub budget: String,
     /// The revision at which it fell below.
     pub revision: u64,
-    /// How many pods were healthy.
+    /// Number of healthy pods.
     pub healthy: i32,
-    /// How many should have been.
+    /// Number of healthy pods required.
     pub desired: i32,
 }
 
@@ -96,8 +96,8 @@ impl History {
         &self.changes
     }
 
-    /// Walks through all revisions: calls `visit` with each change, the object before it, and the world after it.
-    /// Returns the world at the end.
+    /// Replays all revisions: calls `visit` with each change, the object before it, and the cluster state after it.
+    /// Returns the final state.
     pub fn replay<'a>(&'a self, mut visit: impl FnMut(&'a Change, Option<&Object>, &World)) -> World {
         let mut world = World::default();
         for change in &self.changes {
@@ -107,12 +107,12 @@ impl History {
         world
     }
 
-    /// The world at the end.
+    /// The cluster state at the end.
     pub fn end(&self) -> World {
         self.replay(|_, _, _| {})
     }
 
-    /// The steps that a node went through, each with the revision at which it began.
+    /// The steps of a node, each with the revision at which it began.
     pub fn transitions(&self, node: &str) -> Vec<(u64, Option<Step>)> {
         let mut all: Vec<(u64, Option<Step>)> = Vec::new();
         self.replay(|change, _, _| {
@@ -128,7 +128,7 @@ impl History {
         all
     }
 
-    /// The most nodes that were out of service because of us at one time.
+    /// Largest number of nodes that the operator had out of service at one time.
     pub fn max_out_of_service(&self) -> usize {
         let mut most = 0;
         self.replay(|change, _, world| {
@@ -139,8 +139,8 @@ impl History {
         most
     }
 
-    /// Each time that a PodDisruptionBudget of a namespace fell below what it asks for, whatever the cause, after it had
-    /// been satisfied once. Of the operator's own namespace it says little: pods that come back to the node
+    /// Each time that a PodDisruptionBudget of a namespace had fewer healthy pods than it requires, whatever the cause,
+    /// after it had been satisfied once. Of limited use for the operator's own namespace: pods that return to the node
     /// they were evicted from go down with its reboot, all at once.
     pub fn shortfalls(&self, namespace: &str) -> Vec<Shortfall> {
         let mut satisfied: BTreeSet<String> = BTreeSet::new();
@@ -154,7 +154,7 @@ impl History {
             if change.gone {
                 satisfied.remove(&name);
             } else if budget.current_healthy >= budget.desired_healthy {
-                // A budget whose status no one has computed yet asks for nothing and has nothing.
+                // A budget whose status has not been computed yet requires nothing and has nothing.
                 if budget.desired_healthy > 0 {
                     satisfied.insert(name);
                 }
@@ -222,7 +222,7 @@ impl History {
         all
     }
 
-    /// The story of the nodes, as a user would tell it.
+    /// The timeline of the nodes, for users.
     pub fn timeline(&self) -> Vec<Moment> {
         let mut all = Vec::new();
         let mut tell = |change: &Change, node: &str, text: String| {

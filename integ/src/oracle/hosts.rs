@@ -1,4 +1,4 @@
-//! What the hosts themselves saw: the one witness that does not speak through the API server.
+//! The hosts' logs: the only evidence that does not come through the API server.
 
 use std::collections::BTreeSet;
 
@@ -7,43 +7,43 @@ use semver::Version;
 
 use crate::host::{self, Command, EventKind, ShutdownBy};
 
-/// What one host saw, in order.
+/// The events of one host, in order.
 #[derive(Clone, Debug, Default)]
 pub struct HostLog {
-    /// The name of its node.
+    /// Name of its node.
     pub node: String,
-    /// What happened.
+    /// Events.
     pub events: Vec<HostEvent>,
 }
 
-/// One thing that a host saw.
+/// One event on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostEvent {
-    /// When.
+    /// Time of the event.
     pub at: Timestamp,
-    /// In which boot.
+    /// Boot in which it occurred.
     pub boot_id: String,
-    /// What.
+    /// The event.
     pub fact: HostFact,
 }
 
-/// What the oracle wants to know of a host.
+/// Events of a host that the oracle needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostFact {
-    /// A caller of the host API asked to arm the image, and was not refused.
+    /// A client of the host API requested to arm the image, and was not refused.
     ActivateAsked,
     /// The command that arms has ended.
     ActivateEnded,
     /// From now on any boot takes this image.
     Armed {
-        /// What it is.
+        /// Version of the image.
         version: Version,
     },
-    /// From now on no boot takes another image than the one that runs.
+    /// From now on no boot takes another image than the running one.
     Disarmed,
     /// A shutdown has begun.
     Shutdown {
-        /// Whether the host API was asked for it.
+        /// True if the shutdown was requested through the host API.
         by_api: bool,
     },
     /// The machine is up.
@@ -51,12 +51,12 @@ pub enum HostFact {
         /// The boot.
         boot_id: String,
     },
-    /// Something that no property speaks of. It still tells that the boot was.
+    /// An event that no property uses. It still proves that the boot existed.
     Other,
 }
 
 impl HostLog {
-    /// What the host of `node` saw.
+    /// Converts the log of the host of `node`.
     pub fn of(node: &str, events: &[host::Event]) -> Self {
         let events = events.iter().map(|event| HostEvent {
             at: event.at,
@@ -75,7 +75,7 @@ impl HostLog {
         self.events.iter().map(|event| event.boot_id.as_str()).chain(booted).collect()
     }
 
-    /// Each time that a caller of the host API rebooted it: when, and in which boot.
+    /// Each reboot requested through the host API: time and boot.
     pub fn reboots_by_api(&self) -> impl Iterator<Item = (Timestamp, &str)> {
         self.events
             .iter()
@@ -83,8 +83,8 @@ impl HostLog {
             .map(|event| (event.at, event.boot_id.as_str()))
     }
 
-    /// Each time that a caller of the host API armed an image: when it asked, in which boot, and what was armed. An image
-    /// that another client on the machine armed is not ours.
+    /// Each image armed through the host API: time of the request, boot, and version. An image that another client on
+    /// the machine armed is not included.
     pub fn arms_by_api(&self) -> Vec<(Timestamp, &str, &Version)> {
         let mut asked = None;
         let mut all = Vec::new();
@@ -103,7 +103,7 @@ impl HostLog {
         all
     }
 
-    /// The image that any boot would take now, where that is not the one that runs, and the boot in which it was armed.
+    /// The image that any boot would take now, if it is not the running one, and the boot in which it was armed.
     pub fn armed_at_end(&self) -> Option<(&str, &Version)> {
         let mut armed = None;
         for event in &self.events {
@@ -119,7 +119,7 @@ impl HostLog {
 
 fn fact(kind: &EventKind) -> HostFact {
     match kind {
-        // A caller that got no answer may have been heard all the same.
+        // A request without a response may have been received all the same.
         EventKind::Call { method, path, status, .. }
             if method == "POST"
                 && path.split('?').next() == Some("/actions/activate-update")

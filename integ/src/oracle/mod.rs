@@ -1,4 +1,4 @@
-//! The oracle: it reads the server's whole history, the audit log and the hosts' logs of a run, and checks the safety
+//! The oracle: reads the API server's whole history, the audit log and the hosts' logs of a run, and checks the safety
 //! properties at every revision.
 //!
 //! ```text
@@ -7,11 +7,11 @@
 //! audit log ────────────┘   (pure)
 //! ```
 //!
-//! All changes of all objects come from one etcd, so their revisions put them in one total order, and *at every revision* is
-//! meant literally. What hosts saw has only times; it is tied to the history by boot ids and, where an order in time matters,
-//! by the audit log: a write was made after its request came in, and before its answer went out.
+//! All changes of all objects come from one etcd, so their revisions are a total order, and *at every revision* is
+//! meant literally. Events of hosts have only times; they are tied to the history by boot ids and, where an order in
+//! time matters, by the audit log: a write was made after its request was received, and before its response was sent.
 //!
-//! Each property has a file in `checks`, and tests that break it on purpose.
+//! Each property has a file in `checks`, and tests that violate it on purpose.
 
 pub mod checks;
 mod facts;

@@ -1,8 +1,9 @@
 //! Watches the API server from the start of a run, so that no revision is missed.
 //!
-//! A watch gives every change, as long as it never breaks for longer than the server's cache reaches back. When it does
-//! (the server was restarted, a custom resource appeared only now), what lies between is read from etcd's own history: the
-//! list at each revision in between, compared with the one before. The control plane of the test bed never compacts it.
+//! A watch gives every change, as long as it is never interrupted for longer than the API server's cache covers. When
+//! it is (the server was restarted, a custom resource appeared only now), the gap is read from etcd's own history: the
+//! list at each revision in between, compared with the one before. The control plane of the test cluster never compacts
+//! it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,18 +24,18 @@ use super::facts::{Kind, Object};
 use super::history::{Change, History};
 use super::world::World;
 
-/// How long [`Recorder::finish`] waits for the watches to catch up.
+/// Longest wait of [`Recorder::finish`] for the watches to catch up.
 const CATCH_UP: Duration = Duration::from_secs(20);
-/// The pause before the next try while the server, or the resource, is away.
+/// Pause before the next try while the API server, or the resource, is not available.
 const RETRY: Duration = Duration::from_millis(25);
-/// How long the API server may be away.
+/// Longest outage of the API server.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The widest gap that is read back revision by revision.
+/// Widest gap that is read back revision by revision.
 const WIDEST_GAP: u64 = 20_000;
-/// How many old lists are read at once.
+/// Number of old lists read at once.
 const LISTS_AT_ONCE: usize = 8;
 
-/// Records the server's history, until it is finished or dropped.
+/// Records the API server's history, until it is finished or dropped.
 pub struct Recorder {
     client: Client,
     shared: Arc<Shared>,
@@ -43,10 +44,10 @@ pub struct Recorder {
 
 struct Shared {
     changes: Mutex<Vec<Change>>,
-    /// The cluster after the last of them.
+    /// The cluster state after the last change.
     world: Mutex<World>,
     failure: Mutex<Option<String>>,
-    /// Rises with each change.
+    /// Number of changes.
     progress: watch::Sender<usize>,
 }
 
@@ -79,8 +80,8 @@ impl Shared {
 }
 
 impl Recorder {
-    /// Starts to record all that happens from now on. To see everything, start it before anything is installed. `client`
-    /// may read all, and belongs to no one whose requests are counted.
+    /// Starts to record. To record everything, start it before anything is installed. `client` may read all objects,
+    /// and belongs to no user whose requests are counted.
     ///
     /// # Errors
     /// When the API server cannot be read.
@@ -106,7 +107,7 @@ impl Recorder {
                 seen: start,
             };
             let shared = Arc::clone(&shared);
-            // What is there already has to be there before anybody goes on.
+            // Existing objects have to be recorded before the caller continues.
             let first = source.list_if_there().await?;
             watches.spawn(async move {
                 if let Err(error) = source.run(first).await {
@@ -117,7 +118,7 @@ impl Recorder {
         Ok(Self { client, shared, watches })
     }
 
-    /// The cluster as the last recorded change has left it.
+    /// The cluster state after the last recorded change.
     ///
     /// # Errors
     /// When something was missed.
@@ -126,7 +127,7 @@ impl Recorder {
         Ok(self.shared.world.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    /// What has been recorded so far; the end of it may be missing.
+    /// The history recorded so far; its end may be missing.
     ///
     /// # Errors
     /// When something was missed.
@@ -135,7 +136,7 @@ impl Recorder {
         Ok(self.shared.history())
     }
 
-    /// Waits until a history fulfils a condition.
+    /// Waits until the history meets a condition.
     ///
     /// # Errors
     /// When something was missed, or at the deadline.
@@ -160,8 +161,8 @@ impl Recorder {
         }
     }
 
-    /// Waits until all that the server has done by now is recorded, and stops. The recorded revisions end where a quorum
-    /// read of each kind, made now, says that it stands.
+    /// Waits until all changes made by now are recorded, and stops. The recorded revisions end at a quorum read of each
+    /// kind, made now.
     ///
     /// # Errors
     /// When something was missed.
@@ -181,7 +182,7 @@ impl Recorder {
     }
 }
 
-/// Whether a history has all that a list at `to` shows, and shows nothing that the list has no more.
+/// Returns true if a history contains everything in a list at `to`, and nothing that the list no longer has.
 fn covers(history: &History, kind: Kind, to: u64, listed: &HashMap<(String, String), u64>) -> bool {
     let mut known: HashMap<(String, String), (u64, bool)> = HashMap::new();
     for change in history.changes() {
@@ -224,7 +225,7 @@ async fn list(api: &Api<DynamicObject>, params: &ListParams) -> anyhow::Result<O
     }
 }
 
-/// One kind's changes.
+/// The changes of one kind.
 struct Source {
     kind: Kind,
     api: Api<DynamicObject>,
@@ -237,7 +238,7 @@ struct Source {
 }
 
 impl Source {
-    /// The state at the start, taken as it is: what came before the recorder is no one's concern.
+    /// Records the initial state; earlier changes do not matter.
     async fn list_if_there(&mut self) -> anyhow::Result<bool> {
         let Some((at, items)) = list(&self.api, &ListParams::default()).await? else { return Ok(false) };
         for item in items {
@@ -257,14 +258,14 @@ impl Source {
         }
     }
 
-    /// Records all that lies between the last change seen and now.
+    /// Records all changes between the last one seen and now.
     async fn catch_up(&mut self) -> anyhow::Result<()> {
         let mut since = Instant::now();
         let to = loop {
             match list(&self.api, &ListParams::default().limit(1)).await {
                 Ok(Some((to, _))) => break to,
                 Ok(None) => {
-                    // Until its definition is there, no object of it can be: no gap opens.
+                    // Without its definition there can be no object of it: no gap opens.
                     let defined = self.definitions.list_metadata(&ListParams::default()).await;
                     if let Ok(defined) = defined
                         && !defined.items.iter().any(|definition| definition.name_any() == self.definition())
@@ -308,11 +309,11 @@ impl Source {
         format!("{}.{}", resource(self.kind).plural, names::GROUP)
     }
 
-    /// Watches from the last revision seen. Returns whether the next watch can go on from where this one ended.
+    /// Watches from the last revision seen. Returns true if the next watch can continue from where this one ended.
     async fn watch(&mut self) -> anyhow::Result<bool> {
         let params = WatchParams::default();
         let Ok(events) = self.api.watch(&params, &self.seen.to_string()).await else {
-            // Refused, gone, or no one there: the list decides.
+            // Refused, gone, or not reachable: the list decides.
             return Ok(false);
         };
         let mut events = std::pin::pin!(events);
@@ -346,14 +347,14 @@ impl Source {
     }
 }
 
-/// The list as it stood at a revision, straight from etcd. The server may still be starting.
+/// The list at a revision, straight from etcd. The server may still be starting.
 async fn list_at(api: &Api<DynamicObject>, at: u64) -> anyhow::Result<Vec<DynamicObject>> {
     let params = ListParams::default().at(&at.to_string()).matching(VersionMatch::Exact);
     let since = Instant::now();
     loop {
         match list(api, &params).await {
             Ok(Some((_, items))) => return Ok(items),
-            // The resource is gone again; so are its objects.
+            // The resource is gone again, and its objects with it.
             Ok(None) => return Ok(Vec::new()),
             Err(error) => {
                 let lost =

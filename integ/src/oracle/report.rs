@@ -1,11 +1,11 @@
-//! What the oracle says.
+//! The oracle's verdict.
 
 use std::fmt;
 
-/// The properties that are checked: those of the safety section of the design, and two that users see.
+/// The checked properties: those of the safety section of the design, and two that users see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Property {
-    /// Never more nodes out of service because of us than the budget allows.
+    /// Never more nodes out of service because of the operator than the budget allows.
     S1,
     /// A host reboots only for its own node uid, boot id and current attempt.
     S2,
@@ -13,26 +13,26 @@ pub enum Property {
     S3,
     /// No cordon, label or annotation that another client recorded is removed or changed.
     S4,
-    /// No agent writes another node's shadow, and no one the half that is not theirs.
+    /// No agent writes another node's shadow; agent status and controller status are written only by their owners.
     S5,
     /// A pod is evicted only under the uid that was seen on that node.
     S6,
-    /// Never activate what is not the version asked for.
+    /// Never activate another version than the target version.
     S7,
     /// After the failure budget no new node starts.
     S8,
-    /// A released node is not rebooted by us.
+    /// A released node is not rebooted by the operator.
     S9,
     /// A pod that blocks a drain is named.
     L3,
-    /// No PodDisruptionBudget is violated by us.
+    /// The operator violates no PodDisruptionBudget.
     BudgetRespected,
     /// At the end no node carries a claim of the operator, and no slot is taken.
     NoClaimLeft,
 }
 
 impl Property {
-    /// What it demands.
+    /// The requirement as a sentence.
     pub const fn sentence(self) -> &'static str {
         match self {
             Self::S1 => "never more nodes out of service because of us than the budget allows",
@@ -51,16 +51,16 @@ impl Property {
     }
 }
 
-/// A property that did not hold.
+/// A violation of a property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which.
+    /// Property.
     pub property: Property,
-    /// Where in the server's history, if it can be told.
+    /// Revision in the history, if known.
     pub revision: Option<u64>,
-    /// On which node, if on one.
+    /// Node, if it concerns one.
     pub node: Option<String>,
-    /// What happened.
+    /// Description.
     pub text: String,
 }
 
@@ -77,21 +77,21 @@ impl fmt::Display for Violation {
     }
 }
 
-/// How much there was to judge. A verdict over nothing is worth nothing, so scenarios look at these, too.
+/// Amount of evidence. A verdict without evidence is worthless, so scenarios check these figures, too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Changes in the history.
     pub changes: usize,
-    /// Changes of Nodes and shadows whose writer the audit log does not name. Kubelets' reports of their nodes are among
-    /// them.
+    /// Changes of Nodes and shadows whose writer the audit log does not name. Kubelets' reports of their nodes are
+    /// among them.
     pub unattributed: usize,
-    /// The most nodes out of service because of us at one time.
+    /// Largest number of nodes that the operator had out of service at one time.
     pub out_of_service: usize,
-    /// Permits that were given.
+    /// Permits issued.
     pub permits: usize,
-    /// Reboots that hosts were asked for through their API.
+    /// Reboots requested through the hosts' API.
     pub reboots: usize,
-    /// Images that were armed through the host API.
+    /// Images armed through the host API.
     pub arms: usize,
     /// Evictions by the operator that the API server carried out.
     pub evictions: usize,
@@ -99,26 +99,26 @@ pub struct Stats {
     pub node_writes: usize,
 }
 
-/// What the oracle says of a run.
+/// The oracle's verdict on a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// All that did not hold.
+    /// All violations.
     pub violations: Vec<Violation>,
-    /// How much there was to judge.
+    /// Amount of evidence.
     pub stats: Stats,
 }
 
 impl Verdict {
-    /// An error that lists the violations, if there are any.
+    /// Fails with a list of the violations, if there are any.
     ///
     /// # Errors
-    /// That one.
+    /// That list.
     pub fn ensure_safe(&self) -> anyhow::Result<()> {
         anyhow::ensure!(self.violations.is_empty(), "{self}");
         Ok(())
     }
 
-    /// Whether a property was violated.
+    /// Returns true if a property was violated.
     pub fn violates(&self, property: Property) -> bool {
         self.violations.iter().any(|violation| violation.property == property)
     }

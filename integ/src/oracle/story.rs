@@ -1,5 +1,5 @@
-//! Hand-made histories: a small cluster whose parts do what a test tells them, each write with its revision and its record
-//! in the audit log.
+//! Hand-made histories: a small cluster controlled by a test, each write with its revision and its record in the audit
+//! log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::control_plane::audit::{Record, Stage};
 pub(super) const CONTROLLER: &str = "system:serviceaccount:brupop-system:brupop-controller";
 pub(super) const APISERVER: &str = "system:serviceaccount:brupop-system:brupop-apiserver";
 pub(super) const AGENT: &str = "system:serviceaccount:brupop-agents:brupop-agent";
-/// Whose writes the audit log tells only by their outline.
+/// The user of writes that the audit log records only in outline.
 const KUBELET: &str = "";
 
 const OLD: &str = "1.20.0";
@@ -54,7 +54,7 @@ fn parts(title: &str) -> (String, String) {
 
 /// The cluster and its time.
 impl Story {
-    /// Nodes under the operator, idle on the old version, with their hosts, shadows and agents' first reports.
+    /// Nodes with the operator's label, idle on the old version, with their hosts, shadows and agents' first reports.
     pub(super) fn new(nodes: &[&str]) -> Self {
         let mut story = Self {
             expectations: Expectations::default(),
@@ -111,7 +111,7 @@ impl Story {
         judge(&self.history(), &hosts, &self.audit, &self.expectations)
     }
 
-    /// The property, and no other, is violated.
+    /// Asserts that the property, and no other, is violated.
     #[track_caller]
     pub(super) fn assert_only(&self, property: Property) {
         let verdict = self.judge();
@@ -181,7 +181,7 @@ impl Story {
         format!("{what}-{}", self.names)
     }
 
-    /// As if the recorder had missed it.
+    /// Removes a revision, as if the recorder had missed it.
     pub(super) fn forget_revision_before_last(&mut self) {
         self.changes.remove(self.changes.len() - 2);
     }
@@ -304,7 +304,8 @@ impl Story {
         self.remove(user, "delete", "pods", pod, options, 200);
     }
 
-    /// Another client deletes a pod while an eviction of it is under way. The eviction finds a pod that is terminating.
+    /// Deletes a pod as another client while an eviction of it is under way. The eviction finds a pod that is
+    /// terminating.
     pub(super) fn deleted_during_eviction(&mut self, user: &str, pod: &str) {
         self.tick();
         let (namespace, name) = parts(pod);
@@ -353,7 +354,7 @@ impl Story {
     }
 }
 
-/// What hosts do.
+/// Events of hosts.
 impl Story {
     fn current_boot(&self, node: &str) -> String {
         format!("{node}-boot-{}", self.hosts[node].0)
@@ -408,7 +409,7 @@ impl Story {
     }
 }
 
-/// The path of an update.
+/// Steps of an update.
 impl Story {
     pub(super) fn step(&mut self, node: &str, step: Step) {
         let (since, boot_id) = (self.clock, self.current_boot(node));
@@ -543,7 +544,6 @@ impl Story {
         });
     }
 
-    /// All of it.
     pub(super) fn update(&mut self, node: &str) {
         self.until_permit(node);
         self.host_arms(node);
@@ -642,7 +642,7 @@ fn the_writer_of_a_revision_is_never_one_that_only_found_it() {
     story.set_field("a", "admin", "kubectl", zone(), Some("1"));
     story.set_field("a", "admin", "kubectl", zone(), None);
     let revision = story.world.revision.to_string();
-    // An apply of ours that came in at the same time and changed nothing.
+    // An apply of the operator that came in at the same time and changed nothing.
     let mut empty = story.record(CONTROLLER, "patch", "", "nodes", "", "a");
     empty.received -= SignedDuration::from_secs(1);
     empty.request = Some(json!({"metadata": {"resourceVersion": revision.clone()}}));

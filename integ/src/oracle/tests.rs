@@ -22,7 +22,7 @@ use super::*;
 use crate::control_plane::{ControlPlane, Options};
 use crate::host::{Host, HostOptions, Releases, client};
 
-/// No test is about time; this only ends one that would hang.
+/// Ends a test that would hang; no test measures time.
 const LONG: Duration = Duration::from_secs(60);
 
 async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
@@ -85,7 +85,7 @@ async fn no_revision_is_missed_whatever_becomes_of_the_watches() {
     let client = bed.client();
     let recorder = Recorder::start(client.clone()).await.unwrap();
 
-    // A resource that appears later, and objects that change and go before any watch can be open.
+    // A resource that appears later, and objects that change and are deleted before any watch can be open.
     install(&client).await;
     let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
     let mut made = BTreeSet::new();
@@ -100,7 +100,7 @@ async fn no_revision_is_missed_whatever_becomes_of_the_watches() {
     let second = shadows.create(&PostParams::default(), &shadow("a", "v")).await.unwrap();
     made.insert(at(&second));
 
-    // An outage: what happens before the recorder is back is not missed either.
+    // An outage: changes before the recorder reconnects are not missed either.
     bed.restart_apiserver().await.unwrap();
     let client = bed.client();
     let shadows: Api<BottlerocketShadow> = Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE);
@@ -149,7 +149,7 @@ async fn planted_violations_are_caught_on_a_real_api_server() {
     let shadows: Api<BottlerocketShadow> = Api::namespaced(controller.clone(), names::SYSTEM_NAMESPACE);
     until("the shadow", async || shadows.create(&PostParams::default(), &shadow("a", &uid)).await.ok()).await;
 
-    // All that is right: a budget, a slot, a claim, a release, a report.
+    // A correct run: a budget, a slot, a claim, a release, a report.
     let resource = kube::api::ApiResource::erase::<BottlerocketUpdateOperator>(&());
     let operators: Api<DynamicObject> = Api::namespaced_with(controller.clone(), names::SYSTEM_NAMESPACE, &resource);
     let operator = json!({"apiVersion": "brupop.bottlerocket.aws/v1", "kind": "BottlerocketUpdateOperator",
@@ -182,7 +182,7 @@ async fn planted_violations_are_caught_on_a_real_api_server() {
 
     // S1: a second slot.
     operators.patch_status("default", &PatchParams::default(), &slots(&[(&uid, "a"), (&b, "b")])).await.unwrap();
-    // S4: a user's label goes.
+    // S4: a user's label is removed.
     apply(&admin, "kubectl", "a", json!({"metadata": {"labels": {"zone": "1"}}})).await;
     let nodes: Api<Node> = Api::all(controller.clone());
     let gone = Patch::Merge(json!({"metadata": {"labels": {"zone": null}}}));
@@ -193,7 +193,7 @@ async fn planted_violations_are_caught_on_a_real_api_server() {
     // S5: the controller reports for the agent.
     let forged = Patch::Merge(json!({"status": {"state": "RebootedIntoUpdate"}}));
     shadows.patch_status("brs-a", &PatchParams::default(), &forged).await.unwrap();
-    // S6: an eviction without a uid, from a node that no one claimed.
+    // S6: an eviction without a uid, from a node without a claim.
     let pods: Api<Pod> = Api::namespaced(admin.clone(), "default");
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "cart"}, "spec": {
         "nodeName": "b", "containers": [{"name": "cart", "image": "cart"}]}});
@@ -213,7 +213,7 @@ async fn planted_violations_are_caught_on_a_real_api_server() {
     bed.stop().await.unwrap();
 }
 
-/// Updates the host through its API as a compromised agent would: it asks for nothing and waits for nothing.
+/// Updates the host through its API as a compromised agent would: without a permit and without waiting.
 async fn update_on_its_own(host: &Host) {
     let boot = host.snapshot().boot_id;
     for path in ["/actions/refresh-updates", "/actions/prepare-update", "/actions/activate-update", "/actions/reboot"] {

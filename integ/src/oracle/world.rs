@@ -1,4 +1,4 @@
-//! The cluster as it stood at one revision.
+//! The cluster state at one revision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use semver::Version;
 use super::facts::{Budget, Node, Object, Operator, Pod, Shadow};
 use super::history::Change;
 
-/// All objects that the oracle watches, as they stood after [`World::revision`].
+/// All objects that the oracle watches, after [`World::revision`].
 #[derive(Clone, Debug, Default)]
 pub struct World {
     /// The revision.
@@ -22,13 +22,13 @@ pub struct World {
     pub budgets: BTreeMap<(String, String), Arc<Budget>>,
     /// Shadows of the operator's namespace, by name.
     pub shadows: BTreeMap<String, Arc<Shadow>>,
-    /// The one operator's resource that counts.
+    /// The active operator resource.
     pub operator: Option<Arc<Operator>>,
 }
 
 impl World {
-    /// Goes on to the next revision. Returns the object as it was before; objects that do not count (shadows and
-    /// operator's resources elsewhere) leave no trace.
+    /// Applies the next revision. Returns the object before it; ignored objects (shadows and operator resources in
+    /// other namespaces) leave no trace.
     pub fn apply(&mut self, change: &Change) -> Option<Object> {
         fn put<K: Ord, V>(map: &mut BTreeMap<K, Arc<V>>, key: K, value: &Arc<V>, gone: bool) -> Option<Arc<V>> {
             if gone { map.remove(&key) } else { map.insert(key, Arc::clone(value)) }
@@ -60,25 +60,25 @@ impl World {
         }
     }
 
-    /// The shadow of a node: the one that this very Node owns.
+    /// The shadow that this very Node owns.
     pub fn shadow_of(&self, node: &Node) -> Option<&Arc<Shadow>> {
         let shadow = self.shadows.get(&names::shadow_name(&node.name))?;
         shadow.owner.as_ref().is_some_and(|(_, uid)| *uid == node.uid).then_some(shadow)
     }
 
-    /// The Node that owns a shadow, if it still is.
+    /// The Node that owns a shadow, if it still exists.
     pub fn node_of(&self, shadow: &Shadow) -> Option<&Arc<Node>> {
         let (name, uid) = shadow.owner.as_ref()?;
         self.nodes.get(name).filter(|node| node.uid == *uid)
     }
 
-    /// Nodes that are out of service because of us, by uid, with their names: whatever slots, progress or claim says so.
-    /// A node that a user holds, and of which we have nothing but the cordon left, is the person's.
+    /// Nodes that are out of service because of the operator, by uid, with their names, according to slots, progress or
+    /// claim. A node with a user's hold of which the operator owns only the cordon is the user's.
     pub fn out_of_service(&self) -> BTreeMap<String, String> {
         self.touched(|node, busy| busy || (node.claimed() && !node.held()))
     }
 
-    /// The same with nodes that a user holds.
+    /// The same with nodes that have a user's hold.
     pub fn out_of_service_or_held(&self) -> BTreeMap<String, String> {
         self.touched(|node, busy| busy || node.claimed())
     }
@@ -97,19 +97,19 @@ impl World {
         all
     }
 
-    /// How many nodes may be taken out of service: none without the operator's resource.
+    /// Number of nodes that may be taken out of service: none without the operator's resource.
     pub fn max_unavailable(&self) -> usize {
         let nodes = self.nodes.values().filter(|node| node.labelled()).count();
         self.operator.as_ref().map_or(0, |operator| operator.max_unavailable(nodes))
     }
 
-    /// Pods on a node that a drain has to move.
+    /// Pods on a node that a drain has to evict.
     pub fn evictable_on(&self, node: &str) -> impl Iterator<Item = &Arc<Pod>> {
         self.pods.values().filter(move |pod| pod.node.as_deref() == Some(node) && pod.evictable())
     }
 
-    /// The versions whose failures, not yet resolved by a user, have spent the failure budget. A node counts once for each
-    /// variant, architecture and version.
+    /// The versions whose failures, not yet resolved by a user, have spent the failure budget. A node counts once for
+    /// each variant, architecture and version.
     pub fn frozen_by(&self) -> Vec<Version> {
         let mut failed: BTreeMap<(String, String, Version), BTreeSet<&str>> = BTreeMap::new();
         for shadow in self.shadows.values() {

@@ -1,4 +1,4 @@
-//! Who wrote what, by the API server's audit log.
+//! The writers of changes, by the API server's audit log.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::control_plane::audit::{Reader, Record, requests};
 
-/// A part of the operator, by its service account.
+/// A component of the operator, by its service account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Controller,
@@ -22,13 +22,13 @@ pub(super) enum Part {
     Agent,
 }
 
-/// Who a request counts for: any client that is impersonated, if a client is.
+/// The user that a request counts for: the impersonated one, if any.
 fn user(record: &Record) -> &str {
     record.impersonated.as_deref().unwrap_or(&record.user)
 }
 
 impl Part {
-    /// The part that a user is.
+    /// The component of a user.
     pub(super) fn of(user: &str) -> Option<Self> {
         let (namespace, account) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
         match (namespace, account) {
@@ -40,12 +40,12 @@ impl Part {
     }
 }
 
-/// The name by which the API server knows a service account.
+/// The user name of a service account.
 pub fn service_account(namespace: &str, name: &str) -> String {
     format!("system:serviceaccount:{namespace}:{name}")
 }
 
-/// Who made a revision, and when at the earliest and at the latest.
+/// The writer of a revision, with its earliest and latest time.
 #[derive(Clone, Debug)]
 pub(super) struct Writer {
     pub(super) user: String,
@@ -62,8 +62,8 @@ impl Writers {
         let mut all: HashMap<u64, Writer> = HashMap::new();
         for record in audit.iter().filter(|record| record.is_write() && record.succeeded()) {
             let Some(revision) = record.response.as_ref().and_then(revision) else { continue };
-            // A write that changes nothing answers with the revision that it found. Where it named that revision itself, it
-            // is certain to be one; else the first one to have come in is the writer.
+            // A write that changes nothing answers with the revision that it found. If the request named that revision
+            // itself, it is certain to be one; else the first one received is the writer.
             if record.request.as_ref().and_then(self::revision) == Some(revision) {
                 continue;
             }
@@ -85,7 +85,7 @@ fn revision(object: &Value) -> Option<u64> {
     object.pointer("/metadata/resourceVersion")?.as_str()?.parse().ok()
 }
 
-/// A request to make a pod go: an eviction or a deletion.
+/// A request to remove a pod: an eviction or a deletion.
 #[derive(Clone, Debug)]
 pub(super) struct Removal {
     pub(super) part: Option<Part>,
@@ -93,13 +93,13 @@ pub(super) struct Removal {
     pub(super) eviction: bool,
     pub(super) namespace: String,
     pub(super) name: String,
-    /// The uid that it insists on.
+    /// The uid in its precondition.
     pub(super) uid: Option<String>,
     pub(super) succeeded: bool,
     pub(super) received: Timestamp,
 }
 
-/// All requests of the log to make pods go.
+/// All requests of the log to remove pods.
 pub(super) fn removals(audit: &[Record]) -> Vec<Removal> {
     let mut all = Vec::new();
     for record in audit.iter().filter(|record| record.resource == "pods" && record.group.is_empty()) {
@@ -108,7 +108,7 @@ pub(super) fn removals(audit: &[Record]) -> Vec<Removal> {
         if !eviction && !deletion {
             continue;
         }
-        // A request that failed before its body was read (an API server going down, say) asked for nothing.
+        // A request that failed before its body was read (an API server going down, say) had no effect.
         if record.request.is_none() && !record.succeeded() {
             continue;
         }
@@ -128,7 +128,7 @@ pub(super) fn removals(audit: &[Record]) -> Vec<Removal> {
     all
 }
 
-/// How many requests each user made in a span of time, by verb and resource.
+/// Counts the requests of each user in a span of time, by verb and resource.
 pub fn requests_by_user(
     audit: &[Record],
     since: Timestamp,
@@ -142,11 +142,11 @@ pub fn requests_by_user(
     all
 }
 
-/// Reads an audit log until everything that the server has answered by now is in it: the record of a request may come a
-/// moment after its answer.
+/// Reads an audit log until it contains everything that the API server has answered by now: the record of a request may
+/// come shortly after its response.
 ///
 /// # Errors
-/// When the log cannot be read, or stays behind.
+/// When the log cannot be read, or does not catch up.
 pub async fn settled_audit(reader: &mut Reader, client: &Client) -> anyhow::Result<Vec<Record>> {
     let name = format!("audit-mark-{:016x}", rand::random::<u64>());
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");

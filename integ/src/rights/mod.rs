@@ -1,5 +1,5 @@
-//! Whether the operator's parts have the rights that they use, and no others: what the installed roles grant, held against
-//! the API server's audit log of a run that does everything.
+//! Comparison of the rights of the operator's components with those that they use: the installed roles against the API
+//! server's audit log of a run that does everything.
 //!
 //! ```text
 //! roles and bindings ──► granted ──► Right … ──┐
@@ -7,7 +7,7 @@
 //! audit log ───────────────────────────────────┘   (pure)
 //! ```
 //!
-//! [`writes`] looks at the same log for how writes were made.
+//! [`writes`] checks in the same log how writes were made.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,25 +25,25 @@ pub mod writes;
 /// The smallest thing that RBAC grants: one verb on one resource, in one namespace or in all, on one object or on any.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Right {
-    /// Who has it, as the API server calls them.
+    /// The user that has it, by the API server's name.
     pub user: String,
-    /// In which namespace; empty: in all of them, and outside of them.
+    /// Namespace; empty: all of them, and cluster scope.
     pub namespace: String,
-    /// The API group; empty for the core group.
+    /// API group; empty for the core group.
     pub group: String,
-    /// The resource, with its subresource after a slash; or a path that is no resource, which begins with one.
+    /// The resource, with its subresource after a slash; or a non-resource path, which begins with one.
     pub resource: String,
-    /// The verb.
+    /// Verb.
     pub verb: String,
-    /// The one object; empty: any.
+    /// Name of the one object; empty: any.
     pub name: String,
 }
 
 impl Right {
-    /// Whether it allows a request; `verb` may be another one than the request's own.
+    /// Returns true if it allows a request; `verb` may differ from the request's own.
     fn allows(&self, record: &Record, verb: &str) -> bool {
         let Self { user, namespace, group, resource, verb: granted, name } = self;
-        // A creation is allowed before anybody has looked into its body, and with it at its name.
+        // A creation is authorised without the name in its body, and with it under its name.
         let named = if record.verb == "create" && record.subresource.is_empty() { "" } else { record.name.as_str() };
         *user == record.user
             && *granted == verb
@@ -63,14 +63,14 @@ impl fmt::Display for Right {
     }
 }
 
-/// Something that is not as it should be.
+/// A deviation between granted and used rights.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finding {
-    /// No one made use of it, or only where a narrower right would have done.
+    /// Never used, or only where a narrower right would have been enough.
     Unused(Right),
-    /// RBAC said no.
+    /// Denied by RBAC.
     Forbidden(String),
-    /// RBAC said yes, by a rule that is not the operator's.
+    /// Allowed by RBAC, by a rule that is not the operator's.
     Foreign(String),
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for Finding {
 /// The rights that the bindings among `objects` give, by the roles among them.
 ///
 /// # Errors
-/// If a binding names a role that is not there, or a client who is no service account, or a role has a wildcard.
+/// If a binding names a role that is not there, or a subject that is not a service account, or a role has a wildcard.
 pub fn granted(objects: &[Value]) -> anyhow::Result<BTreeSet<Right>> {
     let mut all = BTreeSet::new();
     for binding in objects {
@@ -143,7 +143,7 @@ fn of_rule(user: &str, namespace: &str, rule: &Value) -> anyhow::Result<Vec<Righ
     Ok(rights)
 }
 
-/// What a request is about, as RBAC has it.
+/// The resource of a request in RBAC's notation.
 fn what(record: &Record) -> String {
     let path = record.uri.split('?').next().unwrap_or_default();
     if record.resource.is_empty() { path.to_owned() } else { record.what() }
@@ -153,7 +153,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// The service accounts of the operator's parts.
+/// The service accounts of the operator's components.
 pub fn accounts() -> Vec<String> {
     Component::ALL
         .iter()
@@ -164,13 +164,14 @@ pub fn accounts() -> Vec<String> {
         .collect()
 }
 
-/// The verbs that RBAC was asked about for a request: a patch or an update that makes its object also has to be allowed to.
+/// The verbs that RBAC was consulted about for a request: a patch or an update that creates its object needs that right
+/// too.
 fn verbs(record: &Record) -> Vec<&str> {
     let creates = matches!(record.verb.as_str(), "patch" | "update") && record.code == 201;
     [record.verb.as_str()].into_iter().chain(creates.then_some("create")).collect()
 }
 
-/// What the operator's parts may do and did not, and what they did and may not.
+/// Rights that the operator's components have and did not use, and requests without a right.
 pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
     let accounts = accounts();
     let (mut used, mut findings) = (BTreeSet::new(), BTreeSet::new());
@@ -180,7 +181,7 @@ pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
             format!("{user}: {verb} {} ({group}), {namespace}/{name}", what(record))
         };
         match record.allowed {
-            // It was not asked: no one knew who it was.
+            // RBAC was not consulted: the request was not authenticated.
             None => continue,
             Some(false) => {
                 findings.insert(Finding::Forbidden(told()));
@@ -193,11 +194,11 @@ pub fn findings(granted: &BTreeSet<Right>, audit: &[Record]) -> Vec<Finding> {
             let right = granted
                 .iter()
                 .filter(|right| right.allows(record, verb))
-                // Where two allow it the wider one is not needed for it.
+                // If two allow it, the wider one is not needed for it.
                 .max_by_key(|right| (!right.namespace.is_empty(), !right.name.is_empty()));
             match right {
                 Some(right) => drop(used.insert(right)),
-                // Such as what the server is and serves.
+                // For example the server's version and API discovery.
                 None if everybodys => {}
                 None => drop(findings.insert(Finding::Foreign(told()))),
             }
@@ -216,7 +217,7 @@ pub(crate) mod tests {
 
     pub(crate) const CONTROLLER: &str = "system:serviceaccount:brupop-system:brupop-controller";
 
-    /// A request of the controller's, allowed and done; `more` lies over the record as the server would write it.
+    /// A request of the controller, allowed and successful; `more` is merged over the record.
     pub(crate) fn request(verb: &str, group: &str, what: &str, object: &str, more: &Value) -> Record {
         let (resource, subresource) = what.split_once('/').unwrap_or((what, ""));
         let (namespace, name) = object.split_once('/').unwrap_or(("", object));
@@ -266,7 +267,7 @@ pub(crate) mod tests {
             audit.push(request("update", "coordination.k8s.io", "leases", name, &json!({})));
         }
         assert_eq!(found(&leases(), &audit), [""; 0]);
-        // Another's requests are not ours, and paths are everybody's.
+        // Other users' requests are not the operator's, and non-resource paths are open to all.
         audit.push(request("delete", "", "nodes", "a", &json!({"user": {"username": "admin"}})));
         audit.push(request("get", "", "", "", &json!({"requestURI": "/version"})));
         assert_eq!(found(&leases(), &audit), [""; 0]);

@@ -1,8 +1,8 @@
-//! How the operator's parts write: by server-side apply, guarded by what the decision was made on, and in no other way but
-//! those of a closed list.
+//! Writes of the operator's components: by server-side apply, with a precondition on what the decision was based on, or
+//! as one of a closed list.
 //!
-//! A write is not guarded by good manners: one that is made on an old look at the cluster has to fail, and what makes it fail
-//! is the uid or the resourceVersion that it carries. The server's log shows whether it did.
+//! A write based on an outdated state has to fail, by the uid or the resourceVersion that it carries. The API server's
+//! log shows that it does.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use crate::control_plane::audit::{Record, requests};
 struct Way {
     verb: &'static str,
     resource: &'static str,
-    /// What has to be in the body of each.
+    /// Fields that the body of each has to contain.
     guards: &'static [&'static str],
     why: &'static str,
 }
@@ -26,7 +26,7 @@ const fn way(verb: &'static str, resource: &'static str, guards: &'static [&'sta
     Way { verb, resource, guards, why }
 }
 
-/// What is written by server-side apply.
+/// Writes by server-side apply.
 const APPLIES: &[Way] = &[
     way("patch", "nodes", &[UID, VERSION], "claims and the label: an apply without the uid makes a deleted Node anew"),
     way(
@@ -40,10 +40,10 @@ const APPLIES: &[Way] = &[
     way("patch", "configmaps", &[VERSION], "what agents trust: two leaders would undo each other's"),
 ];
 
-/// What an apply may make, where a client has deleted it: then there is no version that it could carry.
+/// Resource that an apply may create, if a client has deleted it: then there is no version that it could carry.
 const MADE_BY_APPLY: &str = "configmaps";
 
-/// What is written otherwise. Nothing else is.
+/// All other writes.
 const OTHERS: &[Way] = &[
     way("create", "bottlerocketshadows", &[], "an apply would make one anew that has just been deleted"),
     way("delete", "bottlerocketshadows", &["/preconditions/uid"], "this very shadow"),
@@ -53,7 +53,7 @@ const OTHERS: &[Way] = &[
     way("patch", "nodes", &[VERSION], "claims that nobody is recorded to own any more"),
     way("create", "leases", &[], "a race for it has one winner"),
     way("update", "leases", &[VERSION], "so has this one"),
-    // Their bodies are written down nowhere, so their guards cannot be seen here.
+    // Their bodies are not logged, so their guards cannot be checked here.
     way("create", "secrets", &[], "a race for it has one winner"),
     way("update", "secrets", &[], "carries the version that was read"),
     way("create", "events", &[], "nobody decides by it"),
@@ -61,11 +61,11 @@ const OTHERS: &[Way] = &[
     way("create", "tokenreviews", &[], "a question in the shape of a write"),
 ];
 
-/// The writes of the operator's parts that are not as they have to be, each as a sentence.
+/// The writes of the operator's components that do not follow the rules, each as a sentence.
 pub fn unlisted(audit: &[Record]) -> Vec<String> {
     let accounts = accounts();
     let ours = requests(audit).filter(|record| record.is_write() && accounts.contains(&record.user));
-    // One that failed before its body was read (an API server going down, say) asked for nothing.
+    // A request that failed before its body was read (an API server going down, say) had no effect.
     let read = ours.filter(|record| record.succeeded() || record.request.is_some());
     let mut wrong: Vec<String> = read.filter_map(complaint).collect();
     wrong.sort_unstable();
@@ -91,8 +91,8 @@ fn complaint(record: &Record) -> Option<String> {
     told(&format!("{missing} is missing ({})", way.why))
 }
 
-/// Whether a write is a server-side apply. The log does not hold the type of a request's content: an apply names its manager,
-/// has a whole object as its body, and leaves the manager behind as one that applies.
+/// Returns true for a server-side apply. The log does not hold the content type of a request: an apply names its
+/// manager, has a whole object as its body, and leaves the manager behind as one that applies.
 fn is_apply(record: &Record) -> bool {
     if record.verb != "patch" {
         return false;
@@ -102,7 +102,7 @@ fn is_apply(record: &Record) -> bool {
     let whole = |body: &Value| body["apiVersion"].is_string() && body["kind"].is_string();
     let (Some(manager), Some(true)) = (manager, record.request.as_ref().map(whole)) else { return false };
     let owners = record.response.as_ref().and_then(|object| object.pointer("/metadata/managedFields")?.as_array());
-    // Who has applied nothing, or was refused, owns nothing.
+    // A refused request, and one that applied nothing, owns nothing.
     let applies = |entry: &Value| entry["manager"] == manager && entry["operation"] == "Apply";
     let updates = |entry: &Value| entry["manager"] == manager && entry["operation"] == "Update";
     owners.is_none_or(|owners| owners.iter().any(applies) || !owners.iter().any(updates))
@@ -153,7 +153,7 @@ mod tests {
             request("patch", "", "nodes", "a", &json!({"requestObject": {"metadata": {"resourceVersion": "7"}}})),
             request("update", "", "leases", "a", &json!({"requestObject": {"metadata": {"resourceVersion": "7"}}})),
             request("create", "", "tokenreviews", "", &json!({})),
-            // No writes, or not ours.
+            // Not writes, or not the operator's.
             request("get", "", "nodes", "a", &json!({})),
             request("patch", "", "services", "a", &json!({"user": {"username": "admin"}})),
         ];

@@ -1,4 +1,4 @@
-//! `kubectl drain --dry-run=server` and the operator's filter say the same of the same pods.
+//! Agreement of `kubectl drain --dry-run=server` and the operator's filter on the same pods.
 
 use std::collections::BTreeSet;
 
@@ -12,14 +12,14 @@ use crate::fleet::Case;
 
 crate::cases![kubectl_drain_and_our_filter_agree_on_every_pod_under_every_policy];
 
-/// What one drain would do: the pods that permit, and those that are in the way.
+/// The result of one drain: the pods to evict, and those that block it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Opinion {
     evicted: BTreeSet<String>,
     refused: BTreeSet<String>,
 }
 
-/// What kubectl says. It names the pods to be evicted, or else those that it refuses.
+/// The result of kubectl. It names the pods to evict, or else those that it refuses.
 async fn kubectl(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
     let mut arguments = vec!["drain", &case.node, "--dry-run=server", "--ignore-daemonsets"];
     if rules.bare_pods == PodsAtRisk::Evict {
@@ -46,7 +46,7 @@ async fn kubectl(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
     }
 }
 
-/// What the filter says, but for where it differs from kubectl on purpose: pods that have ended stay.
+/// The result of the filter, except where it differs from kubectl on purpose: pods that have ended stay.
 async fn ours(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
     let list: Value = serde_json::from_str(&case.here(&["get", "pods", "-o", "json"]).await?)?;
     let pods: Vec<Pod> = serde_json::from_value(list["items"].clone())?;

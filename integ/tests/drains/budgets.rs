@@ -1,4 +1,4 @@
-//! PodDisruptionBudgets: respected at every revision, whatever becomes of them in the middle of a drain.
+//! PodDisruptionBudgets: respected at every revision, also when they change during a drain.
 
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ async fn a_budget_in_percent_is_respected(case: Case) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A drain that a budget holds up.
+/// A drain that a budget blocks.
 async fn held_up(case: &Case) -> anyhow::Result<()> {
     let look = case.drain_held_up(2).await?;
     let budget = format!("{}/web", case.namespace);
@@ -56,7 +56,7 @@ async fn a_budget_that_is_deleted_in_mid_drain_holds_nobody_up_any_more(case: Ca
 }
 
 async fn a_budget_that_is_made_in_mid_drain_is_respected(case: Case) -> anyhow::Result<()> {
-    // What the cluster itself runs on goes last, so that there is time to make a budget for it.
+    // System-critical pods are evicted last, so that there is time to create a budget for it.
     case.deployment_at_home("dns", 2, json!({"spec": {"priorityClassName": "system-cluster-critical"}})).await?;
     held_up(&case).await?;
     case.budget("dns", 2, json!({"maxUnavailable": 0})).await?;
@@ -160,8 +160,8 @@ async fn two_budgets_on_one_pod_are_named_before_the_node_is_touched(case: Case)
     Ok(())
 }
 
-/// Two pods that are never Ready beside so many healthy ones, and a budget that wants one healthy pod, with this policy for
-/// pods that are not.
+/// Two pods that are never Ready beside so many healthy ones, and a budget that requires one healthy pod, with this
+/// policy for unhealthy pods.
 async fn unhealthy(case: &Case, policy: &str, healthy: usize) -> anyhow::Result<()> {
     let sick = json!({"metadata": {"labels": {"tier": "web"}, "annotations": {"sim/never-ready": "true"}}});
     case.deployment_at_home("sick", 2, sick).await?;

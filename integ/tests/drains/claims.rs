@@ -1,4 +1,4 @@
-//! What is claimed on a node, and what is left on it afterwards: what was there.
+//! Claims on a node, and the state of the node afterwards: as before.
 
 use integ::oracle::Field;
 use models::names::{BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, HOLD_ANNOTATION, SCALE_DOWN_ANNOTATION};
@@ -87,7 +87,7 @@ async fn a_person_who_cordoned_the_node_before_finds_it_cordoned(case: Case) -> 
 
 async fn a_person_who_cordons_the_node_in_mid_drain_finds_it_cordoned(case: Case) -> anyhow::Result<()> {
     case.drain_held_up(1).await?;
-    // `kubectl cordon` says nothing about a node that is cordoned already; an apply says whose wish it is.
+    // `kubectl cordon` leaves no trace on a node that is cordoned already; an apply records the owner.
     let wish =
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": case.node}, "spec": {"unschedulable": true}});
     let file = tempfile::NamedTempFile::new()?;
@@ -143,7 +143,7 @@ async fn a_label_that_a_person_takes_away_in_mid_drain_is_set_again(case: Case) 
 
 async fn a_person_who_uncordons_again_and_again_gets_the_node_back(case: Case) -> anyhow::Result<()> {
     case.drain_held_up(1).await?;
-    // Two of them in a moment may count as one.
+    // Two of them in quick succession may count as one.
     for _ in 0..12 {
         case.kubectl(&["uncordon", &case.node]).await?;
         let look = case.until("it is cordoned again, or given back", |look| look.cordoned() || look.step().is_none());

@@ -53,7 +53,7 @@ async fn a_node_that_was_given_back_is_drained_again_when_a_person_asks(case: Ca
     case.guard("web", 1).await?;
     case.start_update().await?;
     case.failed("DrainTimedOut").await?;
-    // The second drain may take as long as it needs: one that missed a deadline again would wait for hours.
+    // The second drain has no short deadline: after a second missed one it would wait for hours.
     case.under("default").await?;
     case.let_go().await?;
     case.retry().await?;
@@ -119,7 +119,7 @@ async fn a_pod_that_has_ended_is_waited_for_no_longer_than_its_grace_period(case
     assert!(end.at_home("web").iter().any(|left| left.uid == pod && left.terminating), "it is still there");
     Ok(())
 }
-/// What Events say about the node under test.
+/// Messages of the Events about the node under test.
 pub(crate) async fn events(case: &Case, reason: &str) -> anyhow::Result<Vec<String>> {
     let selector = format!("reason={reason},involvedObject.name={}", case.node);
     let found = case.kubectl(&["-n", "default", "get", "events", "--field-selector", &selector, "-o", "json"]).await?;
@@ -142,7 +142,7 @@ async fn forced_pods_are_told_loudly(case: Case) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says that the kubelet uses a volume, as it does until it is unmounted.
+/// Reports that the kubelet uses a volume, as it does until it is unmounted.
 async fn volume(case: &Case, names: &[&str]) -> anyhow::Result<()> {
     let patch = json!({"status": {"volumesInUse": names}}).to_string();
     case.kubectl(&["patch", "node", &case.node, "--subresource=status", "--type=merge", "-p", &patch]).await.map(drop)
@@ -181,7 +181,8 @@ async fn an_unreachable_node_is_given_up_and_nothing_on_it_is_forced(case: Case)
     case.guard("web", 1).await?;
     case.start_update().await?;
     case.held_up().await?;
-    // As the node controller has it when a kubelet is silent; the kubelet here is held, so that it does not say otherwise.
+    // As the node controller sets it when a kubelet is silent; the kubelet here is paused, so that it does not correct
+    // it.
     case.member()?.kubelet.pause();
     let patch = json!({"status": {"conditions": [{
         "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status.",

@@ -1,4 +1,4 @@
-//! Whatever happens in the middle of a drain, it ends clean.
+//! Endings of a drain: it is cleaned up, whatever happens during it.
 
 use integ::host::{Command, Fault, Worker};
 use models::names::{INTERFACE_LABEL, RELEASE_ANNOTATION, SYSTEM_NAMESPACE, shadow_name};
@@ -73,7 +73,7 @@ async fn released_node_is_given_back_and_tried_again_without_a_back_off(case: Ca
     case.drain_held_up(1).await?;
     let release = format!("{RELEASE_ANNOTATION}=now");
     case.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name(&case.node), &release]).await?;
-    // The next attempt may have begun by the time of the look: nothing makes it wait.
+    // The next attempt may have begun by now: nothing makes it wait.
     let ended = case
         .until("the attempt ends with ReleaseRequested", |look| {
             look.last().is_some_and(|(last, _)| last == "ReleaseRequested")
@@ -100,7 +100,7 @@ async fn a_node_that_is_deleted_in_mid_drain_holds_no_slot(case: Case) -> anyhow
         !look.has_slot() && !look.world.shadows.contains_key(&shadow_name(&case.node))
     })
     .await?;
-    // The kubelet's restart makes it again, under the same name.
+    // The kubelet's restart creates it again, under the same name.
     case.member()?.kubelet.register().await?;
     case.until("the node is back", |look| look.world.nodes.contains_key(&case.node)).await?;
     assert!(!case.look()?.cordoned());

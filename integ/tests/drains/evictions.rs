@@ -1,4 +1,4 @@
-//! What the eviction endpoint answers, and pods that do not go the usual way.
+//! Responses of the eviction endpoint, and pods that do not go the usual way.
 
 use anyhow::Context as _;
 use models::names::HOLD_ANNOTATION;
@@ -52,7 +52,7 @@ fn refusal(case: &Case) -> [Value; 2] {
     ]
 }
 
-/// Waits until admission answers evictions of a pod as expected: it hears of its rules a moment after they are made.
+/// Waits until admission answers evictions of a pod as expected: rules take effect shortly after they are created.
 async fn admission(case: &Case, pod: &str, refuses: &str) -> anyhow::Result<()> {
     let body = json!({
         "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": case.namespace},
@@ -93,7 +93,7 @@ async fn an_eviction_that_admission_refuses_ends_the_attempt_and_says_who_refuse
     Ok(())
 }
 
-/// Has evictions in the case's namespace asked of a webhook.
+/// A webhook configuration for evictions in the case's namespace.
 fn webhook(case: &Case, name: &str, config: &Value) -> Value {
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
@@ -144,7 +144,7 @@ async fn a_webhook_that_does_not_answer_is_asked_again_until_it_does(case: Case)
 }
 
 async fn evictions_that_are_not_answered_delay_no_other_pod_and_no_hold(case: Case) -> anyhow::Result<()> {
-    // One after the other they would take longer than anything is waited for here.
+    // One after the other they would take longer than any timeout here.
     const PODS: usize = 12;
     case.deployment("web", PODS, json!({})).await?;
     case.deployment("zoo", 1, json!({})).await?;
@@ -155,7 +155,7 @@ async fn evictions_that_are_not_answered_delay_no_other_pod_and_no_hold(case: Ca
     config["webhooks"][0]["matchConditions"] = json!([{"name": "web", "expression": "request.name.startsWith('web')"}]);
     case.apply(config.clone()).await?;
     let refusing = format!("refuses-in-{}", case.namespace);
-    // Rules that are made later are not in force earlier.
+    // Rules that are created later are not in force earlier.
     let mut second = webhook(&case, &refusing, &json!({"url": "https://127.0.0.1:1/evictions"}));
     second["webhooks"][0]["matchConditions"] = json!([{"name": "zoo", "expression": "request.name.startsWith('zoo')"}]);
     case.apply(second).await?;
@@ -218,8 +218,8 @@ fn tolerating(case: &Case) -> Value {
     json!({"spec": {"tolerations": [{"operator": "Exists"}], "nodeSelector": here}})
 }
 
-/// Waits until the node reboots, and returns the uids of the pods of this name that were on it by then. What the record
-/// says names one of them.
+/// Waits until the node reboots, and returns the uids of the pods of this name that were on it by then. The record
+/// names one of them.
 async fn left_to_the_reboot(case: &Case, name: &str) -> anyhow::Result<Vec<String>> {
     let look = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
     let conditions = look.shadow().map(|shadow| shadow.status.conditions.clone()).unwrap_or_default();
@@ -235,7 +235,7 @@ async fn a_pod_that_tolerates_the_cordon_is_evicted_once_and_left_to_the_reboot_
     case.deployment_at_home("addon", 2, tolerating(&case)).await?;
     stateful(&case, &tolerating(&case)).await?;
     let before: Vec<String> = case.look()?.at_home("addon").iter().map(|pod| pod.uid.clone()).collect();
-    // Another one that may not go, so that the drain is not over before they are back.
+    // Another one that may not be evicted, so that the drain is not over before they are back.
     case.deployment("web", 1, json!({})).await?;
     case.guard("web", 1).await?;
     case.start_update().await?;
@@ -285,7 +285,7 @@ async fn pods_that_their_template_binds_to_the_node_end_the_attempt_early(case: 
 
 async fn a_pod_deleted_by_somebody_else_in_mid_drain_is_gone(case: Case) -> anyhow::Result<()> {
     case.drain_held_up(2).await?;
-    // Who deletes pods past their budget is no business of ours.
+    // Deletion of pods past their budget by another client is not the operator's.
     case.here(&["delete", "pods", "-l", "app=web,pod-template-hash"]).await?;
     let end = case.updated().await?;
     assert!(end.at_home("web").is_empty());
@@ -326,7 +326,7 @@ async fn what_the_cluster_runs_on_goes_last(case: Case) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pods that have so many seconds to end, and do not.
+/// Pods with a grace period of so many seconds that do not end.
 fn endless(seconds: u32) -> Value {
     json!({
         "metadata": {"annotations": {"sim/stop-after": "never"}},
@@ -334,7 +334,7 @@ fn endless(seconds: u32) -> Value {
     })
 }
 
-/// Takes away the pods of that name that are on the node and do not end, as an administrator may.
+/// Deletes the pods of that name that are on the node and do not end, as an administrator may.
 async fn end(case: &Case, name: &str) -> anyhow::Result<()> {
     for pod in case.look()?.at_home(name) {
         case.here(&["delete", "pod", &pod.name, "--force", "--grace-period=0", "--ignore-not-found"]).await?;
@@ -342,7 +342,7 @@ async fn end(case: &Case, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The grace period that the pod of the case was given when it was evicted.
+/// The grace period of the case's pod at its eviction.
 async fn grace_of(case: &Case) -> anyhow::Result<String> {
     case.deployment("web", 1, endless(600)).await?;
     let pod = case.look()?.at_home("web")[0].name.clone();

@@ -1,4 +1,4 @@
-//! Which pods have to go, and what is done about those that a drain would take something from.
+//! Choice of the pods to evict, and pods that would lose something by a drain.
 
 use models::shadow::Step;
 use serde_json::json;
@@ -67,7 +67,7 @@ async fn pods_beside_a_refused_one_are_not_evicted_either(case: Case) -> anyhow:
     Ok(())
 }
 
-/// Has a pod end as its containers would by themselves.
+/// Ends a pod as its containers would by themselves.
 async fn ends(case: &Case, name: &str) -> anyhow::Result<()> {
     let patch = r#"{"status": {"phase": "Succeeded"}}"#;
     case.here(&["patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch]).await?;

@@ -1,4 +1,4 @@
-//! The fleet that all cases share, and what a case does with its part of it.
+//! The fleet that all cases share, and the operations of a case on its part of it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,29 +13,29 @@ use semver::Version;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-/// How long anything may take. Nothing is measured by it: it only ends a wait for what does not come. A claim of which the
-/// shadow is gone stays for as long as a permit could be out, which is the longest time that anything takes.
+/// Longest wait for anything; nothing is measured by it. A claim whose shadow is gone stays for as long as a permit
+/// could be valid, which is the longest wait of all.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
-/// How often a case looks.
+/// Interval of polling in a case.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// What is released.
+/// The new version.
 pub(crate) const NEW: Version = Version::new(1, 20, 5);
 
-/// Nodes besides those that are under test: the operator runs on them, and pods move to them.
+/// Nodes besides those under test: the operator runs on them, and pods move to them.
 const SPARE: usize = 3;
 
-/// How many second nodes the cases take together.
+/// Number of second nodes of all cases together.
 pub(crate) const SECOND_NODES: usize = 4;
 
-/// Keeps the scheduler from placing anything on a node under test but what a case places there.
+/// Keeps the scheduler from placing anything on a node under test but the case's own pods.
 const TAINT: &str = "example.com/case";
 
-/// Label on a node: the drain policy that it is under.
+/// Label on a node: its drain policy.
 const POLICY: &str = "drain-policy";
 
-/// The drain policies, each that of a group of nodes. A failed attempt waits for a user's `retry`.
+/// The drain policies, each of a group of nodes. A failed attempt waits for a user's `retry`.
 fn policy() -> Value {
     let group =
         |name: &str, drain: Value| json!({"name": name, "selector": {"matchLabels": {POLICY: name}}, "drain": drain});
@@ -44,7 +44,7 @@ fn policy() -> Value {
         "maxUnavailable": "100%",
         "health": {"after": {"soak": "1s"}},
         "failurePolicy": {"backOff": "1h"},
-        // Which a claim without an attempt is kept for, among others: the hosts here go down at once.
+        // Among others, a claim without an attempt is kept for this long: the hosts here go down at once.
         "deadlines": {"shutdown": "5s"},
         "loadBalancer": {"leaveBeforeDrain": "1s"},
         "nodeGroups": [
@@ -73,7 +73,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Starts so many nodes for cases, and some besides.
+    /// Starts so many nodes for cases, and some spare ones.
     pub(crate) async fn start(nodes: usize) -> anyhow::Result<Self> {
         let options = BedOptions {
             nodes: nodes + SPARE,
@@ -90,14 +90,14 @@ impl Fleet {
         let arguments: Vec<&str> = ["taint", "nodes"].into_iter().chain(names.iter().map(String::as_str)).collect();
         fleet.kubectl(&[&arguments[..], &[&taint]].concat()).await?;
         fleet.bed.install().await?;
-        // The right that `atDeadline: Force` needs. What happens without it is a scenario of its own.
+        // The right that `atDeadline: Force` needs. The behaviour without it is another scenario.
         let force = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests/force.yaml");
         fleet.kubectl(&["apply", "--server-side", "-f", force]).await?;
         fleet.bed.releases.publish(NEW);
         Ok(fleet)
     }
 
-    /// Judges all that has happened.
+    /// Judges the whole run.
     pub(crate) async fn judge(self, expectations: &Expectations) -> anyhow::Result<()> {
         let complaints = self.bed.complaints()?;
         anyhow::ensure!(complaints.is_empty(), "the operator's own output tells of a defect:\n{complaints}");
@@ -139,7 +139,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Gives a case its node and its namespace.
+    /// Assigns a case its node and its namespace.
     pub(crate) async fn new(fleet: Arc<Fleet>, name: &str) -> anyhow::Result<Self> {
         let node = fleet.take_node()?;
         let short = name.rsplit("::").next().unwrap_or(name);
@@ -171,7 +171,7 @@ impl Case {
         self.kubectl(&["label", "node", node, &format!("{}=yes", self.place)]).await.map(drop)
     }
 
-    /// Lets this case's pods run on the spare nodes too, where they go from the node under test.
+    /// Lets this case's pods move from the node under test to the spare nodes.
     pub(crate) async fn open_elsewhere(&self) -> anyhow::Result<()> {
         for node in &self.fleet.spare {
             self.allow(node).await?;
@@ -179,7 +179,7 @@ impl Case {
         Ok(())
     }
 
-    /// The machine under the node.
+    /// The machine of the node.
     pub(crate) fn member(&self) -> anyhow::Result<&Member> {
         self.fleet.bed.member(&self.node)
     }
@@ -190,7 +190,6 @@ impl Case {
         Ok(self.member()?.kubelet.processes().into_iter().filter(|process| process.image == image).collect())
     }
 
-    /// Applies an object.
     pub(crate) async fn apply(&self, object: Value) -> anyhow::Result<()> {
         workload::apply(&self.fleet.bed.client, vec![object]).await
     }
@@ -205,7 +204,7 @@ impl Case {
         self.kubectl(&[&["-n", &self.namespace], arguments].concat()).await
     }
 
-    /// A template of pods that run where the case's pods may run, labelled `app: <app>`; `extra` is laid over it.
+    /// A template of pods that run on the case's nodes, labelled `app: <app>`; `extra` is merged over it.
     pub(crate) fn template(&self, app: &str, extra: &Value) -> Value {
         let mut template = json!({
             "metadata": {"labels": {"app": app}},
@@ -220,14 +219,14 @@ impl Case {
         template
     }
 
-    /// A Deployment of so many pods on the node under test, labelled `app: <name>`; they may move to spare nodes. `extra` is
-    /// laid over the pods' template.
+    /// A Deployment of so many pods on the node under test, labelled `app: <name>`; they may move to spare nodes.
+    /// `extra` is merged over the pods' template.
     pub(crate) async fn deployment(&self, name: &str, pods: usize, extra: Value) -> anyhow::Result<()> {
         self.deployment_at_home(name, pods, extra).await?;
         self.open_elsewhere().await
     }
 
-    /// The same, and there is nowhere else to go yet.
+    /// The same, without any other node yet.
     pub(crate) async fn deployment_at_home(&self, name: &str, pods: usize, extra: Value) -> anyhow::Result<()> {
         let unready = extra["metadata"]["annotations"]["sim/never-ready"] == "true";
         self.apply(json!({
@@ -247,7 +246,7 @@ impl Case {
         Ok(())
     }
 
-    /// A pod without a controller on the node under test, labelled `app: <name>`; `extra` is laid over it.
+    /// A pod without a controller on the node under test, labelled `app: <name>`; `extra` is merged over it.
     pub(crate) async fn bare_pod(&self, name: &str, extra: &Value) -> anyhow::Result<()> {
         let mut pod = self.template(name, extra);
         merge(
@@ -263,7 +262,7 @@ impl Case {
         Ok(())
     }
 
-    /// A budget over the pods labelled `app: <name>`, and waits until it counts so many healthy ones.
+    /// Creates a budget over the pods labelled `app: <name>`, and waits until it counts so many healthy ones.
     pub(crate) async fn budget(&self, name: &str, healthy: usize, limit: Value) -> anyhow::Result<()> {
         self.apply(workload::budget(&self.namespace, name, limit)).await?;
         self.counted(name, healthy).await
@@ -279,14 +278,14 @@ impl Case {
         Ok(())
     }
 
-    /// Changes a budget.
     pub(crate) async fn set_budget(&self, name: &str, spec: Value) -> anyhow::Result<()> {
         let patch = json!({"spec": spec}).to_string();
         self.here(&["patch", "pdb", name, "--type=merge", "-p", &patch]).await.map(drop)
     }
 
-    /// Uses a budget up: one more pod that it counts, and that no node takes, so that nothing may go; `pods` are those there
-    /// are. A budget that could never allow anything would keep the node from being touched at all.
+    /// Uses a budget up: one more pod that it counts and that no node takes, so that no eviction is allowed; `pods` is
+    /// the number of existing ones. A budget that could never allow anything would keep the node from being started at
+    /// all.
     pub(crate) async fn guard(&self, name: &str, pods: usize) -> anyhow::Result<()> {
         self.apply(json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -305,23 +304,23 @@ impl Case {
         self.kubectl(&["label", "--overwrite", "node", &self.node, &format!("{POLICY}={policy}")]).await.map(drop)
     }
 
-    /// Puts the node under the operator: its update begins.
+    /// Labels the node for the operator: its update begins.
     pub(crate) async fn start_update(&self) -> anyhow::Result<()> {
         self.begin(&self.node).await
     }
 
-    /// Puts a node under the operator.
+    /// Labels a node for the operator.
     pub(crate) async fn begin(&self, node: &str) -> anyhow::Result<()> {
         self.kubectl(&["label", "node", node, &format!("{INTERFACE_LABEL}={INTERFACE_VERSION}")]).await.map(drop)
     }
 
-    /// A look at the case's part of the cluster.
+    /// The current state of the case's part of the cluster.
     pub(crate) fn look(&self) -> anyhow::Result<Look> {
         let world = self.fleet.bed.recorder.now()?;
         Ok(Look { world, name: self.node.clone(), namespace: self.namespace.clone() })
     }
 
-    /// Waits until the cluster fulfils a condition, and returns the look that has shown it.
+    /// Waits until the cluster meets a condition, and returns the state that met it.
     pub(crate) async fn until(&self, what: &str, mut holds: impl FnMut(&Look) -> bool) -> anyhow::Result<Look> {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -342,7 +341,7 @@ impl Case {
         .await
     }
 
-    /// Waits until the attempt has ended for this reason, and returns what its record says.
+    /// Waits until the attempt has ended for this reason, and returns the message of its record.
     pub(crate) async fn failed(&self, reason: &str) -> anyhow::Result<String> {
         let look = self
             .until(&format!("the attempt ends with {reason}"), |look| {
@@ -352,7 +351,7 @@ impl Case {
         Ok(look.last().context("just seen")?.1)
     }
 
-    /// Waits until the node waits for this reason, and returns what is said about it.
+    /// Waits until the node is blocked for this reason, and returns the message.
     pub(crate) async fn blocked(&self, reason: &str) -> anyhow::Result<String> {
         let look = self
             .until(&format!("the node waits with {reason}"), |look| {
@@ -362,7 +361,7 @@ impl Case {
         Ok(look.blocked().context("just seen")?.1)
     }
 
-    /// Waits until the drain is held up by a budget.
+    /// Waits until the drain is blocked by a budget.
     pub(crate) async fn held_up(&self) -> anyhow::Result<Look> {
         self.until("the drain is held up", |look| {
             look.step() == Some(Step::Draining) && look.drain().is_some_and(|drain| !drain.blockers.is_empty())
@@ -370,7 +369,7 @@ impl Case {
         .await
     }
 
-    /// Brings the node into a drain that is held up: a Deployment `web` of so many pods, of which its budget lets none go.
+    /// Brings the node into a blocked drain: a Deployment `web` of so many pods, of which its budget lets none go.
     pub(crate) async fn drain_held_up(&self, pods: usize) -> anyhow::Result<Look> {
         self.deployment("web", pods, json!({})).await?;
         self.guard("web", pods).await?;
@@ -400,7 +399,7 @@ impl Case {
     }
 }
 
-/// What a case sees.
+/// The state that a case sees.
 pub(crate) struct Look {
     pub(crate) world: World,
     name: String,
@@ -413,12 +412,12 @@ impl Look {
         &self.world.nodes[&self.name]
     }
 
-    /// Its shadow.
+    /// The shadow of the node.
     pub(crate) fn shadow(&self) -> Option<&Shadow> {
         self.world.shadow_of(self.world.nodes.get(&self.name)?).map(AsRef::as_ref)
     }
 
-    /// Whether the node has a slot.
+    /// Returns true if the node has a slot.
     pub(crate) fn has_slot(&self) -> bool {
         let mut slots = self.world.operator.iter().flat_map(|operator| &operator.status.slots);
         slots.any(|slot| slot.node == self.name)
@@ -429,22 +428,21 @@ impl Look {
         self.shadow()?.step()
     }
 
-    /// What is recorded of its drain.
+    /// The recorded drain.
     pub(crate) fn drain(&self) -> Option<&DrainStatus> {
         self.shadow()?.status.controller.drain.as_ref()
     }
 
-    /// Whether there is a shadow with no attempt under way, and nothing of the operator on the node.
+    /// Returns true if there is a shadow without an attempt under way, and nothing of the operator on the node.
     pub(crate) fn is_given_back(&self) -> bool {
         self.shadow().is_none_or(|shadow| shadow.step().is_none()) && !self.node().claimed()
     }
 
-    /// Whether the node is cordoned.
     pub(crate) fn cordoned(&self) -> bool {
         self.node().fields.contains_key(&Field::Unschedulable)
     }
 
-    /// Pods of the case's namespace with the label `app: <name>`, those on their way out included.
+    /// Pods of the case's namespace with the label `app: <name>`, terminating ones included.
     pub(crate) fn pods_of(&self, name: &str) -> Vec<&Pod> {
         let here = self.world.pods.values().filter(|pod| pod.namespace == self.namespace);
         here.filter(|pod| pod.labels.get("app").is_some_and(|app| app == name)).map(AsRef::as_ref).collect()
@@ -455,20 +453,20 @@ impl Look {
         self.pods_of(name).into_iter().filter(|pod| pod.node.as_deref() == Some(self.name.as_str())).collect()
     }
 
-    /// Why the last attempt ended, and what is said about it.
+    /// Reason and message of the last attempt's end.
     pub(crate) fn last(&self) -> Option<(String, String)> {
         let record = self.shadow()?.status.controller.record.as_ref()?;
         record.last.as_ref().map(|last| (last.reason.clone(), last.message.clone()))
     }
 
-    /// Why the node is blocked, and what is said about it.
+    /// Reason and message of the node's `Blocked` condition.
     pub(crate) fn blocked(&self) -> Option<(String, String)> {
         let conditions = &self.shadow()?.status.conditions;
         let blocked = models::condition::true_condition(conditions, BLOCKED)?;
         Some((blocked.reason.clone(), blocked.message.clone()))
     }
 
-    /// Whether the failure counts against the version.
+    /// Returns true if the failure counts against the version.
     pub(crate) fn is_charged(&self) -> bool {
         let record = self.shadow().and_then(|shadow| shadow.status.controller.record.as_ref());
         record.is_some_and(|record| !record.version_failures.is_empty())

@@ -1,8 +1,8 @@
-//! Named cases about drains and claims, on one real control plane: each case has a node and a namespace of its own, several
+//! Named cases about drains and claims, on one real control plane: each case has its own node and namespace, several
 //! run side by side, and at the end the oracle judges the whole history at every revision.
 //!
-//! `make test-drain` runs them and prints each by name; `cargo test -p integ --test drains -- budget` those with that word in
-//! their name.
+//! `make test-drain` runs them and prints each by name; `cargo test -p integ --test drains -- budget` runs those with
+//! that word in their name.
 
 mod agreement;
 mod budgets;
@@ -25,10 +25,10 @@ use tokio::sync::OnceCell;
 
 use fleet::{Case, Fleet};
 
-/// How many cases run side by side.
+/// Number of cases that run side by side.
 const AT_ONCE: usize = 6;
 
-/// What happens in a case.
+/// The body of a case.
 type Story = fn(Case) -> BoxFuture<'static, anyhow::Result<()>>;
 
 /// Lists a module's cases under their names.
@@ -41,7 +41,7 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// The fleet, made when the first case needs it.
+/// The fleet, started when the first case needs it.
 struct Stage {
     runtime: Runtime,
     fleet: OnceCell<Arc<Fleet>>,

@@ -1,4 +1,4 @@
-//! An admission webhook that refuses whatever it is asked, or does not answer.
+//! An admission webhook that refuses every request, or does not answer.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-/// The webhook, while it answers.
+/// The running webhook.
 pub(crate) struct Webhook {
-    /// Where it answers.
+    /// URL of the webhook.
     pub(crate) url: String,
-    /// Its certificate, as `caBundle` has it.
+    /// Certificate for `caBundle`.
     pub(crate) ca_bundle: String,
     task: JoinHandle<()>,
 }
@@ -30,12 +30,12 @@ impl Drop for Webhook {
 }
 
 impl Webhook {
-    /// Starts one that refuses with this message.
+    /// Starts a webhook that refuses with this message.
     pub(crate) async fn refusing(message: &'static str) -> anyhow::Result<Self> {
         Self::start(Some(message)).await
     }
 
-    /// Starts one that takes requests and does not answer.
+    /// Starts a webhook that accepts requests and does not answer.
     pub(crate) async fn hanging() -> anyhow::Result<Self> {
         Self::start(None).await
     }
@@ -69,7 +69,6 @@ impl Webhook {
     }
 }
 
-/// Answers one request.
 async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, message: &str) -> anyhow::Result<()> {
     let mut stream = BufReader::new(stream);
     let mut length = 0;

@@ -1,5 +1,5 @@
-//! What the cluster itself refuses to the web API's service account: everything in a shadow but the agents' half of its
-//! status. Tried with a token of that account, as a client has it who took the web API over.
+//! Admission: the API server refuses the web API's service account everything in a shadow but the agent status. Tested
+//! with a token of that account, as a compromised web API has it.
 
 use anyhow::{Context as _, ensure};
 use integ::control_plane::ControlPlane;
@@ -26,7 +26,7 @@ const OWNED: &str = "what the controller owns";
 const OWNER: &str = "the owner of anything but the agents' half";
 const STATUS_ALONE: &str = "nothing but the status of shadows";
 
-/// A write that the web API has no business to make.
+/// A write that the web API must not make.
 struct Forgery {
     what: &'static str,
     manager: Option<&'static str>,
@@ -41,7 +41,7 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     nothing_in_the_policy_is_misspelt(control_plane).await?;
     admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&order())).await?;
 
-    // The first report, on no status at all; then both halves side by side, each changed by its owner.
+    // The first report, on an empty status; then both parts of the status side by side, each changed by its owner.
     report(&web, "the first", agents(&json!({"state": "Idle", "currentVersion": "1.20.0"}))).await?;
     let half = json!({"progress": progress("Draining"), "drain": {"removed": 1}, "record": {"failures": 2},
         "conditions": [condition("Blocked", "True"), condition("Drained", "False")]});
@@ -54,7 +54,7 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     report(&web, "a report that says less", agents(&json!({"state": "Idle"}))).await?;
     report(&web, "an empty report", agents(&json!({}))).await?;
     report(&web, "a report after it", agents(&whole)).await?;
-    // A user writes in both halves at once, and each is taken back by its owner.
+    // A user writes to agent status and controller status at once, and each is restored by its owner.
     let meddled = Patch::Merge(json!({"status": {"state": "Idle", "variant": "other", "record": {"failures": 5}}}));
     let person = PatchParams { field_manager: Some("a-person".into()), ..PatchParams::default() };
     admin.patch_status(NAME, &person, &meddled).await.context("a person's write")?;
@@ -64,7 +64,7 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     changed["conditions"] = json!([condition("Drained", "True")]);
     controls(&controller, "the next word", changed.clone()).await?;
 
-    // Without the policy each of these would be done, so that nothing else is what refuses them.
+    // Without the policy each of these would succeed, so that nothing else refuses them.
     let held = admin.get(NAME).await?;
     let forgeries = forgeries(&held)?;
     bound(control_plane, false, &web, &forgeries[0]).await?;
@@ -85,8 +85,7 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     let end = admin.get(NAME).await?.data["status"].take();
     ensure!(end["progress"].is_null() && end["drain"].is_null() && end["state"] == "StagedUpdate", "{end}");
 
-    // A client takes away the record of who owns what. The API server makes a new one, of all that there is, and the agent
-    // reports again.
+    // A client removes managedFields. The API server creates a new entry for all fields, and the agent reports again.
     let nobodys = Patch::Merge(json!({"metadata": {"managedFields": [{}]}}));
     admin.patch(NAME, &PatchParams::default(), &nobodys).await.context("owners taken away")?;
     ensure!(admin.get(NAME).await?.managed_fields().is_empty(), "there are owners left");
@@ -99,7 +98,7 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     no_other_version_is_a_way_around(control_plane, &admin).await
 }
 
-/// Everything that the web API's own right, to patch the status, lets pass and the policy does not.
+/// Writes that the web API's right to patch the status permits and the policy does not.
 fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
     let status = &held.data["status"];
     let merge = |body: Value| Patch::Merge(body);
@@ -160,7 +159,7 @@ fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
             apply(json!({"conditions": [condition("Healthy", "True")]})),
             CONDITIONS,
         ),
-        // From here on no field changes, but who owns it: a field with two owners stays when one of them takes it back.
+        // From here on no field changes, but its owner: a field with two owners stays when one of them releases it.
         one(
             "the agent's fields made the controller's",
             Some(CONTROLLER_MANAGER),
@@ -174,7 +173,7 @@ fn forgeries(held: &DynamicObject) -> anyhow::Result<Vec<Forgery>> {
     ])
 }
 
-/// Tries a forgery without doing it.
+/// Tries a forgery as a dry run.
 async fn forge(web: &Api<DynamicObject>, forgery: &Forgery) -> kube::Result<DynamicObject> {
     let apply = matches!(forgery.patch, Patch::Apply(_));
     let params = PatchParams {
@@ -186,7 +185,7 @@ async fn forge(web: &Api<DynamicObject>, forgery: &Forgery) -> kube::Result<Dyna
     web.patch_status(NAME, &params, &forgery.patch).await
 }
 
-/// Binds the policy, or takes the binding away, and waits until the server does as it says.
+/// Binds the policy, or removes the binding, and waits until that takes effect.
 async fn bound(
     control_plane: &ControlPlane,
     bound: bool,
@@ -202,7 +201,7 @@ async fn bound(
     until("the policy is in force, or no longer", async || Ok(forge(web, forgery).await.is_err() == bound)).await
 }
 
-/// `/status` lets nothing else of an object pass: what is sent for it changes nothing.
+/// Checks that `/status` changes nothing else of an object.
 async fn what_the_status_does_not_reach_stays(web: &Api<DynamicObject>, held: &DynamicObject) -> anyhow::Result<()> {
     let told = |object: &DynamicObject| {
         let mut metadata = object.metadata.clone();
@@ -235,7 +234,7 @@ async fn what_the_status_does_not_reach_stays(web: &Api<DynamicObject>, held: &D
     Ok(())
 }
 
-/// As if a client had widened the web API's role.
+/// Tests the policy with a wider role of the web API.
 async fn nothing_but_the_status_is_written_also_with_the_right_to(
     control_plane: &ControlPlane,
     web: &Api<DynamicObject>,
@@ -265,8 +264,8 @@ async fn nothing_but_the_status_is_written_also_with_the_right_to(
     Ok(())
 }
 
-/// A version without the controller's fields: a write through it removes them, and neither what was before nor what comes
-/// after shows them to a policy that compares the two.
+/// Tests a version without the controller's fields: a write through it removes them, and neither the old nor the new
+/// object shows them to a policy that compares the two.
 async fn no_other_version_is_a_way_around(
     control_plane: &ControlPlane,
     admin: &Api<DynamicObject>,
@@ -286,7 +285,7 @@ async fn no_other_version_is_a_way_around(
     let report = Patch::Merge(json!({"status": {"state": "StagedUpdate"}}));
     let dry = PatchParams { dry_run: true, ..PatchParams::default() };
     expect("a report by another version", web.patch_status(NAME, &dry, &report).await, Some(STATUS_ALONE))?;
-    // What it would have done.
+    // The effect that it would have.
     let record = async || anyhow::Ok(admin.get(NAME).await?.data["status"]["record"].clone());
     ensure!(record().await?.is_object(), "there is something to lose");
     let meddler = shadows(control_plane.client(), "v2");
@@ -296,7 +295,7 @@ async fn no_other_version_is_a_way_around(
     Ok(())
 }
 
-/// The server has looked through the expressions, and finds that they fit the types that they are about.
+/// Checks that the API server's type check of the expressions has no findings.
 async fn nothing_in_the_policy_is_misspelt(control_plane: &ControlPlane) -> anyhow::Result<()> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(control_plane.client());
     let mut found = None;
@@ -328,7 +327,7 @@ async fn client_of(control_plane: &ControlPlane, account: &str) -> anyhow::Resul
     Ok(Client::try_from(config)?)
 }
 
-/// The shadows, as they stand on the wire: nothing of the operator reads them or leaves anything out.
+/// The shadows as raw objects: no type of the operator omits anything.
 fn shadows(client: Client, version: &str) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk(GROUP, version, "BottlerocketShadow");
     Api::namespaced_with(client, SYSTEM_NAMESPACE, &ApiResource::from_gvk_with_plural(&kind, "bottlerocketshadows"))
@@ -346,13 +345,13 @@ fn agents(status: &Value) -> Value {
     shadow(NAME, &json!({"status": status}))
 }
 
-/// What the web API writes: the agents' half, whole.
+/// Applies the whole agent status, as the web API does.
 async fn report(web: &Api<DynamicObject>, what: &str, body: Value) -> anyhow::Result<()> {
     let written = web.patch_status(NAME, &applied_by(AGENT_MANAGER), &Patch::Apply(body)).await;
     written.with_context(|| what.to_owned()).map(|_| ())
 }
 
-/// What the controller writes: its half, whole.
+/// Applies the whole controller status, as the controller does.
 async fn controls(controller: &Api<DynamicObject>, what: &str, half: Value) -> anyhow::Result<()> {
     let body = shadow(NAME, &json!({"status": half}));
     let written = controller.patch_status(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(body)).await;

@@ -1,6 +1,5 @@
-//! What is installed, as `docs/install.md` says to install it, on a real API server: it is accepted without a warning, its
-//! pods are admitted, its rules refuse what they are there to refuse, and its rights reach as far as they have to and no
-//! further.
+//! The installation of `docs/install.md` on a real API server: it is accepted without a warning, its pods are admitted,
+//! its rules refuse what they have to refuse, and its rights are sufficient and minimal.
 
 mod admission;
 mod network;
@@ -55,7 +54,7 @@ async fn install(control_plane: &ControlPlane) -> anyhow::Result<()> {
 }
 
 async fn installing_again_changes_nothing(control_plane: &ControlPlane) -> anyhow::Result<()> {
-    // Of those whose status no one writes: their versions move only if an apply moves them.
+    // Objects without a status: their versions change only by an apply.
     let versions = ["get", "clusterroles", "brupop-controller", "brupop-apiserver", "-o", "yaml"];
     let policy = ["get", "bruo/default", "-n", SYSTEM_NAMESPACE, "-o", "yaml"];
     let generations =
@@ -73,8 +72,8 @@ async fn installing_again_changes_nothing(control_plane: &ControlPlane) -> anyho
     Ok(())
 }
 
-/// Pod security, priority classes and quotas are checked when the pods are made, not when the workloads are. What a budget
-/// selects is counted then, too.
+/// Checks pod security, priority classes and quotas when the pods are created, which is when they apply, and the pods
+/// that a budget selects.
 async fn pods_are_admitted(client: Client) -> anyhow::Result<()> {
     let node = json!({
         "apiVersion": "v1", "kind": "Node",
@@ -142,7 +141,7 @@ async fn rules_of_the_shadow_hold(client: Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Server-side apply of `{}` over fields that the same manager had applied leaves null, which is not to be refused.
+/// Checks that the null that server-side apply of `{}` over fields of the same manager leaves is not refused.
 async fn emptied_parts_of_the_shadow_survive_server_side_apply(client: Client) -> anyhow::Result<()> {
     let shadows: Api<BottlerocketShadow> = Api::namespaced(client, SYSTEM_NAMESPACE);
     for host in [json!({"refreshInterval": "1h"}), json!({})] {
@@ -248,7 +247,7 @@ fn ours() -> PatchParams {
     PatchParams::apply("test")
 }
 
-/// Whether a write was refused for the reason given, or accepted where none is given.
+/// Checks that a write was refused for the given reason, or accepted if there is none.
 fn expect<K>(what: &str, result: kube::Result<K>, refusal: Option<&str>) -> anyhow::Result<()> {
     match (result, refusal) {
         (Ok(_), None) => Ok(()),
@@ -266,12 +265,12 @@ fn docs(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name)
 }
 
-/// The YAML that a text shows.
+/// The YAML blocks of a text.
 fn blocks(text: &str) -> Vec<&str> {
     text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
-/// What kubectl prints; a failure or a warning is an error.
+/// Runs kubectl and returns its output; a failure or a warning is an error.
 async fn kubectl(control_plane: &ControlPlane, arguments: &[&str]) -> anyhow::Result<String> {
     let mut command = control_plane.kubectl_command();
     command.args(arguments).stdin(Stdio::null());

@@ -1,5 +1,5 @@
-//! Who may talk to whom, by the NetworkPolicies as the server holds them and the pods as its controllers made them. No
-//! plugin enforces them here: what is looked at is what they say.
+//! Allowed connections, by the NetworkPolicies in the API server and the pods that its controllers created. No plugin
+//! enforces them here: the test evaluates their content.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use models::names::{
 
 type Labels = BTreeMap<String, String>;
 
-/// A client who speaks or is spoken to: a pod, or an address that is none.
+/// A source or destination of connections: a pod, or an address outside of the cluster.
 #[derive(Clone, Debug, Default)]
 struct Party {
     title: String,
@@ -26,7 +26,7 @@ struct Party {
     is_pod: bool,
 }
 
-/// From, to, protocol and port.
+/// Source, destination, protocol and port.
 type Talk = (String, String, &'static str, i32);
 
 const OUTSIDE: &str = "outside";
@@ -62,7 +62,7 @@ pub(super) async fn everybody_talks_to_whom_they_have_to_and_to_nobody_else(clie
     all.extend([
         monitoring,
         pod(OTHER, OTHER, Labels::new()),
-        // Who calls himself one of us elsewhere, and who is another client among us.
+        // Pods with the operator's labels in another namespace, and other pods in the operator's namespace.
         pod("impostor", OTHER, component(AGENT)),
         pod("guest of the system", SYSTEM_NAMESPACE, component("guest")),
         pod("guest of the agents", AGENT_NAMESPACE, Labels::new()),
@@ -96,7 +96,7 @@ pub(super) async fn everybody_talks_to_whom_they_have_to_and_to_nobody_else(clie
     Ok(())
 }
 
-/// What the documentation shows for a Prometheus that is elsewhere opens the way to it, and nothing else.
+/// Checks that the documented policy for a Prometheus in another place opens the way to it, and nothing else.
 pub(super) async fn what_the_documentation_shows_opens_another_prometheus(client: Client) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(super::docs("expressions.md"))?;
     let block = super::blocks(&text).into_iter().find(|block| block.contains("kind: NetworkPolicy"));
@@ -122,7 +122,7 @@ pub(super) async fn what_the_documentation_shows_opens_another_prometheus(client
     Ok(())
 }
 
-/// What each part is there for, and nothing else.
+/// The connections that each component needs, and nothing else.
 fn wanted(api: i32, metrics: &[i32]) -> BTreeSet<Talk> {
     let talk = |from: &str, to: &str, protocol, port| (from.to_owned(), to.to_owned(), protocol, port);
     let mut wanted = BTreeSet::from([
@@ -131,7 +131,7 @@ fn wanted(api: i32, metrics: &[i32]) -> BTreeSet<Talk> {
         talk(MONITORING, CONTROLLER, "TCP", metrics[1]),
         talk(CONTROLLER, MONITORING, "TCP", 9090),
     ]);
-    // The cluster's API server and DNS have no address of which a policy could know.
+    // The cluster's API server and DNS have no address that a policy could name.
     for anybody in [OUTSIDE, MONITORING, OTHER, "impostor"] {
         for of in [APISERVER, CONTROLLER] {
             wanted.extend([443, 6443].map(|port| talk(of, anybody, "TCP", port)));
@@ -143,7 +143,7 @@ fn wanted(api: i32, metrics: &[i32]) -> BTreeSet<Talk> {
     wanted
 }
 
-/// A pod of each part, by its part.
+/// A pod of each component, by component.
 async fn our_pods(client: &Client) -> anyhow::Result<BTreeMap<String, Pod>> {
     let mut ours = BTreeMap::new();
     for (namespace, part) in [(SYSTEM_NAMESPACE, APISERVER), (SYSTEM_NAMESPACE, CONTROLLER), (AGENT_NAMESPACE, AGENT)] {
@@ -155,7 +155,7 @@ async fn our_pods(client: &Client) -> anyhow::Result<BTreeMap<String, Pod>> {
     Ok(ours)
 }
 
-/// The port of a name that a pod says it listens on.
+/// The number of a pod's named port.
 fn port(pod: &Pod, name: &str) -> anyhow::Result<i32> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
@@ -163,7 +163,7 @@ fn port(pod: &Pod, name: &str) -> anyhow::Result<i32> {
     Ok(found.with_context(|| format!("{} has no port {name}", pod.name_any()))?.container_port)
 }
 
-/// The policies about a pod in one direction; none about what is no pod.
+/// The policies about a pod in one direction; none about an address outside of the cluster.
 fn about<'a>(policies: &'a [NetworkPolicy], party: &'a Party, way: &'a str) -> impl Iterator<Item = &'a NetworkPolicy> {
     policies.iter().filter(move |policy| {
         let Some(spec) = &policy.spec else { return false };
@@ -188,7 +188,7 @@ fn is_spoken_to(policies: &[NetworkPolicy], from: &Party, to: &Party, protocol: 
         || ingress.any(|rule| is_peer(rule.from.as_deref(), to, from) && is_port(rule.ports.as_deref(), protocol, port))
 }
 
-/// Whether a rule of a policy in the namespace of `own` means `party`. A rule that names no one means everybody.
+/// Returns true if a rule of a policy in the namespace of `own` includes `party`. A rule without peers includes all.
 fn is_peer(peers: Option<&[NetworkPolicyPeer]>, own: &Party, party: &Party) -> bool {
     let Some(peers) = peers.filter(|peers| !peers.is_empty()) else { return true };
     peers.iter().any(|peer| {
@@ -212,7 +212,7 @@ fn is_port(ports: Option<&[NetworkPolicyPort]>, protocol: &str, number: i32) -> 
     })
 }
 
-/// Ours select by equality alone.
+/// Evaluates a selector; the operator's select by equality alone.
 fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
     assert!(selector.match_expressions.is_none(), "not looked at here");
     selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value))

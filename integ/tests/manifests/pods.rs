@@ -1,4 +1,4 @@
-//! What the operator's pods may do on their nodes, as the server has admitted them.
+//! The rights of the operator's pods on their nodes, as the API server admitted them.
 
 use anyhow::{Context as _, ensure};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
@@ -32,7 +32,7 @@ pub(super) async fn pods_hold_nothing_that_they_do_not_need(client: Client) -> a
     the_web_api_has_its_certificate_and_its_own_token(&client).await
 }
 
-/// What is asked of each pod, whatever its namespace enforces.
+/// Checks the requirements of each pod, whatever its namespace enforces.
 fn is_confined(spec: &PodSpec) -> anyhow::Result<()> {
     for (what, shared) in [
         ("the host's network", spec.host_network),
@@ -62,7 +62,7 @@ async fn the_namespace_of_the_system_admits_its_own_pods_and_not_the_agents(
     let try_out = async |template: &PodTemplateSpec| {
         let mut spec = template.spec.clone();
         if let Some(spec) = &mut spec {
-            // The account is another namespace's; what is asked is what the pod may do, not who it is.
+            // The account is another namespace's; the check is about the pod's rights, not its identity.
             (spec.service_account_name, spec.service_account) = (None, None);
         }
         let metadata = ObjectMeta { name: Some("tried-out".into()), ..template.metadata.clone().unwrap_or_default() };
@@ -71,7 +71,7 @@ async fn the_namespace_of_the_system_admits_its_own_pods_and_not_the_agents(
     for template in system {
         try_out(template).await.context("a pod of the system")?;
     }
-    // For the socket's and its SELinux type's sake, and for nothing else.
+    // For the socket and its SELinux type only.
     let refused = try_out(agent).await;
     let text = refused.as_ref().err().map(ToString::to_string).unwrap_or_default();
     expect("the agent's pod among those of the system", refused, Some("violates PodSecurity \"restricted"))?;
@@ -82,14 +82,14 @@ async fn the_namespace_of_the_system_admits_its_own_pods_and_not_the_agents(
     Ok(())
 }
 
-/// The first pod of a part.
+/// The first pod of a component.
 async fn pod_of(client: &Client, namespace: &str, part: &str) -> anyhow::Result<PodSpec> {
     let pods = Api::<Pod>::namespaced(client.clone(), namespace).list(&Default::default()).await?;
     let found = pods.items.into_iter().find(|pod| pod.name_any().starts_with(part));
     found.and_then(|pod| pod.spec).with_context(|| format!("no pod of {part}"))
 }
 
-/// A volume as data, without its name and the bits of its mode.
+/// A volume as data, without its name and file mode.
 fn content(volume: &Volume) -> anyhow::Result<Value> {
     let mut content = serde_json::to_value(volume)?;
     let fields = content.as_object_mut().context("a volume is an object")?;

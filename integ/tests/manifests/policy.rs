@@ -1,4 +1,4 @@
-//! The schema of the operator's resource on a real API server: what it refuses, what it lets pass, what it leaves out.
+//! The schema of the operator's resource on a real API server: refused, accepted and dropped fields.
 
 use anyhow::{Context, ensure};
 use integ::control_plane::ControlPlane;
@@ -33,7 +33,7 @@ fn api(client: Client) -> Api<BottlerocketUpdateOperator> {
     Api::namespaced(client, SYSTEM_NAMESPACE)
 }
 
-/// Each spec, and why it is refused, if it is.
+/// Specs, each with the reason of its refusal, if any.
 fn specs() -> Vec<(Value, Option<&'static str>)> {
     let mut specs = vec![
         (json!({}), ACCEPTED),
@@ -64,7 +64,7 @@ fn specs() -> Vec<(Value, Option<&'static str>)> {
     specs
 }
 
-/// Counts and percentages, wherever one may stand.
+/// Counts and percentages, in each field that takes them.
 fn shares() -> Vec<(Value, Option<&'static str>)> {
     let mut specs = Vec::new();
     for (share, refusal) in [
@@ -186,7 +186,7 @@ fn schedules() -> Vec<(Value, Option<&'static str>)> {
         "0 2 * * TUE#2",
         "0 2 * * 5L",
         "0  2  *  *  *",
-        // What it means is not the schema's business.
+        // The schema does not check the meaning.
         "61 25 30 2 8",
     ] {
         all(&window("cron", json!(cron)), ACCEPTED);
@@ -217,7 +217,7 @@ fn schedules() -> Vec<(Value, Option<&'static str>)> {
         (json!({"from": "2026-12-24"}), ACCEPTED),
         (json!({"from": "2026-12-24", "to": "2026-12-24"}), ACCEPTED),
         (json!({"from": "2026-12-24", "to": "2027-01-06"}), ACCEPTED),
-        // That there is no such day is found by who reads it.
+        // That the day does not exist is found by the controller.
         (json!({"from": "2026-02-30"}), ACCEPTED),
         (json!({"from": "2026-12-24", "to": "2026-12-23"}), Some("a blackout ends on the day it begins, or later")),
         (json!({"from": "2026-12-32"}), PATTERN),
@@ -363,9 +363,9 @@ pub(super) async fn the_schema_refuses_what_it_can(client: Client) -> anyhow::Re
     Ok(())
 }
 
-/// A field that is misspelt is refused by server-side apply and by `kubectl`. Who writes in another way finds it left out.
+/// Checks misspelt fields: server-side apply and `kubectl` refuse them, other writes drop them.
 pub(super) async fn what_is_not_in_the_schema_is_left_out(client: Client) -> anyhow::Result<()> {
-    // Without our type, which would leave it out as well.
+    // Untyped, since the Rust type would drop it as well.
     let resource = ApiResource::erase::<BottlerocketUpdateOperator>(&());
     let operators: Api<DynamicObject> = Api::namespaced_with(client, SYSTEM_NAMESPACE, &resource);
     let patch = json!({"spec": {
@@ -383,7 +383,7 @@ pub(super) async fn what_is_not_in_the_schema_is_left_out(client: Client) -> any
     Ok(())
 }
 
-/// The policies that the documentation shows, as they stand there.
+/// Checks that the policies in the documentation are accepted.
 pub(super) async fn what_the_documentation_shows_is_accepted(client: Client) -> anyhow::Result<()> {
     let resource = ApiResource::erase::<BottlerocketUpdateOperator>(&());
     let operators: Api<DynamicObject> = Api::namespaced_with(client, SYSTEM_NAMESPACE, &resource);
@@ -403,7 +403,7 @@ pub(super) async fn what_the_documentation_shows_is_accepted(client: Client) -> 
     Ok(())
 }
 
-/// A spec in which every part has something in it.
+/// A spec with a value in every part.
 fn full() -> Value {
     let schedule = json!({
         "windows": [{"cron": "0 2 * * *", "duration": "4h"}], "stopStartingBefore": "30m",
@@ -432,7 +432,7 @@ fn full() -> Value {
     })
 }
 
-/// The objects and lists within this one, as JSON pointers. Not what stands in lists: that has fields that it needs.
+/// The objects and lists within this one, as JSON pointers, without those in lists, which have required fields.
 fn parts(path: &str, value: &Value, found: &mut Vec<String>) {
     let fields = value.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), value, true));
     let items = value.as_array().into_iter().flatten().enumerate().map(|(i, value)| (i.to_string(), value, false));
@@ -445,8 +445,8 @@ fn parts(path: &str, value: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// Server-side apply of `{}` over fields that the same manager had applied can leave null, which is not to be refused, and
-/// has to be read by our types: one object that cannot be read keeps a watch from reading any.
+/// Checks the null that server-side apply of `{}` over fields of the same manager can leave: it is not refused, and the
+/// Rust types can read it, since one unreadable object keeps a watch from reading any.
 pub(super) async fn emptied_parts_survive_server_side_apply(control_plane: &ControlPlane) -> anyhow::Result<()> {
     let operators = api(control_plane.client());
     let before = operators.get("default").await?.spec;
@@ -460,7 +460,7 @@ pub(super) async fn emptied_parts_survive_server_side_apply(control_plane: &Cont
             *value = if value.is_array() { json!([]) } else { json!({}) };
         }
         let applied = operators.patch("default", &ours().force(), &Patch::Apply(&object("default", &spec))).await;
-        // Without its address it would be of no use.
+        // Without its address it would be useless.
         expect(&format!("{part} emptied"), applied, (part == "/prometheus").then_some("spec.prometheus: "))?;
         operators.get("default").await.with_context(|| format!("to be read with {part} emptied"))?;
     }

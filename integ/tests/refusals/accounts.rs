@@ -1,4 +1,4 @@
-//! What the tokens of our parts open at the cluster's own API.
+//! The access that the components' tokens give to the cluster's own API.
 
 use anyhow::ensure;
 use integ::control_plane::ControlPlane;
@@ -43,7 +43,7 @@ fn shadow(rest: &str) -> String {
     format!("/apis/brupop.bottlerocket.aws/v3/namespaces/{SYSTEM_NAMESPACE}/bottlerocketshadows/brs-{WANTED}{rest}")
 }
 
-/// What reading and writing look like, over the objects that matter.
+/// Read and write requests for all relevant objects.
 fn reaches() -> Vec<(Method, String, Option<Value>)> {
     let patch = || Some(json!({"metadata": {"labels": {"x": "y"}}}));
     vec![
@@ -96,7 +96,7 @@ async fn the_web_api_may_write_no_order(court: &Court) -> anyhow::Result<()> {
         let status = cluster.ask(method.clone(), &shadow(""), &token, Some(order)).await?;
         ensure!(status == 403, "{method}: {status}");
     }
-    // What a write to the status says about the rest of the object is dropped by the API server, and its spec with it.
+    // The API server drops the rest of the object in a write to the status, its spec included.
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Reports of the right agent that it may not make.
+//! Invalid reports of the right agent.
 
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ cases![
 
 const INVALID: (u16, &str) = (422, "invalid-status");
 
-/// A report of the right agent, built on the right state.
+/// A report of the right agent, based on the current state.
 fn report(court: &Court, body: impl AsRef<[u8]>) -> Request {
     Request::new("PUT", format!("/v1/nodes/{WANTED}/shadow/status"))
         .bearer(&court.own)

@@ -1,4 +1,4 @@
-//! The cluster that all cases share, and how a refusal is judged.
+//! The cluster that all cases share, and the checks of a refusal.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -23,35 +23,35 @@ use tokio::time::{Duration, Instant, sleep};
 
 use crate::raw::{Answer, Request, Way};
 
-/// How long anything may take. Nothing is measured by it.
+/// Longest wait for anything; nothing is measured by it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// The node whose shadow everybody wants.
+/// The node whose shadow is attacked.
 pub(crate) const WANTED: &str = "node-2";
-/// Another node, whose agent is as good as any.
+/// Another node, with a valid agent.
 pub(crate) const OTHER: &str = "node-1";
-/// A node whose agent's pod may be taken away.
+/// A node whose agent's pod may be deleted.
 pub(crate) const POD_GOES: &str = "node-3";
-/// A node that may be taken away.
+/// A node that may be deleted.
 pub(crate) const NODE_GOES: &str = "node-4";
 
-/// A cluster with the operator, at rest.
+/// A cluster with the operator, idle.
 pub(crate) struct Court {
     pub(crate) bed: Bed,
     pub(crate) way: Way,
-    /// The token of the wanted node's agent.
+    /// The token of the attacked node's agent.
     pub(crate) own: String,
     before: ShadowView,
     service_account_key: EncodingKey,
 }
 
-/// Refused, as the client sees it.
+/// Response to an unauthenticated client.
 pub(crate) const UNAUTHORIZED: (u16, &str) = (401, "unauthorized");
-/// Refused, as the client sees it.
+/// Response to a client without permission.
 pub(crate) const FORBIDDEN: (u16, &str) = (403, "forbidden");
 
 impl Court {
-    /// Installs the operator on four nodes and waits until it has nothing to do.
+    /// Installs the operator on four nodes and waits until it is idle.
     pub(crate) async fn open() -> anyhow::Result<Self> {
         let deploy = deploy::Options { controller_replicas: 1, apiserver_replicas: 1, ..deploy::Options::default() };
         let bed = Bed::start(BedOptions { nodes: 4, deploy, ..BedOptions::default() }).await?;
@@ -76,14 +76,14 @@ impl Court {
         Ok(Self { way, own, before, service_account_key: EncodingKey::from_ec_pem(&pem)?, bed })
     }
 
-    /// Fails if anything about the wanted shadow is not as it was at first.
+    /// Fails if the attacked shadow has changed.
     pub(crate) async fn nothing_has_changed(&self) -> anyhow::Result<()> {
         let now = view(&self.way, &self.own).await?;
         ensure!(now.etag == self.before.etag, "was {:#?}, is {now:#?}", self.before);
         Ok(())
     }
 
-    /// Has the oracle judge the whole history: no host was rebooted, no shadow written by a stranger.
+    /// Lets the oracle judge the whole history: no host was rebooted, no shadow written by an unauthorised client.
     pub(crate) async fn close(self) -> anyhow::Result<()> {
         let (verdict, _) = self.bed.judge(&Expectations::default()).await?;
         verdict.ensure_safe()?;
@@ -91,7 +91,7 @@ impl Court {
         Ok(())
     }
 
-    /// The etag that a report about the wanted node builds on.
+    /// The etag that a report about the attacked node needs.
     pub(crate) fn etag(&self) -> String {
         format!("\"{}\"", self.before.etag)
     }
@@ -113,20 +113,20 @@ impl Court {
         Ok(jsonwebtoken::decode_header(token)?)
     }
 
-    /// Signs claims as the cluster itself does.
+    /// Signs claims with the cluster's own key.
     pub(crate) fn sign(&self, claims: &Value) -> anyhow::Result<String> {
         let header = Header { kid: Self::header(&self.own)?.kid, ..Header::new(Algorithm::ES256) };
         Ok(jsonwebtoken::encode(&header, claims, &self.service_account_key)?)
     }
 
-    /// The claims of the wanted node's agent, changed, and signed as the cluster does.
+    /// The claims of the attacked node's agent, changed, and signed with the cluster's key.
     pub(crate) fn signed_with(&self, change: impl FnOnce(&mut Value)) -> anyhow::Result<String> {
         let mut claims = Self::claims(&self.own)?;
         change(&mut claims);
         self.sign(&claims)
     }
 
-    /// A lie about the wanted node: it would end the node's attempt as updated.
+    /// A false report about the attacked node: it would end the node's attempt as updated.
     pub(crate) fn lie(&self) -> Request {
         let lie =
             json!({"state": "RebootedIntoUpdate", "currentVersion": "9.9.9", "bootId": "b", "observedGeneration": 1});
@@ -136,8 +136,8 @@ impl Court {
             .body(lie.to_string())
     }
 
-    /// Tries to read, to follow and to report for the wanted node with what `dress` makes of a request, and asserts that each
-    /// is refused in the same way for the same reason.
+    /// Tries to read, to watch and to report for the attacked node with requests changed by `dress`, and asserts that
+    /// each is refused in the same way for the same reason.
     pub(crate) async fn refuses(
         &self,
         dress: impl Fn(Request) -> Request,
@@ -163,19 +163,19 @@ impl Court {
         Ok(())
     }
 
-    /// Tries with a token that is larger than any head may be. The connection may be closed under it.
+    /// Tries a token that is larger than any head may be. The connection may be closed meanwhile.
     pub(crate) async fn refuses_large(&self, token: &str) -> anyhow::Result<()> {
         let answer = self.way.send(&Request::new("GET", format!("/v1/nodes/{WANTED}/shadow")).bearer(token)).await?;
         ensure!(answer.refusal()? == (431, "headers-too-large".to_owned()), "{}", answer.status);
         Ok(())
     }
 
-    /// The answer to a request, when the web API takes it.
+    /// Sends a request; returns the response when the web API accepts the connection.
     pub(crate) async fn answered(&self, request: &Request) -> anyhow::Result<Answer> {
         answered(&self.way, request).await
     }
 
-    /// Sends a request and asserts how it is refused, and the reason in the log.
+    /// Sends a request and checks the refusal, and the reason in the log.
     pub(crate) async fn refused(
         &self,
         request: &Request,
@@ -191,14 +191,14 @@ impl Court {
             match self.entry(logged, status).await? {
                 Some(entry) if entry["refusal"].as_str() == reason => return Ok(answer),
                 Some(entry) => bail!("the log has another reason than {reason:?}: {entry}"),
-                // All these cases come from one address, and the log tells of so many only.
+                // All these cases come from one address, and the log is rate-limited per address.
                 None if begun.elapsed() < LIMIT => sleep(Duration::from_secs(1)).await,
                 None => bail!("the log has no line for it: {}", &self.log()?[logged..]),
             }
         }
     }
 
-    /// The line of the log about a request that was answered so, if it comes within a moment.
+    /// The log line about a request with this status, if it appears shortly.
     async fn entry(&self, logged: usize, status: u16) -> anyhow::Result<Option<Value>> {
         for _ in 0..100 {
             let log = self.log()?;
@@ -212,7 +212,7 @@ impl Court {
         Ok(None)
     }
 
-    /// All that the web API has written to its log.
+    /// The whole log of the web API.
     fn log(&self) -> anyhow::Result<String> {
         let process = self.bed.processes_of(deploy::Component::Apiserver).pop().context("no web API")?;
         let path: Option<PathBuf> = self
@@ -266,7 +266,7 @@ pub(crate) async fn token(
     granted.status.and_then(|status| status.token).context("no token")
 }
 
-/// The many requests of these cases are more than a node may send.
+/// Sends a request, retrying on 429: these cases send more than a node's rate limit allows.
 async fn answered(way: &Way, request: &Request) -> anyhow::Result<Answer> {
     loop {
         let answer = way.send(request).await?;
@@ -277,7 +277,7 @@ async fn answered(way: &Way, request: &Request) -> anyhow::Result<Answer> {
     }
 }
 
-/// The wanted shadow, read past all caches.
+/// The attacked shadow, read past all caches.
 async fn view(way: &Way, token: &str) -> anyhow::Result<ShadowView> {
     let request = Request::new("GET", format!("/v1/nodes/{WANTED}/shadow?fresh=true")).bearer(token);
     let answer = answered(way, &request).await?;

@@ -1,4 +1,4 @@
-//! Tokens of pods and nodes that are no more.
+//! Tokens of deleted pods and nodes.
 
 use anyhow::ensure;
 use integ::bed::{Bed, workload};
@@ -19,7 +19,7 @@ cases![
     of_a_node_made_anew_under_its_name
 ];
 
-/// Makes a pod of a service account on a node. No kubelet has to run it: a token is bound to it all the same.
+/// Creates a pod of a service account on a node. No kubelet has to run it: a token is bound to it all the same.
 pub(crate) async fn pod_on(bed: &Bed, namespace: &str, account: &str, name: &str, node: &str) -> anyhow::Result<Pod> {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -39,13 +39,13 @@ pub(crate) async fn pod_on(bed: &Bed, namespace: &str, account: &str, name: &str
     Ok(Api::namespaced(bed.client.clone(), namespace).get(name).await?)
 }
 
-/// The status and kind of the answer to a look at a node's own shadow.
+/// Status and kind of the response to a read of a node's own shadow.
 async fn asked(court: &Court, node: &str, token: &str) -> anyhow::Result<(u16, String)> {
     let answer = court.answered(&Request::new("GET", format!("/v1/nodes/{node}/shadow")).bearer(token)).await?;
     if answer.status == 200 { Ok((200, String::new())) } else { answer.refusal() }
 }
 
-/// Waits until a token that was good is refused for a reason.
+/// Waits until a token that was valid is refused for a reason.
 async fn until_refused(court: &Court, node: &str, token: &str, told: (u16, &str)) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
@@ -53,7 +53,7 @@ async fn until_refused(court: &Court, node: &str, token: &str, told: (u16, &str)
         if (status, kind.as_str()) == told {
             return Ok(());
         }
-        // The API server itself remembers for some ten seconds that a token was good, and a new Node has no shadow at first.
+        // The API server caches the validity of a token for some ten seconds, and a new Node has no shadow at first.
         ensure!([200, 404].contains(&status) && begun.elapsed() < LIMIT, "{status} {kind}");
         sleep(std::time::Duration::from_secs(1)).await;
     }
@@ -96,7 +96,7 @@ async fn of_a_node_made_anew_under_its_name(court: &Court) -> anyhow::Result<()>
     let member = court.bed.member(NODE_GOES)?;
     let nodes: Api<Node> = Api::all(court.bed.client.clone());
     let before = nodes.get(NODE_GOES).await?.uid();
-    // The kubelet rests, so that the pod stays, and with it the token that names the Node before.
+    // The kubelet is paused, so that the pod stays, and with it the token that names the previous Node.
     member.kubelet.pause();
     nodes.delete(NODE_GOES, &DeleteParams::default()).await?;
     member.kubelet.resume();
@@ -111,7 +111,7 @@ async fn of_a_node_made_anew_under_its_name(court: &Court) -> anyhow::Result<()>
                 .is_some_and(|node| Some(node.uid.as_str()) != before.as_deref() && world.shadow_of(node).is_some())
         })
         .await?;
-    // The pod is still there, and so the cluster accepts its old token, which names a Node that is no more.
+    // The pod still exists, so the cluster accepts its old token, which names a deleted Node.
     until_refused(court, NODE_GOES, &old, (403, "agent-token-for-old-node")).await?;
     let new = court.agents_token(NODE_GOES).await?;
     let served = asked(court, NODE_GOES, &new).await?;

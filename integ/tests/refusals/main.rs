@@ -1,7 +1,9 @@
-//! What the web API refuses, and what tokens open nowhere else: named cases on one real control plane, with real tokens.
+//! Refusals of the web API, and of other servers for the same tokens: named cases on one real control plane, with real
+//! tokens.
 //!
-//! Every refusal is held against three things: the answer (which tells a stranger nothing), the reason that the operator finds
-//! in the log, and the cluster, in which nothing has changed. `make test-security` runs them and prints each by name.
+//! Every refusal is checked in three places: the response (which reveals nothing to an unauthenticated client), the
+//! reason in the log, and the cluster, in which nothing has changed. `make test-security` runs them and prints each by
+//! name.
 
 mod accounts;
 mod bodies;
@@ -21,7 +23,7 @@ use tokio::sync::OnceCell;
 
 use court::Court;
 
-/// What happens in a case.
+/// The body of a case.
 type Story = for<'a> fn(&'a Court) -> BoxFuture<'a, anyhow::Result<()>>;
 
 /// Lists a module's cases under their names.
@@ -34,7 +36,7 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
-/// The court, opened when the first case needs it.
+/// The cluster, started when the first case needs it.
 struct Stage {
     runtime: Runtime,
     court: OnceCell<Court>,
@@ -60,7 +62,7 @@ fn main() -> ExitCode {
         ("paths", paths::cases()),
         ("bodies", bodies::cases()),
         ("accounts", accounts::cases()),
-        // These take nodes and pods away, and so come last.
+        // These delete nodes and pods, and so come last.
         ("gone", gone::cases()),
     ];
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

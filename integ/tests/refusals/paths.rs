@@ -1,4 +1,4 @@
-//! Paths and methods by which another client's shadow might be reached.
+//! Paths and methods that might reach another client's shadow.
 
 use crate::cases;
 use crate::court::{Court, FORBIDDEN, OTHER, WANTED};
@@ -18,7 +18,7 @@ cases![
 
 const NOT_FOUND: (u16, &str) = (404, "not-found");
 
-/// Asks with the token of the other node's agent, which is good for its own node.
+/// Sends a request with the token of the other node's agent, which is valid for its own node.
 async fn refused(court: &Court, path: String, told: (u16, &str)) -> anyhow::Result<()> {
     let reason = (told == FORBIDDEN).then_some("OtherNode");
     let request = Request::new("GET", path).bearer(&court.agents_token(OTHER).await?);
@@ -122,7 +122,7 @@ async fn without_tls(court: &Court) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Agents speak HTTP/1.1, so nothing else has to be kept safe.
+/// Checks that HTTP/1.1, which agents use, is the only protocol.
 async fn over_another_protocol(court: &Court) -> anyhow::Result<()> {
     let both = court.way.negotiate(&["h2", "http/1.1"]).await?;
     anyhow::ensure!(both.as_deref() == Some(b"http/1.1"), "{both:?}");

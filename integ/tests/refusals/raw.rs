@@ -1,4 +1,4 @@
-//! Requests to the web API, byte by byte: no client in between tidies up what a stranger would send.
+//! Requests to the web API, byte by byte: no client library corrects malformed ones.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use tokio::net::TcpStream;
 use tokio::time::{Duration, timeout};
 use tokio_rustls::TlsConnector;
 
-/// How long an answer may take before a case gives up.
+/// Longest wait for a response.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A request as it goes over the wire.
+/// A request as it is sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) method: &'static str,
     pub(crate) path: String,
-    /// Names and values; values are bytes, since a stranger sends what he likes.
+    /// Names and values; values are bytes, since a client may send anything.
     pub(crate) headers: Vec<(&'static str, Vec<u8>)>,
     pub(crate) body: Vec<u8>,
 }
@@ -61,7 +61,7 @@ impl Request {
     }
 }
 
-/// An answer, whole, or the beginning of a stream.
+/// A response, complete, or the beginning of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -70,7 +70,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The status of a refusal, and its kind.
+    /// Status and kind of a refusal.
     pub(crate) fn refusal(&self) -> anyhow::Result<(u16, String)> {
         let text = String::from_utf8_lossy(&self.body);
         ensure!(self.status >= 400, "not refused, but answered with {}: {text}", self.status);
@@ -81,7 +81,7 @@ impl Answer {
     }
 }
 
-/// The way to the web API that agents take: the bed's proxy, and TLS with the published CA.
+/// The agents' way to the web API: the proxy of the test cluster, and TLS with the published CA.
 pub(crate) struct Way {
     proxy: String,
     host: String,
@@ -117,7 +117,7 @@ impl Way {
         Ok(stream)
     }
 
-    /// The protocol that the server chooses from those offered, or why there is no connection.
+    /// The protocol that the server chooses from those offered, or the reason why there is no connection.
     pub(crate) async fn negotiate(&self, offered: &[&str]) -> anyhow::Result<Option<Vec<u8>>> {
         let mut config = ClientConfig::clone(self.tls.config());
         config.alpn_protocols = offered.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
@@ -126,7 +126,7 @@ impl Way {
         Ok(stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec))
     }
 
-    /// Sends a request and reads what comes back: all of it, or the first line of a stream.
+    /// Sends a request and reads the response: all of it, or the first line of a stream.
     pub(crate) async fn send(&self, request: &Request) -> anyhow::Result<Answer> {
         timeout(LIMIT, self.exchange(request)).await.with_context(|| format!("no answer to {request:?}"))?
     }
@@ -160,12 +160,12 @@ fn head(bytes: &[u8]) -> anyhow::Result<Option<(Answer, usize)>> {
     Ok(Some((Answer { status, media_type, body: Vec::new() }, length)))
 }
 
-/// An answer that need not be waited for any longer: a stream, of which the head is enough.
+/// Parses a response that is complete without a close: for a stream the head is enough.
 fn read(bytes: &[u8]) -> anyhow::Result<Option<Answer>> {
     Ok(head(bytes)?.filter(|(answer, _)| answer.media_type == models::wire::NDJSON).map(|(answer, _)| answer))
 }
 
-/// An answer after which the connection was closed.
+/// Parses a response after which the connection was closed.
 fn whole(bytes: &[u8]) -> anyhow::Result<Answer> {
     let (answer, length) = head(bytes)?.context("the connection was closed without an answer")?;
     Ok(Answer { body: bytes[length..].to_vec(), ..answer })

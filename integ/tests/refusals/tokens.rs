@@ -1,4 +1,4 @@
-//! Tokens that are not the wanted node's agent's.
+//! Tokens other than that of the attacked node's agent.
 
 use anyhow::Context as _;
 use base64::Engine as _;
@@ -90,7 +90,7 @@ async fn for_somebody_else(court: &Court) -> anyhow::Result<()> {
     court.refuses_token(&token, UNAUTHORIZED, "WrongAudience").await
 }
 
-/// Seconds of the token's own clock.
+/// Shifts the times of a token by seconds.
 fn shifted(claims: &mut Value, seconds: i64) {
     for time in ["exp", "nbf", "iat"] {
         claims[time] = json!(claims[time].as_i64().unwrap_or_default() + seconds);
@@ -108,10 +108,10 @@ async fn of_the_future(court: &Court) -> anyhow::Result<()> {
 }
 
 async fn from_another_issuer(court: &Court) -> anyhow::Result<()> {
-    // The cluster's own signature: only the API server knows which issuers it accepts.
+    // Signed with the cluster's own key: only the API server knows which issuers it accepts.
     let token = court.signed_with(|claims| claims["iss"] = json!("https://elsewhere.invalid"))?;
     court.refuses_token(&token, UNAUTHORIZED, "NotAuthenticated").await?;
-    // Without it, the issuer that a token names brings it no further.
+    // Without the signature, the issuer in a token does not help.
     let (head, _) = token.rsplit_once('.').context("a token has three parts")?;
     court.refuses_token(&format!("{head}.{}", "A".repeat(342)), UNAUTHORIZED, "Forged").await
 }
@@ -125,7 +125,7 @@ async fn garbage(court: &Court) -> anyhow::Result<()> {
 
 async fn giant(court: &Court) -> anyhow::Result<()> {
     court.refuses_token(&format!("{}.{}", court.own, "A".repeat(8 * 1024)), UNAUTHORIZED, "MalformedToken").await?;
-    // What is larger than any head ends before anybody looks for a token in it.
+    // A head that is too large is refused before its token is read.
     court.refuses_large(&"A".repeat(64 * 1024)).await
 }
 
@@ -154,7 +154,7 @@ async fn with_a_signature_cut_short(court: &Court) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The agent's own claims, signed by a key of the bearer's.
+/// The agent's own claims, signed with another key.
 fn self_signed(court: &Court, id: Option<String>) -> anyhow::Result<String> {
     let key = EncodingKey::from_ec_der(&rcgen::KeyPair::generate()?.serialize_der());
     let header = Header { kid: id, ..Header::new(Algorithm::ES256) };

@@ -1,4 +1,4 @@
-//! PodDisruptionBudgets that stand in the way.
+//! PodDisruptionBudgets that block a drain.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::support::{SHOP, condition_of, is_updated, nodes, other, run_expecting, shadow_of, step_of};
 
-/// Within this time a drain that is blocked has to say so.
+/// Time within which a blocked drain has to be reported.
 const VISIBLE: Duration = Duration::from_secs(30);
 
 /// The node with the pod of the workload.
@@ -50,7 +50,7 @@ async fn a_budget_that_allows_nothing_is_named_and_others_go_on_and_once_it_is_f
         assert_eq!(condition.reason, "DrainBlocked");
         assert!(condition.message.contains(&pod) && condition.message.contains("shop/web"), "{condition:?}");
 
-        // The other node goes on meanwhile.
+        // The other node continues meanwhile.
         scene.until("the other node is updated", |world| is_updated(world, other)).await?;
         let world = scene.bed.recorder.so_far()?.end();
         assert_eq!(step_of(&world, &home), Some(Step::Draining), "it still waits");

@@ -1,4 +1,4 @@
-//! What crashes, power losses and reboots by others do to an update.
+//! Crashes, power losses and reboots by other clients during an update.
 
 use std::time::Duration;
 
@@ -22,17 +22,17 @@ use crate::interfere::{
 };
 use crate::support::{Ending, NEW, Scene, is_given_back, last_reason, nodes, operator_condition, run, shadow_of};
 
-/// How long an update may take that is interrupted in the middle of evictions. The API server counts a pod against its
-/// budget before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
-/// Kubernetes forgets about it two minutes later, and the drain is rightly blocked meanwhile.
+/// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
+/// before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
+/// Kubernetes resets it two minutes later, and the drain is rightly blocked meanwhile.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Asserts that a node's first attempt failed for a reason that is no one's fault but the node's, and a later one did not.
+/// Asserts that a node's first attempt failed for a reason that is not charged to the version, and a later one did not.
 fn assert_rebooted_by_other_and_updated_later(ending: &Ending, node: &str) {
     let attempts = ending.history.attempts();
     let results: Vec<_> = attempts.iter().filter(|a| a.node == node).map(|a| a.result.as_deref()).collect();
     assert_eq!(results, [Some("RebootedByOther"), Some(UPDATED)]);
-    // It was never charged to the version, not even for a moment.
+    // It was never charged to the version.
     let mut charged = false;
     let world = ending.history.replay(|_, _, world| {
         charged |=
@@ -75,7 +75,7 @@ async fn a_power_loss_before_the_permit_is_not_charged_to_the_version() -> anyho
         let host = &scene.bed.member(&target)?.host;
         let boot = host.snapshot().boot_id;
         host.power_loss().await;
-        // As long as no one knows of the new boot, a controller would still give a go to the old one.
+        // Until the new boot is known, a controller would still issue a permit for the old one.
         scene.until("the new boot is known", |world| world.nodes[&target].boot_id != boot).await?;
         continue_controllers(scene);
         scene.updated().await?;
@@ -94,7 +94,7 @@ async fn a_power_loss_between_the_permit_and_the_arming_is_not_charged_to_the_ve
     let ending = run(nodes(2), async |scene| {
         target = blocked_drain(scene).await?;
         let host = &scene.bed.member(&target)?.host;
-        // The host takes its time to begin, and never gets to it.
+        // The host delays the command and never starts it.
         host.script(Fault::request("POST", "/actions/activate-update", Transport::Slow(Duration::from_secs(10))));
         unblock(scene).await?;
         scene.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
@@ -145,7 +145,7 @@ async fn an_agent_whose_socket_went_stale_is_restarted_and_updates_its_host() ->
         let member = scene.bed.member("node-1")?;
         let before = agent_on(scene, "node-1").await?;
         member.host.restart_api(true).await;
-        // The container still holds on to the socket that is gone, so only a new one helps.
+        // The container still holds the deleted socket, so only a new one helps.
         scene.release();
         poll("the agent has ended itself and runs again", async || {
             let now = agent_on(scene, "node-1").await?;
@@ -184,7 +184,7 @@ async fn an_operator_on_a_single_node_survives_the_drain_of_that_node() -> anyho
 async fn a_restart_of_the_api_server_in_mid_update_heals_by_itself() -> anyhow::Result<()> {
     const PODS: usize = 4;
     let mut options = nodes(2);
-    // The recorder reads what it missed during the outage from etcd's history.
+    // The recorder reads the changes during the outage from etcd's history.
     options.control_plane.watch_cache = false;
     let ending = run(options, async |scene| {
         scene.shop_with(PODS, json!({"maxUnavailable": 2})).await?;
@@ -234,7 +234,7 @@ async fn whatever_part_is_killed_at_whatever_moment_the_update_ends_right() -> a
     const PODS: usize = 6;
     const PARTS: [Component; 3] = [Component::Controller, Component::Apiserver, Component::Agent];
     const ROUNDS: u64 = 4;
-    // More, if some part was never hit while there was something to interrupt.
+    // More, if some component was never hit while there was something to interrupt.
     const MOST_ROUNDS: u64 = 8;
     let brief = Duration::from_millis(100);
     let timings = Timings { prepare: brief, activate: brief, shutdown: brief, ..Timings::instant() };
@@ -246,7 +246,7 @@ async fn whatever_part_is_killed_at_whatever_moment_the_update_ends_right() -> a
         while rounds < ROUNDS || (rounds < MOST_ROUNDS && hits.contains(&0)) {
             let version = Version::new(1, 20, 5 + rounds);
             scene.bed.releases.publish(version.clone());
-            // Each part once, and one of them twice.
+            // Each component once, and one of them twice.
             let mut kills = vec![0, 1, 2, scene.chance.random_range(0..PARTS.len())];
             kills.shuffle(&mut scene.chance);
             for part in kills {

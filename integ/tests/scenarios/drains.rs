@@ -1,4 +1,4 @@
-//! Drains and claims: what goes first, what is deleted and when, and what is left on a node afterwards: what was there.
+//! Drains and claims: order of evictions, deletions and their time, and the state of a node afterwards: as before.
 
 use integ::bed::workload;
 use integ::oracle::{Field, World};
@@ -19,7 +19,7 @@ fn annotation(name: &str) -> Field {
     Field::Annotation(name.to_owned())
 }
 
-/// The parts of a claim that a node has, with their values.
+/// The fields of a claim on a node, with their values.
 fn parts(world: &World, node: &str) -> Vec<Option<String>> {
     let fields = &world.nodes[node].fields;
     let parts =
@@ -107,7 +107,7 @@ async fn pods_past_their_budget_are_deleted_at_the_deadline_only_by_policy_and_o
         let target = release_into_a_blocked_drain(scene).await?;
         let said = until_event(scene, EVENTS_OF_NODES, "DrainForced", &[]).await?;
         assert!(said.contains("shop/web-"), "{said}");
-        // The install gives no right to delete pods.
+        // The installation gives no right to delete pods.
         scene
             .until("the drain fails and says what is missing", |world| {
                 let record = shadow_of(world, &target).and_then(|s| s.status.controller.record.clone());
@@ -168,7 +168,7 @@ async fn what_the_cluster_itself_runs_on_leaves_a_node_when_everything_else_has_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_the_api_server_in_mid_drain_is_survived() -> anyhow::Result<()> {
     let mut options = nodes(2);
-    // The recorder reads what it missed during the outage from etcd's history.
+    // The recorder reads the changes during the outage from etcd's history.
     options.control_plane.watch_cache = false;
     let ending = run(options, async |scene| {
         let target = blocked_drain(scene).await?;
@@ -185,7 +185,7 @@ async fn a_restart_of_the_api_server_in_mid_drain_is_survived() -> anyhow::Resul
     Ok(())
 }
 
-/// All of it but the shadows: as when the workloads are deleted by mistake, and come back with the next apply.
+/// Deletes everything but the shadows: as when the workloads are deleted by mistake, and restored by the next apply.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_that_is_deleted_in_mid_drain_goes_on_when_it_is_installed_again() -> anyhow::Result<()> {
     let ending = run(nodes(2), async |scene| {

@@ -1,4 +1,4 @@
-//! Hosts that fail.
+//! Failures of hosts.
 
 use deploy::Component;
 use integ::bed::BedOptions;
@@ -106,7 +106,7 @@ async fn a_download_that_fails_is_retried_then_given_up_and_succeeds_later_and_d
     let attempts = ending.history.attempts();
     let results: Vec<_> = attempts.iter().filter_map(|a| a.result.as_deref()).collect();
     assert_eq!(results, ["PrepareFailed", UPDATED]);
-    // Until the second attempt nothing was asked of anybody but the host.
+    // Until the second attempt only the host was affected.
     let second = attempts[1].started;
     let touched = ending.history.changes().iter().filter(|c| c.at < second).any(|c| match &c.object {
         Object::Node(node) => node.claimed(),

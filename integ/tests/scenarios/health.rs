@@ -1,4 +1,4 @@
-//! Nodes after their update: what pods on them count for, and what they do not.
+//! Nodes after their update: the effect of the health of their pods.
 
 use anyhow::Context as _;
 use integ::bed::{BedOptions, workload};
@@ -13,7 +13,7 @@ use crate::support::{
     shadow_of, status, step_of, until_event,
 };
 
-/// Options for so many nodes that are watched after their update by these rules.
+/// Options for so many nodes with these health checks after their update.
 fn watched(count: usize, after: &Value) -> BedOptions {
     let mut options = nodes(count);
     options.policy["health"]["after"] = after.clone();
@@ -28,7 +28,8 @@ fn namespace() -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SHOP}})
 }
 
-/// Makes a DaemonSet `driver` with a pod on each node. They are Ready; those that are made after a reboot never are by themselves.
+/// Creates a DaemonSet `driver` with a pod on each node. They are Ready; those created after a reboot never become so
+/// by themselves.
 async fn driver(scene: &Scene) -> anyhow::Result<()> {
     let set = json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
@@ -70,7 +71,7 @@ async fn annotate_driver(scene: &Scene, node: &str, annotation: &str) -> anyhow:
     Ok(())
 }
 
-/// The node that has begun, once there is one.
+/// The next node that has begun.
 async fn next_node(scene: &Scene, done: &[String]) -> anyhow::Result<String> {
     let begun = |world: &World| {
         let names = world.nodes.keys().filter(|node| !done.contains(node));
@@ -87,7 +88,7 @@ async fn next_node(scene: &Scene, done: &[String]) -> anyhow::Result<String> {
 async fn broken_pod_on_an_updated_node_is_reported_and_freezes_nothing() -> anyhow::Result<()> {
     let ending = run(watched(2, &json!({"soak": "1s", "timeout": "3s"})), async |scene| {
         scene.install().await?;
-        // Pods that no node takes before the first one has been updated, and that are never Ready.
+        // Pods that stay pending before the first node has been updated, and that are never Ready.
         let mut broken = workload::deployment(SHOP, "broken", 2);
         broken["spec"]["template"]["metadata"]["annotations"] = json!({"sim/never-ready": "true"});
         broken["spec"]["template"]["spec"]["nodeSelector"] = json!({"example.com/updated": "true"});
@@ -153,7 +154,7 @@ async fn daemon_set_that_fails_on_updated_nodes_alone_freezes_the_rollout() -> a
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pod_that_was_unhealthy_before_the_drain_is_not_waited_for() -> anyhow::Result<()> {
-    // Longer than a scenario may take: any client that waited for that pod would not end.
+    // Longer than a scenario may take: waiting for that pod would not end.
     let ending = run(watched(1, &json!({"soak": "1s", "timeout": "2h"})), async |scene| {
         driver(scene).await?;
         annotate_driver(scene, "node-1", "sim/never-ready=true").await?;
@@ -234,7 +235,7 @@ async fn pods_ready_before_keeps_a_node_with_an_unhealthy_pod_in_service() -> an
 async fn max_unhealthy_nodes_keeps_all_nodes_in_service_while_too_many_are_not_ready() -> anyhow::Result<()> {
     let mut options = nodes(3);
     options.policy["health"]["before"] = json!({"maxUnhealthyNodes": 1});
-    // So that the budget alone would let the third one go.
+    // So that the budget alone would permit the third one.
     options.policy["maxUnavailable"] = json!(3);
     let expected = integ::oracle::Expectations { max_unavailable: Some(3), nothing_left: true };
     let off = ["node-1", "node-2"];

@@ -1,4 +1,5 @@
-//! Ways to interfere with an update: to hold it at a known point, and to stop, continue and kill the operator's parts.
+//! Interference with an update: holding it at a known point, and stopping, continuing and killing the operator's
+//! components.
 
 use std::time::Duration;
 
@@ -18,11 +19,11 @@ use tokio::time::{Instant, timeout_at};
 use crate::crashes::PATIENCE;
 use crate::support::{LIMIT, SHOP, Scene, is_given_back, shadow_of};
 
-/// How long a host that was asked for its status keeps an agent waiting where a scenario needs the time to act: longer than
-/// a busy machine takes to see the order and to stop a process, shorter than the agent's patience with the host.
+/// Delay of a host's status response to an agent where a scenario needs the time to act: longer than a busy machine
+/// takes to see the desired state and to stop a process, shorter than the agent's timeout.
 const AGENT_WAITS: Duration = Duration::from_secs(3);
 
-/// Sends a signal to processes of pods. One that is gone needs none.
+/// Sends a signal to processes of pods. One that has ended needs none.
 pub(crate) fn signal(processes: &[PodProcess], signal: Signal) {
     for process in processes {
         if let Ok(pid) = i32::try_from(process.pid) {
@@ -41,7 +42,7 @@ pub(crate) async fn agent_on(scene: &Scene, node: &str) -> anyhow::Result<PodPro
     .await
 }
 
-/// Looks until there is something to see, for what neither the API server's history nor a host's log tells.
+/// Polls until there is a result, for what neither the API server's history nor a host's log shows.
 pub(crate) async fn poll<T>(what: &str, mut look: impl AsyncFnMut() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -69,40 +70,40 @@ pub(crate) async fn until_host(host: &Host, what: &str, mut seen: impl FnMut(&Ev
     }
 }
 
-/// Whether a host was asked to arm the staged image.
+/// Returns true for a request to arm the staged image.
 pub(crate) fn is_activate(event: &Event) -> bool {
     is_call(event, "/actions/activate-update")
 }
 
-/// Whether a host was asked for an action.
+/// Returns true for a request for an action.
 pub(crate) fn is_call(event: &Event, action: &str) -> bool {
     matches!(&event.kind, EventKind::Call { method, path, .. } if method == "POST" && path == action)
 }
 
-/// Lets a command end that was scripted to wait, and returns when it has.
+/// Lets a waiting command end, and returns when it has.
 pub(crate) async fn finish_command(host: &Host) -> anyhow::Result<()> {
     poll("the host's command ends", async || {
-        // The host may have answered the one who asked for the command, and not have begun to wait.
+        // The host may have answered the request before it began to wait.
         host.release_command();
         Ok(host.snapshot().running_command.is_none().then_some(()))
     })
     .await
 }
 
-/// Whether a host's next boot takes another image than the running one.
+/// Returns true if a host's next boot takes another image than the running one.
 pub(crate) fn is_armed(host: &Host) -> bool {
     let disk = host.snapshot().disk;
     disk.next() != Some(disk.active)
 }
 
-/// Lets the update begin and holds it in the drain: a budget lets none of the workload's pods go now. Returns the node.
+/// Starts the update and blocks it in the drain: a budget lets none of the workload's pods go. Returns the node.
 pub(crate) async fn blocked_drain(scene: &Scene) -> anyhow::Result<String> {
     scene.guarded_shop(2 * scene.bed.members.len()).await?;
     scene.install().await?;
     release_into_a_blocked_drain(scene).await
 }
 
-/// The same where the workload and the operator are there already.
+/// The same with an existing workload and operator.
 pub(crate) async fn release_into_a_blocked_drain(scene: &Scene) -> anyhow::Result<String> {
     scene.release();
     let world = scene.until("a drain is blocked by the budget", |world| blocked_node(world).is_some()).await?;
@@ -118,17 +119,18 @@ fn blocked_node(world: &World) -> Option<String> {
     world.nodes.keys().find(blocked).cloned()
 }
 
-/// Lets the drain go on that [`blocked_drain`] holds.
+/// Unblocks the drain of [`blocked_drain`].
 pub(crate) async fn unblock(scene: &Scene) -> anyhow::Result<()> {
     let patch = r#"{"spec":{"minAvailable":0}}"#;
     scene.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", patch]).await?;
     Ok(())
 }
 
-/// Brings the update of the node that [`blocked_drain`] named to where its agent has requested a permit that no one gives: the
+/// Brings the update of the node of [`blocked_drain`] to where its agent has requested a permit that is not issued: the
 /// controllers are stopped, and have to be continued.
 pub(crate) async fn ask_unheard(scene: &Scene, node: &str) -> anyhow::Result<()> {
-    // A new order makes the agent look at its host first. While it waits for the answer the controllers are stopped.
+    // A new desired state makes the agent read its host's status first. While it waits for the response the controllers
+    // are stopped.
     let slow = Fault::request("GET", "/updates/status", Transport::Slow(AGENT_WAITS));
     scene.bed.member(node)?.host.script(slow);
     unblock(scene).await?;
@@ -143,12 +145,12 @@ pub(crate) async fn ask_unheard(scene: &Scene, node: &str) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Lets stopped controllers go on.
+/// Continues stopped controllers.
 pub(crate) fn continue_controllers(scene: &Scene) {
     signal(&scene.bed.processes_of(Component::Controller), Signal::SIGCONT);
 }
 
-/// Whether the agent of a node asks for a go to arm.
+/// Returns true if the agent of a node requests a permit.
 fn asks(world: &World, node: &str) -> bool {
     shadow_of(world, node).is_some_and(|shadow| {
         let armed = shadow.status.agent.armed.as_ref();
@@ -156,12 +158,12 @@ fn asks(world: &World, node: &str) -> bool {
     })
 }
 
-/// The nonce that a permit stands for.
+/// The nonce of a permit.
 pub(crate) fn permit_of<'a>(world: &'a World, node: &str) -> Option<&'a str> {
     shadow_of(world, node)?.permit_nonce()
 }
 
-/// Sets how long a host may take from the order to reboot to its new boot.
+/// Sets the deadline from the desired state to reboot to the new boot.
 pub(crate) async fn reboot_deadline(scene: &Scene, limit: &str) -> anyhow::Result<()> {
     let patch = json!({"spec": {"deadlines": {"reboot": limit}}}).to_string();
     scene
@@ -170,7 +172,7 @@ pub(crate) async fn reboot_deadline(scene: &Scene, limit: &str) -> anyhow::Resul
     Ok(())
 }
 
-/// Has the order to reboot withdrawn after its permit: its time is over. Later attempts have time again.
+/// Lets the desired state to reboot be withdrawn after its permit, by its deadline. Later attempts have time again.
 pub(crate) async fn withdraw(scene: &Scene, node: &str) -> anyhow::Result<()> {
     reboot_deadline(scene, "1s").await?;
     scene

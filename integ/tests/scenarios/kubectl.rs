@@ -1,4 +1,4 @@
-//! What users see with nothing but kubectl.
+//! The view of users with plain kubectl.
 
 use models::names::SYSTEM_NAMESPACE;
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::{Scene, nodes, run};
 use crate::uninstall::{plugin, said};
 
-/// A table of kubectl as its rows of words, where no column of ours holds a space.
+/// The rows and words of a kubectl table; no column of the operator's resources contains a space.
 fn rows(table: &str) -> Vec<Vec<&str>> {
     table.lines().map(|line| line.split_whitespace().collect()).collect()
 }

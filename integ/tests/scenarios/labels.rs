@@ -1,5 +1,5 @@
-//! The label that puts a node under the operator: set by the operator itself where policy wants that, and taken away in
-//! every state of an update.
+//! The operator's label of a node: set by the operator itself if policy says so, and removed in every state of an
+//! update.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,13 +29,13 @@ fn labelled<'a>(world: &'a World, node: &str) -> Option<&'a str> {
     world.nodes.get(node)?.fields.get(&label()).map(String::as_str)
 }
 
-/// What the manager of the label owns on a node.
+/// The fields of a node that the manager of the label owns.
 fn owned(world: &World, node: &str) -> BTreeSet<Field> {
     let owners = world.nodes.get(node).map(|node| node.owners.clone()).unwrap_or_default();
     owners.into_iter().filter(|(_, managers)| managers.contains(LABEL_MANAGER)).map(|(field, _)| field).collect()
 }
 
-/// A node with another operating system, whose kubelet is not ours to run.
+/// A node with another operating system, without a kubelet stand-in.
 async fn other_system(scene: &Scene, name: &str) -> anyhow::Result<()> {
     let api: Api<Node> = Api::all(scene.bed.client.clone());
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
@@ -87,7 +87,7 @@ async fn nodes_that_run_bottlerocket_come_under_the_operator_by_themselves_unles
         scene.renewals(2).await?;
         assert_eq!(labelled(&scene.bed.recorder.so_far()?.end(), "node-1"), None);
 
-        // Switched on, a removed label comes back; another value is how a node is left out.
+        // Switched on, a removed label comes back; another value excludes a node.
         scene.policy(&json!({"labelNodes": true})).await?;
         scene.until("the label is back", |world| labelled(world, "node-1") == Some(INTERFACE_VERSION)).await?;
         scene.until("so is its shadow", |world| shadow_of(world, "node-1").is_some()).await?;
@@ -106,18 +106,18 @@ async fn nodes_that_run_bottlerocket_come_under_the_operator_by_themselves_unles
     Ok(())
 }
 
-/// How long after a permit a node with a silent agent is released: the permit's life and the longest shutdown.
+/// Time after a permit at which a node with a silent agent is released: the permit's life and the longest shutdown.
 const CERTAIN: Duration = Duration::from_secs(300);
 
-/// The node whose label comes and goes; another one is never under the operator.
+/// The node whose label is set and removed; another one never has it.
 const NODE: &str = "node-1";
 
-/// Options of a bed in which no node has the label yet.
+/// Options of a test cluster without labelled nodes.
 fn unlabelled() -> BedOptions {
     BedOptions { labelled: false, ..nodes(2) }
 }
 
-/// Gives the node its label and waits until its agent has reported.
+/// Labels the node and waits until its agent has reported.
 async fn join(scene: &Scene) -> anyhow::Result<()> {
     scene.kubectl(&["label", "node", NODE, &format!("{INTERFACE_LABEL}={INTERFACE_VERSION}")]).await?;
     scene
@@ -131,7 +131,7 @@ async fn join(scene: &Scene) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes the label away, and makes sure that the node was in this step then.
+/// Removes the label, and checks the step of the node at that time.
 async fn leave(scene: &Scene, step: Option<Step>) -> anyhow::Result<()> {
     scene.kubectl(&["label", "node", NODE, &format!("{INTERFACE_LABEL}-")]).await?;
     scene.until("the node has no label", |world| labelled(world, NODE).is_none()).await?;
@@ -147,7 +147,7 @@ async fn leave(scene: &Scene, step: Option<Step>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether nothing of the operator is left of the node.
+/// Returns true if nothing of the operator is left of the node.
 fn has_left(world: &World) -> bool {
     let agent = |pod: &integ::oracle::Pod| pod.name.starts_with("brupop-agent") && pod.node.as_deref() == Some(NODE);
     world.shadows.is_empty()
@@ -230,7 +230,7 @@ async fn a_node_that_loses_its_label_after_its_permit_ends_its_update_before_it_
     Ok(())
 }
 
-/// The label takes the agent's pod with it, so that the settings can be put back only when the node has it again.
+/// Checks that the settings are restored when the node has its label again, since the agent's pod is removed with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn pinned_node_without_its_label_keeps_the_record_of_its_settings_and_gets_them_back_with_the_label()
 -> anyhow::Result<()> {
@@ -256,7 +256,7 @@ async fn pinned_node_without_its_label_keeps_the_record_of_its_settings_and_gets
         join(scene).await?;
         scene.until("it is updated to the newest release", |world| is_on(world, NODE, &NEWER)).await?;
         anyhow::ensure!(host.snapshot().settings == UpdatesSettings::defaults(42), "{:?}", host.snapshot().settings);
-        // Nothing is to be put back any more.
+        // No settings are left to restore.
         leave(scene, None).await?;
         left(scene, LIMIT).await
     })
@@ -265,7 +265,7 @@ async fn pinned_node_without_its_label_keeps_the_record_of_its_settings_and_gets
     Ok(())
 }
 
-/// The label takes the agent's pod with it, so no one is there to disarm the host.
+/// Checks an agent that is removed with the label, and so cannot disarm the host.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_loses_its_label_while_its_host_arms_is_given_back_and_keeps_its_shadow_as_long_as_it_is_armed()
 -> anyhow::Result<()> {
@@ -287,7 +287,7 @@ async fn a_node_that_loses_its_label_while_its_host_arms_is_given_back_and_keeps
         let world = scene.bed.recorder.so_far()?.end();
         anyhow::ensure!(shadow_of(&world, NODE).is_some(), "nobody would know any more who armed the host");
 
-        // Whatever reboots it: with another boot nothing of the operator is armed.
+        // After any reboot nothing of the operator is armed.
         host.foreign_reboot().await;
         left(scene, LIMIT).await
     })

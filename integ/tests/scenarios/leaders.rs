@@ -1,4 +1,4 @@
-//! Two controllers: of which one leads at a time, whatever becomes of the other.
+//! Two controllers: one leads at a time, whatever happens to the other.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,7 +34,7 @@ pub(crate) fn two_controllers(count: usize) -> BedOptions {
     options
 }
 
-/// The process that holds the Lease, once there is one.
+/// The process that holds the Lease.
 pub(crate) async fn leader(scene: &Scene) -> anyhow::Result<PodProcess> {
     let leases: Api<Lease> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
     poll("a controller leads", async || {
@@ -45,7 +45,7 @@ pub(crate) async fn leader(scene: &Scene) -> anyhow::Result<PodProcess> {
     .await
 }
 
-/// Waits until another pod leads than this one.
+/// Waits until another pod than this one leads.
 async fn another_leads(scene: &Scene, than: &PodProcess) -> anyhow::Result<PodProcess> {
     poll("another controller leads", async || {
         let now = leader(scene).await?;
@@ -69,7 +69,7 @@ async fn a_leader_that_sleeps_through_its_succession_does_nothing_more() -> anyh
             let old = leader(scene).await?;
             signal(std::slice::from_ref(&old), Signal::SIGSTOP);
             another_leads(scene, &old).await?;
-            // The new leader has begun when the old one comes to life in the middle of what it did.
+            // The new leader has begun when the old one continues in the middle of its work.
             let changes = scene.chance.random_range(1..30);
             after_changes(scene, changes, &version).await?;
             signal(std::slice::from_ref(&old), Signal::SIGCONT);
@@ -113,7 +113,7 @@ async fn a_leader_that_wakes_up_on_old_news_gives_no_second_slot() -> anyhow::Re
             Ok((downloading.count() == 2).then_some(()))
         })
         .await?;
-        // Its news end here: it waits for two nodes to be staged, of which one may then have the only slot.
+        // It receives no more updates: it waits for two nodes to be staged, of which one may then have the only slot.
         let old = leader(scene).await?;
         signal(std::slice::from_ref(&old), Signal::SIGSTOP);
         another_leads(scene, &old).await?;
@@ -142,14 +142,13 @@ async fn a_leader_that_wakes_up_on_old_news_gives_no_second_slot() -> anyhow::Re
     Ok(())
 }
 
-/// Switches new updates on or off.
 async fn enable(scene: &Scene, enabled: bool) -> anyhow::Result<()> {
     let patch = json!({"spec": {"enabled": enabled}}).to_string();
     scene.kubectl(&["-n", SYSTEM_NAMESPACE, "patch", "bruo", "default", "--type=merge", "-p", &patch]).await?;
     Ok(())
 }
 
-/// Whether a host prepares an update.
+/// Returns true if a host prepares an update.
 fn downloads(host: &Host) -> bool {
     host.snapshot().running_command == Some(Command::Prepare)
 }
@@ -162,10 +161,10 @@ async fn until_ended(scene: &Scene, process: &PodProcess) -> anyhow::Result<()> 
     .await
 }
 
-/// Who held the Lease, one after the other, each with the revision from which on. No one has no name.
+/// The holders of the Lease, one after the other, each with its first revision. No holder is an empty name.
 type Holders = Arc<Mutex<Vec<(u64, String)>>>;
 
-/// Writes down who holds the Lease, until the task is aborted.
+/// Records the holders of the Lease, until the task is aborted.
 async fn watch_holders(scene: &Scene, holders: Holders) -> anyhow::Result<JoinHandle<()>> {
     let leases: Api<Lease> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
     let params = WatchParams::default().fields(&format!("metadata.name={CONTROLLER}")).disable_bookmarks();
@@ -207,7 +206,7 @@ async fn a_leader_that_is_deleted_gives_the_lease_back_and_the_other_goes_on() -
     Ok(())
 }
 
-/// The node that a pod of the operator runs on.
+/// The node of an operator's pod.
 fn node_of(world: &World, pod: &str) -> Option<String> {
     world.pods.get(&(SYSTEM_NAMESPACE.to_owned(), pod.to_owned()))?.node.clone()
 }
@@ -283,11 +282,11 @@ async fn two_nodes_that_are_staged_when_the_window_opens_are_updated_with_one_ha
     Ok(())
 }
 
-/// How far a clock is off that is hours off.
+/// Offset of a wrong clock, in seconds.
 const SKEW: i32 = 5 * 3600;
 
-/// Has the controllers started again on machines whose clocks are wrong by so many seconds, and returns when they are at
-/// work and the earlier ones have gone.
+/// Restarts the controllers with clocks that are wrong by so many seconds, and returns when they work and the earlier
+/// ones have ended.
 async fn wrong_by(scene: &Scene, seconds: i32) -> anyhow::Result<()> {
     let deployments: Api<Deployment> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
     let mut deployment = deployments.get(CONTROLLER).await?;
@@ -309,7 +308,7 @@ async fn wrong_by(scene: &Scene, seconds: i32) -> anyhow::Result<()> {
     scene.renewals(2).await
 }
 
-/// What a scenario says of times: every one that the operator has written is one at which the scenario ran.
+/// Checks that every time that the operator has written is within the scenario.
 async fn times_are_the_servers(scene: &Scene, began: Timestamp) -> anyhow::Result<usize> {
     let mut times = Vec::new();
     for (namespace, kind) in [
@@ -334,7 +333,7 @@ async fn times_are_the_servers(scene: &Scene, began: Timestamp) -> anyhow::Resul
     Ok(times.len())
 }
 
-/// Every time in an object, with its path. What the server sets itself is none of the operator's.
+/// Collects every time in an object, with its path, without those that the API server sets itself.
 fn collect_times(value: &Value, path: &str, times: &mut Vec<(String, Timestamp)>) {
     match value {
         Value::String(text) => times.extend(text.parse().ok().map(|time| (path.to_owned(), time))),
@@ -359,7 +358,7 @@ async fn a_leader_whose_clock_is_hours_off_does_no_harm() -> anyhow::Result<()> 
         let before =
             shadow_of(&scene.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
         times_are_the_servers(scene, began).await?;
-        // To this one the drain of the one before began ten hours ago.
+        // To this one the previous one's drain began ten hours ago.
         wrong_by(scene, SKEW).await?;
         let after =
             shadow_of(&scene.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());

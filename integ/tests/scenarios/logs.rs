@@ -1,10 +1,10 @@
-//! One can follow a rollout by the leader's log alone.
+//! The leader's log alone is enough to follow a rollout.
 
 use jiff::Timestamp;
 
 use crate::support::{Scene, nodes, run};
 
-/// All lines that the operator's pods have written, also those that have ended.
+/// All log lines of the operator's pods, also of those that have ended.
 pub(crate) fn lines(scene: &Scene) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
     for pod in std::fs::read_dir(scene.bed.control_plane.dir().join("log"))? {
@@ -16,11 +16,12 @@ pub(crate) fn lines(scene: &Scene) -> anyhow::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// What the log of the leaders says about decisions on a node, in the order of time.
+/// The leaders' decisions on a node, in the order of time.
 fn decisions(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
     let mut decisions: Vec<(Timestamp, String)> = Vec::new();
     for line in lines(scene)? {
-        // E.g. `2026-01-01T00:00:00.000000Z  INFO controller::decisions: node drained node="a" attempt=1 version=1.20.5`.
+        // Example:
+        // `2026-01-01T00:00:00.000000Z  INFO controller::decisions: node drained node="a" attempt=1 version=1.20.5`.
         let Some((head, said)) = line.split_once(" controller::decisions: ") else { continue };
         let Some((text, fields)) = said.split_once(&format!(" node={node:?}")) else { continue };
         anyhow::ensure!(fields.contains("attempt=1") && fields.contains("version=1.20.5"), "{line}");

@@ -1,4 +1,4 @@
-//! An answer of the API server that is lost on its way.
+//! A response of the API server that is lost.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,10 +15,10 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::logs::lines;
 use crate::support::{nodes, run};
 
-/// Stands before the API server, and can lose the answer to a request.
+/// A proxy in front of the API server that can lose the response to a request.
 struct LossyProxy {
     url: String,
-    /// How the request begins whose answer is lost, once.
+    /// Prefix of the request whose response is lost, once.
     loses: Arc<Mutex<Option<String>>>,
     task: JoinHandle<()>,
 }
@@ -54,7 +54,7 @@ impl LossyProxy {
         Ok(Self { url, loses, task })
     }
 
-    /// Loses the answer to the next request that begins like this.
+    /// Loses the response to the next request with this prefix.
     fn lose(&self, request: &str) {
         *self.loses.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.to_owned());
     }

@@ -1,8 +1,8 @@
-//! End-to-end scenarios: the operator, installed from its own manifests, on a real control plane with simulated hosts.
-//! Each runs on a bed of its own and ends with the oracle, which checks the safety properties at every revision.
+//! End-to-end scenarios: the operator, installed from its manifests, on a real control plane with simulated hosts. Each
+//! runs on its own test cluster and ends with the oracle, which checks the safety properties at every revision.
 //!
-//! `support` lets at most three of them run at a time, whatever number of threads the test runner has: a bed is a dozen
-//! processes, and more of them on a small machine would only wait for each other.
+//! `support` lets at most three of them run at a time, whatever number of threads the test runner has: a test cluster
+//! is a dozen processes, and more of them on a small machine would only wait for each other.
 
 mod budgets;
 mod crashes;

@@ -1,4 +1,4 @@
-//! Nodes that users and others have a hand in.
+//! Nodes that users and other controllers change.
 
 use integ::bed::BedOptions;
 use integ::oracle::Field;
@@ -52,7 +52,7 @@ async fn a_node_deleted_in_mid_drain_frees_its_slot_and_one_of_its_name_gets_a_s
 {
     let mut old_uids = (String::new(), String::new());
     let ending = run(BedOptions { ..nodes(3) }, async |scene| {
-        // Pods on all nodes, none of which may go: whichever node comes first stands still in its drain.
+        // Pods on all nodes, none of which may be evicted: the first node is blocked in its drain.
         scene.guarded_shop(3).await?;
         scene.install().await?;
         scene.release();
@@ -86,7 +86,7 @@ async fn a_node_deleted_in_mid_drain_frees_its_slot_and_one_of_its_name_gets_a_s
                 world.nodes.get(&node).is_some_and(|n| n.uid != uid) && shadow_of(world, &node).is_some()
             })
             .await?;
-        // The token of the agent's pod names the Node that was deleted; a pod of the new Node has a token of its own.
+        // The token of the agent's pod names the deleted Node; a pod of the new Node has its own token.
         scene.restart(deploy::Component::Agent).await?;
         let freed = json!({"spec": {"minAvailable": 0}}).to_string();
         scene.kubectl(&["-n", crate::support::SHOP, "patch", "pdb", "web", "--type=merge", "-p", &freed]).await?;

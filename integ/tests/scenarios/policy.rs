@@ -1,4 +1,4 @@
-//! The switch, and the operator's resource as a whole.
+//! The `enabled` switch, and the operator's resource as a whole.
 
 use integ::bed::BedOptions;
 use integ::oracle::World;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::{NEW, OLD, SHOP, Scene, is_updated, nodes, other, run, shadow_of, status, step_of};
 
-/// Whether every agent has told that its host offers [`NEW`].
+/// Returns true if every agent has reported that its host offers [`NEW`].
 fn known(world: &World) -> bool {
     world.shadows.len() == world.nodes.len()
         && world
@@ -17,12 +17,13 @@ fn known(world: &World) -> bool {
             .all(|s| s.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&NEW)))
 }
 
-/// Whether the operator's status says that so many nodes wait for this reason.
+/// Returns true if the operator's status counts so many nodes that wait for this reason.
 pub(crate) fn wait_for(world: &World, reason: &str, nodes: i64) -> bool {
     world.operator.as_ref().is_some_and(|o| o.status.waiting.iter().any(|w| w.reason == reason && w.nodes == nodes))
 }
 
-/// A budget on one of two nodes that lets nothing go, so that the update of that node stands still in its drain.
+/// Sets up a budget on one of two nodes that allows no eviction, so that the update of that node is blocked in its
+/// drain.
 async fn stuck_in_a_drain(scene: &Scene) -> anyhow::Result<(String, &'static str)> {
     scene.guarded_shop(2).await?;
     scene.install().await?;
@@ -38,14 +39,14 @@ async fn stuck_in_a_drain(scene: &Scene) -> anyhow::Result<(String, &'static str
     Ok((node, other))
 }
 
-/// The budget lets everything go.
+/// Lets the budget allow everything.
 async fn free_the_budget(scene: &Scene) -> anyhow::Result<()> {
     let freed = json!({"spec": {"minAvailable": 0}}).to_string();
     scene.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", &freed]).await?;
     Ok(())
 }
 
-/// Creates the operator's resource: the bed's own policy with a change.
+/// Creates the operator's resource: the test cluster's own policy with a change.
 pub(crate) async fn create_policy(scene: &Scene, change: &Value) -> anyhow::Result<()> {
     let mut spec = BedOptions::default().policy;
     for (key, value) in change.as_object().into_iter().flatten() {
@@ -119,8 +120,8 @@ async fn without_the_operators_resource_nothing_starts_until_it_is_created() -> 
                 world.shadows.len() == 2 && world.shadows.values().all(|s| s.status.agent.boot_id.is_some())
             })
             .await?;
-        // By default hosts look once an hour. A policy that is switched off lets them look each second; once they know
-        // what there is to do, it goes away again, and with it the word that updates are switched off.
+        // By default hosts check for updates once an hour. A disabled policy lets them check each second; once they
+        // know the release, it is deleted again, and with it the reason that updates are disabled.
         create_policy(scene, &json!({"enabled": false})).await?;
         scene.release();
         scene.until("both nodes wait for the switch", |world| known(world) && wait_for(world, "Disabled", 2)).await?;

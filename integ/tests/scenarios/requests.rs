@@ -1,4 +1,4 @@
-//! What the operator costs: requests to the API server, and calls of the host API. Counted, not measured.
+//! The cost of the operator: requests to the API server, and calls of the host API. Counted, not measured.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,10 +14,10 @@ use tokio::time::Instant;
 
 use crate::support::{NEW, SHOP, Scene, nodes, run, shadow_of};
 
-/// Requests by who made them, verb and what for.
+/// Requests by component, verb and resource.
 type Table = BTreeMap<(&'static str, String, String), usize>;
 
-/// The part of the operator that made a request.
+/// The component of the operator that made a request.
 fn part(record: &Record) -> Option<&'static str> {
     [
         ("controller", service_account(SYSTEM_NAMESPACE, CONTROLLER)),
@@ -28,18 +28,18 @@ fn part(record: &Record) -> Option<&'static str> {
     .find_map(|(part, user)| (record.user == user).then_some(part))
 }
 
-/// All of the API server's audit log so far.
+/// The whole audit log of the API server so far.
 async fn recorded(scene: &Scene) -> anyhow::Result<Vec<Record>> {
     settled_audit(&mut scene.bed.control_plane.audit(), &scene.bed.client).await
 }
 
-/// What the operator asked of the API server since `from`.
+/// The operator's requests to the API server since `from`.
 async fn asked_since(scene: &Scene, from: Timestamp) -> anyhow::Result<Vec<Record>> {
     let all = recorded(scene).await?;
     Ok(requests(&all).filter(|r| r.received > from && part(r).is_some()).cloned().collect())
 }
 
-/// How many watches of something a part of the operator has open at the end of a log.
+/// Number of watches of a resource that a component of the operator has open at the end of a log.
 fn open_watches(records: &[Record], by: &str, what: &str) -> usize {
     let ended: BTreeSet<&str> =
         records.iter().filter(|r| r.stage == Stage::ResponseComplete).map(|r| r.audit_id.as_str()).collect();
@@ -58,7 +58,7 @@ fn table(records: &[Record]) -> Table {
     table
 }
 
-/// How many writes of the operator's status changed its slots, and how many its counts alone.
+/// Number of writes of the operator's status that changed its slots, and of those that changed its counts alone.
 fn writes_of_slots(records: &[Record]) -> (usize, usize) {
     let mut before = Value::Null;
     let (mut slots, mut counts) = (0, 0);
@@ -82,7 +82,7 @@ fn print(title: &str, table: &Table) {
     println!("{text}");
 }
 
-/// What the agent said, write by write, for any client that has to explain one too many.
+/// The agent's reports, write by write, to explain a surplus.
 fn reports(records: &[Record]) -> Vec<String> {
     let said = |record: &Record| {
         let status = &record.request.as_ref()?["status"];
@@ -105,10 +105,10 @@ fn reports(records: &[Record]) -> Vec<String> {
     writes.filter_map(said).collect()
 }
 
-/// How long a watch lasts before its client opens it again, in seconds.
+/// Duration of a watch before its client opens it again, in seconds.
 const WATCH_LASTS: u64 = 290;
 
-/// How often a leader renews its lease, in seconds.
+/// Interval at which a leader renews its lease, in seconds.
 const RENEWS: u64 = 6;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,15 +119,16 @@ async fn an_idle_cluster_costs_no_write_but_the_lease_no_read_and_one_watch_for_
         let began = Timestamp::now();
         scene.shop(2).await?;
         scene.install().await?;
-        // A standby that comes up lists what there is.
+        // A standby that starts lists all objects.
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
         scene
             .until("the operator has counted both nodes", |world| {
                 world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
             })
             .await?;
-        // Two renewals for what is still on its way: the first may come at any moment, and there is more than a second, which
-        // counts of the fleet may be held back for, between the two. Then several with hosts that look for updates each second.
+        // Two renewals for pending requests: the first may come at any moment, and there is more than a second, for
+        // which counts of the fleet may be delayed, between the two. Then several with hosts that check for updates
+        // each second.
         scene.renewals(2).await?;
         let from = Timestamp::now();
         let looks = looks(scene);
@@ -139,7 +140,7 @@ async fn an_idle_cluster_costs_no_write_but_the_lease_no_read_and_one_watch_for_
         let (writes, reads) = (table(&writes), table(&reads));
         print("Writes of an idle cluster", &writes);
         print("Reads of an idle cluster", &reads);
-        // A TokenReview is a question in the shape of a write: nothing is stored.
+        // A TokenReview is a query in the form of a write: nothing is stored.
         let stored: Table = writes.into_iter().filter(|((_, _, what), _)| what != "tokenreviews").collect();
         let lease = ("controller", "update".to_owned(), "leases".to_owned());
         assert_eq!(stored.keys().collect::<Vec<_>>(), [&lease]);
@@ -148,7 +149,7 @@ async fn an_idle_cluster_costs_no_write_but_the_lease_no_read_and_one_watch_for_
         let renewed = seconds(from)? / RENEWS + 2;
         assert!(stored[&lease] as u64 <= renewed, "{stored:?} where {renewed} are allowed");
 
-        // Everything else is known through watches that are open. One that has lasted its time is opened again.
+        // Everything else is known through open watches. One that has reached its duration is opened again.
         let renewals = if seconds(began)? < WATCH_LASTS { 0 } else { 4 };
         for ((part, verb, what), made) in &reads {
             let allowed = if verb == "watch" { renewals } else { 0 };
@@ -161,7 +162,7 @@ async fn an_idle_cluster_costs_no_write_but_the_lease_no_read_and_one_watch_for_
     Ok(())
 }
 
-/// How often the hosts looked for updates.
+/// Number of the hosts' checks for updates.
 fn looks(scene: &Scene) -> usize {
     scene.bed.members.iter().flat_map(|m| m.host.log()).filter(|e| is_call(e, "refresh-updates")).count()
 }
@@ -189,7 +190,7 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
     options.labelled = false;
     options.policy["enabled"] = json!(false);
     run(options, async move |scene| {
-        // The operator itself runs on node-1, which is not under it; node-2 has an agent and three pods.
+        // The operator itself runs on node-1, which has no label; node-2 has an agent and three pods.
         scene.bed.install().await?;
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
         scene.kubectl(&["cordon", "node-1"]).await?;
@@ -208,7 +209,7 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
                     .is_some_and(|o| o.status.waiting.iter().any(|w| w.reason == "Disabled" && w.nodes == 1))
             })
             .await?;
-        // From here on hosts look once an hour, so that what is counted is the update.
+        // From here on hosts check for updates once an hour, so that only the update is counted.
         scene.policy(&json!({"version": {"refreshInterval": "1h"}})).await?;
         scene
             .until("the agent has taken note", |world| {
@@ -239,7 +240,8 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         scene.renewals(1).await?;
         let took = clock.elapsed();
 
-        // Another client's write may come between a read and a write: the refusal and the read after it are aside.
+        // Another client's write may come between a read and a write: the conflict and the read after it are not
+        // counted.
         let asked = asked_since(scene, from).await?;
         println!("The agent's reports:\n  {}", reports(&asked).join("\n  "));
         let (refused, records): (Vec<_>, Vec<_>) = asked.into_iter().partition(|record| record.code == 409);

@@ -1,5 +1,5 @@
-//! Least privilege: a run in which the operator does everything that it can do uses each of its rights, and nothing else; and
-//! each of its writes is guarded.
+//! Least privilege: a run in which the operator does everything that it can do uses each of its rights, and no others;
+//! and each of its writes has a precondition.
 
 use std::time::Duration;
 
@@ -21,7 +21,8 @@ use crate::support::{
 };
 use crate::tokens::{agents_token, url, web_api};
 
-/// How long after a permit a node with a silent agent is released: the permit's life and the longest shutdown, and some.
+/// Time after a permit at which a node with a silent agent is released: the permit's life and the longest shutdown, and
+/// some.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 const EXPECTED: Expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
@@ -29,7 +30,7 @@ const EXPECTED: Expectations = Expectations { max_unavailable: Some(2), nothing_
 #[tokio::test(flavor = "multi_thread")]
 async fn each_right_is_used_none_is_missing_and_each_write_is_guarded() -> anyhow::Result<()> {
     let mut options = nodes(2);
-    // One that stands by looks at the lease of the other.
+    // A standby reads the lease of the leader.
     options.deploy.controller_replicas = 2;
     options.deploy.controller_args = vec!["--trust-wait=2s".to_owned()];
     run_expecting(options, EXPECTED, async |scene| {
@@ -37,7 +38,7 @@ async fn each_right_is_used_none_is_missing_and_each_write_is_guarded() -> anyho
         let other = other(&silent);
         let force = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests/force.yaml");
         scene.kubectl(&["apply", "--server-side", "-f", force]).await?;
-        // A permit is issued and its order withdrawn, and the agent says nothing: its node's own Lease has to tell.
+        // A permit is issued and its desired state withdrawn, and the agent is silent: its node's own Lease decides.
         ask_unheard(scene, &silent).await?;
         let agent = agent_on(scene, &silent).await?;
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
@@ -45,7 +46,7 @@ async fn each_right_is_used_none_is_missing_and_each_write_is_guarded() -> anyho
         scene.until("the permit is issued", |world| permit_of(world, &silent).is_some()).await?;
         withdraw(scene, &silent).await?;
 
-        // Meanwhile the other one: what its budget keeps is deleted at the deadline.
+        // Meanwhile the other one: pods that its budget keeps are deleted at the deadline.
         let patch = r#"{"spec":{"minAvailable":4}}"#;
         scene.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", patch]).await?;
         scene.policy(&json!({"maxUnavailable": 2, "drain": {"timeout": "3s", "atDeadline": "Force"}})).await?;
@@ -76,7 +77,7 @@ async fn each_right_is_used_none_is_missing_and_each_write_is_guarded() -> anyho
     Ok(())
 }
 
-/// What is told again is counted on the first Event, one about a Node and one about the operator's resource.
+/// Repeats an Event, which is counted on the first one: about a Node and about the operator's resource.
 async fn the_same_news_twice(scene: &Scene, node: &str) -> anyhow::Result<()> {
     let shadow = shadow_name(node);
     for nonce in ["first", "second"] {
@@ -89,7 +90,7 @@ async fn the_same_news_twice(scene: &Scene, node: &str) -> anyhow::Result<()> {
             })
             .await?;
     }
-    // A day that there is not.
+    // A day that does not exist.
     let broken = json!({"schedule": {"blackouts": [{"from": "2026-02-30"}]}});
     for _ in 0..2 {
         scene.policy(&broken).await?;
@@ -108,7 +109,7 @@ async fn the_same_news_twice(scene: &Scene, node: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As the documentation of the web API shows it, for diagnosis.
+/// Reads past all caches, as the documentation of the web API shows it, for diagnosis.
 async fn a_look_past_all_copies(scene: &Scene, node: &str) -> anyhow::Result<()> {
     let web = web_api(scene).await?;
     let answer = web.get(url(node, "?fresh=true")).bearer_auth(agents_token(scene, node)?).send().await?;
@@ -116,7 +117,7 @@ async fn a_look_past_all_copies(scene: &Scene, node: &str) -> anyhow::Result<()>
     Ok(())
 }
 
-/// A new authority and a new signing key take over, so that each of the Secrets is written again.
+/// Rotates the authority and the signing key, so that each of the Secrets is written again.
 async fn a_rotation(scene: &Scene) -> anyhow::Result<()> {
     let before = rotation::material(scene).await?;
     rotation::ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;

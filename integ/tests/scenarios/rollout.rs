@@ -1,4 +1,4 @@
-//! Updates that nothing stands in the way of.
+//! Updates without obstacles.
 
 use integ::bed::BedOptions;
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION};
@@ -82,7 +82,8 @@ async fn an_agent_that_is_up_before_its_shadow_waits_for_it() -> anyhow::Result<
     let ending = run(options, async |scene| {
         scene.bed.install().await?;
         scene.release();
-        // Certificates are there once one agent has reported; then the controller goes, and no one makes shadows.
+        // The certificates exist once one agent has reported; then the controller is removed, and no shadows are
+        // created.
         scene.kubectl(&["label", "node", "node-1", &label()]).await?;
         scene
             .until("node-1 reports", |world| {

@@ -1,4 +1,4 @@
-//! Certificates and keys change under load, and no one is refused for it.
+//! Rotation of certificates and keys under load, without refused requests.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ use crate::interfere::{agent_on, finish_command, is_call, poll, signal, until_ho
 use crate::leaders::leader;
 use crate::support::{NEW, Scene, nodes, run, shadow_of, status};
 
-/// What the controllers wait for, and the most that the kubelets take.
+/// Wait of the controllers, and longest delay of the kubelets.
 const WAIT: &str = "--trust-wait=4s";
 const LAG: Duration = Duration::from_secs(3);
 
@@ -48,7 +48,7 @@ fn host() -> String {
     format!("{APISERVER}.{SYSTEM_NAMESPACE}.svc")
 }
 
-/// What an agent of a node has in its volumes.
+/// The content of an agent's volumes.
 #[derive(Clone, Debug)]
 struct Volumes {
     trust: PathBuf,
@@ -58,7 +58,7 @@ struct Volumes {
 impl Volumes {
     async fn of(scene: &Scene, node: &str) -> anyhow::Result<Self> {
         let agent = agent_on(scene, node).await?;
-        // The kernel knows what the agent was started with, and so where its kubelet has put them.
+        // The kernel knows the agent's arguments, and so the path of its volumes.
         let line = std::fs::read(format!("/proc/{}/cmdline", agent.pid))?;
         let arguments: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
         let path = |flag: &str| {
@@ -68,7 +68,7 @@ impl Volumes {
         Ok(Self { trust: path("--trust-dir=")?, token: path("--token-file=")? })
     }
 
-    /// A client that trusts what is trusted now, and what that is.
+    /// A client that trusts the current bundle, and the bundle.
     fn client(&self, proxy: &str) -> anyhow::Result<(Vec<u8>, Client)> {
         let bundle = self.bundle()?;
         let client = Client::builder()
@@ -87,7 +87,7 @@ impl Volumes {
         Ok(std::fs::read_to_string(&self.token)?)
     }
 
-    /// Asks for the node's shadow as the agent does, with a connection of its own.
+    /// Reads the node's shadow as the agent does, on a new connection.
     async fn ask(&self, proxy: &str, node: &str, host: &str) -> anyhow::Result<ShadowView> {
         let (_, client) = self.client(proxy)?;
         let request = client.get(url(host, node, "")).timeout(PATIENCE).bearer_auth(self.token()?);
@@ -95,25 +95,25 @@ impl Volumes {
     }
 }
 
-/// How long an answer may take. An agent has less, but this machine may be busy.
+/// Longest wait for a response. An agent has less, but this machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Three heartbeats that did not come: an agent takes a stream for dead then.
+/// Three missing heartbeats, after which an agent takes a stream for dead.
 const SILENCE: Duration = Duration::from_secs(45);
 
-/// Between two reports of one node, of which the web API allows one a second for long; its agent has some to make, too.
+/// Between two reports of one node, which the web API limits to one a second on average, the agent's own included.
 const BETWEEN_REPORTS: Duration = Duration::from_millis(1_500);
 
 fn url(host: &str, node: &str, rest: &str) -> String {
     format!("https://{host}/v1/nodes/{node}/shadow{rest}")
 }
 
-/// One of those who ask the web API as a node's agent does.
+/// A client of the web API that acts as a node's agent.
 struct Asker {
     volumes: Volumes,
     proxy: String,
     node: String,
-    /// Made again when what is trusted has changed, as an agent does, and kept with its connection until then.
+    /// Created again when the trust bundle has changed, as an agent does, and kept with its connection until then.
     kept: Option<(Vec<u8>, Client)>,
 }
 
@@ -130,19 +130,19 @@ impl Asker {
         self.volumes.ask(&self.proxy, &self.node, &host()).await
     }
 
-    /// Reports what stands there already, which changes nothing. Gives the shadow as it is then.
+    /// Reports the current state, which changes nothing. Returns the shadow after it.
     async fn report(&mut self, view: &ShadowView) -> anyhow::Result<ShadowView> {
         let request = self.client()?.put(url(&host(), &self.node, "/status")).timeout(PATIENCE);
         let request = request.bearer_auth(self.volumes.token()?).header(IF_MATCH, format!("\"{}\"", view.etag));
         let answer = request.json(&view.status).send().await?;
-        // The node's own agent has reported meanwhile, or something is asked of it.
+        // The node's own agent has reported meanwhile, or its desired state has changed.
         if answer.status() == StatusCode::PRECONDITION_FAILED {
             return Ok(answer.json().await?);
         }
         Ok(answer.error_for_status()?.json().await?)
     }
 
-    /// Holds a stream until the server ends it. Whatever else it ends by is an error.
+    /// Holds a stream until the server ends it. Any other end is an error.
     async fn hold(&mut self, opened: impl FnOnce()) -> anyhow::Result<()> {
         let request = self.client()?.get(url(&host(), &self.node, "/watch")).bearer_auth(self.volumes.token()?);
         let answer = timeout(PATIENCE, request.send()).await.context("no stream in time")?;
@@ -153,7 +153,7 @@ impl Asker {
     }
 }
 
-/// What has come of a load.
+/// Results of a load.
 #[derive(Debug, Default)]
 struct Tally {
     asked: AtomicUsize,
@@ -169,7 +169,7 @@ impl Tally {
     }
 }
 
-/// Asks the web API again and again as the agents of some nodes, reports, and holds their streams, until it is dropped.
+/// Load on the web API as the agents of some nodes: reads, reports and streams, until it is dropped.
 struct Load {
     nodes: usize,
     tally: Arc<Tally>,
@@ -191,7 +191,7 @@ impl Load {
         Ok(Self { nodes: nodes.len(), tally, _tasks: tasks })
     }
 
-    /// Ends it, and fails if a single request or stream has failed, or if there were hardly any.
+    /// Ends the load, and fails if any request or stream has failed, or if there were hardly any.
     async fn end(self) -> anyhow::Result<()> {
         // The last volumes that change do so within the lag.
         tokio::time::sleep(LAG).await;
@@ -210,7 +210,7 @@ impl Load {
     }
 }
 
-/// Reads, with a new connection each time.
+/// Reads in a loop, with a new connection each time.
 async fn ask_on(asker: Asker, tally: Arc<Tally>) {
     loop {
         if let Err(error) = asker.ask().await {
@@ -221,7 +221,7 @@ async fn ask_on(asker: Asker, tally: Arc<Tally>) {
     }
 }
 
-/// Reports, with a connection that is kept.
+/// Reports in a loop, with a connection that is kept.
 async fn report_on(mut asker: Asker, tally: Arc<Tally>) {
     let mut view = None;
     loop {
@@ -237,7 +237,7 @@ async fn report_on(mut asker: Asker, tally: Arc<Tally>) {
     }
 }
 
-/// Holds a stream, and opens the next one at once where the server has ended it.
+/// Holds a stream, and opens the next one at once when the server has ended it.
 async fn hold_on(mut asker: Asker, tally: Arc<Tally>) {
     loop {
         let opened = || {
@@ -281,7 +281,7 @@ pub(crate) async fn ask_for(scene: &Scene, annotation: &str, value: &str) -> any
     Ok(())
 }
 
-/// What stands in the three Secrets.
+/// The content of the three Secrets.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Material {
     authority: String,
@@ -297,7 +297,7 @@ pub(crate) async fn material(scene: &Scene) -> anyhow::Result<Material> {
     })
 }
 
-/// Waits until a new authority has issued the certificate and the one before has no key any more.
+/// Waits until a new authority has issued the certificate and the previous one has no key any more.
 pub(crate) async fn certificates_rotated(scene: &Scene, before: &Material) -> anyhow::Result<()> {
     poll("the certificates are rotated", async || {
         let (Some(ca), Some(serving)) = (secret(scene, CA_SECRET).await?, secret(scene, SERVING_SECRET).await?) else {
@@ -312,7 +312,7 @@ pub(crate) async fn certificates_rotated(scene: &Scene, before: &Material) -> an
     .await
 }
 
-/// Waits until a new key signs alone.
+/// Waits until only a new key signs.
 async fn key_rotated(scene: &Scene, before: &Material) -> anyhow::Result<()> {
     poll("the signing key is rotated", async || {
         let Some(ring) = secret(scene, PERMIT_KEY_SECRET).await? else { return Ok(None) };
@@ -339,7 +339,7 @@ async fn acknowledged(scene: &Scene, value: &str) -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn leaf_authority_and_key_are_rotated_under_load_and_not_one_request_fails() -> anyhow::Result<()> {
     let mut options = options(2);
-    // Each has volumes of its own, which change when its own kubelet comes to it.
+    // Each has its own volumes, which its own kubelet updates at its own time.
     options.deploy.apiserver_replicas = 2;
     let ending = run(options, async |scene| {
         scene.install().await?;
@@ -379,7 +379,7 @@ async fn leaf_authority_and_key_are_rotated_under_load_and_not_one_request_fails
 async fn an_update_rolls_on_through_one_rotation_after_the_other() -> anyhow::Result<()> {
     let mut rotations = 0;
     let mut options = options(3);
-    // A version that is asked for is signed, and set on the hosts.
+    // A requested version is signed, and set on the hosts.
     merge(&mut options.policy, &json!({"version": {"target": NEW.to_string(), "refreshInterval": "1s"}}));
     let ending = run(options, async |scene| {
         scene.shop(3).await?;
@@ -400,7 +400,7 @@ async fn an_update_rolls_on_through_one_rotation_after_the_other() -> anyhow::Re
                 done = rotate => { done?; rotations += 1 }
             }
         }
-        // Whatever was begun comes to its end, and what is signed in the shadows with it.
+        // Attempts under way end, and with them the signed statements in the shadows.
         certificates_rotated(scene, &before).await?;
         key_rotated(scene, &before).await?;
         let keys: Value = serde_json::from_str(&trust(scene).await?[TRUST_PERMIT_KEYS])?;
@@ -419,7 +419,7 @@ async fn an_update_rolls_on_through_one_rotation_after_the_other() -> anyhow::Re
     Ok(())
 }
 
-/// The id of the key that signed something.
+/// The id of the key of a signature.
 fn key_of(jws: &str) -> Option<String> {
     let header = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(jws.split('.').next()?).ok()?;
     serde_json::from_slice::<Value>(&header).ok()?["kid"].as_str().map(str::to_owned)
@@ -427,7 +427,7 @@ fn key_of(jws: &str) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_slept_through_a_rotation_get_back_in() -> anyhow::Result<()> {
-    // Two of the four have nothing of the operator but their agents.
+    // Two of the four run nothing of the operator but their agents.
     let ending = run(options(4), async |scene| {
         scene.install().await?;
         let before = material(scene).await?;
@@ -438,7 +438,7 @@ async fn nodes_that_slept_through_a_rotation_get_back_in() -> anyhow::Result<()>
             .collect();
         let runs_it = |member: &&Member| member.kubelet.processes().iter().any(|p| operator.contains(&p.pid));
         let mut others = scene.bed.members.iter().filter(|member| !runs_it(member));
-        // One machine is off; on the other the kubelet hangs and the agent runs on with what it has.
+        // One machine is off; on the other the kubelet hangs and the agent continues with its old volumes.
         let (off, hung) = (others.next().context("no node to spare")?, others.next().context("no node to spare")?);
         let boot = off.host.snapshot().boot_id;
         off.host.power_off();
@@ -497,7 +497,7 @@ async fn deleted_secrets_are_made_anew_at_once_and_nobody_is_locked_out() -> any
         delete(scene, CA_SECRET).await?;
         certificates_rotated(scene, &before).await?;
 
-        // Both at once: what the servers have in service is still trusted until they have something else.
+        // Both at once: the certificates in use stay trusted until they are replaced.
         let before = material(scene).await?;
         delete(scene, CA_SECRET).await?;
         delete(scene, SERVING_SECRET).await?;
@@ -509,7 +509,8 @@ async fn deleted_secrets_are_made_anew_at_once_and_nobody_is_locked_out() -> any
         })
         .await?;
 
-        // Both halves of what is trusted: agents would be out for a wait, and so would any client that comes up meanwhile.
+        // Authority and key together: agents would be disconnected for a wait, and so would any client that starts
+        // meanwhile.
         let before = material(scene).await?;
         delete(scene, CA_SECRET).await?;
         let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
@@ -562,7 +563,7 @@ async fn a_signing_key_that_is_revoked_in_mid_attempt_ends_no_attempt() -> anyho
         let before = published_keys(scene).await?;
         delete(scene, PERMIT_KEY_SECRET).await?;
         revoked(scene, &before).await?;
-        // The agent that comes up now asks first who signed what is asked of its host's settings.
+        // The agent that starts now verifies the signature of its host's settings first.
         signal(&[agent_on(scene, "node-1").await?], Signal::SIGKILL);
         finish_command(host).await?;
         scene.updated().await?;
@@ -579,7 +580,7 @@ fn base64(text: &str) -> String {
     base64::engine::general_purpose::STANDARD.encode(text)
 }
 
-/// An authority of another client.
+/// An external authority.
 struct Theirs {
     certificate: String,
     key: KeyPair,
@@ -596,7 +597,7 @@ impl Theirs {
         Ok(Self { certificate, key, params })
     }
 
-    /// A Secret as cert-manager makes it, with this bundle.
+    /// A Secret as cert-manager creates it, with this bundle.
     fn secret(&self, bundle: &str) -> anyhow::Result<Value> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(vec![host()])?;
@@ -639,7 +640,7 @@ async fn a_certificate_that_somebody_else_provides_is_swapped_live_and_a_bad_one
         anyhow::ensure!(secret(scene, CA_SECRET).await?.and_then(|s| field(&s, "tls.crt")).is_none(), "none of ours");
 
         let load = Load::of(scene, &["node-1", "node-2"]).await?;
-        // First the next authority beside the present one, then what it issued.
+        // First the next authority beside the current one, then its certificate.
         let both = format!("{}{}", one.certificate, other.certificate);
         provide(scene, one.secret(&both)?).await?;
         published(scene, &other.certificate).await?;
@@ -649,7 +650,7 @@ async fn a_certificate_that_somebody_else_provides_is_swapped_live_and_a_bad_one
         tokio::time::sleep(LAG + Duration::from_secs(1)).await;
         load.end().await?;
 
-        // The web API would serve with this one, too, so it is shown to the controller with a key that does not fit.
+        // The web API would serve with this one, too, so the controller gets it with a key that does not match.
         let mut bad = third.secret(&third.certificate)?;
         bad["data"]["tls.key"] = base64(&one.key.serialize_pem()).into();
         let load = Load::of(scene, &["node-1", "node-2"]).await?;

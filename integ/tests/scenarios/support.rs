@@ -1,4 +1,4 @@
-//! What scenarios share: how one is run and judged, and waits over the server's history.
+//! Shared parts of the scenarios: running and judging them, and waits over the API server's history.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -24,37 +24,37 @@ use tokio::sync::Semaphore;
 
 use crate::interfere::poll;
 
-/// How many scenarios run at a time, if the test runner has as many threads (`make` sees to that).
+/// Number of scenarios that run at a time, if the test runner has as many threads (`make` sets that).
 const AT_ONCE: usize = 3;
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
 
-/// How long anything in a scenario may take. Nothing is measured by it: it only ends a wait for what does not come.
+/// Longest wait for anything in a scenario; nothing is measured by it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// Names the seed of a run that is to be repeated.
+/// Environment variable with the seed of a run to repeat.
 const SEED: &str = "BRUPOP_SEED";
 
 /// Namespace of the workloads.
 pub(crate) const SHOP: &str = "shop";
 
-/// What the nodes run at first.
+/// The version that the nodes run at first.
 pub(crate) const OLD: Version = Version::new(1, 20, 0);
-/// What is released in the course of a scenario.
+/// The version that is released during a scenario.
 pub(crate) const NEW: Version = Version::new(1, 20, 5);
 
-/// A scenario while it runs.
+/// A running scenario.
 pub(crate) struct Scene {
-    /// The bed: control plane and nodes. The operator is installed by [`Scene::install`].
+    /// The test cluster: control plane and nodes. [`Scene::install`] installs the operator.
     pub(crate) bed: Bed,
-    /// For everything in the scenario that is left to chance.
+    /// Random numbers of the scenario.
     pub(crate) chance: StdRng,
 }
 
 /// A scenario after its end.
 pub(crate) struct Ending {
-    /// All that the server went through.
+    /// The API server's whole history.
     pub(crate) history: History,
-    /// What the oracle says of it: that it was safe, or [`run`] would have failed.
+    /// The oracle's verdict: safe, or [`run`] would have failed.
     pub(crate) verdict: Verdict,
 }
 
@@ -65,14 +65,13 @@ impl Ending {
         assert!(attempts.len() == updates && attempts.iter().all(Attempt::updated), "{attempts:#?}");
     }
 
-    /// The cluster as it was at the end.
+    /// The cluster state at the end.
     pub(crate) fn world(&self) -> World {
         self.history.end()
     }
 }
 
-/// Runs a scenario on a bed of its own, and has it judged: all safety properties have to have held, and nothing may be
-/// left claimed.
+/// Runs a scenario on its own test cluster, and judges it: all safety properties must hold, and no claim may be left.
 pub(crate) async fn run(
     options: BedOptions,
     story: impl AsyncFnOnce(&mut Scene) -> anyhow::Result<()>,
@@ -89,7 +88,7 @@ pub(crate) async fn run_expecting(
     run_but_for(None, options, expectations, story).await
 }
 
-/// The same, where one property cannot hold for reasons that are not the operator's.
+/// The same, where one property cannot hold for reasons outside of the operator.
 pub(crate) async fn run_but_for(
     lost: Option<Property>,
     options: BedOptions,
@@ -101,7 +100,7 @@ pub(crate) async fn run_but_for(
         Ok(text) => text.parse().with_context(|| format!("{SEED} is no number"))?,
         Err(_) => rand::random::<u64>(),
     };
-    // Shown with whatever fails, a panic included.
+    // Shown with a failure, also a panic.
     println!("{SEED}={seed} repeats the choices of this run");
     let began = Timestamp::now();
     let bed = Bed::start(options).await?;
@@ -134,7 +133,8 @@ pub(crate) async fn run_but_for(
     Ok(Ending { history, verdict })
 }
 
-/// Options for so many nodes, without the operator's second and third pods, which a scenario about the nodes does not need.
+/// Options for so many nodes, without the operator's second and third pods, which a scenario about the nodes does not
+/// need.
 pub(crate) fn nodes(nodes: usize) -> BedOptions {
     BedOptions {
         nodes,
@@ -143,7 +143,7 @@ pub(crate) fn nodes(nodes: usize) -> BedOptions {
     }
 }
 
-/// The story of a run, for the one who has to find out why it failed.
+/// The timeline of a run, for the analysis of a failure.
 fn timeline(history: &History, began: Timestamp) -> String {
     let mut text = String::new();
     for moment in history.timeline() {
@@ -176,8 +176,8 @@ impl Scene {
         Ok(())
     }
 
-    /// Makes a Deployment `web` of so many pods, with a budget that lets one of them go at a time, and waits until all
-    /// are Ready.
+    /// Creates a Deployment `web` of so many pods, with a budget that lets one of them go at a time, and waits until
+    /// all are Ready.
     pub(crate) async fn shop(&self, pods: usize) -> anyhow::Result<()> {
         self.shop_with(pods, json!({"maxUnavailable": 1})).await
     }
@@ -187,7 +187,7 @@ impl Scene {
         self.shop_beside(pods, limit, vec![]).await
     }
 
-    /// The same, and beside it what has to be there before the budget is.
+    /// The same, with objects to create before the budget.
     async fn shop_beside(&self, pods: usize, limit: Value, beside: Vec<Value>) -> anyhow::Result<()> {
         // A node that still has its first taint would get none of the pods.
         self.until("every node takes pods", |world| {
@@ -204,8 +204,8 @@ impl Scene {
         self.shop_is_ready(pods).await
     }
 
-    /// Makes the same Deployment with a budget that has nothing left to allow: one more pod, which no node takes, uses it
-    /// up. A budget that could never allow anything would keep its nodes from being touched at all.
+    /// Creates the same Deployment with a budget that is used up by one more pod, which no node takes. A budget that
+    /// could never allow anything would keep its nodes from being started at all.
     pub(crate) async fn guarded_shop(&self, pods: usize) -> anyhow::Result<()> {
         let pending = json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -231,7 +231,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Waits until the world fulfils a condition.
+    /// Waits until the cluster state meets a condition.
     pub(crate) async fn until(&self, what: &str, mut holds: impl FnMut(&World) -> bool) -> anyhow::Result<World> {
         Ok(self.bed.wait(what, LIMIT, |history| holds(&history.end())).await?.end())
     }
@@ -280,7 +280,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Deletes the pods of a part of the operator, which its workload then replaces.
+    /// Deletes the pods of a component of the operator, which its workload then replaces.
     pub(crate) async fn restart(&self, component: deploy::Component) -> anyhow::Result<()> {
         let namespace = if component == deploy::Component::Agent { AGENT_NAMESPACE } else { SYSTEM_NAMESPACE };
         let selector = format!("app.kubernetes.io/component={}", component.name());
@@ -289,17 +289,17 @@ impl Scene {
         Ok(())
     }
 
-    /// Waits until the controller that leads has renewed its lease so often: it has been at work since then.
+    /// Waits until the leader has renewed its lease so often: it has worked since then.
     pub(crate) async fn renewals(&self, times: usize) -> anyhow::Result<()> {
         let leases: Api<Lease> = Api::namespaced(self.bed.client.clone(), SYSTEM_NAMESPACE);
         let only = watcher::Config::default().fields(&format!("metadata.name={CONTROLLER}"));
-        // The first object is the lease as it is.
+        // The first object is the current lease.
         let stream = watcher(leases, only).applied_objects().take(times + 1);
         tokio::time::timeout(LIMIT, stream.try_collect::<Vec<_>>()).await.context("the lease is not renewed")??;
         Ok(())
     }
 
-    /// The end of the output of the operator's pods, and what the hosts were asked for.
+    /// The end of the output of the operator's pods, and the requests to the hosts.
     fn evidence(&self) -> String {
         const LINES: usize = 25;
         let mut text = String::new();
@@ -346,10 +346,10 @@ pub(crate) fn operator_condition<'a>(world: &'a World, type_: &str) -> Option<&'
     find_condition(&world.operator.as_ref()?.status.conditions, type_)
 }
 
-/// Where Events about Nodes are.
+/// Namespace of Events about Nodes.
 pub(crate) const EVENTS_OF_NODES: &str = "default";
 
-/// Whether a node runs this version, has no attempt under way and nothing of the operator on it.
+/// Returns true if a node runs this version, has no attempt under way and nothing of the operator on it.
 pub(crate) fn is_on(world: &World, node: &str, version: &Version) -> bool {
     world.nodes.get(node).is_some_and(|node| !node.claimed())
         && shadow_of(world, node).is_some_and(|shadow| {
@@ -357,38 +357,38 @@ pub(crate) fn is_on(world: &World, node: &str, version: &Version) -> bool {
         })
 }
 
-/// How the attempts of a node ended, each as the version and the result.
+/// The results of a node's attempts, each as the version and the result.
 pub(crate) fn results(history: &History, node: &str) -> Vec<(Version, String)> {
     let attempts = history.attempts().into_iter().filter(|attempt| attempt.node == node);
     attempts.map(|attempt| (attempt.to, attempt.result.unwrap_or_default())).collect()
 }
 
-/// What the operator's resource says.
+/// The status of the operator's resource.
 pub(crate) fn status(world: &World) -> BottlerocketUpdateOperatorStatus {
     world.operator.as_ref().map(|operator| operator.status.clone()).unwrap_or_default()
 }
 
-/// What is remembered of a node's attempts.
+/// The record of a node's attempts.
 pub(crate) fn record(world: &World, node: &str) -> Record {
     shadow_of(world, node).and_then(|shadow| shadow.status.controller.record.clone()).unwrap_or_default()
 }
 
-/// Why a node's last attempt ended.
+/// The reason of the end of a node's last attempt.
 pub(crate) fn last_reason(world: &World, node: &str) -> Option<String> {
     record(world, node).last.map(|last| last.reason)
 }
 
-/// Whether a node has no attempt under way, and nothing of the operator on it.
+/// Returns true if a node has no attempt under way, and nothing of the operator on it.
 pub(crate) fn is_given_back(world: &World, node: &str) -> bool {
     shadow_of(world, node).is_some_and(|shadow| shadow.step().is_none()) && !world.nodes[node].claimed()
 }
 
-/// Whether a node runs [`NEW`], and is released.
+/// Returns true if a node runs [`NEW`], and is released.
 pub(crate) fn is_updated(world: &World, node: &str) -> bool {
     is_on(world, node, &NEW)
 }
 
-/// Waits until there is an Event with this reason whose text has all of these in it, and returns the text.
+/// Waits until there is an Event with this reason whose text contains all of these, and returns the text.
 pub(crate) async fn until_event(
     scene: &Scene,
     namespace: &str,

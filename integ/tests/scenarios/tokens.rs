@@ -1,4 +1,4 @@
-//! Who may speak for a node.
+//! Tokens that may act for a node.
 
 use std::path::Path;
 
@@ -19,14 +19,14 @@ pub(crate) fn agents_token(scene: &Scene, node: &str) -> anyhow::Result<String> 
     let pods = scene.bed.processes_of(deploy::Component::Agent);
     let on_node = scene.bed.member(node)?.kubelet.processes();
     let agent = pods.iter().find(|pod| on_node.contains(pod)).context("no agent")?;
-    // The kernel knows what the agent was started with, and so where its kubelet has put the token.
+    // The kernel knows the agent's arguments, and so the path of its token.
     let line = std::fs::read(format!("/proc/{}/cmdline", agent.pid))?;
     let arguments: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
     let file = arguments.iter().find_map(|a| a.strip_prefix("--token-file=")).context("no --token-file")?;
     std::fs::read_to_string(Path::new(file)).with_context(|| file.to_owned())
 }
 
-/// A client of the web API as agents are: through the bed's proxy, with the published CA.
+/// A client of the web API as agents are: through the test cluster's proxy, with the published CA.
 pub(crate) async fn web_api(scene: &Scene) -> anyhow::Result<Client> {
     let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
     let map = maps.get(TRUST_CONFIG_MAP).await?;
@@ -41,7 +41,7 @@ pub(crate) fn url(node: &str, rest: &str) -> String {
     format!("https://{APISERVER}.{SYSTEM_NAMESPACE}.svc/v1/nodes/{node}/shadow{rest}")
 }
 
-/// The status of a refusal, and its kind.
+/// Status and kind of a refusal.
 async fn refusal(answer: Response) -> anyhow::Result<(u16, String)> {
     let status = answer.status().as_u16();
     anyhow::ensure!(status >= 400, "this was not refused, but answered with {status}: {}", answer.text().await?);
@@ -50,7 +50,7 @@ async fn refusal(answer: Response) -> anyhow::Result<(u16, String)> {
     Ok((status, problem.type_.rsplit(':').next().unwrap_or_default().to_owned()))
 }
 
-/// Asks for the shadow of node-2 with a token, tries to follow it, and tries to report for it.
+/// Tries to read, to watch and to report for node-2 with a token.
 async fn try_all(web: &Client, etag: &str, token: &str) -> anyhow::Result<Vec<(u16, String)>> {
     let lie = json!({"state": "RebootedIntoUpdate", "currentVersion": NEW, "bootId": "b", "observedGeneration": 1});
     let requests = [
@@ -85,7 +85,7 @@ async fn an_agent_with_another_nodes_token_or_no_good_token_is_refused_and_chang
         let web = web_api(scene).await?;
         let (own, others) = (agents_token(scene, "node-2")?, agents_token(scene, "node-1")?);
         assert_ne!(own, others);
-        // What is asked below is answered for the node itself, so that a refusal is for the token's sake.
+        // The requests below succeed with the node's own token, so that a refusal is because of the token.
         let view: ShadowView =
             web.get(url("node-2", "")).bearer_auth(&own).send().await?.error_for_status()?.json().await?;
         let before = scene.bed.recorder.so_far()?.end();

@@ -1,4 +1,4 @@
-//! Uninstalling: everything of the operator goes, and nothing else.
+//! Uninstalling: everything of the operator is removed, and nothing else.
 
 use std::collections::BTreeSet;
 use std::process::{Output, Stdio};
@@ -15,10 +15,10 @@ use serde_json::json;
 use crate::interfere::{blocked_drain, poll, release_into_a_blocked_drain, unblock};
 use crate::support::{LIMIT, Scene, nodes, run_expecting};
 
-/// What comes and goes by itself.
+/// Kinds of objects that come and go by themselves.
 const PASSING: [&str; 5] = ["Event", "Pod", "EndpointSlice", "Endpoints", "ControllerRevision"];
 
-/// Every object that the API server has, but for what passes, and what each Node has that anybody wrote on it.
+/// Every object in the API server, without transient ones, and the written fields of each Node.
 async fn everything(scene: &Scene) -> anyhow::Result<BTreeSet<String>> {
     let client = &scene.bed.client;
     let mut all = BTreeSet::new();
@@ -53,8 +53,8 @@ async fn everything(scene: &Scene) -> anyhow::Result<BTreeSet<String>> {
     Ok(all)
 }
 
-/// Waits until what is there now, and was not there before, and the other way round, is as it should be: Kubernetes itself
-/// tidies up after what was deleted, a moment later.
+/// Waits until the difference between the objects before and now is as expected: Kubernetes itself cleans up after a
+/// deletion, shortly after it.
 async fn until_left(
     scene: &Scene,
     before: &BTreeSet<String>,
@@ -128,7 +128,7 @@ async fn uninstalling_in_mid_drain_gives_the_node_back_and_leaves_the_cluster_as
     Ok(())
 }
 
-/// The lines of `docs/install.md` for those without the plugin: the ones up to the looks, and the ones after them.
+/// The commands of `docs/install.md` for users without the plugin: those up to the checks, and those after them.
 fn documented() -> (Vec<String>, Vec<String>) {
     const DOCS: &str = include_str!("../../../docs/install.md");
     let (_, block) = DOCS.split_once("The same with kubectl alone:").unwrap_or_default();
@@ -179,7 +179,7 @@ async fn the_documented_lines_uninstall_it_too() -> anyhow::Result<()> {
         for line in rest {
             shell(scene, line).await?;
         }
-        // The last line takes the label of the nodes along, as it says.
+        // The last line removes the label of the nodes, too, as documented.
         until_left(scene, &before, |left, _| left.is_empty()).await
     })
     .await?;
@@ -190,7 +190,7 @@ async fn the_documented_lines_uninstall_it_too() -> anyhow::Result<()> {
 async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_meanwhile() -> anyhow::Result<()> {
     run_expecting(nodes(2), ANY, async |scene| {
         let target = blocked_drain(scene).await?;
-        // No one gives a node back while there is no controller.
+        // No node is released while there is no controller.
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "scale", "deployment", "brupop-controller", "--replicas=0"]).await?;
         poll("the controller is gone", async || {
             Ok(scene.bed.processes_of(deploy::Component::Controller).is_empty().then_some(()))
@@ -205,7 +205,7 @@ async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_me
         assert!(text.contains("--abandon"), "{text}");
         assert!(scene.kubectl(&["-n", AGENT_NAMESPACE, "get", "daemonset"]).await?.contains("brupop-agent"));
 
-        // A node that a client holds stays cordoned, and it is said.
+        // A node with a hold stays cordoned, and that is reported.
         scene.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}=mine")]).await?;
         let gone = plugin(scene, &["uninstall", "--yes", "--timeout", "1s", "--abandon"]).await?;
         assert!(
@@ -214,7 +214,7 @@ async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_me
             said(&gone)
         );
         unblock(scene).await?;
-        // Without the hold a second run takes back what the first has left.
+        // Without the hold a second run releases what the first has left.
         scene.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}-")]).await?;
         let again = plugin(scene, &["uninstall", "--yes"]).await?;
         assert!(again.status.success(), "{}", said(&again));
@@ -229,7 +229,7 @@ async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_me
 const EARLIER: &str = "integ/testdata/earlier-operator.yaml";
 const EARLIER_SHADOW: &str = "integ/testdata/earlier-shadow.yaml";
 
-/// The lines of `docs/install.md` that install, with the programs that this build has.
+/// The installation commands of `docs/install.md`, with the programs of this build.
 fn install_lines() -> anyhow::Result<String> {
     const DOCS: &str = include_str!("../../../docs/install.md");
     let (_, section) = DOCS.split_once("\n## Install\n").context("no section")?;
@@ -238,7 +238,7 @@ fn install_lines() -> anyhow::Result<String> {
     Ok(block.replace("cargo run -p deploy --", &deploy.display().to_string()))
 }
 
-/// What there is of the earlier operator, to the version.
+/// The objects of the earlier operator, with their versions.
 async fn of_the_earlier_operator(scene: &Scene) -> anyhow::Result<String> {
     let columns = "custom-columns=:.kind,:.metadata.name,:.metadata.uid,:.metadata.resourceVersion";
     let definition =
@@ -270,7 +270,7 @@ async fn the_earlier_operator_is_left_as_it_is() -> anyhow::Result<()> {
         let theirs = of_the_earlier_operator(scene).await?;
         let before = everything(scene).await?;
 
-        // The documented install stops before it changes anything, any client that applied the definition.
+        // The documented installation stops before it changes anything, whichever client applied the definition.
         let refused = format!("{:#}", shell(scene, &install_lines()?).await.expect_err("installed"));
         assert!(refused.contains(".spec.versions"), "{refused}");
         let forced = install_lines()?.replace("--server-side", "--server-side --force-conflicts");
@@ -280,7 +280,7 @@ async fn the_earlier_operator_is_left_as_it_is() -> anyhow::Result<()> {
         assert!(!checked.status.success() && said(&checked).contains("versions v1, v2"), "{}", said(&checked));
         assert_eq!(everything(scene).await?, before);
 
-        // With everything applied that is not refused, the operator waits, and reports for what, once.
+        // With everything applied that is not refused, the operator waits, and reports the reason, once.
         let _ = shell(scene, "kubectl apply --server-side -f deploy/manifests/crds.yaml").await;
         poll("the manifest is applied", async || {
             Ok(shell(scene, "kubectl apply --server-side -f deploy/manifests/brupop.yaml").await.ok())

@@ -1,7 +1,8 @@
-//! Two versions side by side: the parts of the operator replaced one after the other in mid-rollout, in every order.
+//! Two versions side by side: the components of the operator replaced one after the other during a rollout, in every
+//! order.
 //!
-//! The next version is a stand-in (`make next`): it adds a field to each part of a shadow, a line to the stream, and a step to
-//! each update, in which the agent gets an order that only it knows.
+//! The next version is a stand-in (`make next`): it adds a field to each part of a shadow, a line to the stream, and a
+//! step to each update, in which the agent gets a desired state that only it knows.
 
 use anyhow::Context as _;
 use deploy::Component;
@@ -22,7 +23,7 @@ use crate::support::{Scene, last_reason, nodes, results, run, shadow_of};
 /// The tag of the next version's images.
 const NEXT: &str = "next";
 
-/// Every order in which the parts can be replaced.
+/// Every order in which the components can be replaced.
 const ORDERS: [[Component; 3]; 6] = {
     use Component::{Agent, Apiserver, Controller};
     [
@@ -35,8 +36,8 @@ const ORDERS: [[Component; 3]; 6] = {
     ]
 };
 
-/// What the next version adds to the definition of a shadow, and to what its web API may write of it. Both come first and go
-/// last: what they do not have is refused.
+/// Adds the next version's fields to the definition of a shadow, and to what its web API may write of it. Both come
+/// first and are removed last: fields that they do not have are refused.
 async fn add_to_the_definitions(scene: &Scene) -> anyhow::Result<()> {
     let crd = "bottlerocketshadows.brupop.bottlerocket.aws";
     let text = scene.kubectl(&["get", "crd", crd, "-o", "json"]).await?;
@@ -66,7 +67,7 @@ async fn add_to_the_definitions(scene: &Scene) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has a part run by another version's image, and waits until all of it does.
+/// Switches a component to another version's image, and waits until all its pods run it.
 async fn replace(scene: &Scene, part: Component, tag: &str) -> anyhow::Result<()> {
     let (namespace, kind) =
         if part == Component::Agent { (AGENT_NAMESPACE, "daemonset") } else { (SYSTEM_NAMESPACE, "deployment") };
@@ -78,7 +79,7 @@ async fn replace(scene: &Scene, part: Component, tag: &str) -> anyhow::Result<()
     Ok(())
 }
 
-/// Rolls a release out, and replaces the parts in this order while it goes on.
+/// Rolls a release out, and replaces the components in this order meanwhile.
 async fn roll_out(scene: &mut Scene, version: &Version, order: [Component; 3], tag: &str) -> anyhow::Result<()> {
     scene.bed.releases.publish(version.clone());
     for part in order {
@@ -96,7 +97,7 @@ async fn roll_out(scene: &mut Scene, version: &Version, order: [Component; 3], t
     Ok(())
 }
 
-/// What the next version wrote where only it writes.
+/// The fields that only the next version writes.
 async fn novelties(scene: &Scene) -> anyhow::Result<Vec<Value>> {
     let shadows = scene.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "brs", "-o", "json"]).await?;
     let shadows: Value = serde_json::from_str(&shadows)?;
@@ -104,12 +105,12 @@ async fn novelties(scene: &Scene) -> anyhow::Result<Vec<Value>> {
     Ok(items.iter().map(|shadow| shadow["status"]["agentNovelty"].clone()).collect())
 }
 
-/// Whether a node went through the step that only the next version has.
+/// Returns true if a node went through the step that only the next version has.
 fn was_planned(history: &History) -> bool {
     ["node-1", "node-2"].iter().flat_map(|node| history.transitions(node)).any(|(_, step)| step == Some(Step::Unknown))
 }
 
-/// Whether an agent said that it does not know what it is asked for.
+/// Returns true if an agent reported a desired state that it does not know.
 fn was_not_understood(history: &History) -> bool {
     let mut seen = false;
     history.replay(|change, _, _| {
@@ -133,7 +134,7 @@ async fn a_rollout_goes_on_while_its_parts_are_replaced_by_the_next_version_and_
         let present = scene.bed.options.deploy.tag.clone();
         for (number, order) in (0_u64..).zip(ORDERS) {
             roll_out(scene, &Version::new(1, 20, 5 + 2 * number), order, NEXT).await?;
-            // What an older web API did not take is said again to the newer one.
+            // Fields that an older web API did not accept are reported again to the newer one.
             poll("the next version has said what is new", async || {
                 Ok((novelties(scene).await? == vec![json!("next"); NODES]).then_some(()))
             })
@@ -145,8 +146,8 @@ async fn a_rollout_goes_on_while_its_parts_are_replaced_by_the_next_version_and_
     })
     .await?;
     assert!(was_planned(&ending.history), "the step that only the next version has was seen");
-    // Whether an older agent is asked for what it does not know is chance here; the scenario below sees to it.
-    // A part that is replaced may cost an attempt its time, never a node a second reboot.
+    // An older agent may or may not get a desired state here that it does not know; the scenario below forces it. A
+    // component that is replaced may cost an attempt its time, never a node a second reboot.
     let updated = ending.history.attempts().iter().filter(|attempt| attempt.updated()).count();
     assert_eq!((updated, ending.verdict.stats.reboots), (updates, updates));
     Ok(())
@@ -160,13 +161,13 @@ async fn an_order_of_the_next_version_is_nothing_to_older_parts_and_what_it_bega
         scene.install().await?;
         add_to_the_definitions(scene).await?;
         let present = scene.bed.options.deploy.tag.clone();
-        // Agent and web API know nothing of what this controller asks for: the update goes on without.
+        // Agent and web API do not know the desired state of this controller: the update continues without it.
         replace(scene, Component::Controller, NEXT).await?;
         scene.release();
         let so_far = scene.updated().await?;
         anyhow::ensure!(was_planned(&so_far) && was_not_understood(&so_far), "nothing was asked for that is not known");
 
-        // The next attempt stands in that step, since its agent says nothing, when the older controller comes back.
+        // The next attempt is in that step, since its agent is silent, when the older controller comes back.
         scene.policy(&json!({"enabled": false})).await?;
         scene.bed.releases.publish(newer.clone());
         scene

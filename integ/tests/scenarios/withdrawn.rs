@@ -1,4 +1,4 @@
-//! Orders that were taken back, and permits that are too old: none of them may fire.
+//! Withdrawn desired states and expired permits: none of them may take effect.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::interfere::{
 };
 use crate::support::{Ending, NEW, Scene, is_given_back, nodes, results, run, shadow_of};
 
-/// Why the attempts of one node ended.
+/// The reasons of the ends of one node's attempts.
 fn reasons(ending: &Ending, node: &str) -> Vec<String> {
     results(&ending.history, node).into_iter().map(|(_, reason)| reason).collect()
 }
 
-/// Waits until the agent has confirmed that it carries out no order and that nothing of the operator is armed.
+/// Waits until the agent has confirmed that it carries out no desired state and that nothing of the operator is armed.
 async fn confirmed(scene: &Scene, node: &str) -> anyhow::Result<()> {
     scene
         .until("the agent has confirmed the withdrawal", |world| {
@@ -46,7 +46,8 @@ async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_permit
         let hold = |value: &str| format!("{HOLD_ANNOTATION}{value}");
         scene.kubectl(&["annotate", "node", &target, &hold("=test")]).await?;
         continue_controllers(scene);
-        // No permit was issued, so nothing has to be waited for: the silent agent does not delay the end of the attempt.
+        // No permit was issued, so there is nothing to wait for: the silent agent does not delay the end of the
+        // attempt.
         let world = scene
             .until("the attempt has ended", |world| {
                 shadow_of(world, &target).is_some_and(|shadow| shadow.step().is_none())
@@ -59,7 +60,7 @@ async fn an_agent_that_slept_through_the_withdrawal_of_an_order_without_a_permit
         signal(&[agent], Signal::SIGCONT);
         confirmed(scene, &target).await?;
         anyhow::ensure!(host.snapshot().boot_id == boot && !host.log().iter().any(is_activate), "the agent acted");
-        // The claim that the hold kept is ours again when the hold goes, for as long as it takes to give it back.
+        // The claim that the hold kept is the operator's again when the hold is removed, until it is released.
         scene
             .until("the other node has had its turn", |world| {
                 let slots = world.operator.as_ref().is_none_or(|operator| !operator.status.slots.is_empty());
@@ -148,7 +149,7 @@ async fn an_agent_killed_while_its_host_arms_disarms_after_its_restart_when_the_
         host.script(Fault::command(Command::Activate, Worker::Waits));
         unblock(scene).await?;
         until_host(host, "the host is asked to arm", is_activate).await?;
-        // Stopped first, so that nothing of the restarted agent is heard before the order is gone.
+        // Stopped first, so that nothing of the restarted agent arrives before the desired state is withdrawn.
         let agent = agent_on(scene, &target).await?;
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
         withdraw(scene, &target).await?;
@@ -178,12 +179,12 @@ async fn a_permit_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again()
         continue_controllers(scene);
         let world = scene.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
         let first = permit_of(&world, &target).context("just seen")?.to_owned();
-        // What is tested is the passing of time itself.
+        // The test is about the passing of time itself.
         tokio::time::sleep(PERMIT_LIFETIME + Duration::from_secs(1)).await;
         let host = &scene.bed.member(&target)?.host;
         signal(&[agent], Signal::SIGCONT);
         until_host(host, "the host is asked to arm", is_activate).await?;
-        // The host's log may be ahead of what the recorder has seen; that each arming had a permit of its own is counted below.
+        // The host's log may be ahead of the recorder; that each arming had its own permit is counted below.
         scene
             .until("the agent has armed on another permit", |world| {
                 permit_of(world, &target).is_some_and(|permit| permit != first.as_str())
@@ -199,7 +200,8 @@ async fn a_permit_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again()
     Ok(())
 }
 
-/// How long after the last permit a node with a silent agent is released: the permit's life and the longest shutdown.
+/// Time after the last permit at which a node with a silent agent is released: the permit's life and the longest
+/// shutdown.
 const CERTAIN: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,5 @@
-//! No PodDisruptionBudget is violated by us: whenever we make a healthy pod go, every budget that covers it allows one more
-//! disruption, or has already counted this one. (The API server counts an eviction before it deletes the pod.)
+//! The operator violates no PodDisruptionBudget: whenever it removes a healthy pod, every budget that covers it allows
+//! one more disruption, or has already counted this one. (The API server counts an eviction before it deletes the pod.)
 
 use models::operator::AtDeadline;
 
@@ -13,7 +13,7 @@ impl super::Check for Check {
         let Object::Pod(pod) = &moment.change.object else { return };
         let Some(Object::Pod(was)) = moment.before else { return };
         let told = (pod.terminating || moment.change.gone) && !was.terminating;
-        // Budgets do not protect what is not healthy from going.
+        // Budgets do not protect pods that are not healthy.
         let healthy = was.ready && !was.finished && !was.pending;
         if !told || !healthy || !evidence.told_by_us(&pod.uid, moment.revision()) {
             return;
@@ -36,7 +36,8 @@ impl super::Check for Check {
     }
 }
 
-/// Whether policy says that what is left on the node at its drain's deadline goes past its budgets, and that is recorded.
+/// Returns true if policy forces the remaining pods off the node at its drain's deadline, past their budgets, and that
+/// is recorded.
 fn forced(world: &World, node: Option<&str>) -> bool {
     let Some(node) = node.and_then(|name| world.nodes.get(name)) else { return false };
     let drain = world.shadow_of(node).and_then(|shadow| shadow.status.controller.drain.as_ref());

@@ -6,20 +6,20 @@ use jiff::SignedDuration;
 
 use super::{Evidence, Moment, Object, Property, Verdict, World};
 
-/// For how long requests for one pod have to fail. It is named after five seconds; this is what a slow machine may take.
+/// Time for which evictions of one pod have to fail. It is named after five seconds; this allows for a slow machine.
 const FAILED_FOR: SignedDuration = SignedDuration::from_secs(60);
 
 /// The longest pause between requests that belong together: another attempt begins later.
 const PAUSE: SignedDuration = SignedDuration::from_secs(30);
 
-/// How many pods a shadow names.
+/// Number of pods that a shadow names.
 const NAMED: usize = 8;
 
 #[derive(Default)]
 pub(super) struct Check {
     /// The pods that a shadow has named.
     named: BTreeSet<String>,
-    /// Whether a shadow has named as many as it can.
+    /// True if a shadow has named as many pods as it can.
     full: bool,
 }
 
@@ -68,7 +68,7 @@ mod tests {
     use super::super::super::story::{CONTROLLER, Story};
     use super::Property;
 
-    /// A drain in which a budget refuses a pod again and again.
+    /// A drain in which a budget refuses the eviction of a pod repeatedly.
     fn refused(times: i64) -> Story {
         let mut story = Story::new(&["a"]);
         story.pod("shop/cart-1", "a", "cart");

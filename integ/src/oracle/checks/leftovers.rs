@@ -1,5 +1,5 @@
-//! At the end no node carries a claim of the operator and no slot is taken, where the scenario says that all is over. A node that a
-//! person holds may keep our cordon.
+//! At the end no node carries a claim of the operator and no slot is taken, where the scenario expects it. A node with
+//! a user's hold may keep the operator's cordon.
 
 use super::{Evidence, Moment, Property, Verdict, World};
 

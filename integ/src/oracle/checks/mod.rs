@@ -1,4 +1,4 @@
-//! The properties, one file each. Every check sees each revision in order, and then the hosts' logs.
+//! The properties, one file each. Every check processes each revision in order, and then the hosts' logs.
 
 mod budgets;
 mod l3_blocked;
@@ -27,15 +27,15 @@ use super::report::{Property, Verdict};
 use super::world::World;
 use super::writers::{Part, Removal, Writer, Writers, removals};
 
-/// Between an agent's last look at its clock and the host's log of what it then asked for.
+/// Time between an agent's last check of its clock and the host's log of its request.
 const REACTION: SignedDuration = SignedDuration::from_secs(1);
 
-/// What a run is expected to look like, besides being safe.
+/// Expectations of a run, besides being safe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expectations {
-    /// A ceiling for the nodes out of service, below whatever policy says.
+    /// Limit for the nodes out of service, below that of the policy.
     pub max_unavailable: Option<usize>,
-    /// Whether at the end every node has to be released.
+    /// Require that every node is released at the end.
     pub nothing_left: bool,
 }
 
@@ -75,7 +75,7 @@ pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectation
     verdict
 }
 
-/// One revision: what changed, and the world with it.
+/// One revision: the change, and the cluster state with it.
 struct Moment<'a> {
     change: &'a Change,
     before: Option<&'a Object>,
@@ -88,12 +88,12 @@ impl<'a> Moment<'a> {
         self.change.revision
     }
 
-    /// Which part of the operator wrote it.
+    /// The component of the operator that wrote it.
     fn part(&self) -> Option<Part> {
         Part::of(&self.writer?.user)
     }
 
-    /// A shadow that counts and is still there, and how it was before.
+    /// A shadow of the operator's namespace that still exists, and its state before.
     fn shadow(&self) -> Option<(&'a Shadow, Option<&'a Shadow>)> {
         let new = match &self.change.object {
             Object::Shadow(new) if !self.change.gone && self.world.shadows.contains_key(&new.name) => new,
@@ -106,7 +106,7 @@ impl<'a> Moment<'a> {
         Some((new, old))
     }
 
-    /// A Node that was there and still is, before and after.
+    /// A Node that existed before and still does: before and after.
     fn node(&self) -> Option<(&'a Node, &'a Node)> {
         match (self.before, &self.change.object) {
             (Some(Object::Node(old)), Object::Node(new)) if !self.change.gone && old.uid == new.uid => Some((old, new)),
@@ -115,16 +115,16 @@ impl<'a> Moment<'a> {
     }
 }
 
-/// All that was said besides the history itself.
+/// All evidence besides the history itself.
 struct Evidence<'a> {
     hosts: BTreeMap<&'a str, Vec<&'a HostLog>>,
     writers: Writers,
     removals: Vec<Removal>,
-    /// Pods, by uid, that the operator had removed, and when it first asked for that.
+    /// Pods, by uid, that the operator had removed, and the time of its first request.
     removed_by_us: BTreeMap<String, Timestamp>,
-    /// When a revision was seen.
+    /// Time at which a revision was seen.
     seen: BTreeMap<u64, Timestamp>,
-    /// Up to which time the permit for a nonce was good: counted from when the agent's report of the nonce was certainly out.
+    /// End of validity of the permit for a nonce: counted from when the agent's report of the nonce was certainly sent.
     nonce_ends: BTreeMap<String, Timestamp>,
     expectations: &'a Expectations,
 }
@@ -166,7 +166,7 @@ impl<'a> Evidence<'a> {
         evidence
     }
 
-    /// The time before which a revision cannot have been made, if the audit log tells.
+    /// The earliest time at which a revision can have been made, if the audit log shows it.
     fn at_earliest(&self, revision: u64) -> Option<Timestamp> {
         self.writers.of(revision).map(|writer| writer.received)
     }
@@ -181,13 +181,13 @@ impl<'a> Evidence<'a> {
         }
     }
 
-    /// Whether a revision can have been made before this time.
+    /// Returns true if a revision can have been made before this time.
     fn may_precede(&self, revision: u64, time: Timestamp) -> bool {
         self.at_earliest(revision).is_none_or(|earliest| earliest <= time)
     }
 
-    /// Whether it was the operator that told a pod to end, where this revision is the one that did. A deletion is answered
-    /// with the revision that it made, an eviction is not.
+    /// Returns true if the operator terminated a pod with this revision. A deletion is answered with the revision that
+    /// it made, an eviction is not.
     fn told_by_us(&self, uid: &str, revision: u64) -> bool {
         if self.writers.of(revision).is_some_and(|writer| Part::of(&writer.user).is_none()) {
             return false;
@@ -195,7 +195,7 @@ impl<'a> Evidence<'a> {
         self.removed_by_us.get(uid).is_some_and(|asked| self.at_latest(revision).is_none_or(|told| *asked <= told))
     }
 
-    /// Whether a boot was one of the node's own hosts; `None` where no host of that node gave a log.
+    /// Returns true if a boot was one of the node's own hosts; `None` if there is no log of a host of that node.
     fn is_boot_of(&self, node: &str, boot: &str) -> Option<bool> {
         let logs = self.hosts.get(node)?;
         Some(logs.iter().any(|log| log.boots().contains(boot)))
@@ -204,9 +204,9 @@ impl<'a> Evidence<'a> {
 
 /// A property.
 trait Check {
-    /// Looks at one revision.
+    /// Checks one revision.
     fn at(&mut self, moment: &Moment, evidence: &Evidence, verdict: &mut Verdict);
 
-    /// Looks at all the rest.
+    /// Checks all the rest.
     fn end(&mut self, _end: &World, _evidence: &Evidence, _verdict: &mut Verdict) {}
 }

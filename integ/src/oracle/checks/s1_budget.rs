@@ -1,8 +1,9 @@
-//! S1: never more nodes out of service because of us than the budget allows, also with two controllers alive.
+//! S1: never more nodes out of service because of the operator than the budget allows, also with two running
+//! controllers.
 //!
-//! A node is out of service if its slot, its progress *or* our claim says so, so that a lost slot hides nothing. Nodes that are
-//! not Ready for other reasons use the budget up too, and so do they in their group. A budget that is lowered while nodes are
-//! out cannot be met at once: until it is, no further node may go out.
+//! A node is out of service according to its slot, its progress *or* its claim, so that a lost slot hides nothing.
+//! Nodes that are not Ready for other reasons use up the budget too, also that of their group. A budget that is lowered
+//! while nodes are out cannot be met at once: until it is, no further node may go out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use jiff::{SignedDuration, Timestamp};
 use super::{Evidence, Moment, Object, Property, Verdict, World};
 use crate::oracle::facts::Node;
 
-/// A node that has not been Ready for as long as this is known to every leader. One that fails at the moment of a write
-/// cannot be.
+/// Time after which a node that is not Ready is known to every leader. One that fails at the moment of a write cannot
+/// be.
 const KNOWN_AFTER: SignedDuration = SignedDuration::from_secs(10);
 
 #[derive(Default)]
@@ -23,7 +24,7 @@ pub(super) struct Check {
     down: BTreeMap<String, Timestamp>,
 }
 
-/// The other nodes that use up the budget which this one was taken from.
+/// The other nodes that use up the same budget.
 struct Others<'a> {
     world: &'a World,
     out: &'a BTreeMap<String, String>,
@@ -40,7 +41,7 @@ impl Others<'_> {
             .collect()
     }
 
-    /// Why taking this node out of service breaks a budget.
+    /// The reason why taking this node out of service exceeds a budget.
     fn broken_by(&self, node: &Node, budget: usize) -> Option<String> {
         let operator = self.world.operator.as_ref();
         let all = self.unavailable(|_| true);
@@ -101,7 +102,7 @@ impl super::Check for Check {
                 verdict.report(Property::S1, Some(moment.revision()), Some(&node.name), text);
             }
         }
-        // A user who lets go of a node takes nothing out of service.
+        // Removing a hold takes no node out of service.
         self.out = world.out_of_service_or_held();
     }
 }
@@ -137,7 +138,7 @@ mod tests {
         let mut story = Story::new(&["a", "b"]);
         story.take_slot("a");
         story.claim("a");
-        // The second controller knows nothing of the first one's slot.
+        // The second controller does not know the first one's slot.
         story.operator(|operator| operator.status.slots.clear());
         story.take_slot("b");
         story.assert_only(Property::S1);
@@ -256,7 +257,7 @@ mod tests {
         story.free_slot("a");
         story.take_slot("b");
         assert_eq!(story.judge().violations, []);
-        // The person lets go, and the cordon is an orphan until it is released.
+        // The user removes the hold, and the cordon is orphaned until it is released.
         let hold = Field::Annotation(models::names::HOLD_ANNOTATION.into());
         story.set_field("a", "admin", "kubectl", hold, None);
         assert_eq!(story.judge().violations, []);

@@ -1,8 +1,8 @@
 //! S2: a host reboots only for its own node uid, boot id and current attempt.
 //!
-//! Each reboot that a host was asked for has to have been covered: at some revision of that boot, the shadow that this very
-//! Node owns ordered it for this boot, carried a permit for the agent's nonce, and held the agent's word that the image of this
-//! attempt is armed.
+//! Each reboot requested from a host has to have been covered: at some revision of that boot, the shadow that this very
+//! Node owns had the desired state to reboot for this boot, a permit for the agent's nonce, and the agent's report that
+//! the image of this attempt is armed.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use models::shadow::{ArmedPhase, HostState};
 use super::{Evidence, Moment, Object, Property, Verdict, World};
 use crate::oracle::facts::{Node, Shadow};
 
-/// A time during which a reboot was in order.
+/// A time during which a reboot was permitted.
 struct Cover {
     from: u64,
     attempt: i64,
@@ -154,7 +154,7 @@ mod tests {
         story.host_arms("a");
         story.activated("a");
         story.agent("a", |agent| agent.armed.as_mut().unwrap().nonce = "other".into());
-        // The only revision at which all agreed is taken out of the history.
+        // The only revision with all three is removed from the history.
         story.forget_revision_before_last();
         story.host_reboots("a");
         story.assert_only(Property::S2);

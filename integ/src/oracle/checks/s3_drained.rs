@@ -1,10 +1,10 @@
-//! S3: a host never reboots with an evictable pod still on it: there is none at the revision that issues the permit, and none at
-//! the one that acknowledges `Activated`, but those that were created after the permit.
+//! S3: a host never reboots with an evictable pod still on it: there is none at the revision that issues the permit,
+//! and none at the one that acknowledges `Activated`, except those created after the permit.
 //!
-//! Pods that tolerate a cordon, as the operator's own do, may come to a node in mid-drain. They are evicted once: one that
-//! came after the drain began, of an owner that has lost a pod there since, is left to the reboot. So is one that was bound
-//! after the agent had requested its permit: between the last look at the pods and the permit nothing keeps it away, and nothing
-//! waits for it.
+//! Pods that tolerate a cordon, as the operator's own do, may come to a node during a drain. They are evicted once: one
+//! that came after the drain began, of an owner that has lost a pod there since, is left to the reboot. So is one that
+//! was bound after the agent had requested its permit: between the last check of the pods and the permit nothing keeps
+//! it away, and nothing waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ pub(super) struct Check {
     drains: BTreeMap<String, u64>,
     /// By node, the owners (uid) that have lost a pod there since then.
     lost: BTreeMap<String, BTreeSet<String>>,
-    /// The revision at which the agent asked for a go with a nonce.
+    /// The revision at which the agent requested a permit with a nonce.
     asked: BTreeMap<String, u64>,
     /// The revision of the permit for a nonce.
     permits: BTreeMap<String, u64>,
@@ -51,7 +51,7 @@ impl Check {
                 && self.drains.get(node).is_some_and(|drain| came_after(*drain, pod))
         };
         let new = |pod: &Pod| self.created.get(&pod.uid).is_some_and(|created| *created > permit);
-        // Policy may say that what is being deleted and does not go is left to the reboot.
+        // Policy may leave pods that are being deleted and do not end to the reboot.
         let policy = world.nodes.get(node).and_then(|node| world.operator.as_ref()?.drain_of(node));
         let skips = policy.is_some_and(|drain| drain.skip_terminating_after.is_some());
         world
@@ -82,7 +82,7 @@ impl super::Check for Check {
         let Some((new, old)) = moment.shadow() else { return };
         let drains = |step: Option<Step>| matches!(step, Some(Step::LeavingBalancer | Step::Draining));
         let before = old.and_then(Shadow::step);
-        // A drain that is taken up again, because a pod came after its end, is the same one.
+        // A drain that is resumed, because a pod came after its end, is the same one.
         if drains(new.step()) && !drains(before) && before != Some(Step::Rebooting) {
             self.drains.insert(new.node().to_owned(), moment.revision());
             self.lost.remove(new.node());
@@ -124,14 +124,14 @@ mod tests {
         format!("{}/controller-{number}", names::SYSTEM_NAMESPACE)
     }
 
-    /// The node is ordered to reboot, its agent asks, and has its permit.
+    /// Sets the desired state to reboot; the agent requests its permit and gets it.
     fn order_and_permit(story: &mut Story) {
         story.order("a");
         story.arming("a");
         story.issue_permit("a");
     }
 
-    /// What a pod is bound after.
+    /// The event after which a pod is bound.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum After {
         Order,
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn pods_that_tolerate_the_cordon_may_stay_when_they_come_back_and_not_before() {
-        // Whether the pods tolerate it, whether the first one leaves, and of which owner the second one is, if there is one.
+        // Toleration of the pods, eviction of the first one, owner of the second one, if there is one.
         for (sentence, tolerates, leaves, second, caught) in [
             ("there since before the drain", true, false, None, true),
             ("back after its eviction", true, true, Some("addon"), false),

@@ -1,5 +1,5 @@
-//! S4: no cordon, label, annotation or taint that another client recorded on a Node is removed or changed by us, and no one of
-//! the operator but the controller writes Nodes at all.
+//! S4: the operator removes or changes no cordon, label, annotation or taint that another client recorded on a Node,
+//! and no component but the controller writes Nodes at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::oracle::facts::{BEFORE_FIRST_APPLY, Field, is_ours};
 
 #[derive(Default)]
 pub(super) struct Check {
-    /// What was ours on a Node (uid) at some time.
+    /// Fields of a Node (uid) that the operator owned at some time.
     once_ours: BTreeMap<String, BTreeSet<Field>>,
 }
 
@@ -21,8 +21,8 @@ impl super::Check for Check {
                 once_ours.insert(field.clone());
             }
         }
-        // A write that changed the status was a kubelet's or the node controller's; one of ours that changed nothing found
-        // it there.
+        // A write that changed the status was a kubelet's or the node controller's; one of the operator that changed
+        // nothing found it there.
         let Some(part) = moment.part().filter(|_| old.status == new.status) else { return };
         verdict.stats.node_writes += 1;
         if part != Part::Controller {
@@ -40,7 +40,7 @@ impl super::Check for Check {
                 .flatten()
                 .map(String::as_str)
                 .filter(|owner| !is_ours(owner))
-                // After a reset of managedFields, what was ours belongs to no one.
+                // After a reset of managedFields, fields of the operator have no owner.
                 .filter(|owner| *owner != BEFORE_FIRST_APPLY || !once_ours.contains(field))
                 .collect();
             if !foreign.is_empty() {

@@ -1,7 +1,7 @@
-//! S5: no agent writes another node's shadow, and no one the half that is not theirs.
+//! S5: no agent writes another node's shadow, and agent status and controller status are written only by their owners.
 //!
-//! The agent's half is written by the web API alone and speaks of its own host's boots alone. The controller's half and the
-//! order are never written by the web API or an agent.
+//! The agent status is written by the web API alone and concerns only its own host's boots. Controller status and
+//! desired state are never written by the web API or an agent.
 
 use models::condition::Condition;
 use models::shadow::BottlerocketShadowStatus;

@@ -1,16 +1,16 @@
-//! S6: a pod is made to go only under the uid that was seen on a node that we had claimed.
+//! S6: a pod is removed only under the uid that was seen on a node with a claim.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Evidence, Moment, Object, Property, Verdict, World};
 use crate::oracle::facts::Node;
 
-/// What the history says of one pod.
+/// The history of one pod.
 struct Seen {
     name: (String, String),
-    /// It was bound to a node while that node was claimed.
+    /// True if it was bound to a node while that node was claimed.
     on_a_claimed_node: bool,
-    /// When it was told to end: the revision, its node, and whether that node was claimed then.
+    /// Start of its termination: the revision, its node, and true if that node was claimed then.
     told: Option<(u64, String, bool)>,
 }
 
@@ -74,7 +74,7 @@ impl super::Check for Check {
             if seen.name != (removal.namespace.clone(), removal.name.clone()) {
                 report(None, None, format!("was {what} under the uid of {}/{}", seen.name.0, seen.name.1));
             }
-            // One that came in after the pod had been told to end only found it ending.
+            // One received after the pod was terminating only found it terminating.
             let told = seen.told.as_ref().filter(|(revision, ..)| {
                 removal.succeeded && evidence.at_latest(*revision).is_none_or(|told| removal.received <= told)
             });

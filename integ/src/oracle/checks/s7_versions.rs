@@ -1,5 +1,6 @@
-//! S7: what is armed through the host API is the version of the order that stood, armed on a permit for this boot while that permit
-//! was good. Nothing is armed without one, and nothing stays armed in a host whose agent reports that nothing is.
+//! S7: the version armed through the host API is that of the current desired state, armed on a permit for this boot
+//! while that permit was valid. Nothing is armed without one, and nothing stays armed in a host whose agent reports
+//! that nothing is.
 
 use models::shadow::HostState;
 use semver::Version;

@@ -1,5 +1,5 @@
-//! S8: once the failures of a version have spent the failure budget, no node newly goes out of service, for any version, until
-//! a user resolves them. A node that had won its slot before that may go on.
+//! S8: once the failures of a version have spent the failure budget, no further node goes out of service, for any
+//! version, until a user resolves them. A node that had its slot before may continue.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ impl super::Check for Check {
                 verdict.report(Property::S8, Some(moment.revision()), Some(node), text);
             }
         }
-        // A user who lets go of a node takes nothing out of service.
+        // Removing a hold takes no node out of service.
         self.out = moment.world.out_of_service_or_held();
         self.frozen_by = moment.world.frozen_by().first().map(ToString::to_string);
     }

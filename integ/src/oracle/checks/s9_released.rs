@@ -1,5 +1,5 @@
-//! S9: a node that we gave back is not rebooted by us: the boot in which it was released does not end by a reboot through the
-//! host API, unless the node was claimed again in it.
+//! S9: a released node is not rebooted by the operator: the boot in which it was released does not end by a reboot
+//! through the host API, unless the node was claimed again in it.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::{Evidence, Moment, Part, Property, Verdict, World};
 
 #[derive(Default)]
 pub(super) struct Check {
-    /// Revisions of the releases that stand, by node and boot.
+    /// Revisions of the current releases, by node and boot.
     released: BTreeMap<(String, String), u64>,
 }
 
@@ -18,7 +18,7 @@ impl super::Check for Check {
         if new.claimed() {
             self.released.remove(&boot);
         } else if old.claimed() {
-            // A user's uncordon is no release of ours: the attempt goes on and claims again.
+            // A user's uncordon is not a release by the operator: the attempt continues and claims again.
             if moment.writer.is_none() || moment.part() == Some(Part::Controller) {
                 self.released.insert(boot, moment.revision());
             }

@@ -38,7 +38,7 @@ async fn staged(scene: &Scene) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether any node was ever cordoned by us or had a slot.
+/// Returns true if any node ever had a cordon of the operator or a slot.
 fn touched(history: &History) -> bool {
     history.changes().iter().any(|change| match &change.object {
         Object::Node(node) => node.claimed(),
@@ -86,7 +86,8 @@ async fn a_staged_image_that_a_reboot_wiped_is_staged_again_before_its_node_is_t
         })
         .await?;
 
-        // The download stands still while the window is open: the other node has its turn, this one is left alone.
+        // The download does not progress while the window is open: the other node gets the slot, this one is left
+        // alone.
         scene.policy(&json!({"schedule": open()})).await?;
         let world = scene
             .until("the other node is updated", |world| is_updated(world, "node-2") && status(world).slots.is_empty())

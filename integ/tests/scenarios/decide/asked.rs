@@ -1,4 +1,4 @@
-//! What a user asks of one node with plain kubectl: to try again, to be released, to be left alone.
+//! Requests of users about one node with plain kubectl: retry, release, hold.
 
 use integ::host::{Command, Fault};
 use models::condition::ConditionStatus;
@@ -21,7 +21,7 @@ fn requests(world: &integ::oracle::World, node: &str) -> ShadowRequests {
     record(world, node).requests.unwrap_or_default()
 }
 
-/// Whether a node's `Blocked` condition holds for this reason.
+/// Returns true if a node's `Blocked` condition is true for this reason.
 fn blocked_by(world: &integ::oracle::World, node: &str, reason: &str) -> bool {
     condition_of(world, node, BLOCKED).is_some_and(|c| c.status == ConditionStatus::True && c.reason == reason)
 }

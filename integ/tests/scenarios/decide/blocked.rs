@@ -1,4 +1,4 @@
-//! A drain that cannot go on is to be seen wherever users look.
+//! A blocked drain is visible in all places that users check.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
 use crate::support::{condition_of, nodes, run, shadow_of};
 
-/// Within this time a drain that is blocked has to say so.
+/// Time within which a blocked drain has to be reported.
 const VISIBLE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]

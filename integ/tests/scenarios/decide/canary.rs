@@ -12,7 +12,7 @@ use super::support::{annotate, is_updated, record, status};
 use crate::policy::wait_for;
 use crate::support::{Scene, nodes, run, run_expecting};
 
-/// How many nodes have ever begun an attempt.
+/// Number of nodes that have begun an attempt.
 fn begun(world: &World) -> usize {
     world.shadows.values().filter(|shadow| shadow.spec.attempt > 0 || shadow.step().is_some()).count()
 }
@@ -25,7 +25,7 @@ async fn approve(scene: &Scene, nonce: &str) -> anyhow::Result<()> {
     annotate(scene, &["bruo", OPERATOR_NAME], APPROVE_STEP_ANNOTATION, nonce).await
 }
 
-/// The nonce of the last approval that was taken in.
+/// The nonce of the last approval that was accepted.
 fn approved(world: &World) -> Option<String> {
     status(world).requests?.approve_step
 }
@@ -67,7 +67,7 @@ async fn no_node_beyond_a_step_begins_until_a_person_approves_and_each_approval_
         approve(scene, "one").await?;
         scene.until("the approval is acknowledged", |world| approved(world).as_deref() == Some("one")).await?;
         step_stands(scene, 2, 1).await?;
-        // The same word once more approves nothing more.
+        // The same approval again approves nothing more.
         approve(scene, "one").await?;
         step_stands(scene, 2, 1).await?;
 

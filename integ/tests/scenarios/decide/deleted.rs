@@ -14,7 +14,7 @@ use super::support::is_on;
 use crate::interfere::{finish_command, is_activate, until_host};
 use crate::support::{NEW, SHOP, Scene, nodes, run, shadow_of, step_of};
 
-/// The nodes that are deleted, each in the step that it is named after, in the order in which they get the slot.
+/// The nodes to delete, each named after its step, in the order in which they get the slot.
 const VICTIMS: [(&str, Step); 8] = [
     ("leaving", Step::LeavingBalancer),
     ("draining", Step::Draining),
@@ -35,7 +35,7 @@ async fn add_victims(scene: &mut Scene) -> anyhow::Result<()> {
     scene.reported().await
 }
 
-/// A pod on one node whose budget has nothing left to allow, since another one of it has no node to run on.
+/// Creates a pod on one node whose budget is used up by another pod of it without a node.
 async fn guard(scene: &Scene, node: &str) -> anyhow::Result<()> {
     let mut objects = workload::web(SHOP, 1, json!(1));
     objects.truncate(1);
@@ -57,7 +57,7 @@ async fn guard(scene: &Scene, node: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the world was like at the revision at which a node went.
+/// The step of a node at the revision of its deletion.
 fn at_deletion(scene: &Scene, node: &str) -> anyhow::Result<Option<Step>> {
     let mut before = None;
     let mut at = None;
@@ -71,7 +71,7 @@ fn at_deletion(scene: &Scene, node: &str) -> anyhow::Result<Option<Step>> {
     Ok(at)
 }
 
-/// Deletes a node, makes sure in which step it was, and waits until nothing is left of it.
+/// Deletes a node, checks its step, and waits until nothing is left of it.
 async fn delete(scene: &Scene, node: &str, step: Step) -> anyhow::Result<()> {
     let world = scene.until_step(node, step).await?;
     let uid = world.nodes[node].uid.clone();
@@ -93,8 +93,8 @@ async fn delete(scene: &Scene, node: &str, step: Step) -> anyhow::Result<()> {
 async fn a_node_deleted_at_any_step_leaves_nothing_behind_and_the_next_one_goes_on() -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.timings.boot = Duration::from_millis(300);
-    // All are staged ahead of time, so that the slot goes by priority, and each is under watch for long enough to be deleted
-    // meanwhile.
+    // All are staged ahead of time, so that the slot goes by priority, and each is monitored for long enough to be
+    // deleted meanwhile.
     options.policy["strategy"] = json!({"preStage": {}});
     options.policy["schedule"] = json!({"blackouts": [{"from": "2020-01-01", "to": "2099-12-31"}]});
     options.policy["health"]["after"]["soak"] = json!("10m");
@@ -125,7 +125,7 @@ async fn a_node_deleted_at_any_step_leaves_nothing_behind_and_the_next_one_goes_
         scene.policy(&json!({"loadBalancer": null})).await?;
         delete(scene, "draining", Step::Draining).await?;
 
-        // What was asked of the host goes on after its node is gone, and must not end in a reboot.
+        // The host's command continues after its node is deleted, and must not end in a reboot.
         until_host(&host("rebooting")?, "the host is asked to arm", is_activate).await?;
         let boot = host("rebooting")?.snapshot().boot_id;
         delete(scene, "rebooting", Step::Rebooting).await?;

@@ -1,4 +1,4 @@
-//! Expressions that Prometheus has to answer with nothing, before an update and after it.
+//! Expressions for which Prometheus has to return nothing, before an update and after it.
 
 use integ::bed::BedOptions;
 use integ::oracle::World;
@@ -11,7 +11,7 @@ use super::prometheus::Prometheus;
 use super::support::{blocked, is_given_back, is_on, results, waiting};
 use crate::support::{NEW, OLD, nodes, operator_condition, run, shadow_of, step_of};
 
-/// A bed whose policy asks a server each second.
+/// A test cluster whose policy queries a server each second.
 fn asking(count: usize, prometheus: &Prometheus, health: &Value) -> BedOptions {
     let mut options = nodes(count);
     options.policy["prometheus"] = json!({"url": prometheus.url(), "interval": "1s", "timeout": "5s"});
@@ -19,7 +19,7 @@ fn asking(count: usize, prometheus: &Prometheus, health: &Value) -> BedOptions {
     options
 }
 
-/// Why a node's last attempt failed.
+/// Reason and message of the failure of a node's last attempt.
 fn last_failure(world: &World, node: &str) -> Option<(String, String)> {
     let last = shadow_of(world, node)?.status.controller.record.as_ref()?.last.clone()?;
     Some((last.reason, last.message))
@@ -64,7 +64,7 @@ async fn nothing_is_taken_out_of_service_while_an_expression_fires_or_nobody_ans
         let message = &operator_condition(&world, "Blocked").unwrap().message;
         let series = r#"job:errors:burnrate1h{job="shop"} 1"#;
         assert!(message.contains("error-budget") && message.contains(series), "{message}");
-        // It is staged, and the firing expression keeps it as it is.
+        // It is staged, and the firing expression keeps it in that state.
         scene.renewals(2).await?;
         let history = scene.bed.recorder.so_far()?;
         assert_eq!((step_of(&history.end(), "node-1"), history.max_out_of_service()), (Some(Step::Staged), 0));

@@ -1,4 +1,4 @@
-//! A version that fails, and a user who lets the rollout go on.
+//! A version that fails, and a user who resumes the rollout.
 
 use anyhow::Context as _;
 use deploy::Component;
@@ -17,7 +17,7 @@ async fn resume(scene: &Scene, nonce: &str) -> anyhow::Result<()> {
     annotate(scene, &["bruo", OPERATOR_NAME], RESUME_ANNOTATION, nonce).await
 }
 
-/// Waits until the rollout is frozen because this node, or any if none is named, failed, and all is released.
+/// Waits until the rollout is frozen because this node, or any if none is named, failed, and all nodes are released.
 async fn until_frozen_by(scene: &Scene, node: Option<&str>) -> anyhow::Result<Quarantined> {
     let quarantined = |world: &integ::oracle::World| {
         let known = status(world).versions.into_iter().find(|known| known.version == NEW)?;
@@ -50,7 +50,7 @@ async fn a_freeze_outlives_the_resource_and_the_controller_until_a_person_resume
     let (mut first, mut second) = (String::new(), String::new());
     let ending = run(options, async |scene| {
         scene.install().await?;
-        // The first try of each host falls back; the second one would not.
+        // The first try of each host falls back; a second one would not.
         for member in &scene.bed.members {
             member.host.script(Fault::boot(BootFault::NewImageFails));
         }
@@ -76,7 +76,7 @@ async fn a_freeze_outlives_the_resource_and_the_controller_until_a_person_resume
                     && settled.iter().all(|failure| failure.resolved_by.as_deref() == Some("first"))
             })
             .await?;
-        // What was settled does not count again: it is the other node that stops the rollout now.
+        // Resolved failures do not count again: the other node freezes the rollout now.
         until_frozen_by(scene, Some(&second)).await?;
         // A request that was carried out is not carried out again.
         resume(scene, "first").await?;

@@ -1,4 +1,4 @@
-//! The metrics that the controller exports after one update, to the letter.
+//! The metrics that the controller exports after one update, compared literally.
 
 use integ::kubelet::to_process;
 use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
@@ -7,10 +7,10 @@ use serde_json::Value;
 use super::support::is_on;
 use crate::support::{NEW, Scene, nodes, run};
 
-/// What one update leaves. `*` stands for what depends on how fast the machine is, and on nothing else.
+/// The expected series. `*` replaces values that depend only on the speed of the machine.
 const EXPECTED: &str = include_str!("one_update.txt");
 
-/// The text that the controller exports.
+/// The exported metrics of the controller.
 async fn scrape(scene: &Scene) -> anyhow::Result<String> {
     let selector = format!("app.kubernetes.io/component={CONTROLLER}");
     let pods: Value = serde_json::from_str(
@@ -21,8 +21,7 @@ async fn scrape(scene: &Scene) -> anyhow::Result<String> {
     Ok(reqwest::Client::builder().no_proxy().build()?.get(url).send().await?.error_for_status()?.text().await?)
 }
 
-/// The series of a text, without its comments, with `*` for what is a time. How often a write met another client's is left
-/// out.
+/// The series of a text, without comments, with `*` for times. The number of conflicts is left out.
 fn series(text: &str) -> String {
     let mut lines = String::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -31,7 +30,7 @@ fn series(text: &str) -> String {
             continue;
         }
         let plain = name.split('{').next().unwrap_or(name);
-        // Born at 0, and not touched by this update; or of the process and not of the update.
+        // Initialised to 0, and not touched by this update; or of the process and not of the update.
         let born = ["_updates_total", "_transitions_total", "_rejected_writes_total"];
         if (value == "0" && born.iter().any(|born| plain.ends_with(born)))
             || plain.starts_with("process_")
@@ -51,7 +50,8 @@ async fn one_update_leaves_exactly_these_series() -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.labelled = false;
     run(options, async |scene| {
-        // The operator itself runs on node-1, which is not under it, so that the update does not restart what counts it.
+        // The operator itself runs on node-1, which has no label, so that the update does not restart the process that
+        // counts it.
         scene.bed.install().await?;
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
         scene.bed.options.labelled = true;

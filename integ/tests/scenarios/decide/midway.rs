@@ -1,4 +1,4 @@
-//! A policy that changes, or goes away, in the middle of a rollout.
+//! A policy that changes, or is deleted, during a rollout.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::interfere::{blocked_drain, permit_of, unblock};
 use crate::policy::{create_policy, wait_for};
 use crate::support::{NEW, OLD, nodes, run, shadow_of, status, step_of};
 
-/// Two nodes, of which the one that has no slot has its image all the same.
+/// Two nodes, of which the one without a slot is staged all the same.
 pub(super) fn both_have_their_image() -> BedOptions {
     let mut options = nodes(2);
     options.policy["strategy"] = json!({"preStage": {}});
@@ -78,7 +78,7 @@ async fn without_its_resource_a_node_past_its_permit_goes_on_and_no_other_starts
         unblock(scene).await?;
         scene.until("the node has its permit", |world| permit_of(world, &node).is_some()).await?;
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
-        // Without a policy the soak is a minute, as the documentation has it.
+        // Without a policy the soak is a minute, as documented.
         let world = scene
             .until("the node is back and watched, and the other one's attempt is given up", |world| {
                 step_of(world, &node) == Some(Step::Monitoring)
@@ -112,7 +112,7 @@ async fn without_its_resource_a_node_past_its_permit_goes_on_and_no_other_starts
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resource_that_is_made_again_during_a_reboot_gets_the_slot_of_the_node() -> anyhow::Result<()> {
     let mut options = both_have_their_image();
-    // Long enough to delete the resource and to make it again meanwhile.
+    // Long enough to delete the resource and to create it again meanwhile.
     options.timings = Timings { boot: Duration::from_secs(5), ..Timings::instant() };
     let mut target = String::new();
     let ending = run(options, async |scene| {

@@ -1,5 +1,5 @@
-//! What the controller decides by policy, as a user sees it work: who updates next, to which version, why everybody else
-//! waits, and what a user can ask for.
+//! Decisions of the controller by policy, as a user sees them: the order of nodes, versions, reasons to wait, and
+//! requests of users.
 
 mod ahead;
 mod asked;

@@ -37,7 +37,7 @@ async fn events(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
     Ok(list.lines().filter_map(|line| line.strip_prefix(&format!("{node} "))).map(str::to_owned).collect())
 }
 
-/// A client has the host choose this version, downloads and arms it and reboots, and leaves the lock there.
+/// Installs this version as another client: chooses, downloads and arms it, reboots, and leaves the lock set.
 async fn somebody_installs(host: &Host, lock: VersionLock) -> anyhow::Result<()> {
     host.foreign_settings(UpdatesSettings { version_lock: Some(lock), ..UpdatesSettings::default() });
     for command in [Command::Refresh, Command::Prepare, Command::Activate] {
@@ -68,7 +68,7 @@ async fn a_host_that_somebody_else_updates_while_it_waits_for_its_turn_is_told_o
         other = crate::support::other(&first);
         scene.until_step(other, Step::Staged).await?;
         let host = &scene.bed.member(other)?.host;
-        // All of it between two looks of the agent: one in the middle would end the attempt as `HostArmedByOther`.
+        // All of it between two checks of the agent: one in the middle would end the attempt as `HostArmedByOther`.
         signal(&[agent_on(scene, other).await?], Signal::SIGSTOP);
         other_client_commands(host, Command::Activate).await?;
         host.lock_free().await;
@@ -105,7 +105,7 @@ async fn a_host_that_somebody_else_rolls_back_is_told_of_and_not_charged_to_the_
         scene.install().await?;
         let host = scene.bed.member(NODE)?.host.clone();
         scene.release();
-        // While it is watched.
+        // While it is monitored.
         scene.until_step(NODE, Step::Monitoring).await?;
         somebody_installs(&host, back()).await?;
         let world = scene
@@ -119,12 +119,12 @@ async fn a_host_that_somebody_else_rolls_back_is_told_of_and_not_charged_to_the_
         assert!(events(scene, NODE).await?.contains(&"UpdateFailed".to_owned()));
         assert_ne!(operator_condition(&world, "Frozen").unwrap().status, ConditionStatus::True);
 
-        // Once the lock is gone, it is updated again.
+        // Once the lock is removed, it is updated again.
         scene.policy(&json!({"health": {"after": {"soak": "1s"}}})).await?;
         host.foreign_settings(unlock());
         scene.updated().await?;
 
-        // While nothing is under way: nothing fails, and it is what the shadow says.
+        // While no attempt is under way: nothing fails, and the shadow reports it.
         somebody_installs(&host, back()).await?;
         let world = scene.until("the agent tells what runs", |world| is_on(world, NODE, &OLD)).await?;
         assert_eq!((record(&world, NODE).failures, last(&world, NODE).as_deref()), (0, Some(UPDATED)));

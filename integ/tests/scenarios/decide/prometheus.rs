@@ -10,15 +10,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// What the server knows, and what it was asked.
+/// The server's data, and its queries.
 #[derive(Default)]
 struct Known {
-    /// The labels of the one series that a query returns; a query without any returns nothing.
+    /// The labels of the one series that a query returns; other queries return nothing.
     firing: BTreeMap<String, Value>,
     asked: Vec<String>,
 }
 
-/// A server that can be taken down and brought up again under the same address.
+/// A server that can be stopped and started again under the same address.
 pub(super) struct Prometheus {
     address: SocketAddr,
     known: Arc<Mutex<Known>>,
@@ -26,18 +26,18 @@ pub(super) struct Prometheus {
 }
 
 impl Prometheus {
-    /// A server that is down, with an address of its own.
+    /// A stopped server with its own address.
     pub(super) async fn down() -> anyhow::Result<Self> {
         let address = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
         Ok(Self { address, known: Arc::default(), serving: None })
     }
 
-    /// What stands in the policy for it.
+    /// The URL of the server, for the policy.
     pub(super) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// It answers from now on.
+    /// Starts it.
     pub(super) async fn come_up(&mut self) -> anyhow::Result<()> {
         let listener = TcpListener::bind(self.address).await?;
         let known = self.known.clone();
@@ -52,17 +52,17 @@ impl Prometheus {
         Ok(())
     }
 
-    /// The query returns a series with these labels from now on.
+    /// Lets the query return a series with these labels.
     pub(super) fn fire(&self, query: &str, labels: Value) {
         lock(&self.known).firing.insert(query.to_owned(), labels);
     }
 
-    /// The query returns nothing from now on.
+    /// Lets the query return nothing.
     pub(super) fn quiet(&self, query: &str) {
         lock(&self.known).firing.remove(query);
     }
 
-    /// Whether this query was ever asked.
+    /// Returns true if this query was ever received.
     pub(super) fn was_asked(&self, query: &str) -> bool {
         lock(&self.known).asked.iter().any(|asked| asked == query)
     }
@@ -80,7 +80,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One request on a connection of its own.
+/// Serves one request on its own connection.
 async fn serve(mut stream: TcpStream, known: &Mutex<Known>) -> anyhow::Result<()> {
     let mut bytes = Vec::new();
     let (head, body) = loop {

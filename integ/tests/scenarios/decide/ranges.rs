@@ -61,7 +61,7 @@ async fn known(scene: &Scene, version: &Version) -> anyhow::Result<World> {
     scene.until(&format!("{version} is known"), knows).await
 }
 
-/// Makes a version one that has been known for two hours.
+/// Backdates a version, so that it has been known for two hours.
 async fn age(scene: &Scene, version: &Version) -> anyhow::Result<()> {
     let world = known(scene, version).await?;
     let index = status(&world).versions.iter().position(|known| known.version == *version).context("just seen")?;

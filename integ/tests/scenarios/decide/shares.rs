@@ -10,7 +10,7 @@ use serde_json::json;
 use super::windows::{open, shut};
 use crate::support::{nodes, run_expecting, step_of};
 
-/// The nodes with their zones, and whether they are in the group `db`.
+/// The nodes with their zones, and true for those in the group `db`.
 const FLEET: [(&str, &str, bool); 6] = [
     ("node-1", "a", true),
     ("node-2", "a", true),
@@ -20,7 +20,7 @@ const FLEET: [(&str, &str, bool); 6] = [
     ("node-6", "b", false),
 ];
 
-/// The values of a label over the nodes that are out of service because of us.
+/// The values of a label over the nodes that are out of service because of the operator.
 fn out_with(world: &World, label: &str) -> Vec<String> {
     let out = world.out_of_service();
     let nodes = world.nodes.values().filter(|node| out.contains_key(&node.uid));
@@ -44,7 +44,7 @@ async fn shares_round_down_over_all_and_in_a_group_and_never_two_zones_are_out_a
         }
         scene.install().await?;
         scene.release();
-        // Where all have their image, all want a slot at once.
+        // Where all are staged, all wait for a slot at once.
         scene
             .until("all nodes have their image", |world| {
                 FLEET.iter().all(|(node, ..)| step_of(world, node) == Some(Step::Staged))

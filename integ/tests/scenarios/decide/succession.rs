@@ -18,10 +18,10 @@ use crate::support::{NEW, Scene, other, run, shadow_of, step_of};
 
 const BOTH: [&str; 2] = ["node-1", "node-2"];
 
-/// The steps that were seen with a leader that was killed in them.
+/// The steps in which a leader was killed.
 type Killed = BTreeSet<&'static str>;
 
-/// Kills the process that leads while a node is in a step, in which the scenario holds it.
+/// Kills the leader while a node is in a step, in which the scenario holds it.
 async fn kill_leader_in(scene: &Scene, node: &str, step: Step, killed: &mut Killed) -> anyhow::Result<()> {
     scene.until_step(node, step).await?;
     let process = leader(scene).await?;
@@ -45,7 +45,7 @@ async fn downloads(host: &Host) -> anyhow::Result<()> {
         .await
 }
 
-/// The node that is in a step, once there is one.
+/// The node that is in a step.
 async fn node_in(scene: &Scene, step: Step) -> anyhow::Result<&'static str> {
     let find = |world: &World| BOTH.into_iter().find(|node| step_of(world, node) == Some(step));
     let world = scene.until(&format!("a node is in {step:?}"), |world| find(world).is_some()).await?;
@@ -91,7 +91,8 @@ async fn a_leader_killed_at_any_step_loses_nothing() -> anyhow::Result<()> {
         kill_leader_in(scene, first, Step::Monitoring, &mut killed).await?;
         scene.bed.wait_updated(&NEW, PATIENCE).await?;
 
-        // A user wants the next one back after its permit, and then a client reboots one that is under watch.
+        // A user requests the release of the next one after its permit, and then a client reboots one that is
+        // monitored.
         for member in &scene.bed.members {
             member.host.script(Fault::command(Command::Activate, Worker::Waits));
         }

@@ -1,4 +1,4 @@
-//! What the scenarios of the policy share: looks at what stands in status, Events and metrics, and at hosts' settings.
+//! Shared parts of the policy scenarios: reads of status, Events, metrics and hosts' settings.
 
 use std::net::Ipv4Addr;
 
@@ -16,23 +16,23 @@ pub(super) use crate::support::{
     EVENTS_OF_NODES, is_given_back, is_on, is_updated, last_reason, other, record, results, status, until_event,
 };
 
-/// How many nodes wait for a reason, as the operator's status has it.
+/// Number of nodes that wait for a reason, by the operator's status.
 pub(super) fn waiting(world: &World, reason: &str) -> i64 {
     let counts = world.operator.iter().flat_map(|operator| &operator.status.waiting);
     counts.filter(|count| count.reason == reason).map(|count| count.nodes).sum()
 }
 
-/// The `Blocked` condition of a node, while it holds.
+/// The `Blocked` condition of a node, while it is true.
 pub(super) fn blocked<'a>(world: &'a World, node: &str) -> Option<&'a Condition> {
     condition_of(world, node, BLOCKED).filter(|condition| condition.status == ConditionStatus::True)
 }
 
-/// Whether a node is blocked for this reason.
+/// Returns true if a node is blocked for this reason.
 pub(super) fn blocked_for(world: &World, node: &str, reason: &str) -> bool {
     blocked(world, node).is_some_and(|condition| condition.reason == reason)
 }
 
-/// The calls about its settings that a host was asked for, as `METHOD path`, without the query.
+/// The calls about its settings that a host received, as `METHOD path`, without the query.
 pub(super) fn settings_calls(host: &Host) -> Vec<String> {
     let about_settings = |path: &str| path.starts_with("/settings") || path.starts_with("/tx");
     host.log()
@@ -51,12 +51,12 @@ pub(super) fn settings_changes(host: &Host) -> Vec<String> {
     settings_calls(host).into_iter().filter(|call| !call.starts_with("GET ")).collect()
 }
 
-/// The version lock that a host has.
+/// The version lock of a host.
 pub(super) fn lock_of(host: &Host) -> Option<VersionLock> {
     host.snapshot().settings.version_lock
 }
 
-/// Asserts that nothing was ever asked of a host's settings without the controller's signature.
+/// Asserts that no settings were ever requested of a host without the controller's signature.
 pub(super) fn assert_signed(history: &History) {
     history.replay(|change, _, world| {
         for shadow in world.shadows.values() {
@@ -67,7 +67,7 @@ pub(super) fn assert_signed(history: &History) {
     });
 }
 
-/// Annotates an object in the operator's namespace, as the documentation tells users to.
+/// Annotates an object in the operator's namespace, as documented for users.
 pub(super) async fn annotate(scene: &Scene, object: &[&str], annotation: &str, value: &str) -> anyhow::Result<()> {
     let annotation = format!("{annotation}={value}");
     let arguments = [&["-n", SYSTEM_NAMESPACE, "annotate", "--overwrite"], object, &[&annotation]].concat();
@@ -79,14 +79,13 @@ pub(super) async fn annotate(scene: &Scene, object: &[&str], annotation: &str, v
 pub(super) async fn until_metric(scene: &Scene, series: &str, value: &str) -> anyhow::Result<()> {
     let line = format!("brupop_controller_{series} {value}");
     poll(&format!("the metric {line}"), async || {
-        // The controller may be on its way from one pod to the next.
+        // The leader may be changing from one pod to another.
         let text = metrics(scene).await.unwrap_or_default();
         Ok(text.lines().any(|found| found == line).then_some(()))
     })
     .await
 }
 
-/// All series of the controller.
 async fn metrics(scene: &Scene) -> anyhow::Result<String> {
     let selector = format!("app.kubernetes.io/component={CONTROLLER}");
     let path = "jsonpath={.items[0].status.podIP}";
@@ -95,7 +94,7 @@ async fn metrics(scene: &Scene) -> anyhow::Result<String> {
         .await?
         .parse()
         .context("no address yet")?;
-    // A pod of the bed is 10.x.y.z to Kubernetes, and its process listens on 127.x.y.z.
+    // A pod of the test cluster is 10.x.y.z for Kubernetes, and its process listens on 127.x.y.z.
     let [_, bed, node, pod] = address.octets();
     let url = format!("http://{}:8080/metrics", Ipv4Addr::new(127, bed, node, pod));
     Ok(reqwest::get(url).await?.error_for_status()?.text().await?)

@@ -13,7 +13,7 @@ use crate::support::{LIMIT, NEW, OLD, Scene, nodes, run, shadow_of};
 /// The node of the later wave, and its place in the waves. All others are at 42.
 const LATE: (&str, u32) = ("node-3", 1000);
 
-/// Releases a version at once to hosts below 500, and to the others then.
+/// Releases a version to hosts below 500 at once, and to the others at `second`.
 fn release_in_waves(scene: &Scene, version: &Version, second: Timestamp) {
     scene.bed.releases.publish_in_waves(version.clone(), [(500, Timestamp::UNIX_EPOCH), (2048, second)]);
 }

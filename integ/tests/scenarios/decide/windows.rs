@@ -1,4 +1,4 @@
-//! Windows and blackouts that change in the middle of a rollout.
+//! Windows and blackouts that change during a rollout.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ fn blackout() -> anyhow::Result<Value> {
     Ok(schedule)
 }
 
-/// The revisions at which a node was given a slot although the operator itself said that no window is open.
+/// The revisions at which a node got a slot although the operator's status had no open window.
 pub(super) fn slots_given_while_shut(history: &History) -> Vec<u64> {
     let mut held = BTreeSet::new();
     let mut all = Vec::new();
@@ -129,7 +129,7 @@ async fn no_node_starts_when_its_window_is_about_to_close() -> anyhow::Result<()
 #[tokio::test(flavor = "multi_thread")]
 async fn windows_open_by_the_clock_of_their_time_zone() -> anyhow::Result<()> {
     const ZONE: &str = "Asia/Tokyo";
-    // Open for six hours from the last full hour but one in Tokyo, where it is nine hours later than in UTC all the year.
+    // Open for six hours from the last full hour but one in Tokyo, which is nine hours ahead of UTC all year.
     let hour = (Timestamp::now().in_tz(ZONE)?.hour() + 23) % 24;
     let window =
         |zone: &str| json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "6h", "timeZone": zone}]});

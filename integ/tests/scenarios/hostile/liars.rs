@@ -1,4 +1,4 @@
-//! The lies that a taken web API tells.
+//! The false statements of a compromised web API.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -9,10 +9,10 @@ use models::wire::{AgentStatus, ShadowView};
 use super::server::{Fate, Lies, locked};
 use crate::interfere::poll;
 
-/// What a liar knows and does, shared with the scenario.
+/// State that a compromised web API shares with the scenario.
 pub(super) type Shared<T> = Arc<Mutex<T>>;
 
-/// Withholds permits, and keeps them.
+/// Withholds permits, and stores them.
 #[derive(Clone, Default)]
 pub(super) struct Permits {
     withheld_from: Shared<Option<String>>,
@@ -24,7 +24,7 @@ impl Permits {
         *locked(&self.withheld_from) = node.map(str::to_owned);
     }
 
-    /// The views with different permits that a node was to be shown.
+    /// The views with different permits for a node.
     pub(super) fn of(&self, node: &str) -> Vec<ShadowView> {
         let mut views: Vec<ShadowView> = Vec::new();
         for (of, view) in locked(&self.seen).iter() {
@@ -54,14 +54,14 @@ impl Lies for Permits {
     }
 }
 
-/// Tells agents that their word that they are about to arm stands in the cluster, where it does not.
+/// Acknowledges the agents' reports that they are about to arm, without writing them to the cluster.
 #[derive(Clone, Default)]
 pub(super) struct Acknowledges {
     told: Shared<BTreeSet<String>>,
 }
 
 impl Acknowledges {
-    /// Waits until an agent has asked, and was told that it was heard.
+    /// Waits until an agent has requested a permit, and got the false acknowledgement.
     pub(super) async fn until_told(&self, node: &str) -> anyhow::Result<()> {
         poll(&format!("{node} asks"), async || Ok(locked(&self.told).contains(node).then_some(()))).await
     }
@@ -77,7 +77,7 @@ impl Lies for Acknowledges {
     }
 }
 
-/// Lets an agent act on its permit, and tells no one that it does.
+/// Lets an agent act on its permit, and hides that it does.
 #[derive(Clone, Default)]
 pub(super) struct HidesTheAct(pub(super) Shared<bool>);
 
@@ -85,19 +85,18 @@ impl Lies for HidesTheAct {
     fn report(&mut self, _: &str, report: &AgentStatus) -> Fate {
         let acts = report.report.armed.as_ref().is_some_and(|armed| armed.phase == ArmedPhase::Activated);
         *locked(&self.0) |= acts;
-        // From then on nothing passes but what it says itself.
+        // From then on only its own reports pass.
         if *locked(&self.0) { Fate::Swallow } else { Fate::Pass }
     }
 }
 
-/// Puts a nonce of its own in the place of the agent's, and shows the agent the permit for it as one for the agent's.
+/// Replaces the agent's nonce by its own, and shows the agent the permit for it as one for the agent's.
 #[derive(Default)]
 pub(super) struct OwnNonce {
-    /// The nonce that each agent has made.
+    /// The nonce of each agent.
     made: BTreeMap<String, String>,
 }
 
-/// Its own nonce.
 pub(super) const OWN_NONCE: &str = "AAAAAAAAAAAAAAAAAAAAAA";
 
 impl Lies for OwnNonce {
@@ -117,12 +116,12 @@ impl Lies for OwnNonce {
     }
 }
 
-/// Keeps what the controller asks of hosts' settings from their agents, and remembers it.
+/// Withholds the controller's settings for hosts from their agents, and stores them.
 #[derive(Clone, Default)]
 pub(super) struct Statements(Shared<BTreeMap<String, HostPolicy>>);
 
 impl Statements {
-    /// What the controller asks of a node, with its signature.
+    /// The controller's settings for a node, with its signature.
     pub(super) async fn of(&self, node: &str) -> anyhow::Result<HostPolicy> {
         let what = format!("the controller asks something of the settings of {node}");
         poll(&what, async || Ok(locked(&self.0).get(node).cloned())).await
@@ -138,16 +137,16 @@ impl Lies for Statements {
     }
 }
 
-/// Says that images are staged that are not.
+/// Reports images as staged that are not.
 #[derive(Default)]
 pub(super) struct Stages {
-    /// The nodes that were told to stage, and know nothing of it.
+    /// The nodes with the desired state to stage, which do not get it.
     ordered: BTreeSet<String>,
 }
 
 impl Lies for Stages {
     fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
-        // The agents are kept from staging: they are shown no order but the last one.
+        // The agents are kept from staging: they are shown no desired state but the last one.
         if view.spec.state == HostState::StagedUpdate {
             self.ordered.insert(node.to_owned());
             view.spec.state = HostState::Idle;
@@ -166,7 +165,7 @@ impl Lies for Stages {
     }
 }
 
-/// Shows each shadow in the last generation and at the last resource version that there can be.
+/// Shows each shadow with the highest possible generation and resource version.
 pub(super) struct FromTheEnd;
 
 impl Lies for FromTheEnd {

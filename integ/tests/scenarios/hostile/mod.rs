@@ -1,5 +1,5 @@
-//! The web API itself is another client's. It sees every token and every word, and tells agents and cluster what it likes. It
-//! can keep the fleet from being updated; it cannot make a host reboot that still has pods, or that was released.
+//! A compromised web API. It sees every token and every message, and sends agents and cluster what it likes. It can
+//! keep the fleet from being updated; it cannot make a host reboot that still has pods, or that was released.
 
 mod liars;
 mod server;
@@ -31,7 +31,7 @@ use crate::support::{
     NEW, OLD, Scene, is_given_back, is_updated, last_reason, nodes, other, run, run_but_for, shadow_of,
 };
 
-/// Whether a host was asked for anything that takes it down.
+/// Returns true for a request to a host that takes it down.
 fn disrupts(event: &Event) -> bool {
     is_activate(event) || is_call(event, "/actions/reboot")
 }
@@ -43,8 +43,8 @@ fn untouched(scene: &Scene, node: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives the agents back to the real web API, and waits until every node is updated. The agents run on: what a compromised web
-/// API has shown them must not outlive it.
+/// Switches the agents back to the real web API, and waits until every node is updated. The agents continue to run: the
+/// views of a compromised web API must have no lasting effect.
 async fn honest_again(scene: &Scene, hostile: Hostile) -> anyhow::Result<()> {
     scene.bed.divert(None);
     drop(hostile);
@@ -66,20 +66,20 @@ fn altered<T: Serialize>(jws: &str, claims: &T) -> anyhow::Result<String> {
     Ok(parts.join("."))
 }
 
-/// Signs with a key of its own, under whatever name.
+/// Signs with another key, under any key id.
 fn forged<T: Serialize>(kid: &str, claims: &T) -> anyhow::Result<String> {
     let own = EncodingKey::from_ec_der(&rcgen::KeyPair::generate()?.serialize_der());
     let header = Header { kid: Some(kid.to_owned()), ..Header::new(Algorithm::ES256) };
     Ok(jsonwebtoken::encode(&header, claims, &own)?)
 }
 
-/// The nonce that the agent waits with for a permit under the order that was invented for it.
+/// The nonce with which the agent requests a permit under the forged desired state.
 fn asked(hostile: &Hostile, node: &str) -> anyhow::Result<Option<String>> {
     let armed = hostile.invented(node)?.status.report.armed;
     Ok(armed.filter(|armed| armed.phase == ArmedPhase::Arming).map(|armed| armed.nonce))
 }
 
-/// Waits until the agent has staged what the order that was invented for it names.
+/// Waits until the agent has staged the version of the forged desired state.
 async fn staged_as_told(hostile: &Hostile, node: &str) -> anyhow::Result<()> {
     poll(&format!("{node} has staged the image"), async || {
         let view = hostile.invented(node)?;
@@ -89,8 +89,8 @@ async fn staged_as_told(hostile: &Hostile, node: &str) -> anyhow::Result<()> {
     .await
 }
 
-/// Shows the agent of a node this permit under this order, as one for the nonce that the agent has just made, until the agent
-/// refuses it for this reason. So often as the agent makes another nonce, another one.
+/// Shows the agent of a node this permit under this desired state, for the agent's current nonce, until the agent
+/// refuses it for this reason; again for each new nonce.
 async fn refuses(
     scene: &Scene,
     hostile: &Hostile,
@@ -122,7 +122,7 @@ async fn a_permit_that_is_forged_altered_replayed_or_another_nodes_moves_no_host
         let permits = Permits::default();
         let hostile = Hostile::take(scene, permits.clone()).await?;
         scene.reported().await?;
-        // The first node's permit passes, and is kept. It is not known yet which node is the first.
+        // The first node's permit passes, and is stored. It is not known yet which node is the first.
         scene.release();
         let world = scene.until("a node is updated", |w| w.nodes.keys().any(|node| is_updated(w, node))).await?;
         let first = world.nodes.keys().find(|node| is_updated(&world, node)).context("just seen")?.clone();
@@ -140,7 +140,8 @@ async fn a_permit_that_is_forged_altered_replayed_or_another_nodes_moves_no_host
         let kid = header.kid.context("a key id")?;
         let order = BottlerocketShadowSpec { permit: None, ..given.spec };
         hostile.invent(target, order.clone())?;
-        // All that a permit has to say of this node, this boot, this attempt: what is forged lacks nothing but the signature.
+        // All that a permit has to contain for this node, this boot, this attempt: the forged one lacks only the
+        // signature.
         let fits = |nonce: &str| {
             let mut claims = claims.clone();
             claims["nonce"] = json!(nonce);
@@ -154,10 +155,10 @@ async fn a_permit_that_is_forged_altered_replayed_or_another_nodes_moves_no_host
         refuses(&|nonce| forged(&kid, &fits(nonce)), "its signature is wrong").await?;
         refuses(&|nonce| forged("stranger", &fits(nonce)), "its key 'stranger' is not trusted here").await?;
         refuses(&|nonce| Ok(unsigned(fits(nonce))), "it is no signed statement").await?;
-        // Another node's, as it is and with what would make it fit.
+        // Another node's permit, unchanged and with matching fields.
         refuses(&|_| Ok(others.jws.clone()), "it is for another node").await?;
         refuses(&|nonce| altered(&others.jws, &fits(nonce)), "its signature is wrong").await?;
-        // Its own, but delayed until the agent has asked again; and then with the nonce that would make it fit.
+        // The node's own permit, but delayed until the agent has requested another; and then with the matching nonce.
         poll("the agent asks anew", async || Ok(asked(&hostile, target)?.filter(|nonce| *nonce != permit.nonce)))
             .await?;
         refuses(&|_| Ok(permit.jws.clone()), "it is for another nonce").await?;
@@ -186,8 +187,8 @@ async fn a_permit_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_tha
         scene.policy(&json!({"enabled": false})).await?;
         scene.until("the node is given back", |world| is_given_back(world, &target)).await?;
         untouched(scene, &target)?;
-        // The image is staged once more, which needs no signature. Then comes the order that stood, with its permit: the agent takes
-        // it for an order, and asks with another nonce.
+        // The image is staged once more, which needs no signature. Then comes the earlier desired state, with its
+        // permit: the agent accepts the desired state, and requests a permit with another nonce.
         let staged = BottlerocketShadowSpec { state: HostState::StagedUpdate, permit: None, ..given.spec.clone() };
         hostile.invent(&target, staged)?;
         staged_as_told(&hostile, &target).await?;
@@ -227,7 +228,7 @@ async fn an_acknowledgement_that_is_forged_brings_no_permit() -> anyhow::Result<
             .await?;
         let target = world.nodes.keys().find(|node| ordered(&world, node)).context("just seen")?.clone();
         acknowledges.until_told(&target).await?;
-        // The controller has looked at everything since.
+        // The controller has reconciled everything since.
         scene.renewals(2).await?;
         let world = scene.bed.recorder.so_far()?.end();
         ensure!(permit_of(&world, &target).is_none(), "the controller gave a permit that nobody asked for");
@@ -242,14 +243,14 @@ async fn an_acknowledgement_that_is_forged_brings_no_permit() -> anyhow::Result<
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acknowledgement_of_the_last_step_that_is_forged_gives_no_node_back_that_may_go_down() -> anyhow::Result<()>
 {
-    // Longer than a permit is good for.
+    // Longer than a permit is valid.
     let shutdown = PERMIT_LIFETIME + Duration::from_secs(15);
     let mut options = nodes(2);
     options.timings.shutdown = shutdown;
     options.policy["deadlines"]["shutdown"] = json!(format!("{}s", shutdown.as_secs() + 5));
     let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
-    // The word that S2 asks for is the very one that is swallowed. What counts is that no pod is on the node when it goes down (S3),
-    // and that it had not been released (S9).
+    // The report that S2 requires is the one that is dropped. What counts is that no pod is on the node when it goes
+    // down (S3), and that it had not been released (S9).
     let ending = run_but_for(Some(Property::S2), options, expectations, async |scene| {
         let target = blocked_drain(scene).await?;
         let hides = HidesTheAct::default();
@@ -285,7 +286,7 @@ async fn a_permit_for_a_nonce_that_the_agent_did_not_make_moves_no_host() -> any
             .until("a permit is issued for the forged nonce", |world| world.nodes.keys().any(|node| given(world, node)))
             .await?;
         let target = world.nodes.keys().find(|node| given(&world, node)).context("just seen")?.clone();
-        // The very permit, shown under the nonce that the agent made: what is signed counts.
+        // The same permit, shown under the agent's own nonce: the signed content counts.
         let words = Words::ever(scene, &target).await?;
         poll("the agent refuses the permit", async || {
             untouched(scene, &target)?;
@@ -308,7 +309,7 @@ fn are_settings_touched(scene: &Scene, node: &str) -> anyhow::Result<bool> {
     Ok(scene.bed.member(node)?.host.log().iter().any(touches_settings))
 }
 
-/// Waits until the agent of a node says why it leaves the settings alone, which it does.
+/// Waits until the agent of a node logs why it does not change the settings.
 async fn leaves_settings(scene: &Scene, node: &str, words: &Words, why: &str) -> anyhow::Result<()> {
     poll(&format!("the agent of {node} leaves the settings alone: {why}"), async || {
         ensure!(!are_settings_touched(scene, node)?, "{node}: settings were changed where one should read: {why}");
@@ -323,7 +324,7 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
         let (target, bystander) = ("node-1", "node-2");
         scene.shop(4).await?;
         scene.install().await?;
-        // The fleet is at rest, its hosts have something to take, and policy asks for settings, which no agent hears of.
+        // The fleet is idle, its hosts have an update, and policy has settings, which no agent gets.
         scene.policy(&json!({"enabled": false})).await?;
         scene.release();
         let statements = Statements::default();
@@ -345,7 +346,7 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
             (asks.clone(), "there is no signed statement"),
             (signed(forged(&kid, &fits)?), "its signature is wrong"),
             (signed(forged("stranger", &fits)?), "its key 'stranger' is not trusted here"),
-            // What the controller did sign, of another node or of other settings.
+            // Settings signed by the controller, for another node or with other values.
             (others.clone(), "it is for another node"),
             (HostPolicy { version_lock: Some(OLD.to_string()), ..own.clone() }, "it is for another version lock"),
             (signed(own_jws.clone()), "it is for another choice about waves"),
@@ -355,7 +356,7 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
             hostile.invent(target, BottlerocketShadowSpec { host: Some(host), ..idle.clone() })?;
             leaves_settings(scene, target, &words, why).await?;
         }
-        // So it would before the download of the version that they are for; which waits.
+        // The same before the download of their version, which waits.
         let order = |state, host| BottlerocketShadowSpec {
             state,
             version: Some(NEW),
@@ -370,7 +371,7 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
         let member = scene.bed.member(target)?;
         ensure!(!member.host.log().iter().any(|event| is_call(event, "/actions/prepare-update")), "it did not wait");
 
-        // Orders. That the image is fetched hurts no one, and needs no signature; that the host goes down does.
+        // Desired states. Staging an image is harmless, and needs no signature; a reboot does.
         hostile.invent(target, order(HostState::StagedUpdate, None))?;
         staged_as_told(&hostile, target).await?;
         let reboot = order(HostState::RebootedIntoUpdate, None);
@@ -392,7 +393,7 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
             untouched(scene, node)?;
             ensure!(!are_settings_touched(scene, node)?, "{node}: settings were changed");
         }
-        // From the controller's own mouth the same is obeyed.
+        // From the controller the same is carried out.
         scene.policy(&json!({"enabled": true})).await?;
         honest_again(scene, hostile).await?;
         for node in [target, bystander] {
@@ -432,7 +433,8 @@ async fn a_staged_image_that_is_not_there_moves_no_host() -> anyhow::Result<()> 
         scene.install().await?;
         let hostile = Hostile::take(scene, Stages::default()).await?;
         scene.release();
-        // The order to reboot comes for a host that has nothing staged. Its agent says so, and the node is released.
+        // The desired state to reboot comes for a host with nothing staged. Its agent reports that, and the node is
+        // released.
         scene
             .until("an attempt fails for want of an image", |world| {
                 world.nodes.keys().any(|node| {
@@ -444,7 +446,7 @@ async fn a_staged_image_that_is_not_there_moves_no_host() -> anyhow::Result<()> 
         for member in &scene.bed.members {
             untouched(scene, &member.name)?;
         }
-        // No one waits for the back-off: what matters is over.
+        // No wait for the back-off: the relevant part is over.
         scene.policy(&json!({"enabled": false})).await?;
         scene.bed.divert(None);
         drop(hostile);
@@ -461,7 +463,7 @@ async fn a_staged_image_that_is_not_there_moves_no_host() -> anyhow::Result<()> 
 #[tokio::test(flavor = "multi_thread")]
 async fn attempts_that_another_client_writes_into_shadows_cordon_nothing_and_end() -> anyhow::Result<()> {
     let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
-    // The oracle takes an attempt that a shadow shows for one of the controller's. That no node was cordoned is asserted below.
+    // The oracle takes an attempt in a shadow for one of the controller's. That no node was cordoned is asserted below.
     let ending = run_but_for(Some(Property::S1), nodes(4), expectations, async |scene| {
         scene.install().await?;
         let shadows: Api<BottlerocketShadow> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);

@@ -1,5 +1,5 @@
-//! A client who has taken the web API over: it has the serving key, sees every token and every word, and tells both sides what
-//! it likes. What it does not change it passes on to the real web API, so that all goes on but for its lies.
+//! A compromised web API: a client that has the serving key, sees every token and every message, and sends both sides
+//! what it likes. Everything else it forwards to the real web API.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -33,24 +33,24 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::Scene;
 
-/// What becomes of a report.
+/// Treatment of a report.
 pub(crate) enum Fate {
-    /// It goes on as it is.
+    /// Forwarded unchanged.
     Pass,
-    /// The agent is told that it stands in the cluster, and nothing is written.
+    /// Acknowledged to the agent, and not written.
     Swallow,
-    /// Another one is written in its place, and the agent is told that its own was.
+    /// Replaced by another one, and acknowledged to the agent as its own.
     Instead(Box<AgentStatus>),
 }
 
-/// What it makes of what passes through.
+/// Changes to forwarded messages.
 pub(crate) trait Lies: Send {
-    /// What an agent is shown in place of its shadow; nothing where it is withheld.
+    /// The view shown to an agent in place of its shadow; `None` withholds it.
     fn view(&mut self, _node: &str, view: ShadowView) -> Option<ShadowView> {
         Some(view)
     }
 
-    /// What becomes of an agent's report.
+    /// The treatment of an agent's report.
     fn report(&mut self, _node: &str, _report: &AgentStatus) -> Fate {
         Fate::Pass
     }
@@ -60,19 +60,19 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 struct State {
     lies: Mutex<Box<dyn Lies>>,
-    /// What agents are told besides, by node.
+    /// Additional lines for agents, by node.
     told: broadcast::Sender<(String, WatchLine)>,
     /// The last true view of each node.
     truth: Mutex<BTreeMap<String, ShadowView>>,
-    /// Shadows of its own making, which stand for the true ones.
+    /// Forged shadows that replace the true ones.
     invented: Mutex<BTreeMap<String, ShadowView>>,
-    /// The last token that came from each node.
+    /// The last token of each node.
     tokens: Mutex<BTreeMap<String, String>>,
     cluster: kube::Client,
     ca: String,
 }
 
-/// The taken web API, until it is dropped.
+/// The compromised web API, until it is dropped.
 pub(crate) struct Hostile {
     state: Arc<State>,
     _tasks: JoinSet<()>,
@@ -83,7 +83,7 @@ pub(super) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hostile {
-    /// Takes the web API's place before all agents. They notice nothing: the key is the real one.
+    /// Replaces the web API for all agents. They do not notice: the key is the real one.
     pub(crate) async fn take(scene: &Scene, lies: impl Lies + 'static) -> anyhow::Result<Self> {
         let client = &scene.bed.client;
         let secret = Api::<Secret>::namespaced(client.clone(), SYSTEM_NAMESPACE).get(SERVING_SECRET).await?;
@@ -131,14 +131,14 @@ impl Hostile {
             }
         });
         scene.bed.divert(Some(address));
-        // Streams to the real web API that are open already would go on.
+        // Streams to the real web API that are open already would continue.
         scene.restart(deploy::Component::Agent).await?;
         Ok(Self { state, _tasks: tasks })
     }
 
-    /// Has a shadow of its own making stand for a node's true one from now on, with this order. It behaves as a true one does: it
-    /// keeps what the agent reports, and the agent is shown each of its orders, however often it connects. The cluster hears of
-    /// none of it.
+    /// Replaces a node's true shadow by a forged one from now on, with this desired state. It behaves as a true one
+    /// does: it keeps the agent's reports, and the agent is shown each desired state, however often it connects.
+    /// Nothing of it reaches the cluster.
     pub(crate) fn invent(&self, node: &str, spec: BottlerocketShadowSpec) -> anyhow::Result<()> {
         let truth = self.truth(node).context("nothing is known of the node yet")?;
         let mut invented = locked(&self.state.invented);
@@ -147,17 +147,17 @@ impl Hostile {
         view.etag = new_etag();
         view.spec = spec;
         invented.insert(node.to_owned(), view.clone());
-        // No one may be listening; then it is the first that is told.
+        // There may be no subscriber; then it is sent as the first line.
         let _ = self.state.told.send((node.to_owned(), WatchLine::Shadow { object: Box::new(view) }));
         Ok(())
     }
 
-    /// The shadow that stands for a node's true one, with what the agent has reported into it.
+    /// The forged shadow of a node, with the agent's reports.
     pub(crate) fn invented(&self, node: &str) -> anyhow::Result<ShadowView> {
         locked(&self.state.invented).get(node).cloned().context("there is no such shadow")
     }
 
-    /// Reports in the name of a node's agent, with its token, that the last order is carried out.
+    /// Reports as a node's agent, with its token, that the last desired state is carried out.
     pub(crate) async fn report(&self, node: &str, mut status: AgentStatus) -> anyhow::Result<()> {
         let (token, view) = (locked(&self.state.tokens).get(node).cloned(), self.truth(node));
         let url = format!("https://{}:8443/v1/nodes/{node}/shadow", host());
@@ -199,7 +199,7 @@ fn full(status: StatusCode, bytes: Bytes) -> Response<Body> {
 }
 
 impl State {
-    /// A client that reaches the real web API, wherever it runs now, past the way that leads to us.
+    /// A client that reaches the real web API, wherever it runs now, past the diversion.
     async fn real(&self) -> anyhow::Result<reqwest::Client> {
         let pods: Api<Pod> = Api::namespaced(self.cluster.clone(), SYSTEM_NAMESPACE);
         let ours = ListParams::default().labels(&format!("{COMPONENT_LABEL}={APISERVER}"));
@@ -249,7 +249,7 @@ impl State {
         Ok(response)
     }
 
-    /// Passes a stream on, line by line, with what is to be told besides.
+    /// Forwards a stream, line by line, with the additional lines.
     async fn follow(self: Arc<Self>, node: String, mut real: reqwest::Response, send: mpsc::Sender<WatchLine>) {
         let (mut told, mut rest) = (self.told.subscribe(), Vec::new());
         loop {
@@ -272,7 +272,7 @@ impl State {
         }
     }
 
-    /// What becomes of bytes of a stream, with those before them that were no whole line.
+    /// Forwards bytes of a stream; an incomplete line stays in `rest`.
     fn pass(&self, node: &str, rest: &mut Vec<u8>, chunk: &[u8]) -> Vec<WatchLine> {
         rest.extend_from_slice(chunk);
         let mut lines = Vec::new();
@@ -292,7 +292,7 @@ impl State {
         lines
     }
 
-    /// Keeps a report in the shadow that was invented for the node, if there is one, by the rules of the real web API.
+    /// Keeps a report in the forged shadow of the node, if there is one, by the rules of the real web API.
     fn keep(&self, node: &str, etag: Option<String>, report: &AgentStatus) -> anyhow::Result<Option<Response<Body>>> {
         let mut invented = locked(&self.invented);
         let Some(view) = invented.get_mut(node) else { return Ok(None) };
@@ -328,7 +328,7 @@ impl State {
         let bytes = response.bytes().await?;
         let Ok(view) = serde_json::from_slice::<ShadowView>(&bytes) else { return Ok(full(status, bytes)) };
         locked(&self.truth).insert(node.to_owned(), view.clone());
-        // An answer cannot be withheld like a line, since the agent would ask again; but the permit in it can.
+        // A response cannot be withheld like a line, since the agent would retry; but the permit in it can.
         let mut without = view.clone();
         without.spec.permit = None;
         let mut shown = locked(&self.lies).view(node, view).unwrap_or(without);

@@ -1,4 +1,4 @@
-//! What an agent has written to its log: the only witness of what it was shown and refused.
+//! The log of an agent: the only evidence of what it was shown and refused.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use crate::interfere::{agent_on, poll};
 use crate::support::Scene;
 
-/// The words of a node's agent from some moment on.
+/// The log lines of a node's agent from some moment on.
 pub(super) struct Words {
     node: String,
     file: PathBuf,
@@ -15,14 +15,14 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// All that it has written since it was started.
+    /// All lines since its start.
     pub(super) async fn ever(scene: &Scene, node: &str) -> anyhow::Result<Self> {
         let agent = agent_on(scene, node).await?;
         let file = scene.bed.member(node)?.kubelet.log_file(&agent.namespace, &agent.pod, &agent.container);
         Ok(Self { node: node.to_owned(), file: file.context("the agent has no log")?, from: 0 })
     }
 
-    /// All that it writes from now on.
+    /// All lines from now on.
     pub(super) async fn from_now(scene: &Scene, node: &str) -> anyhow::Result<Self> {
         let ever = Self::ever(scene, node).await?;
         Ok(Self { from: ever.text()?.len(), ..ever })
@@ -33,7 +33,7 @@ impl Words {
         Ok(text.get(self.from..).unwrap_or_default().to_owned())
     }
 
-    /// Whether one line has all of this in it.
+    /// Returns true if one line contains all of these.
     pub(super) fn say(&self, parts: &[&str]) -> anyhow::Result<bool> {
         Ok(self.text()?.lines().any(|line| parts.iter().all(|part| line.contains(part))))
     }
