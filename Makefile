@@ -11,6 +11,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # How many tests run at a time: end-to-end tests mostly wait, so that there may be more of them than cores.
 export RUST_TEST_THREADS ?= 5
 # Words that are not used in what users read.
+TITLES := (Whether|What|Who|Whose|How|Its|Why)
 WORDS := somebody|nobody|whoever|anew|of ours|given back
 # Arguments of the demo, e.g. make demo ARGS="--nodes 5 --keep"
 ARGS ?=
@@ -41,7 +42,8 @@ check: tools tools-lint words ## Run format, lints, generated files, unit tests 
 
 # docs/glossary.md has the words to use instead.
 .PHONY: words
-words: ## Check that docs and manifests are free of words that the glossary replaces
+words: ## Check that docs, manifests and doc comments follow the glossary
+	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
 	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 .PHONY: test-unit

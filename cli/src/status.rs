@@ -349,7 +349,7 @@ mod tests {
         let blocked = json!({
             "currentVersion": "1.20.0",
             "conditions": [{"type": "Blocked", "status": "True", "reason": "DrainBlocked",
-                "message": "the PodDisruptionBudget shop/web does not let shop/web-1 go; 1 pod(s) left",
+                "message": "the PodDisruptionBudget shop/web allows no disruption of shop/web-1; 1 pod(s) left",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"}],
             "progress": {"step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z",
                 "attempt": 2, "bootId": "b", "version": "1.20.5", "disruptive": true},
@@ -389,9 +389,9 @@ mod tests {
             "bruo default: the annotation brupop.bottlerocket.aws/resum is not known",
             "node c: the annotation brupop.bottlerocket.aws/approve-step has no effect here",
             "updates are switched off",
-            "shop/web does not let shop/web-1 go",
+            "shop/web allows no disruption of shop/web-1",
             "PrepareFailed: no space",
-            "DrainBlocked, 20m00s left (until 2026-01-01T00:30:00Z): the PodDisruptionBudget shop/web does not let shop/web-1 go",
+            "DrainBlocked, 20m00s left (until 2026-01-01T00:30:00Z): the PodDisruptionBudget shop/web allows no disruption of shop/web-1",
             "Nodes that wait: 2 Disabled, 1 DrainBlocked",
             "Blocked: the expression errors returned",
         ] {

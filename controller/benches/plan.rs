@@ -1,4 +1,4 @@
-//! How long one plan takes, with fleets of several sizes in the middle of a rollout. `make bench-plan` runs it.
+//! Duration of one plan, with fleets of several sizes in the middle of a rollout. `make bench-plan` runs it.
 
 #![expect(clippy::unwrap_used, reason = "nothing here comes from outside")]
 

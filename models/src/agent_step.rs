@@ -1,4 +1,4 @@
-//! What an agent does next: a total function of the order, the host and what was reported, as a table.
+//! Next step of an agent: a total function of the order, the host and what was reported, as a table.
 //!
 //! ```text
 //!              StagedUpdate                       RebootedIntoUpdate, same boot

@@ -1,4 +1,4 @@
-//! What all parts of the operator agree on: the custom resources, the wire types of the web API, and the pure rules that
+//! Shared by all parts of the operator: the custom resources, the wire types of the web API, and the pure rules that
 //! more than one part follows. No I/O of any kind.
 //!
 //! With the feature `crd` the resources are Kubernetes objects with schemas, and the operator's resource is there at all;

@@ -1,4 +1,4 @@
-//! What the controller signs: the permit, its word that a host may arm and reboot, once, now; and the settings that policy asks
+//! Signatures of the controller: the permit, by which a host may arm and reboot, once, now; and the settings that policy asks
 //! of a host.
 //!
 //! A permit is a JWS in compact form (ES256). The agent acts only on a permit whose claims match its own node, boot, attempt,

@@ -1,4 +1,4 @@
-//! Why an attempt failed: one enum for the agent's report, the controller's record, Events and metrics.
+//! Reasons for which attempts fail: one enum for the agent's report, the controller's record, Events and metrics.
 
 use std::fmt;
 

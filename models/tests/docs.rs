@@ -1,4 +1,4 @@
-//! What is written in `docs/` about the shared rules is what the code says.
+//! Texts in `docs/` about the shared rules, compared with the code.
 
 #[test]
 fn the_documented_step_table_is_the_agents() {

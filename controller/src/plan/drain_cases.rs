@@ -113,8 +113,8 @@ fn a_blocked_drain_names_a_pod_that_is_still_there() {
         }
         panic!("written again and again");
     };
-    assert_eq!(said(), "the PodDisruptionBudget shop/web does not let shop/p-1 go; 2 pod(s) left");
-    assert_eq!(said(), "the PodDisruptionBudget shop/web does not let shop/p-2 go; 1 pod(s) left");
+    assert_eq!(said(), "the PodDisruptionBudget shop/web allows no disruption of shop/p-1; 2 pod(s) left");
+    assert_eq!(said(), "the PodDisruptionBudget shop/web allows no disruption of shop/p-2; 1 pod(s) left");
 }
 
 fn names(pods: &[super::Eviction]) -> Vec<&str> {

@@ -189,7 +189,7 @@ fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Con
 /// rejected or valid again. Conditions that only come and go emit none.
 pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
     let mut notes = Vec::new();
-    for (type_, begins, ends) in [(FROZEN, "Frozen", "Resumed"), (DEGRADED, "InvalidPolicy", "PolicyObeyed")] {
+    for (type_, begins, ends) in [(FROZEN, "Frozen", "Resumed"), (DEGRADED, "InvalidPolicy", "PolicyValid")] {
         let Some(now) = find_condition(new, type_) else { continue };
         let before = find_condition(old, type_);
         let held = before.is_some_and(|c| c.status == ConditionStatus::True);

@@ -487,7 +487,7 @@ impl fmt::Display for Wait {
                 "{count} node(s) are not Ready, {node} first, and maxUnavailable lets {limit} be out of service in all"
             ),
             Self::Staging => f.write_str("the host downloads the image"),
-            Self::ReadingPods => f.write_str("its pods are being looked at"),
+            Self::ReadingPods => f.write_str("its pods are being read"),
             Self::DrainRefused { why: Refusal::Unread, pod, count } => write!(
                 f,
                 "{pod} belongs to a DaemonSet that cannot be read ({count} pod(s) like that); the controller's log says why, \
@@ -510,7 +510,7 @@ impl fmt::Display for Wait {
             Self::DetachingVolumes { count } => write!(f, "{count} volume(s) are still attached"),
             Self::Draining { left } => write!(f, "{left} pod(s) are on their way out"),
             Self::DrainBlocked { pod, budget: Some(budget), left, .. } => {
-                write!(f, "the PodDisruptionBudget {budget} does not let {pod} go; {left} pod(s) left")
+                write!(f, "the PodDisruptionBudget {budget} allows no disruption of {pod}; {left} pod(s) left")
             }
             Self::DrainBlocked { pod, budget: None, message, left } => {
                 write!(f, "{pod} does not leave the node: {message}; {left} pod(s) left")
@@ -527,7 +527,7 @@ impl fmt::Display for Wait {
             }
             Self::DisarmPending => f.write_str("the agent has not confirmed that its host is disarmed"),
             Self::PolicyUnusable => {
-                f.write_str("the operator's resource cannot be obeyed; its condition Degraded names the fields")
+                f.write_str("the spec of the BottlerocketUpdateOperator is invalid; its condition Degraded names the fields")
             }
             Self::WindowClosed { opens } => write!(f, "no window is open{}", Until("the next one opens at", opens)),
             Self::Blackout { ends } => write!(f, "nothing starts on this day{}", Until("nodes may start at", ends)),
@@ -570,7 +570,7 @@ impl fmt::Display for Wait {
             Self::PodsNotReady { pod, count } => write!(f, "{count} pod(s) on the node are not Ready, {pod} first"),
             Self::BudgetNeverAllows { pod, budget } => write!(
                 f,
-                "the PodDisruptionBudget {budget} could never let {pod} go, even with all its pods healthy; let it allow one disruption, or run one more pod"
+                "the PodDisruptionBudget {budget} could never allow a disruption of {pod}, even with all its pods healthy; let it allow one disruption, or run one more pod"
             ),
             Self::MultipleBudgets { pod, budgets } => write!(
                 f,

@@ -8,7 +8,7 @@ use super::PolicyError;
 
 /// A range of versions, with its text in the policy.
 ///
-/// Its parts are separated by commas, and all have to match. A part without an operator means the versions that begin
+/// The parts are separated by commas, and all have to match. A part without an operator means the versions that begin
 /// with it: `1.20` is any 1.20.x.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {

@@ -49,7 +49,7 @@ pub enum TlsError {
         source: MaterialError,
     },
     /// A conflicting writer reverts the operator's writes again and again.
-    #[error("somebody else writes the same Secrets or the same ConfigMap")]
+    #[error("another client writes the same Secrets or the same ConfigMap")]
     Contended,
     /// The lease is lost.
     #[error(transparent)]

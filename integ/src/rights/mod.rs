@@ -79,7 +79,7 @@ impl fmt::Display for Finding {
         match self {
             Self::Unused(right) => write!(f, "granted and never used: {right}"),
             Self::Forbidden(request) => write!(f, "wanted and not granted: {request}"),
-            Self::Foreign(request) => write!(f, "granted by somebody else's rule: {request}"),
+            Self::Foreign(request) => write!(f, "granted by another rule: {request}"),
         }
     }
 }
@@ -281,7 +281,7 @@ pub(crate) mod tests {
         let found = found(&leases(), &audit);
         assert_eq!(found.len(), 2, "{found:#?}");
         assert!(found[0].starts_with("granted and never used") && found[0].contains("two, in here"), "{found:#?}");
-        assert!(found[1].starts_with("granted by somebody else") && found[1].contains("there/two"), "{found:#?}");
+        assert!(found[1].starts_with("granted by another rule") && found[1].contains("there/two"), "{found:#?}");
     }
 
     #[test]

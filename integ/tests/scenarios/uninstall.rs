@@ -198,10 +198,7 @@ async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_me
         .await?;
         let waited = plugin(scene, &["uninstall", "--yes", "--timeout", "2s"]).await?;
         let text = said(&waited);
-        assert!(
-            !waited.status.success() && text.contains(&format!("the update of {target} is at Draining")),
-            "{text}"
-        );
+        assert!(!waited.status.success() && text.contains(&format!("the update of {target} is at Draining")), "{text}");
         assert!(text.contains("--abandon"), "{text}");
         assert!(scene.kubectl(&["-n", AGENT_NAMESPACE, "get", "daemonset"]).await?.contains("brupop-agent"));
 

@@ -16,7 +16,7 @@ pub enum CountOrPercent {
 }
 
 impl CountOrPercent {
-    /// How many of `total` nodes that is: a percentage rounds down, and never below 1; a count of 0 is 1, since 0 would be
+    /// Returns this share of `total` nodes: a percentage rounds down, and never below 1; a count of 0 is 1, since 0 would be
     /// a second switch beside `enabled`. `None` for a string that is no percentage (the schema refuses it).
     pub fn of(&self, total: usize) -> Option<usize> {
         match self {

@@ -138,7 +138,7 @@ async fn who_undoes_one_half_again_and_again_is_told_of_and_keeps_the_other_from
     let expected = [names::PERMIT_KEY_SECRET, names::TRUST_CONFIG_MAP].map(str::to_owned);
     assert_eq!(*server.written.lock().unwrap(), BTreeSet::from(expected));
     let problem = keeper.signer.facts().problem.unwrap_or_default();
-    assert!(problem.contains("somebody else writes"), "{problem}");
+    assert!(problem.contains("another client writes"), "{problem}");
 }
 
 /// As a tool that restores its own contents: it comes after each write, and not with it.
