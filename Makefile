@@ -9,7 +9,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # How many tests run at a time: end-to-end tests mostly wait, so that there may be more of them than cores.
-export RUST_TEST_THREADS ?= 5
+export RUST_TEST_THREADS ?= 4
 # Words that are not used in what users read.
 TITLES := (Whether|What|Who|Whose|How|Its|Why)
 WORDS := somebody|nobody|whoever|anew|of ours|given back
