@@ -10,7 +10,7 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # How many tests run at a time: end-to-end tests mostly wait, so that there may be more of them than cores.
 export RUST_TEST_THREADS ?= 4
-# Words that are not used in what users read.
+# Words that no doc comment begins with, and words that are not used in what users read.
 TITLES := (Whether|What|Who|Whose|How|Its|Why)
 WORDS := somebody|nobody|whoever|anew|of ours|given back
 # Arguments of the demo, e.g. make demo ARGS="--nodes 5 --keep"
@@ -25,20 +25,18 @@ demo: tools control-plane build agent ## Show one update rolling through three s
 	@BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" "$(TARGET)/debug/brupop-demo" $(ARGS)
 
 .PHONY: test
-test: tools tools-lint words control-plane next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
-	$(if $(TEST),,$(CARGO) fmt --all --check)
-	$(if $(TEST),,$(CARGO) clippy --workspace --all-targets --locked -- -D warnings)
-	$(CARGO) build --workspace --bins --locked
-	"$(TARGET)/debug/brupop-deploy" --check
+test: tools $(if $(TEST),,lint) control-plane next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast $(if $(TEST),-- $(TEST))
 
 .PHONY: check
-check: tools tools-lint words ## Run format, lints, generated files, unit tests and simulation: the quick loop while you write
+check: lint test-unit ## Run format, lints, words, generated files, unit tests and simulation: the quick loop while you write
+
+.PHONY: lint
+lint: tools tools-lint words ## Check format, lints, words and generated files
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) build --workspace --bins --locked
 	"$(TARGET)/debug/brupop-deploy" --check
-	$(CARGO) test --workspace --locked --lib --bins -- --skip control_plane
 
 # docs/glossary.md has the words to use instead.
 .PHONY: words

@@ -100,7 +100,7 @@ fn confirm() -> anyhow::Result<()> {
     if !std::io::stdin().is_terminal() {
         bail!("this removes the operator from the cluster: use --yes, or --dry-run to see what would be removed");
     }
-    ask("This ends all updates, gives every node back and removes the operator with its records. Go on? [y/N]")?;
+    ask("This ends all updates, releases every node and removes the operator with its records. Go on? [y/N]")?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;
     if !matches!(answer.trim(), "y" | "Y" | "yes") {

@@ -7,6 +7,7 @@ use models::reason::{FailureClass, FailureReason};
 use models::shadow::{ControllerReport, Progress, Step, UPDATED};
 use semver::Version;
 
+use crate::plan::key_of;
 use crate::view::{NodeFacts, ShadowFacts};
 
 /// One log line.
@@ -213,7 +214,7 @@ pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &Bottlerock
         _ => {}
     }
     for rollout in &after.active_rollouts {
-        let key = |r: &ActiveRollout| (r.version.clone(), r.variant.clone(), r.arch.clone(), r.started);
+        let key = |rollout: &ActiveRollout| (key_of(rollout), rollout.started);
         let old = before.active_rollouts.iter().find(|old| key(old) == key(rollout));
         let kind = format!("{}/{}", rollout.variant, rollout.arch);
         let line = match old {

@@ -140,7 +140,7 @@ async fn an_hour_of((what, trouble, told): &Case, counts: &Counts) {
         let reason = find_condition(&told_of().conditions, HOST_REACHABLE).map(|c| c.reason.clone());
         assert_eq!(reason.as_deref(), Some(*told), "{what}");
     }
-    assert_eq!((arms(&bench.host.log()), reboots(&bench.host.log())), (0, 0), "{what}: nobody gave a permit");
+    assert_eq!((arms(&bench.host.log()), reboots(&bench.host.log())), (0, 0), "{what}: no permit was issued");
     // The fault is over. What failed meanwhile is not retried before the next attempt.
     bench.host.mend();
     bench.host.release_command();

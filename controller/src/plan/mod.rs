@@ -60,6 +60,7 @@ pub use fleet::plan;
 pub use quarantine::Quarantine;
 pub use report::news;
 pub(crate) use requests::pending_rotations;
+pub(crate) use rollout::key_of;
 pub(crate) use slots::{not_begun, retracted};
 pub use wait::Wait;
 

@@ -31,7 +31,7 @@ pub(super) fn key(node: &NodeView, version: &Version) -> Key {
     (text(|agent| &agent.variant), text(|agent| &agent.arch), version.clone())
 }
 
-fn key_of(rollout: &ActiveRollout) -> Key {
+pub(crate) fn key_of(rollout: &ActiveRollout) -> Key {
     (rollout.variant.clone(), rollout.arch.clone(), rollout.version.clone())
 }
 

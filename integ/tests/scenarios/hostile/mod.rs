@@ -159,7 +159,7 @@ async fn a_permit_that_is_forged_altered_replayed_or_another_nodes_moves_no_host
         refuses(&|_| Ok(others.jws.clone()), "it is for another node").await?;
         refuses(&|nonce| altered(&others.jws, &fits(nonce)), "its signature is wrong").await?;
         // The node's own permit, but delayed until the agent has requested another; and then with the matching nonce.
-        poll("the agent asks anew", async || Ok(asked(&hostile, target)?.filter(|nonce| *nonce != permit.nonce)))
+        poll("the agent asks again", async || Ok(asked(&hostile, target)?.filter(|nonce| *nonce != permit.nonce)))
             .await?;
         refuses(&|_| Ok(permit.jws.clone()), "it is for another nonce").await?;
         refuses(&|nonce| altered(&permit.jws, &fits(nonce)), "its signature is wrong").await?;
@@ -196,7 +196,7 @@ async fn a_permit_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_tha
         let permit = given.spec.permit.clone().context("a permit")?;
         hostile.invent(&target, given.spec.clone())?;
         words.until(&["desired state state=RebootedIntoUpdate"]).await?;
-        poll("the agent asks anew", async || {
+        poll("the agent asks again", async || {
             untouched(scene, &target)?;
             Ok(asked(&hostile, &target)?.filter(|nonce| *nonce != permit.nonce))
         })
