@@ -550,7 +550,7 @@ pub struct DrainStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
     pub blockers: Vec<Blocker>,
-    /// Owners (uid) of pods that tolerate the cordon: each pod is evicted once, and what comes back is left to the reboot.
+    /// Owners (uid) of evicted pods that tolerate the cordon: what comes back is left to the reboot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
     pub evicted_owners: Vec<String>,

@@ -327,8 +327,13 @@ fn drain_evicts_pods_that_tolerate_the_cordon_once_and_names_those_that_come_bac
     written(&mut view, &started);
     let node = view.nodes.get_mut("a").unwrap();
     (node.facts.claims, node.facts.unschedulable) = (Parts::USUAL, true);
+    // One more came before the first eviction, so it has not come back.
+    node.pods.as_mut().unwrap().push(addon("another"));
+    let mut made = plan(&view, &policy, t(1));
+    assert!(made.evictions.is_empty(), "nothing is evicted before it is recorded");
+    written(&mut view, &made.actions.remove("a").unwrap());
     let Evictions { pods, .. } = plan(&view, &policy, t(1)).evictions.remove("a").unwrap();
-    assert_eq!(names(&pods), ["first", "p-a", "second"]);
+    assert_eq!(names(&pods), ["another", "first", "p-a", "second"]);
     // One of them is back before the others have left, which may not leave yet.
     view.nodes.get_mut("a").unwrap().pods = Some(vec![addon("third"), addon("second"), pod("a", false)]);
     let Evictions { pods, .. } = plan(&view, &policy, t(2)).evictions.remove("a").unwrap();

@@ -86,7 +86,6 @@ impl Case<'_> {
         }
         let pods: Vec<_> =
             sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| listed(pod)).collect();
-        let evicted_owners = owners(tolerating_owners(sorted.evictable.iter().copied()), EVICTED_OWNERS);
         let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(self.now) && !pod.finished && !pod.terminating);
         let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
         let preexisting: Vec<String> = self.facts().set_by_others.iter().map(|part| part.name().to_owned()).collect();
@@ -97,7 +96,7 @@ impl Case<'_> {
             let reason = if theirs { "CordonedBefore" } else { "Updating" };
             set_condition(&mut status.conditions, self.condition(CORDONED, true, reason, &message));
             set_condition(&mut status.conditions, self.condition(DRAINED, false, "Draining", "pods are being evicted"));
-            status.report.drain = Some(DrainStatus { pods, evicted_owners, preexisting, ..DrainStatus::default() });
+            status.report.drain = Some(DrainStatus { pods, preexisting, ..DrainStatus::default() });
             status.report.record.get_or_insert_default().unhealthy_before = unhealthy_before;
         });
         if let Action::Status { note, .. } = &mut action {
@@ -307,18 +306,19 @@ impl Case<'_> {
         }
     }
 
-    /// Records pods that came after the drain began before they are evicted. Those that tolerate the cordon (from
-    /// another node that is drained, for example, or of a new revision) are then evicted once like the others; for
-    /// those that do not, and that the scheduler may have placed before it observed the cordon, the number of times per
-    /// owner is counted.
+    /// Records, before a pod is evicted, that it came after the drain began, and its owner if it tolerates the cordon:
+    /// only from then on is such a pod of this owner one that has come back. For pods that do not tolerate it, and that
+    /// the scheduler may have placed before it observed the cordon, the number of times per owner is counted.
     fn record_new(&self, sorted: &Sorted<'_>) -> Option<Action> {
         let mut drain = self.drain()?.clone();
         let new: Vec<_> = sorted.evictable.iter().copied().filter(|pod| !filter::listed(pod, &drain)).collect();
-        if new.is_empty() || drain.pods.len() + new.len() > LISTED_PODS {
+        let new = if drain.pods.len() + new.len() > LISTED_PODS { Vec::new() } else { new };
+        let evicted = tolerating_owners(sorted.evictable.iter().copied()).chain(drain.evicted_owners.iter().cloned());
+        let evicted = owners(evicted, EVICTED_OWNERS);
+        if new.is_empty() && evicted == drain.evicted_owners {
             return None;
         }
-        let evicted = drain.evicted_owners.into_iter().chain(tolerating_owners(new.iter().copied()));
-        drain.evicted_owners = owners(evicted, EVICTED_OWNERS);
+        drain.evicted_owners = evicted;
         drain.pods.extend(new.iter().map(|pod| listed(pod)));
         let returned = new.iter().filter(|pod| !pod.tolerates_cordon).filter_map(|pod| pod.controller_uid.clone());
         for uid in owners(returned, RETURNED_OWNERS) {

@@ -58,7 +58,15 @@ impl Check {
             .evictable_on(node)
             .filter(|pod| !(pod.tolerates_cordon && (came_back(pod) || came_after(asked, pod))))
             .filter(|pod| !(new(pod) || (skips && pod.terminating)))
-            .map(|pod| pod.title())
+            .map(|pod| {
+                let at = |revisions: &BTreeMap<String, u64>, key: &str| revisions.get(key).copied().unwrap_or_default();
+                let (bound, drain) = (at(&self.bound, &pod.uid), at(&self.drains, node));
+                let tolerates = if pod.tolerates_cordon { "tolerates" } else { "does not tolerate" };
+                format!(
+                    "{} (bound at {bound}, {tolerates} the cordon; drain at {drain}, request at {asked})",
+                    pod.title()
+                )
+            })
             .collect()
     }
 
