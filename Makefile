@@ -37,11 +37,12 @@ lint: tools tools-lint words ## Check format, lints, words and generated files
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) build --workspace --bins --locked
 	"$(TARGET)/debug/brupop-deploy" --check
+	@! $(CARGO) tree --locked -p planner -e normal --prefix none | grep -E '^(tokio|hyper|reqwest|actix-web|prometheus|tracing) ' || { echo "make: the planner depends on no client, HTTP, log or metrics crate (docs/architecture.md)" >&2; exit 1; }
 
 # docs/glossary.md has the words to use instead.
 .PHONY: words
 words: ## Check that docs, manifests and doc comments follow the glossary
-	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
+	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
 	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 .PHONY: test-unit
@@ -55,7 +56,7 @@ test-scenarios: tools control-plane next ## Run the end-to-end scenarios alone
 
 .PHONY: bench-plan
 bench-plan: tools ## Measure one plan over 100, 5,000 and 100,000 nodes
-	@$(CARGO) bench --locked -p controller --bench plan
+	@$(CARGO) bench --locked -p planner --bench plan
 
 .PHONY: test-policy
 test-policy: tools control-plane build ## Run the end-to-end scenarios about who updates next and why the others wait
@@ -95,7 +96,7 @@ fuzz: tools ## Feed every reader of outside data with odd bytes, for FUZZ_SECOND
 	@fuzz/run.sh
 
 .PHONY: mutants
-mutants: tools ## Change the planner's rules one by one and list the changes that no test notices; hours for all (ARGS="-f controller/src/lint.rs")
+mutants: tools ## Change the planner's rules one by one and list the changes that no test notices; hours for all (ARGS="-f planner/src/lint.rs")
 	@command -v cargo-mutants >/dev/null || { echo "make: cargo-mutants is needed: cargo install --locked cargo-mutants" >&2; exit 1; }
 	$(CARGO) mutants --no-shuffle --output "$(TARGET)" $(ARGS)
 

@@ -5,12 +5,6 @@ use std::io::IsTerminal as _;
 
 use anyhow::Context as _;
 use clap::Args;
-use controller::annotations::{Place, misunderstood};
-use controller::plan::{Plan, Wait, plan};
-use controller::policy::Policy;
-use controller::view::{
-    BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
-};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -20,6 +14,13 @@ use models::condition::{Condition, find_condition, true_condition};
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, DEGRADED, FROZEN, WINDOW_OPEN};
 use models::shadow::{BLOCKED, BottlerocketShadow, HOST_REACHABLE, Step};
+use planner::annotations::{Place, misunderstood};
+use planner::plan::{Plan, plan};
+use planner::policy::Policy;
+use planner::view::{
+    BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
+};
+use planner::wait::Wait;
 
 use crate::page::Page;
 

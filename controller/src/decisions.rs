@@ -7,8 +7,8 @@ use models::reason::{FailureClass, FailureReason};
 use models::shadow::{ControllerReport, Progress, Step, UPDATED};
 use semver::Version;
 
-use crate::plan::key_of;
-use crate::view::{NodeFacts, ShadowFacts};
+use planner::plan::key_of;
+use planner::view::{NodeFacts, ShadowFacts};
 
 /// One log line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -247,7 +247,7 @@ mod tests {
     use models::shadow::{AttemptResult, DrainStatus, Permit, Record};
 
     use super::*;
-    use crate::claims::Parts;
+    use planner::claims::Parts;
 
     fn at(step: Step) -> ControllerReport {
         let progress = Progress {

@@ -13,10 +13,8 @@ use tokio::sync::watch;
 
 use crate::apply::Applier;
 use crate::metrics::Metrics;
-use crate::view::ClusterView;
-
-/// Reason of the condition `Degraded` while the shadows are not served.
-pub const NOT_SERVED: &str = "ShadowsNotServed";
+use planner::plan::NOT_SERVED;
+use planner::view::ClusterView;
 
 /// Deadline for the API server's list of served resources.
 const DEADLINE: Duration = Duration::from_secs(10);

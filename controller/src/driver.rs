@@ -16,21 +16,24 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
 use crate::apply::{self, Applier, ApplyError, Evicted, Outcome};
+use crate::cache::{Cache, Reading};
 use crate::calls::{Calls, TURN_PERIOD};
-use crate::drain::answer::{Meaning, pause};
-use crate::drain::daemon_sets::DaemonSets;
+use crate::daemon_sets::DaemonSets;
+use crate::eviction::{Meaning, pause};
 use crate::expressions::Expressions;
-use crate::labels::{Labelling, labels};
+use crate::labels::Labelling;
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
-use crate::plan::{Evictions, Plan, Wait, plan};
-use crate::policy::Policy;
-use crate::shadows::{Change, changes};
-use crate::view::{
-    Blocked, BudgetFacts, Cache, ClusterView, InFlight, LeaseLooks, NodeView, OwnerHealth, PodFacts, Projection as _,
-    Reading, Refused, Standings, newer,
-};
 use crate::writes::{self, Priority};
+use planner::labels::labels;
+use planner::plan::{Evictions, Plan, plan};
+use planner::policy::Policy;
+use planner::shadows::{Change, changes};
+use planner::view::{
+    Blocked, BudgetFacts, ClusterView, InFlight, LeaseLooks, NodeView, OwnerHealth, PodFacts, Projection as _, Refused,
+    Standings, newer,
+};
+use planner::wait::Wait;
 
 /// Interval of writes of the operator's status when only its counts changed.
 const STATUS_PERIOD: Duration = Duration::from_secs(1);
@@ -308,7 +311,7 @@ impl Driver {
         let view = self.view(now);
         let (policy, errors) = Policy::in_force(view.operator.as_ref());
         let mut plan = plan(&view, &policy, now);
-        for finding in crate::lint::lint(&view, &policy, &mut plan) {
+        for finding in planner::lint::lint(&view, &policy, &mut plan) {
             tracing::error!(
                 property = finding.property,
                 node = finding.node,
@@ -434,12 +437,12 @@ impl Driver {
         }
         if let Some(operator) = view.operator.as_ref().filter(|_| !view.stale) {
             let version = &operator.resource_version;
-            let first = || Retracting::with(None, version, crate::plan::not_begun(&view));
+            let first = || Retracting::with(None, version, planner::plan::not_begun(&view));
             view.retracted = self.retracting.get_or_insert_with(first).at(version);
         }
         self.handed_over &= !view.slots().any(|slot| slot.since >= self.leader_since);
         view.handed_over = self.handed_over;
-        self.standings.look(&mut view.nodes, clock);
+        self.standings.look(&mut view.nodes, clock.into_std());
         let namespaces: BTreeSet<&str> =
             view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
         view.expressions = self.expressions.answers(now);
@@ -610,7 +613,7 @@ impl Driver {
             return Some(due);
         }
         self.operator_busy = true;
-        let taken = crate::plan::retracted(&operator.status.slots, &status.slots);
+        let taken = planner::plan::retracted(&operator.status.slots, &status.slots);
         self.retracting = Some(Retracting::with(self.retracting.take(), &operator.resource_version, taken));
         self.operator_written = Some(now);
         let (applier, view, status, done) = (self.applier.clone(), view.clone(), status.clone(), self.done.0.clone());
@@ -696,12 +699,12 @@ impl Driver {
 mod tests {
     use super::*;
     use crate::leader::Leadership;
-    use crate::plan::Action;
-    use crate::view::{NodeFacts, OperatorFacts, ShadowFacts};
     use kube::core::DeserializeGuard;
     use kube::runtime::watcher::Event;
+    use planner::plan::Action;
+    use planner::view::{NodeFacts, OperatorFacts, ShadowFacts};
 
-    fn cache<P: crate::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
+    fn cache<P: planner::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
         let cache = Cache::new(changed.clone());
         cache.take(Event::Init);
         cache.take(Event::InitDone);
@@ -752,7 +755,7 @@ mod tests {
             view.nodes.insert(name.clone(), NodeView { facts, shadow, ..NodeView::default() });
             actions.insert(name, Action::Spec { spec: Box::default() });
         }
-        let pod = crate::plan::Eviction { namespace: "shop".into(), name: "web".into(), uid: "u".into() };
+        let pod = planner::plan::Eviction { namespace: "shop".into(), name: "web".into(), uid: "u".into() };
         let evictions = Evictions { pods: vec![pod], grace: None, delete: false };
         let plan = || Plan { actions: actions.clone(), ..Plan::default() };
         driver.act(&view, &mut plan());
@@ -793,7 +796,7 @@ mod tests {
         }
     }
 
-    fn take<P: crate::view::Projection>(cache: &Cache<P>, object: serde_json::Value) {
+    fn take<P: planner::view::Projection>(cache: &Cache<P>, object: serde_json::Value) {
         cache.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(object).unwrap()))));
     }
 
@@ -814,7 +817,7 @@ mod tests {
     }
 
     fn evictions(pods: &[&str]) -> BTreeMap<String, Evictions> {
-        let pod = |name: &&str| crate::plan::Eviction {
+        let pod = |name: &&str| planner::plan::Eviction {
             namespace: "shop".into(),
             name: (*name).into(),
             uid: format!("uid-{name}"),

@@ -11,11 +11,12 @@ use models::shadow::BottlerocketShadow;
 use serde_json::{Value, json};
 
 use crate::clock::Clock;
-use crate::drain::answer::{Meaning, meaning};
-use crate::expressions::{for_node, read_answer};
+use crate::eviction::{Meaning, meaning};
+use crate::expressions::read_answer;
 use crate::leader;
-use crate::policy::{Policy, Schedule, WindowState};
-use crate::view::{Answer, NodeFacts, Projection as _, ShadowFacts};
+use planner::expressions::for_node;
+use planner::policy::{Policy, Schedule, WindowState};
+use planner::view::{Answer, NodeFacts, Projection as _, ShadowFacts};
 
 /// The targets by name.
 pub const TARGETS: &[models::FuzzTarget] = &[
@@ -89,7 +90,7 @@ fn policies(data: &[u8]) {
         Ok(policy) => {
             judge(&policy.all.schedule);
             for failures in [i64::MIN, 0, 1, 63, i64::MAX] {
-                assert!(policy.back_off_after(failures) <= policy.back_off.max(crate::policy::BACK_OFF_LIMIT));
+                assert!(policy.back_off_after(failures) <= policy.back_off.max(planner::policy::BACK_OFF_LIMIT));
             }
             let node = NodeFacts::default();
             assert!(policy.group_of(&node).is_none_or(|group| group < policy.groups.len()));

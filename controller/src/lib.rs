@@ -3,32 +3,27 @@
 //!
 //! ```text
 //! view ──► plan ──► lint ──► apply
-//! (gather)  (pure)   (pure)   (I/O, makes no choices)
+//! (gather)  (the planner)    (I/O, makes no choices)
 //! ```
 
-pub mod annotations;
 pub mod apply;
+pub mod cache;
 pub mod calls;
-pub mod claims;
 pub mod clock;
 pub mod config;
+pub mod daemon_sets;
 pub mod decisions;
 pub mod definitions;
-pub mod drain;
 pub mod driver;
+pub mod eviction;
 pub mod expressions;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod http;
 pub mod labels;
 pub mod leader;
-pub mod lint;
 pub mod metrics;
-pub mod plan;
-pub mod policy;
-pub mod shadows;
 pub mod tls;
-pub mod view;
 pub mod writes;
 
 use std::sync::Arc;
@@ -47,10 +42,11 @@ use models::operator::BottlerocketUpdateOperator;
 use models::shadow::BottlerocketShadow;
 use tokio::sync::watch;
 
+use crate::cache::{Cache, Reading};
 use crate::config::Config;
 use crate::definitions::Served;
 use crate::driver::End;
-use crate::view::{BudgetFacts, Cache, NodeFacts, OperatorFacts, PodFacts, Reading, ShadowFacts};
+use planner::view::{BudgetFacts, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
 
 /// Time for which a leader that handed over leaves the Lease to the others before it takes it back.
 const TAKE_BACK: Duration = Duration::from_secs(5);

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::plan::Action;
-use crate::view::{ClusterView, NodeView};
+use planner::plan::Action;
+use planner::view::{ClusterView, NodeView};
 
 /// Maximum number of writes under way that can wait, of nodes and of shadows that are created or deleted: enough for
 /// thousands of nodes in seconds, and no burst for the API server.
@@ -59,7 +59,7 @@ mod tests {
     use models::shadow::{BottlerocketShadowSpec, ControllerStatus, Progress, Step};
 
     use super::*;
-    use crate::view::ShadowFacts;
+    use planner::view::ShadowFacts;
 
     fn spec() -> Action {
         Action::Spec { spec: Box::new(BottlerocketShadowSpec::default()) }

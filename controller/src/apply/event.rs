@@ -13,8 +13,8 @@ use models::names;
 use models::plain::plain;
 use serde_json::json;
 
-use crate::plan::Note;
-use crate::view::{NodeFacts, OperatorFacts};
+use planner::plan::Note;
+use planner::view::{NodeFacts, OperatorFacts};
 
 /// Namespace that the API server requires for Events about objects without a namespace.
 const NAMESPACE: &str = "default";

@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::{Applier, ApplyError};
-use crate::drain::filter::Rules;
+use crate::cache::Cache;
 use crate::leader::Leadership;
-use crate::plan::Action;
 use crate::tls::Signer;
-use crate::view::{Cache, NodeFacts, NodeView, ShadowFacts};
+use planner::plan::Action;
+use planner::rules::Rules;
+use planner::view::{NodeFacts, NodeView, ShadowFacts};
 
 const BOOT: &str = "boot-1";
 

@@ -19,12 +19,13 @@ use tokio::sync::mpsc;
 
 pub use pods::Evicted;
 
+use crate::cache::Cache;
 use crate::decisions::{self, Line, Pair};
 use crate::leader::{Leadership, LostLease};
 use crate::metrics::Metrics;
-use crate::plan::{Action, Note};
 use crate::tls::Signer;
-use crate::view::{Cache, ClusterView, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
+use planner::plan::{Action, Note};
+use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
 
 /// Maximum time for the check before a reboot permit and the write of the permit together.
 const PERMIT_LIMIT: Duration = Duration::from_secs(15);
@@ -297,7 +298,7 @@ impl Applier {
         self.leadership.check()?;
         shadow::apply_operator_status(self, operator, status).await?;
         decisions::of_operator(&operator.status, status).into_iter().for_each(Line::log);
-        for note in crate::plan::news(&operator.status.conditions, &status.conditions) {
+        for note in planner::plan::news(&operator.status.conditions, &status.conditions) {
             self.tell(&event::operator(operator, &self.namespace), &note).await;
         }
         Ok(())

@@ -8,8 +8,8 @@ use models::names;
 use serde_json::json;
 
 use super::{Applier, ApplyError, Learned};
-use crate::claims::{self, Parts};
-use crate::view::{NodeFacts, NodeView};
+use planner::claims::{self, Parts};
+use planner::view::{NodeFacts, NodeView};
 
 fn is_field_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409

@@ -14,11 +14,12 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::{Applier, ApplyError};
-use crate::claims::Part;
-use crate::drain::answer::{Meaning, meaning};
-use crate::drain::filter::{self, Rules};
-use crate::plan::Eviction;
-use crate::view::{Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, Projection};
+use crate::eviction::{Meaning, meaning};
+use planner::claims::Part;
+use planner::drain;
+use planner::plan::Eviction;
+use planner::rules::Rules;
+use planner::view::{Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, Projection};
 
 /// Page size for reading the pods of an owner.
 const PAGE: u32 = 200;
@@ -202,7 +203,7 @@ impl Applier {
         let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
         let drain = shadow.status.controller.drain.as_ref();
         // Pods that may be evicted count as well: none may be left.
-        let sorted = filter::sort(&pods, rules, drain);
+        let sorted = drain::sort(&pods, rules, drain);
         if let Some(pod) = sorted.left().next() {
             return Err(ApplyError::NoPermit(format!("{} is on the node", pod.title())));
         }

@@ -9,7 +9,7 @@ use models::shadow::{BottlerocketShadow, BottlerocketShadowSpec, ControllerStatu
 use serde_json::json;
 
 use super::{Applier, ApplyError};
-use crate::view::{OperatorFacts, ShadowFacts};
+use planner::view::{OperatorFacts, ShadowFacts};
 
 const SHADOW_API: &str = "brupop.bottlerocket.aws/v3";
 pub(super) const OPERATOR_API: &str = "brupop.bottlerocket.aws/v1";

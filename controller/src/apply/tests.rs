@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use super::{Applier, ApplyError, Evicted};
-use crate::drain::answer::Meaning;
+use crate::cache::Cache;
+use crate::eviction::Meaning;
 use crate::leader::Leadership;
-use crate::plan::{Action, Eviction, Note};
-use crate::view::{Cache, ClusterView, Compared, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
+use planner::plan::{Action, Eviction, Note};
+use planner::view::{ClusterView, Compared, NodeFacts, NodeView, OperatorFacts, OwnerHealth, ShadowFacts};
 
 #[derive(Clone, Debug)]
 struct Call {
@@ -227,7 +228,7 @@ async fn what_a_release_leaves_is_removed_only_where_it_is_ours_by_the_record() 
 #[tokio::test]
 async fn every_claim_and_release_carries_uid_and_resource_version_and_forces_nothing() {
     for (action, unschedulable) in [
-        (Action::Claim { parts: crate::claims::Parts::CORDON, note: None }, json!(true)),
+        (Action::Claim { parts: planner::claims::Parts::CORDON, note: None }, json!(true)),
         (Action::Release, Value::Null),
     ] {
         let call = call_of(action).await;
@@ -324,7 +325,7 @@ async fn a_process_that_lost_the_lease_writes_nothing() {
         assert!(matches!(means, Meaning::Retry(_)), "{means:?}");
     }
     for action in [
-        Action::Claim { parts: crate::claims::Parts::CORDON, note: None },
+        Action::Claim { parts: planner::claims::Parts::CORDON, note: None },
         Action::Release,
         Action::Permit { nonce: "n".into(), rules: Default::default() },
     ] {
@@ -366,7 +367,7 @@ async fn action_without_answer_ends_and_its_node_is_read_again() {
     let client = kube::Client::new(service, "default");
     applier.client = crate::calls::limited(client, crate::calls::Calls::default(), applier.metrics.clone());
     let (done, mut ended) = tokio::sync::mpsc::unbounded_channel();
-    applier.spawn(node(), Action::Claim { parts: crate::claims::Parts::CORDON, note: None }, done);
+    applier.spawn(node(), Action::Claim { parts: planner::claims::Parts::CORDON, note: None }, done);
     let outcome = ended.recv().await.unwrap();
     assert!(outcome.result.as_ref().is_err_and(ApplyError::is_unknown), "{outcome:?}");
     let known = applier.nodes.get("a").map(|node| (node.resource_version, node.unschedulable));

@@ -8,7 +8,7 @@ use models::plain::shown;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::view::Answer;
+use planner::view::Answer;
 
 /// Maximum length of a series in messages.
 const SERIES_LENGTH: usize = 200;

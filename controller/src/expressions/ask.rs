@@ -9,8 +9,8 @@ use reqwest::header::{CONTENT_TYPE, LOCATION};
 use reqwest::{Certificate, Client, Response, Url, redirect};
 
 use super::answer::{self, Unreadable, cut};
-use crate::policy::Prometheus;
-use crate::view::Answer;
+use planner::policy::Prometheus;
+use planner::view::Answer;
 
 /// Maximum size of an answer, in bytes. The expected answer is empty, so this is plenty, and memory stays bounded.
 const BODY_LIMIT: usize = 1 << 20;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
-use crate::policy::Prometheus;
-use crate::view::Answer;
+use planner::policy::Prometheus;
+use planner::view::Answer;
 
 /// One query.
 #[derive(Default)]

@@ -11,7 +11,6 @@
 mod answer;
 mod ask;
 mod ledger;
-mod query;
 #[cfg(test)]
 mod tests;
 
@@ -27,13 +26,12 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
-use crate::policy::Prometheus;
-use crate::view::Answer;
 use ledger::Ledger;
+use planner::policy::Prometheus;
+use planner::view::Answer;
 
 pub(crate) use answer::read as read_answer;
 pub(crate) use ledger::{KINDS, kind};
-pub use query::{QueryError, for_node};
 
 /// Maximum number of queries under way: Prometheus serves others too, and the load must not depend on the fleet's size.
 const CONCURRENT: usize = 4;

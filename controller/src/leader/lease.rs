@@ -14,7 +14,7 @@ use kube::runtime::watcher;
 use tokio::sync::watch;
 
 use super::election::{Next, Observed, Parameters, Record, next};
-use crate::view::retry_pause;
+use crate::cache::retry_pause;
 
 /// Annotation on a Lease that was handed over: the node that was next, which the previous leader ran on.
 const HANDED_OVER_ANNOTATION: &str = "brupop.bottlerocket.aws/handed-over-for";

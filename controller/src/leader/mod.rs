@@ -6,7 +6,7 @@
 mod date;
 mod election;
 mod lease;
-mod standby;
+mod peers;
 #[cfg(test)]
 mod tests;
 
@@ -14,4 +14,4 @@ pub(crate) use date::date;
 pub use date::dated;
 pub use election::{Next, Observed, Parameters, Record, next};
 pub use lease::{Leadership, LostLease, Release, campaign};
-pub use standby::{Peers, standby};
+pub use peers::Peers;

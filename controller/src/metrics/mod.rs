@@ -22,9 +22,9 @@ use prometheus::{GaugeVec, HistogramVec, IntCounterVec, Registry};
 use semver::Version;
 
 use crate::calls::{Ages, Kind};
-use crate::view::{Answer, ShadowFacts};
 use bounded::Bounded;
 use family::Register;
+use planner::view::{Answer, ShadowFacts};
 
 pub use process::about_process;
 pub use snapshot::{NodeState, Snapshot, TlsSnapshot, Waits};

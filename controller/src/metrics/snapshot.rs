@@ -7,9 +7,10 @@ use models::operator::Counts;
 use models::shadow::Step;
 use semver::Version;
 
-use crate::plan::{Plan, Wait};
-use crate::policy::{Policy, WindowState};
-use crate::view::{ClusterView, NodeView};
+use planner::plan::Plan;
+use planner::policy::{Policy, WindowState};
+use planner::view::{ClusterView, NodeView};
+use planner::wait::Wait;
 
 /// The waiting state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

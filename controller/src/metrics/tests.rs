@@ -302,11 +302,12 @@ fn a_drain_that_did_not_end_well_is_no_drain_duration() {
 
 #[test]
 fn the_fleet_is_counted_from_the_view_and_its_plan() {
-    use crate::plan::{Plan, Quarantine, Wait};
-    use crate::policy::Policy;
-    use crate::view::{ClusterView, NodeFacts, NodeView, OperatorFacts};
     use models::reason::FailureReason;
     use models::shadow::VersionFailure;
+    use planner::plan::{Plan, Quarantine};
+    use planner::policy::Policy;
+    use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts};
+    use planner::wait::Wait;
 
     let failure = |variant: &str| VersionFailure {
         version: version("1.20.5"),

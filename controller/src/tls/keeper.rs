@@ -15,15 +15,17 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::certificate::{Certificate, accepts, is_pair};
-use super::material::{Issuing, MaterialError, PermitKey, issued, signed_by};
+use super::material::{Issuing, MaterialError, PermitKey, issued};
 use super::plan::{self, Authorities, Certificates, Facts, Id, Leaf, Plan, Published, Signing, Source, Subject, Write};
 use super::provided::{Problem, provided};
 use super::store::{self, Contents, KeyRing, Safe, SecretFacts, TrustFacts};
 use super::{Signer, TlsError};
+use crate::cache::Cache;
 use crate::config::{Config, ServingCertificate};
 use crate::leader::Leadership;
 use crate::metrics::{Metrics, TlsSnapshot};
-use crate::view::{Cache, OperatorFacts, Projection as _, ShadowFacts, TlsFacts};
+use planner::signature::signed_by;
+use planner::view::{OperatorFacts, Projection as _, ShadowFacts, TlsFacts};
 
 /// Pause after a failure, doubled after each that follows, and its maximum. A change of any watched object ends the
 /// pause.
@@ -222,7 +224,7 @@ impl Keeper {
     }
 
     fn asked(&self) -> (Option<String>, Option<String>) {
-        self.operator.get(names::OPERATOR_NAME).map(|o| crate::plan::pending_rotations(&o)).unwrap_or_default()
+        self.operator.get(names::OPERATOR_NAME).map(|o| planner::plan::pending_rotations(&o)).unwrap_or_default()
     }
 
     /// Returns the keys of the statements in shadows.
@@ -494,7 +496,7 @@ impl Keeper {
         };
         data.extend(bundle.map(|text| (names::TRUST_CA_KEY, text)));
         data.extend(keys.map(|text| (names::TRUST_PERMIT_KEYS, text)));
-        let version = existing.as_ref().map(crate::view::Projection::resource_version);
+        let version = existing.as_ref().map(planner::view::Projection::resource_version);
         let map = store::trust(&self.config.agent_namespace, version, &data, &wanted.since).map_err(material)?;
         self.leadership.check()?;
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.config.agent_namespace);

@@ -171,15 +171,11 @@ impl PermitKey {
     }
 }
 
-/// Returns the id of the key that something was signed with, as it claims itself.
-pub(crate) fn signed_by(jws: &str) -> Option<String> {
-    jsonwebtoken::decode_header(jws).ok()?.kid
-}
-
 #[cfg(test)]
 mod tests {
     use jsonwebtoken::{DecodingKey, Validation};
     use models::permit::PermitClaims;
+    use planner::signature::signed_by;
 
     use super::super::plan::renewal;
     use super::*;

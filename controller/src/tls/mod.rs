@@ -20,12 +20,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
-use crate::view::TlsFacts;
 use material::PermitKey;
+use planner::view::TlsFacts;
 
 pub use keeper::Keeper;
 pub use material::MaterialError;
-pub(crate) use material::signed_by;
 
 /// An error while making, reading or publishing keys and certificates.
 #[derive(Debug, thiserror::Error)]

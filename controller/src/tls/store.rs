@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::certificate::{Certificate, bundle, is_pair};
 use super::material::{Issuing, MaterialError, PermitKey};
 use super::plan::{Authorities, Authority, Id, Kept, Published};
-use crate::view::Projection;
+use planner::view::Projection;
 
 /// Certificate and key of the newest authority, and of a server.
 pub(super) const CERTIFICATE: &str = "tls.crt";

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use controller::drain::filter::{Rules, sort};
-use controller::view::PodFacts;
 use k8s_openapi::api::core::v1::Pod;
 use models::operator::PodsAtRisk;
+use planner::drain::sort;
+use planner::rules::Rules;
+use planner::view::PodFacts;
 use serde_json::{Value, json};
 
 use crate::fleet::Case;

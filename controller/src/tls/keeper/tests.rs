@@ -72,12 +72,12 @@ impl Server {
     }
 }
 
-fn list<P: crate::view::Projection>(cache: &Cache<P>) {
+fn list<P: planner::view::Projection>(cache: &Cache<P>) {
     cache.take(Event::Init);
     cache.take(Event::InitDone);
 }
 
-fn empty<P: crate::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
+fn empty<P: planner::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
     let cache = Cache::new(changed.clone());
     list(&cache);
     cache

@@ -1,0 +1,168 @@
+//! Duration of one plan, with fleets of several sizes in the middle of a rollout. `make bench-plan` runs it.
+
+#![expect(clippy::unwrap_used, reason = "nothing here comes from outside")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use divan::{Bencher, black_box};
+use jiff::Timestamp;
+use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
+use models::shadow::{AttemptResult, HostPolicy, HostState, OfferedUpdates, Progress, Record, Step};
+use planner::claims::Part;
+use planner::plan::plan;
+use planner::policy::Policy;
+use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+use semver::Version;
+
+const OLD: Version = Version::new(1, 20, 0);
+const NEW: Version = Version::new(1, 20, 5);
+
+fn main() {
+    divan::main();
+}
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap_or_default()
+}
+
+/// A policy with every gate in it that needs no answer from elsewhere.
+fn policy() -> BottlerocketUpdateOperatorSpec {
+    let spec = serde_json::json!({
+        "maxUnavailable": "1%",
+        "version": {"minimumAge": "10m", "exclude": ["1.20.3"]},
+        "schedule": {"windows": [{"cron": "0 * * * *", "duration": "59m", "timeZone": "Europe/Berlin"}], "stopStartingBefore": "1m"},
+        "strategy": {"canary": [{"nodes": 1}, {"nodes": "5%"}], "preStage": {"maxConcurrent": "10%"}},
+        "health": {"before": {"podsReady": true, "maxUnhealthyNodes": "5%"}},
+        "nodeGroups": [
+            {"name": "databases", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": 1},
+            {"name": "web", "selector": {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["web", "edge"]}]}, "maxUnavailable": "2%"},
+        ],
+    });
+    serde_json::from_value(spec).unwrap()
+}
+
+/// Of a hundred nodes ten are updated, one is drained with thirty pods on it, twenty are staged, and the rest is idle.
+fn node(number: usize) -> NodeView {
+    let name = format!("node-{number}");
+    let labels = [
+        (models::names::ZONE_LABEL, ["a", "b", "c"][number % 3]),
+        ("tier", ["db", "web", "edge", "batch"][number % 4]),
+        ("kubernetes.io/os", "linux"),
+    ];
+    let mut facts = NodeFacts {
+        name: name.clone(),
+        uid: format!("uid-{number}"),
+        labelled: true,
+        ready: true,
+        boot_id: "boot".into(),
+        os_image: format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"),
+        labels: Arc::new(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
+        ..NodeFacts::default()
+    };
+    let mut shadow = ShadowFacts {
+        node: name.clone(),
+        uid: format!("shadow-{number}"),
+        generation: 1,
+        owner_uid: Some(facts.uid.clone()),
+        ..ShadowFacts::default()
+    };
+    shadow.spec.host =
+        Some(HostPolicy { refresh_interval: Some(Policy::default().refresh_interval), ..HostPolicy::default() });
+    let agent = &mut shadow.status.agent;
+    agent.state = Some(HostState::Idle);
+    agent.observed_generation = Some(1);
+    agent.boot_id = Some("boot".into());
+    agent.current_version = Some(OLD);
+    agent.variant = Some("aws-k8s-1.37".into());
+    agent.arch = Some("x86_64".into());
+    agent.updates = Some(OfferedUpdates {
+        chosen_version: Some(NEW),
+        available_versions: vec![OLD, Version::new(1, 20, 3), NEW],
+        ..OfferedUpdates::default()
+    });
+    let mut pods = None;
+    let step = match number % 100 {
+        1..=10 => {
+            agent.current_version = Some(NEW);
+            agent.updates = Some(OfferedUpdates { chosen_version: None, ..OfferedUpdates::default() });
+            let last = AttemptResult {
+                attempt: 1,
+                version: NEW,
+                from: Some(OLD),
+                reason: models::shadow::UPDATED.into(),
+                message: String::new(),
+                started: at(-7200),
+                ended: at(-3600),
+            };
+            shadow.status.controller.record = Some(Record { last: Some(last), ..Record::default() });
+            None
+        }
+        11..=30 => Some(Step::Staged),
+        0 => Some(Step::Draining),
+        _ => None,
+    };
+    if let Some(step) = step {
+        let disruptive = step == Step::Draining;
+        shadow.spec.state = HostState::StagedUpdate;
+        (shadow.spec.attempt, shadow.spec.version, shadow.spec.boot_id) = (1, Some(NEW), Some("boot".into()));
+        shadow.status.agent.state = Some(HostState::StagedUpdate);
+        shadow.status.controller.progress = Some(Progress {
+            step,
+            since: at(-60),
+            attempt: 1,
+            boot_id: "boot".into(),
+            version: NEW,
+            from: Some(OLD),
+            started: at(-120),
+            permit_issued: false,
+            soak_restarted: false,
+            watched_since: None,
+            disruptive,
+        });
+        if disruptive {
+            let claimed = [Part::Cordon, Part::ScaleDown, Part::DoNotDisrupt];
+            (facts.claims, facts.unschedulable) = (claimed.into_iter().collect(), true);
+        }
+        pods = disruptive.then(|| (0..30).map(|pod| some_pod(&name, pod)).collect());
+    }
+    NodeView { facts, shadow: Some(shadow), pods, ..NodeView::default() }
+}
+
+fn some_pod(node: &str, number: usize) -> PodFacts {
+    PodFacts {
+        namespace: "shop".into(),
+        name: format!("{node}-{number}"),
+        uid: format!("{node}-{number}"),
+        node: node.into(),
+        controller_uid: Some("rs".into()),
+        ready: true,
+        ..PodFacts::default()
+    }
+}
+
+fn fleet(size: usize) -> (ClusterView, Policy) {
+    let nodes: BTreeMap<String, NodeView> = (0..size).map(node).map(|node| (node.facts.name.clone(), node)).collect();
+    let mut operator = OperatorFacts { uid: "op".into(), spec: policy(), ..OperatorFacts::default() };
+    let out = nodes.values().filter(|node| node.facts.claimed());
+    operator.status.slots =
+        out.map(|node| Slot { uid: node.facts.uid.clone(), node: node.facts.name.clone(), since: at(-60) }).collect();
+    let (policy, errors) = Policy::in_force(Some(&operator));
+    assert!(errors.is_empty(), "the bench's policy: {errors:?}");
+    let view = ClusterView { nodes, operator: Some(operator), leader_since: at(-100_000), ..ClusterView::default() };
+    (view, policy)
+}
+
+/// The first plan after a change: which versions there are and how far the rollout has come is worked out again.
+#[divan::bench(args = [100, 5_000, 100_000])]
+fn nodes(bencher: Bencher<'_, '_>, size: usize) {
+    let (mut view, policy) = fleet(size);
+    // What the first plan says of versions and the rollout is what later ones find.
+    let first = plan(&view, &policy, at(0)).status;
+    if let (Some(operator), Some(status)) = (&mut view.operator, first) {
+        operator.status = status;
+    }
+    let made = plan(&view, &policy, at(1));
+    assert_eq!(made.waits.len() + made.actions.len(), size, "each node acts or waits");
+    bencher.bench_local(|| plan(black_box(&view), black_box(&policy), at(1)));
+}

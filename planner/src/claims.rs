@@ -1,0 +1,319 @@
+//! Claims: the fields on a Node that the operator owns during an attempt. One function maps a step to a claim; the
+//! others distinguish a claim of the operator from values that others have set.
+//!
+//! A claim is field ownership by server-side apply. A field that another client set to the same value is shared, and
+//! stays when the claim is released; a label or annotation that a client set to another value is left unchanged.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use models::condition::true_condition;
+use models::names::{self, BALANCER_LABEL, DO_NOT_DISRUPT_ANNOTATION, SCALE_DOWN_ANNOTATION};
+use models::shadow::{BottlerocketShadowStatus, CORDONED};
+use serde_json::{Value, json};
+
+/// A field of a Node that can be claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// `spec.unschedulable`: no new pods.
+    Cordon,
+    /// The label that excludes the node from external load balancers.
+    Balancer,
+    /// The annotation that the cluster autoscaler obeys.
+    ScaleDown,
+    /// The annotation that Karpenter obeys.
+    DoNotDisrupt,
+}
+
+impl Part {
+    /// All fields that can be claimed.
+    pub const ALL: [Self; 4] = [Self::Cordon, Self::Balancer, Self::ScaleDown, Self::DoNotDisrupt];
+
+    /// The name of the field, label or annotation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cordon => "spec.unschedulable",
+            Self::Balancer => BALANCER_LABEL,
+            Self::ScaleDown => SCALE_DOWN_ANNOTATION,
+            Self::DoNotDisrupt => DO_NOT_DISRUPT_ANNOTATION,
+        }
+    }
+
+    /// The value of a label or an annotation. The value of the label has no meaning, so it names the operator.
+    const fn value(self) -> &'static str {
+        match self {
+            Self::Balancer => "brupop",
+            Self::Cordon | Self::ScaleDown | Self::DoNotDisrupt => "true",
+        }
+    }
+
+    /// The path among the owned fields.
+    fn owned_at(self) -> [&'static str; 3] {
+        match self {
+            Self::Cordon => ["f:spec", "f:unschedulable", ""],
+            Self::Balancer => ["f:metadata", "f:labels", BALANCER_LABEL],
+            Self::ScaleDown => ["f:metadata", "f:annotations", SCALE_DOWN_ANNOTATION],
+            Self::DoNotDisrupt => ["f:metadata", "f:annotations", DO_NOT_DISRUPT_ANNOTATION],
+        }
+    }
+
+    /// Returns whether the fields of this entry name it.
+    fn in_entry(self, entry: &ManagedFieldsEntry) -> bool {
+        let [part, field, key] = self.owned_at();
+        let field = entry.fields_v1.as_ref().and_then(|fields| fields.0.get(part)?.get(field));
+        match key {
+            "" => field.is_some(),
+            key => field.is_some_and(|field| field.get(format!("f:{key}")).is_some()),
+        }
+    }
+
+    /// The value that a Node has for it; none for a node that is not cordoned.
+    fn found(self, meta: &ObjectMeta, unschedulable: bool) -> Option<&str> {
+        match self {
+            Self::Cordon => unschedulable.then_some("true"),
+            Self::Balancer => meta.labels.as_ref()?.get(BALANCER_LABEL).map(String::as_str),
+            Self::ScaleDown | Self::DoNotDisrupt => meta.annotations.as_ref()?.get(self.name()).map(String::as_str),
+        }
+    }
+}
+
+/// A set of fields of a Node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts(u8);
+
+impl Parts {
+    /// The cordon alone.
+    pub const CORDON: Self = Self(1 << Part::Cordon as u8);
+
+    /// The fields that are claimed by default.
+    #[cfg(test)]
+    pub const USUAL: Self =
+        Self((1 << Part::Cordon as u8) | (1 << Part::ScaleDown as u8) | (1 << Part::DoNotDisrupt as u8));
+
+    /// Returns whether the set contains this field.
+    pub const fn has(self, part: Part) -> bool {
+        self.0 & (1 << part as u8) != 0
+    }
+
+    /// Returns whether the set is empty.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Returns the fields that are not among the others.
+    #[must_use]
+    pub const fn without(self, others: Self) -> Self {
+        Self(self.0 & !others.0)
+    }
+
+    /// Returns the fields that are among the others too.
+    #[must_use]
+    pub const fn and(self, others: Self) -> Self {
+        Self(self.0 & others.0)
+    }
+
+    /// Iterates over the fields.
+    pub fn iter(self) -> impl Iterator<Item = Part> {
+        Part::ALL.into_iter().filter(move |part| self.has(*part))
+    }
+}
+
+impl FromIterator<Part> for Parts {
+    fn from_iter<I: IntoIterator<Item = Part>>(parts: I) -> Self {
+        Self(parts.into_iter().fold(0, |bits, part| bits | (1 << part as u8)))
+    }
+}
+
+/// Returns whether `entry` holds the fields that the controller's applies to the main resource own.
+fn is_ours(entry: &ManagedFieldsEntry) -> bool {
+    entry.manager.as_deref() == Some(names::CONTROLLER_MANAGER)
+        && entry.operation.as_deref() == Some("Apply")
+        && entry.subresource.as_deref().is_none_or(str::is_empty)
+}
+
+/// The fields of a Node that the operator owns, perhaps together with others.
+pub fn owned(meta: &ObjectMeta) -> Parts {
+    let entries = || meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
+    Part::ALL.into_iter().filter(|part| entries().any(|entry| part.in_entry(entry))).collect()
+}
+
+/// The time at which the claim was made, or last changed, by the API server's clock; whole seconds.
+pub fn since(meta: &ObjectMeta) -> Option<Timestamp> {
+    let ours = meta.managed_fields.iter().flatten().filter(|entry| is_ours(entry));
+    ours.filter_map(|entry| entry.time.as_ref().map(|time| time.0)).max()
+}
+
+/// The fields that are set and not owned by the operator.
+pub fn set_by_others(meta: &ObjectMeta, unschedulable: bool) -> Parts {
+    let owned = owned(meta);
+    Part::ALL.into_iter().filter(|part| !owned.has(*part) && part.found(meta, unschedulable).is_some()).collect()
+}
+
+/// The fields that a client has set to another value than the operator's.
+pub fn set_otherwise(meta: &ObjectMeta) -> Parts {
+    let otherwise = |part: &Part| part.found(meta, false).is_some_and(|value| value != part.value());
+    Part::ALL.into_iter().filter(otherwise).collect()
+}
+
+/// The body of the apply that claims these fields: owned fields that it does not name are removed.
+pub fn body(name: &str, uid: &str, resource_version: &str, parts: Parts) -> Value {
+    let mut body = json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "uid": uid, "resourceVersion": resource_version},
+    });
+    for part in parts.iter() {
+        match part {
+            Part::Cordon => body["spec"]["unschedulable"] = json!(true),
+            Part::Balancer => body["metadata"]["labels"][part.name()] = json!(part.value()),
+            Part::ScaleDown | Part::DoNotDisrupt => body["metadata"]["annotations"][part.name()] = json!(part.value()),
+        }
+    }
+    body
+}
+
+/// The claimed fields by the record: those not set before, while the record says that the node is claimed.
+pub fn recorded(status: &BottlerocketShadowStatus) -> Parts {
+    if true_condition(&status.conditions, CORDONED).is_none() {
+        return Parts::default();
+    }
+    let before = status.controller.drain.as_ref().map(|drain| drain.preexisting.as_slice()).unwrap_or_default();
+    Part::ALL.into_iter().filter(|part| !before.iter().any(|name| name == part.name())).collect()
+}
+
+/// The fields that are set to the operator's values and have no owner, as after a reset of managedFields.
+pub fn unowned(meta: &ObjectMeta, unschedulable: bool) -> Parts {
+    let owned = |part: Part| {
+        let mut entries = meta.managed_fields.iter().flatten();
+        // That manager is from the reset itself: it represents all earlier clients.
+        entries.any(|entry| entry.manager.as_deref() != Some("before-first-apply") && part.in_entry(entry))
+    };
+    let left = |part: &Part| part.found(meta, unschedulable) == Some(part.value()) && !owned(*part);
+    Part::ALL.into_iter().filter(left).collect()
+}
+
+/// The merge patch that removes fields, refused if anything was written since.
+pub fn removal(resource_version: &str, parts: Parts) -> Value {
+    let mut patch = json!({"metadata": {"resourceVersion": resource_version}});
+    for part in parts.iter() {
+        match part {
+            Part::Cordon => patch["spec"]["unschedulable"] = Value::Null,
+            Part::Balancer => patch["metadata"]["labels"][part.name()] = Value::Null,
+            Part::ScaleDown | Part::DoNotDisrupt => patch["metadata"]["annotations"][part.name()] = Value::Null,
+        }
+    }
+    patch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meta(value: Value) -> ObjectMeta {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn entry(manager: &str, operation: &str, subresource: &str, fields: &Value) -> Value {
+        json!({"manager": manager, "operation": operation, "subresource": subresource, "fieldsV1": fields})
+    }
+
+    fn all_fields() -> Value {
+        json!({
+            "f:spec": {"f:unschedulable": {}},
+            "f:metadata": {
+                "f:labels": {(format!("f:{BALANCER_LABEL}")): {}},
+                "f:annotations": {(format!("f:{SCALE_DOWN_ANNOTATION}")): {}, (format!("f:{DO_NOT_DISRUPT_ANNOTATION}")): {}},
+            },
+        })
+    }
+
+    fn parts(parts: &[Part]) -> Parts {
+        parts.iter().copied().collect()
+    }
+
+    #[test]
+    fn a_part_is_ours_only_by_our_own_apply_to_the_main_resource() {
+        for (sentence, manager, operation, subresource, ours) in [
+            ("our apply", names::CONTROLLER_MANAGER, "Apply", "", true),
+            ("somebody else's update", "kubectl-cordon", "Update", "", false),
+            ("somebody else's apply", "platform-team", "Apply", "", false),
+            ("an update under our name", names::CONTROLLER_MANAGER, "Update", "", false),
+            ("our apply to the status", names::CONTROLLER_MANAGER, "Apply", "status", false),
+        ] {
+            let meta = meta(json!({"managedFields": [entry(manager, operation, subresource, &all_fields())]}));
+            let expected = if ours { parts(&Part::ALL) } else { Parts::default() };
+            assert_eq!(owned(&meta), expected, "{sentence}");
+        }
+        assert_eq!(owned(&ObjectMeta::default()), Parts::default());
+        let label = json!({"f:metadata": {"f:labels": {(format!("f:{BALANCER_LABEL}")): {}}}});
+        let only = meta(json!({"managedFields": [entry(names::CONTROLLER_MANAGER, "Apply", "", &label)]}));
+        assert_eq!(owned(&only), parts(&[Part::Balancer]));
+    }
+
+    #[test]
+    fn what_others_set_is_told_from_what_they_set_to_something_else() {
+        let meta = meta(json!({
+            "labels": {BALANCER_LABEL: "true"},
+            "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "false"},
+        }));
+        assert_eq!(set_by_others(&meta, true), parts(&Part::ALL));
+        assert_eq!(set_by_others(&meta, false), parts(&[Part::Balancer, Part::ScaleDown, Part::DoNotDisrupt]));
+        assert_eq!(set_otherwise(&meta), parts(&[Part::Balancer, Part::DoNotDisrupt]));
+        assert_eq!(set_by_others(&ObjectMeta::default(), false), Parts::default());
+    }
+
+    #[test]
+    fn what_a_reset_of_managed_fields_leaves_is_removed_only_where_it_is_nobodys() {
+        let as_we_set_it = json!({
+            "labels": {BALANCER_LABEL: "brupop"},
+            "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "true"},
+        });
+        let with = |entries: Value| {
+            let mut value = as_we_set_it.clone();
+            value["managedFields"] = entries;
+            meta(value)
+        };
+        let cordon = json!({"f:spec": {"f:unschedulable": {}}});
+        let reset = entry("before-first-apply", "Update", "", &all_fields());
+        for (sentence, meta, before, left) in [
+            ("nobody owns anything", with(json!([])), vec![], parts(&Part::ALL)),
+            ("the reset's own manager is nobody", with(json!([reset])), vec![], parts(&Part::ALL)),
+            (
+                "a person cordoned it since",
+                with(json!([entry("kubectl-cordon", "Update", "", &cordon)])),
+                vec![],
+                parts(&[Part::Balancer, Part::ScaleDown, Part::DoNotDisrupt]),
+            ),
+            (
+                "it was cordoned, and kept from Karpenter, before us",
+                with(json!([])),
+                vec![Part::Cordon, Part::DoNotDisrupt],
+                parts(&[Part::Balancer, Part::ScaleDown]),
+            ),
+        ] {
+            assert_eq!(unowned(&meta, true).without(parts(&before)), left, "{sentence}");
+        }
+        let changed =
+            meta(json!({"labels": {BALANCER_LABEL: "true"}, "annotations": {SCALE_DOWN_ANNOTATION: "false"}}));
+        assert_eq!(unowned(&changed, false), Parts::default(), "somebody changed it since");
+    }
+
+    #[test]
+    fn a_claim_names_its_parts_and_a_removal_the_same_ones() {
+        let body = body("a", "uid", "7", parts(&Part::ALL));
+        let expected = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {
+                "name": "a", "uid": "uid", "resourceVersion": "7",
+                "labels": {BALANCER_LABEL: "brupop"},
+                "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "true"},
+            },
+            "spec": {"unschedulable": true},
+        });
+        assert_eq!(body, expected);
+        let patch = removal("8", parts(&[Part::Cordon, Part::ScaleDown]));
+        let expected = json!({
+            "metadata": {"resourceVersion": "8", "annotations": {SCALE_DOWN_ANNOTATION: null}},
+            "spec": {"unschedulable": null},
+        });
+        assert_eq!(patch, expected);
+    }
+}

@@ -1,0 +1,268 @@
+//! The pods on a node that have to leave before it reboots: `kubectl drain`'s filters, in its order, over facts.
+//!
+//! If one pod is refused nothing at all is evicted, and the node waits with that reason. It differs from `kubectl
+//! drain` in two ways: pods that have ended stay, since they block nothing, and pods that are being deleted are waited
+//! for, of whatever kind.
+
+use jiff::SignedDuration;
+use models::operator::PodsAtRisk;
+use models::shadow::DrainStatus;
+
+use crate::rules::{Refusal, Rules};
+use crate::view::{DaemonSetIs, PodFacts};
+
+/// The time that the object of a pod that has ended may outlive its grace period. A kubelet that is done with a pod
+/// ends its grace period, and the object is deleted a moment later.
+pub const ENDED: SignedDuration = SignedDuration::from_secs(2);
+
+/// The treatment of one pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is left alone: it has ended, mirrors a static pod, belongs to a DaemonSet, or is past its time.
+    Stays,
+    /// It tolerates the cordon and came back after the eviction of its owner's pods: left to the reboot.
+    Returned,
+    /// It is evicted.
+    Goes,
+    /// It is terminating: waited for.
+    Leaving,
+    /// It may not be evicted, so the node is not drained at all.
+    Refused(Refusal),
+}
+
+/// Returns whether the record of the drain lists the pod as one that has to leave.
+pub fn listed(pod: &PodFacts, drain: &DrainStatus) -> bool {
+    drain.pods.iter().any(|listed| listed.uid == pod.uid)
+}
+
+/// Returns the treatment of a pod of a node whose drain has the record `drain`.
+pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>) -> Fate {
+    let orphan = pod.daemon_set_is == DaemonSetIs::Gone;
+    // Mirror pods end with their static pods; a DaemonSet creates its pods again at once, while it exists.
+    if pod.mirror || (pod.daemon_set.is_some() && !orphan) {
+        return Fate::Stays;
+    }
+    // Graceful node shutdown leaves finished pods; they neither block a reboot nor count as disruption. One that is
+    // being deleted has its grace period for what comes after its containers: its volumes may be in use.
+    let past_grace = || {
+        let gone_by = pod.ends_by.and_then(|by| by.checked_add(ENDED).ok());
+        gone_by.zip(rules.now).is_some_and(|(by, now)| by <= now)
+    };
+    if pod.finished && (!pod.terminating || past_grace()) {
+        return Fate::Stays;
+    }
+    if let Some(drain) = drain
+        && pod.tolerates_cordon
+        && pod.controller_uid.as_ref().is_some_and(|uid| drain.evicted_owners.contains(uid))
+        && !listed(pod, drain)
+    {
+        return Fate::Returned;
+    }
+    if pod.terminating {
+        let overdue = rules.overdue_since.is_some_and(|since| pod.ends_by.is_some_and(|by| by <= since));
+        return if overdue { Fate::Stays } else { Fate::Leaving };
+    }
+    if pod.empty_dir && rules.empty_dir == PodsAtRisk::Refuse {
+        return Fate::Refused(Refusal::EmptyDir);
+    }
+    if (pod.controller_uid.is_none() || orphan) && rules.bare_pods == PodsAtRisk::Refuse {
+        return Fate::Refused(if orphan { Refusal::Orphan } else { Refusal::Bare });
+    }
+    Fate::Goes
+}
+
+/// The pods of a node, sorted by their treatment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sorted<'a> {
+    /// To be evicted.
+    pub evictable: Vec<&'a PodFacts>,
+    /// Terminating, waited for.
+    pub leaving: Vec<&'a PodFacts>,
+    /// Pods that prevent any drain, each with the reason.
+    pub refused: Vec<(&'a PodFacts, Refusal)>,
+    /// Back after their eviction, and left to the reboot.
+    pub returned: Vec<&'a PodFacts>,
+}
+
+impl Sorted<'_> {
+    /// All pods that are still on the node and would have to leave.
+    pub fn left(&self) -> impl Iterator<Item = &'_ PodFacts> {
+        let refused = self.refused.iter().map(|(pod, _)| *pod);
+        self.evictable.iter().copied().chain(self.leaving.iter().copied()).chain(refused)
+    }
+
+    /// The pods that may be evicted now: critical pods leave after all others.
+    pub fn first_to_go(&self) -> impl Iterator<Item = &'_ PodFacts> {
+        let ordinary = self.left().any(|pod| !pod.critical);
+        self.evictable.iter().copied().filter(move |pod| !(ordinary && pod.critical))
+    }
+
+    /// Returns whether no pod is left that has to leave.
+    pub fn empty(&self) -> bool {
+        self.evictable.is_empty() && self.leaving.is_empty() && self.refused.is_empty()
+    }
+}
+
+/// Sorts the pods of a node.
+pub fn sort<'a>(pods: &'a [PodFacts], rules: Rules, drain: Option<&DrainStatus>) -> Sorted<'a> {
+    let mut sorted = Sorted::default();
+    for pod in pods {
+        match fate(pod, rules, drain) {
+            Fate::Stays => {}
+            Fate::Returned => sorted.returned.push(pod),
+            Fate::Goes => sorted.evictable.push(pod),
+            Fate::Leaving => sorted.leaving.push(pod),
+            Fate::Refused(why) => sorted.refused.push((pod, why)),
+        }
+    }
+    // Sorted by name, so that what is written about them does not depend on the order of a list.
+    let name = |pod: &PodFacts| (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
+    sorted.evictable.sort_by_key(|pod| name(pod));
+    sorted.leaving.sort_by_key(|pod| name(pod));
+    sorted.returned.sort_by_key(|pod| name(pod));
+    sorted.refused.sort_by_key(|(pod, _)| name(pod));
+    sorted
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+
+    fn pod(name: &str) -> PodFacts {
+        PodFacts {
+            namespace: "shop".into(),
+            name: name.into(),
+            uid: format!("uid-{name}"),
+            controller_uid: Some("rs".into()),
+            ..PodFacts::default()
+        }
+    }
+
+    #[test]
+    fn each_pod_meets_its_fate() {
+        let cases = [
+            ("a pod of a ReplicaSet goes", pod("a"), Fate::Goes),
+            ("a finished pod stays", PodFacts { finished: true, ..pod("a") }, Fate::Stays),
+            ("a mirror pod stays", PodFacts { mirror: true, controller_uid: None, ..pod("a") }, Fate::Stays),
+            ("a DaemonSet's pod stays", PodFacts { daemon_set: Some("log".into()), ..pod("a") }, Fate::Stays),
+            (
+                "a DaemonSet's pod is refused when the DaemonSet is gone",
+                PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::Gone, ..pod("a") },
+                Fate::Refused(Refusal::Orphan),
+            ),
+            ("a pod being deleted is waited for", PodFacts { terminating: true, ..pod("a") }, Fate::Leaving),
+            (
+                "so is one that has ended, for what comes after its containers",
+                PodFacts { terminating: true, finished: true, ..pod("a") },
+                Fate::Leaving,
+            ),
+            ("a bare pod is refused", PodFacts { controller_uid: None, ..pod("a") }, Fate::Refused(Refusal::Bare)),
+            ("a pod with an emptyDir goes", PodFacts { empty_dir: true, ..pod("a") }, Fate::Goes),
+            (
+                "a bare pod being deleted is waited for",
+                PodFacts { controller_uid: None, terminating: true, ..pod("a") },
+                Fate::Leaving,
+            ),
+        ];
+        for (sentence, pod, expected) in cases {
+            assert_eq!(fate(&pod, Rules::default(), None), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn policy_says_what_is_done_about_pods_that_a_drain_would_take_something_from() {
+        let bare = || PodFacts { controller_uid: None, ..pod("a") };
+        let with_data = || PodFacts { empty_dir: true, ..pod("a") };
+        for (sentence, pod, rules, expected) in [
+            ("bare pods may go", bare(), (PodsAtRisk::Evict, PodsAtRisk::Evict), Fate::Goes),
+            (
+                "so may those of a DaemonSet that is gone",
+                PodFacts { daemon_set: Some("log".into()), daemon_set_is: DaemonSetIs::Gone, ..pod("a") },
+                (PodsAtRisk::Evict, PodsAtRisk::Evict),
+                Fate::Goes,
+            ),
+            ("data must stay", with_data(), (PodsAtRisk::Refuse, PodsAtRisk::Refuse), Fate::Refused(Refusal::EmptyDir)),
+            (
+                "data of a finished pod is nobody's",
+                PodFacts { finished: true, ..with_data() },
+                (PodsAtRisk::Refuse, PodsAtRisk::Refuse),
+                Fate::Stays,
+            ),
+            (
+                "a bare pod with data is told by its data first, as kubectl does",
+                PodFacts { empty_dir: true, ..bare() },
+                (PodsAtRisk::Refuse, PodsAtRisk::Refuse),
+                Fate::Refused(Refusal::EmptyDir),
+            ),
+            (
+                "a DaemonSet's data stays where it is",
+                PodFacts { daemon_set: Some("log".into()), ..with_data() },
+                (PodsAtRisk::Refuse, PodsAtRisk::Refuse),
+                Fate::Stays,
+            ),
+        ] {
+            let rules = Rules { bare_pods: rules.0, empty_dir: rules.1, ..Rules::default() };
+            assert_eq!(fate(&pod, rules, None), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_does_not_go_is_waited_for_as_long_as_policy_says() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let stuck = PodFacts { terminating: true, ends_by: Some(at(100)), ..pod("a") };
+        for (since, expected) in [(None, Fate::Leaving), (Some(at(99)), Fate::Leaving), (Some(at(100)), Fate::Stays)] {
+            let rules = Rules { overdue_since: since, ..Rules::default() };
+            assert_eq!(fate(&stuck, rules, None), expected, "{since:?}");
+        }
+        let ended = PodFacts { finished: true, ..stuck.clone() };
+        for (now, expected) in [(101, Fate::Leaving), (102, Fate::Stays)] {
+            let rules = Rules { now: Some(at(now)), ..Rules::default() };
+            assert_eq!(fate(&ended, rules, None), expected, "it has ended, at {now}");
+            assert_eq!(fate(&stuck, rules, None), Fate::Leaving, "it has not ended, at {now}");
+        }
+        let live = PodFacts { terminating: false, ..stuck };
+        let rules = Rules { overdue_since: Some(at(1000)), ..Rules::default() };
+        assert_eq!(fate(&live, rules, None), Fate::Goes);
+    }
+
+    #[test]
+    fn what_the_cluster_itself_runs_on_goes_when_everything_else_is_gone() {
+        let critical = |name: &str| PodFacts { critical: true, ..pod(name) };
+        let leaving = |name: &str| PodFacts { terminating: true, ..pod(name) };
+        for (sentence, pods, first) in [
+            ("ordinary pods go first", vec![critical("dns"), pod("a"), pod("b")], vec!["a", "b"]),
+            ("until they are gone, and not only told to go", vec![critical("dns"), leaving("a")], vec![]),
+            ("then the others go", vec![critical("dns"), critical("proxy")], vec!["dns", "proxy"]),
+        ] {
+            let sorted = sort(&pods, Rules::default(), None);
+            assert_eq!(sorted.first_to_go().map(|pod| pod.name.as_str()).collect::<Vec<_>>(), first, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn pod_that_tolerates_the_cordon_goes_once_and_is_left_to_the_reboot_when_it_comes_back() {
+        let drain = DrainStatus {
+            pods: vec![models::shadow::DrainedPod {
+                namespace: "shop".into(),
+                name: "first".into(),
+                uid: "uid-first".into(),
+            }],
+            evicted_owners: vec!["rs".into()],
+            ..DrainStatus::default()
+        };
+        let addon = |name: &str| PodFacts { tolerates_cordon: true, ..pod(name) };
+        for (sentence, pod, expected) in [
+            ("the pod that was there before", addon("first"), Fate::Goes),
+            ("and waited for while it ends", PodFacts { terminating: true, ..addon("first") }, Fate::Leaving),
+            ("another pod of its owner", addon("second"), Fate::Returned),
+            ("also where policy would refuse it", PodFacts { empty_dir: true, ..addon("second") }, Fate::Returned),
+            ("one of another owner", PodFacts { controller_uid: Some("other".into()), ..addon("second") }, Fate::Goes),
+            ("one that does not tolerate the cordon", pod("second"), Fate::Goes),
+        ] {
+            let rules = Rules { empty_dir: PodsAtRisk::Refuse, ..Rules::default() };
+            assert_eq!(fate(&pod, rules, Some(&drain)), expected, "{sentence}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Clusters, nodes and pods for the unit tests.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
+use models::reason::FailureReason;
+use models::shadow::{
+    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, HostState, OfferedUpdates, Progress, Record, Step,
+    UPDATED,
+};
+use semver::Version;
+
+use crate::claims::Parts;
+use crate::plan::Action;
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+
+pub(crate) const OLD: Version = Version::new(1, 20, 0);
+pub(crate) const NEW: Version = Version::new(1, 20, 5);
+
+pub(crate) fn t(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+pub(crate) fn pod(node: &str, bare: bool) -> PodFacts {
+    PodFacts {
+        namespace: "shop".into(),
+        name: format!("p-{node}"),
+        uid: format!("p-{node}"),
+        node: node.into(),
+        controller_uid: (!bare).then(|| "rs".into()),
+        ..PodFacts::default()
+    }
+}
+
+pub(crate) fn node(name: &str) -> NodeView {
+    let facts = NodeFacts {
+        name: name.into(),
+        uid: format!("uid-{name}"),
+        labelled: true,
+        ready: true,
+        boot_id: "b1".into(),
+        os_image: format!("Bottlerocket OS {OLD} (aws-k8s-1.37)"),
+        ..NodeFacts::default()
+    };
+    let mut shadow = ShadowFacts {
+        node: name.into(),
+        uid: format!("shadow-{name}"),
+        generation: 1,
+        owner_uid: Some(facts.uid.clone()),
+        ..ShadowFacts::default()
+    };
+    shadow.spec.host = Some(models::shadow::HostPolicy {
+        refresh_interval: Some(Policy::default().refresh_interval),
+        ..models::shadow::HostPolicy::default()
+    });
+    let agent = &mut shadow.status.agent;
+    agent.state = Some(HostState::Idle);
+    agent.observed_generation = Some(1);
+    agent.boot_id = Some("b1".into());
+    agent.current_version = Some(OLD);
+    agent.variant = Some("aws-k8s-1.37".into());
+    agent.arch = Some("x86_64".into());
+    agent.updates = Some(OfferedUpdates { chosen_version: Some(NEW), ..OfferedUpdates::default() });
+    // Observed in this state for a long time, so that the clock that plans get decides.
+    NodeView {
+        facts,
+        shadow: Some(shadow),
+        pods: Some(vec![]),
+        stood: Duration::from_hours(1000),
+        ..NodeView::default()
+    }
+}
+
+pub(crate) fn progress(step: Step, since: i64) -> Progress {
+    Progress {
+        step,
+        since: t(since),
+        attempt: 1,
+        boot_id: "b1".into(),
+        version: NEW,
+        from: Some(OLD),
+        started: t(0),
+        permit_issued: false,
+        soak_restarted: false,
+        watched_since: None,
+        disruptive: !matches!(step, Step::Staging | Step::Staged),
+    }
+}
+
+/// A node whose attempt is at `step`, with the desired state `state`.
+pub(crate) fn at(name: &str, step: Step, since: i64, state: HostState) -> NodeView {
+    let mut node = node(name);
+    let shadow = node.shadow.as_mut().unwrap();
+    shadow.spec.state = state;
+    shadow.spec.attempt = 1;
+    if state != HostState::Idle {
+        shadow.spec.version = Some(NEW);
+        shadow.spec.boot_id = Some("b1".into());
+    }
+    shadow.status.agent.state = Some(state);
+    if state == HostState::RebootedIntoUpdate {
+        shadow.status.agent.state = Some(HostState::StagedUpdate);
+    }
+    shadow.status.controller.progress = Some(progress(step, since));
+    if progress(step, 0).disruptive {
+        node.facts.claims = Parts::USUAL;
+        node.facts.unschedulable = true;
+    }
+    node
+}
+
+pub(crate) fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Policy) {
+    let mut operator = OperatorFacts { uid: "op".into(), ..OperatorFacts::default() };
+    operator.spec = BottlerocketUpdateOperatorSpec::default();
+    operator.status.observed_generation = Some(operator.generation);
+    operator.status.slots =
+        slots.iter().map(|n| Slot { uid: format!("uid-{n}"), node: (*n).into(), since: t(0) }).collect();
+    let policy = Policy::from_spec(&operator.spec).unwrap();
+    let nodes = nodes.into_iter().map(|n| (n.facts.name.clone(), n)).collect();
+    (ClusterView { nodes, operator: Some(operator), leader_since: t(-100_000), ..ClusterView::default() }, policy)
+}
+
+pub(crate) fn failure(version: Version) -> models::shadow::VersionFailure {
+    models::shadow::VersionFailure {
+        version,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        reason: FailureReason::BootFellBack,
+        time: t(0),
+        resolved_by: None,
+    }
+}
+
+/// The record of an attempt of the operator that updated its node, from 1 s to 50 s.
+pub(crate) fn updated() -> Record {
+    let last = AttemptResult {
+        attempt: 1,
+        from: Some(OLD),
+        version: NEW,
+        reason: UPDATED.into(),
+        message: String::new(),
+        started: t(1),
+        ended: t(50),
+    };
+    Record { last: Some(last), ..Record::default() }
+}
+
+pub(crate) fn armed(phase: ArmedPhase) -> Armed {
+    Armed { attempt: 1, boot_id: "b1".into(), version: NEW, phase, nonce: "n".into() }
+}
+
+/// A node that is drained, with the policy of `spec`. The record of its drain lists its pods.
+pub(crate) fn draining(spec: serde_json::Value, pods: Vec<PodFacts>) -> (ClusterView, Policy) {
+    let mut node = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    let listed =
+        |pod: &PodFacts| DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() };
+    let pods_listed = pods.iter().map(listed).collect();
+    node.shadow.as_mut().unwrap().status.controller.drain =
+        Some(DrainStatus { pods: pods_listed, ..DrainStatus::default() });
+    node.pods = Some(pods);
+    let (mut view, _) = cluster(vec![node], &["a"]);
+    let operator = view.operator.as_mut().unwrap();
+    operator.spec = serde_json::from_value(spec).unwrap();
+    let policy = Policy::from_spec(&operator.spec).unwrap();
+    (view, policy)
+}
+
+pub(crate) fn written(view: &mut ClusterView, action: &Action) {
+    let Action::Status { status, .. } = action else { panic!("{action:?}") };
+    let stored = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+    (stored.controller, stored.conditions) = (status.report.clone(), status.conditions.clone());
+}
+
+pub(crate) fn with_policy(view: &mut ClusterView, spec: serde_json::Value) -> Policy {
+    let operator = view.operator.as_mut().unwrap();
+    operator.spec = serde_json::from_value(spec).unwrap();
+    Policy::from_spec(&operator.spec).unwrap()
+}

@@ -1,0 +1,61 @@
+//! The nodes that the operator labels automatically.
+
+use std::collections::BTreeMap;
+
+use models::names::INTERFACE_LABEL;
+
+use crate::policy::Policy;
+use crate::view::NodeFacts;
+
+/// Returns the nodes that get the label: those that run Bottlerocket and have none. Another value keeps a node out.
+pub fn labels<'a>(nodes: &'a BTreeMap<String, NodeFacts>, policy: &Policy) -> Vec<&'a NodeFacts> {
+    if !policy.label_nodes {
+        return Vec::new();
+    }
+    nodes
+        .values()
+        .filter(|node| node.bottlerocket() && !node.labels.contains_key(INTERFACE_LABEL) && !node.deleting)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use models::names::INTERFACE_VERSION;
+
+    use super::*;
+
+    fn node() -> NodeFacts {
+        NodeFacts {
+            name: "a".into(),
+            os_image: "Bottlerocket OS 1.20.5 (aws-k8s-1.37)".into(),
+            labels: Arc::new(BTreeMap::from([("kubernetes.io/os".into(), "linux".into())])),
+            ..NodeFacts::default()
+        }
+    }
+
+    fn with(value: &str) -> NodeFacts {
+        NodeFacts { labels: Arc::new(BTreeMap::from([(INTERFACE_LABEL.into(), value.into())])), ..node() }
+    }
+
+    #[test]
+    fn a_node_is_labelled_when_policy_wants_it_it_runs_bottlerocket_and_nobody_has_said_anything() {
+        let debian = NodeFacts { os_image: "Debian GNU/Linux 12 (bookworm)".into(), ..node() };
+        for (sentence, node, label_nodes, expected) in [
+            ("a Bottlerocket node without the label", node(), true, true),
+            ("the same while policy does not want it", node(), false, false),
+            ("one that has it", with(INTERFACE_VERSION), true, false),
+            ("one on which a person has said no", with("none"), true, false),
+            ("also by an empty value", with(""), true, false),
+            ("one with an older agent's version", with("1.0.0"), true, false),
+            ("a node with another system", debian, true, false),
+            ("one whose system is not known yet", NodeFacts { os_image: String::new(), ..node() }, true, false),
+            ("one that goes", NodeFacts { deleting: true, ..node() }, true, false),
+        ] {
+            let policy = Policy { label_nodes, ..Policy::default() };
+            let nodes = BTreeMap::from([("a".to_owned(), node)]);
+            assert_eq!(labels(&nodes, &policy).len(), usize::from(expected), "{sentence}");
+        }
+    }
+}

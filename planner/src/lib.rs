@@ -1,0 +1,22 @@
+//! The planner: from a snapshot of the cluster to the next action of each node, or the reason why it waits.
+//!
+//! Everything here is a pure function of its arguments: no client, no clock, no metrics. The modules form layers
+//! (`tests/layers.rs` has their order): none depends on one above it.
+
+pub mod annotations;
+pub mod claims;
+pub mod drain;
+pub mod expressions;
+pub mod labels;
+pub mod lint;
+pub mod plan;
+pub mod policy;
+pub mod rules;
+pub mod shadows;
+pub mod signature;
+pub mod standby;
+pub mod view;
+pub mod wait;
+
+#[cfg(test)]
+mod fixtures;

@@ -1,0 +1,795 @@
+//! Regression tests of single decisions of the planner.
+
+use std::collections::BTreeSet;
+
+use models::condition::find_condition;
+use models::reason::FailureReason;
+use models::shadow::{ArmedPhase, BLOCKED, HostState, OfferedUpdates, Permit, Step};
+use semver::Version;
+
+use super::{Action, Plan, Wait, plan};
+use crate::claims::Parts;
+use crate::fixtures::*;
+use crate::view::{ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, Refused, ShadowFacts};
+
+/// A node got the permit and never came back: its Lease is read every 10 s, not in a loop.
+#[test]
+fn a_dead_nodes_lease_is_not_read_in_a_hot_loop() {
+    let mut dead = at("a", Step::Releasing, 0, HostState::Idle);
+    dead.facts.ready = false;
+    dead.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = true;
+    dead.shadow.as_mut().unwrap().status.agent.observed_generation = Some(0);
+    let (mut view, policy) = cluster(vec![dead], &["a"]);
+    let mut looks = 0;
+    for millisecond in 0..100 {
+        let now = t(200).checked_add(jiff::SignedDuration::from_millis(millisecond)).unwrap();
+        if plan(&view, &policy, now).actions.get("a") == Some(&Action::LookAtLease) {
+            looks += 1;
+            // The result of a reading: the time at which the kubelet last renewed it, before the host died.
+            let node = view.nodes.get_mut("a").unwrap();
+            node.lease = Some(LeaseLooks::look(node.lease, Some(t(-30)), now));
+        }
+    }
+    assert!(looks <= 1, "{looks} reads of the Lease in 100 ms, one for each turn");
+}
+
+/// Nodes whose pods cannot be evicted give way to the others.
+#[test]
+fn staged_nodes_with_a_bare_pod_do_not_starve_the_rest() {
+    let mut nodes: Vec<_> = ["a", "b"].map(|n| at(n, Step::Staged, 0, HostState::StagedUpdate)).into();
+    for n in &mut nodes {
+        n.pods = Some(vec![pod(&n.facts.name, true)]);
+    }
+    nodes.extend(["c", "d", "e"].map(node));
+    let (view, policy) = cluster(nodes, &[]);
+    let far = plan(&view, &policy, t(7 * 24 * 3600));
+    let started = ["c", "d", "e"].iter().any(|n| matches!(far.actions.get(*n), Some(Action::Status { .. })));
+    assert!(started, "after a week: {:?} {:?}", far.actions.keys(), far.waits);
+}
+
+/// An image breaks the host's network: armed, rebooted, not seen since.
+#[test]
+fn a_node_that_never_comes_back_from_its_update_is_charged_to_the_version() {
+    let mut gone = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    gone.facts.ready = false;
+    let shadow = gone.shadow.as_mut().unwrap();
+    shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: String::new() });
+    shadow.status.agent.armed = Some(armed(ArmedPhase::Activated));
+    let (view, policy) = cluster(vec![gone], &["a"]);
+    let plan = plan(&view, &policy, t(3600));
+    let Some(Action::Status { status, .. }) = plan.actions.get("a") else { panic!("{:?}", plan.waits) };
+    let record = status.report.record.as_ref().unwrap();
+    assert!(!record.version_failures.is_empty(), "charged to nobody: {:?}", record.last.as_ref().unwrap().reason);
+}
+
+/// While the write that begins a drain is under way, its slot stays, whatever happens to the node meanwhile.
+#[test]
+fn the_slot_of_a_busy_node_is_never_given_away() {
+    // The write of Draining is under way for a; a bare pod is bound to it in the same moment.
+    let mut a = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    a.pods = Some(vec![pod("a", true)]);
+    let b = at("b", Step::Staged, 0, HostState::StagedUpdate);
+    let (mut view, policy) = cluster(vec![a, b], &["a"]);
+    view.busy.insert("a".into());
+    let first = plan(&view, &policy, t(1));
+    let slots = |plan: &Plan| plan.slots.as_ref().map(|s| s.iter().map(|s| s.node.clone()).collect::<Vec<_>>());
+    // Both arrive, in this order: the slots, and then the drain of a.
+    if let Some(slots) = first.slots.clone() {
+        view.operator.as_mut().unwrap().status.slots = slots;
+    }
+    let second = plan(&view, &policy, t(1));
+    if let Some(slots) = second.slots.clone() {
+        view.operator.as_mut().unwrap().status.slots = slots;
+    }
+    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.progress =
+        Some(progress(Step::Draining, 1));
+    view.busy.clear();
+    let third = plan(&view, &policy, t(1));
+    let mut end = view;
+    end.operator.as_mut().unwrap().status.slots = third.slots.clone().unwrap_or_default();
+    let fourth = plan(&end, &policy, t(1));
+    assert!(
+        third.slots.as_ref().is_none_or(|s| s.len() <= 1),
+        "slots one after the other: {:?} {:?} {:?}; then {:?}",
+        slots(&first),
+        slots(&second),
+        slots(&third),
+        fourth.actions
+    );
+}
+
+/// A host reboots again and again on the target version.
+#[test]
+fn another_boot_restarts_the_soak_once() {
+    let mut looping = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    looping.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    (looping.facts.claims, looping.facts.unschedulable) = (Parts::default(), false);
+    let (mut view, policy) = cluster(vec![looping], &["a"]);
+    for boot in 0..1000 {
+        let now = t(40 * boot);
+        let node = view.nodes.get_mut("a").unwrap();
+        node.facts.boot_id = format!("b{}", boot + 2);
+        let made = plan(&view, &policy, now);
+        let node = view.nodes.get_mut("a").unwrap();
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+        node.shadow.as_mut().unwrap().status.controller = status.report.clone();
+        if status.report.progress.as_ref().is_none_or(|p| p.step != Step::Monitoring) {
+            return;
+        }
+    }
+    panic!("1000 boots in 11 hours, and the soak begins anew each time");
+}
+
+/// A node that was not Ready for the whole soak time has not been Ready for the soak time.
+#[test]
+fn the_soak_counts_only_the_time_that_the_node_is_ready() {
+    let mut flaky = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    flaky.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    (flaky.facts.claims, flaky.facts.unschedulable) = (Parts::default(), false);
+    flaky.facts.ready = false;
+    let (mut view, policy) = cluster(vec![flaky], &["a"]);
+    let mut step = |ready: bool, at: i64| {
+        view.nodes.get_mut("a").unwrap().facts.ready = ready;
+        let made = plan(&view, &policy, t(at));
+        if let Some(Action::Status { status, .. }) = made.actions.get("a") {
+            let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+            shadow.status.controller = status.report.clone();
+        }
+        let shadow = view.nodes["a"].shadow.as_ref().unwrap();
+        let progress = shadow.status.controller.progress.clone().unwrap();
+        (progress.step, made.waits.get("a").cloned())
+    };
+    assert_eq!(step(false, 10).0, Step::Returning);
+    assert_eq!(step(false, 600), (Step::Returning, Some(Wait::AwaitingReady)));
+    assert_eq!(step(true, 601).0, Step::Monitoring);
+    assert_eq!(step(true, 602), (Step::Monitoring, Some(Wait::Soaking { until: t(661) })));
+    // Once is nothing; a second time is a failure.
+    assert_eq!(step(false, 610).0, Step::Releasing);
+}
+
+/// The pods of the second node were listed first.
+#[test]
+fn a_node_whose_pods_are_still_being_read_keeps_its_turn() {
+    let staged = |name: &str| {
+        let mut node = at(name, Step::Staging, 0, HostState::StagedUpdate);
+        node.pods = None;
+        node
+    };
+    let (mut view, policy) = cluster(vec![staged("a"), staged("b")], &[]);
+    view.nodes.get_mut("b").unwrap().pods = Some(vec![]);
+    assert_eq!(plan(&view, &policy, t(1)).slots, None, "it is a's turn");
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![]);
+    let slots = plan(&view, &policy, t(1)).slots.unwrap();
+    assert_eq!(slots.iter().map(|slot| slot.node.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
+/// A node whose soak failed is in another boot than the one that its permit was for.
+#[test]
+fn a_failed_soak_waits_for_no_permit_and_gives_the_slot_back_at_once() {
+    let mut failed = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    (failed.facts.claims, failed.facts.unschedulable, failed.facts.ready) = (Parts::default(), false, false);
+    failed.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    failed.facts.boot_id = "b2".into();
+    let shadow = failed.shadow.as_mut().unwrap();
+    shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
+    let progress = shadow.status.controller.progress.as_mut().unwrap();
+    (progress.boot_id, progress.soak_restarted) = ("b2".into(), true);
+    let (mut view, policy) = cluster(vec![failed], &["a"]);
+    let mut steps = Vec::new();
+    for _ in 0..4 {
+        let Some(action) = plan(&view, &policy, t(10)).actions.remove("a") else { break };
+        let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+        match action {
+            Action::Status { status, .. } => shadow.status.controller = status.report,
+            Action::Spec { spec } => shadow.spec = *spec,
+            other => panic!("{other:?} after {steps:?}"),
+        }
+        steps.push(shadow.status.controller.progress.as_ref().map(|progress| progress.step));
+    }
+    let releasing = Some(Step::Releasing);
+    assert_eq!(steps, [releasing, releasing, None], "recorded, withdrawn, released");
+    assert_eq!(plan(&view, &policy, t(10)).slots, Some(vec![]));
+}
+
+/// The failure that uses the failure budget up and another node's start are in one plan.
+#[test]
+fn no_node_starts_beside_the_failure_that_spends_the_budget() {
+    let mut a = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
+    a.facts.boot_id = "b2".into();
+    let shadow = a.shadow.as_mut().unwrap();
+    shadow.status.agent.failure = Some(models::shadow::Failure {
+        attempt: 1,
+        step: HostState::RebootedIntoUpdate,
+        reason: FailureReason::BootFellBack,
+        message: String::new(),
+        time: t(1),
+    });
+    let b = at("b", Step::Staged, 0, HostState::StagedUpdate);
+    let (mut view, policy) = cluster(vec![a, b], &["a", "b"]);
+    view.operator.as_mut().unwrap().spec.max_unavailable = Some(models::operator::CountOrPercent::Count(2));
+    let mut policy = policy;
+    policy.max_unavailable = models::operator::CountOrPercent::Count(2);
+    let both = plan(&view, &policy, t(2));
+    assert!(matches!(both.actions.get("a"), Some(Action::Status { .. })));
+    assert!(!both.actions.contains_key("b"), "b starts its drain in the plan that freezes the rollout");
+    // ... and also in each later plan while the failure's write is under way.
+    view.busy.insert("a".into());
+    assert!(!plan(&view, &policy, t(2)).actions.contains_key("b"));
+}
+
+/// The write that ends an attempt has arrived, but not its outcome: the slot is kept for that moment, and counts.
+#[test]
+fn a_slot_that_is_kept_for_a_busy_node_counts_against_the_budget() {
+    let ended = node("a");
+    let mut wanting = at("b", Step::Staged, 0, HostState::StagedUpdate);
+    wanting.pods = Some(vec![]);
+    let (mut view, policy) = cluster(vec![ended, wanting], &["a"]);
+    view.busy.insert("a".into());
+    let mut plan = plan(&view, &policy, t(1));
+    assert_eq!(crate::lint::lint(&view, &policy, &mut plan), []);
+    assert!(plan.slots.is_none_or(|slots| slots.len() <= 1));
+}
+
+/// A manifest with an old `resume` in it was applied again, after the resource that had acknowledged it was deleted.
+#[test]
+fn a_resource_that_is_made_with_a_resume_in_it_ends_no_freeze_and_a_new_value_does() {
+    let mut failed = node("a");
+    let record = models::shadow::Record { version_failures: vec![failure(NEW)], ..models::shadow::Record::default() };
+    failed.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    let (mut view, policy) = cluster(vec![failed], &[]);
+    let operator = view.operator.as_mut().unwrap();
+    operator.status.observed_generation = None;
+    (operator.resume, operator.approve_step) = (Some("monday".into()), Some("monday".into()));
+    let made = plan(&view, &policy, t(1));
+    assert!(!made.actions.contains_key("a"), "{:?}", made.actions);
+    let status = made.status.unwrap();
+    let requests = status.requests.clone().unwrap();
+    assert_eq!((requests.resume.as_deref(), requests.approve_step.as_deref()), (Some("monday"), Some("monday")));
+    let frozen = |status: &models::operator::BottlerocketUpdateOperatorStatus| {
+        find_condition(&status.conditions, models::operator::FROZEN).unwrap().status
+    };
+    assert_eq!(frozen(&status), models::condition::ConditionStatus::True);
+
+    let operator = view.operator.as_mut().unwrap();
+    (operator.status, operator.resume) = (status, Some("tuesday".into()));
+    let resumed = plan(&view, &policy, t(2));
+    let Some(Action::Status { status, .. }) = resumed.actions.get("a") else { panic!("{:?}", resumed.actions) };
+    let record = status.report.record.as_ref().unwrap();
+    assert_eq!(record.version_failures[0].resolved_by.as_deref(), Some("tuesday"));
+}
+
+/// A user requested a downgrade, and withdraws it while a node waits for its window with the old image.
+#[test]
+fn an_attempt_that_policy_no_longer_asks_for_ends_before_its_node_is_touched() {
+    let down = Version::new(1, 19, 0);
+    for (sentence, version, spec, ends) in [
+        ("a downgrade under a pin", down.clone(), serde_json::json!({"version": {"target": "1.19.0"}}), false),
+        ("a downgrade under latest", down, serde_json::json!({}), true),
+        ("an update under latest", NEW, serde_json::json!({}), false),
+        ("an update that has become too young", NEW, serde_json::json!({"version": {"minimumAge": "72h"}}), true),
+    ] {
+        let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        let shadow = staged.shadow.as_mut().unwrap();
+        shadow.status.controller.progress.as_mut().unwrap().version = version;
+        let (mut view, _) = cluster(vec![staged], &[]);
+        let policy = with_policy(&mut view, spec);
+        let made = plan(&view, &policy, t(1));
+        let reason = match made.actions.get("a") {
+            Some(Action::Status { status, .. }) => {
+                status.report.record.as_ref().and_then(|r| r.last.as_ref()).map(|l| l.reason.clone())
+            }
+            _ => None,
+        };
+        assert_eq!(reason.as_deref() == Some("PolicyChanged"), ends, "{sentence}: {:?}", made.actions);
+    }
+}
+
+#[test]
+fn healthy_condition_follows_the_update() {
+    let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    node.facts.boot_id = "b2".into();
+    (node.facts.claims, node.facts.unschedulable) = (crate::claims::Parts::default(), false);
+    let before = models::condition::Condition {
+        type_: models::shadow::HEALTHY.into(),
+        status: models::condition::ConditionStatus::True,
+        reason: "Soaked".into(),
+        message: String::new(),
+        last_transition_time: t(-1000),
+        observed_generation: None,
+    };
+    let shadow = node.shadow.as_mut().unwrap();
+    shadow.status.conditions.push(before);
+    let agent = &mut shadow.status.agent;
+    (agent.boot_id, agent.current_version) = (Some("b2".into()), Some(NEW));
+    agent.state = Some(HostState::RebootedIntoUpdate);
+    let (mut view, policy) = cluster(vec![node], &["a"]);
+    let healthy = |view: &ClusterView| {
+        let conditions = &view.nodes["a"].shadow.as_ref().unwrap().status.conditions;
+        let healthy = models::condition::find_condition(conditions, models::shadow::HEALTHY).unwrap();
+        (healthy.status, healthy.reason.clone())
+    };
+    let follow = |view: &mut ClusterView, second| {
+        let made = plan(view, &policy, t(second));
+        written(view, made.actions.get("a").expect("a write"));
+    };
+    follow(&mut view, 1);
+    let unknown = models::condition::ConditionStatus::Unknown;
+    assert_eq!(healthy(&view), (unknown, "Monitoring".to_owned()), "the update before is another one");
+    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().release = Some("now".into());
+    follow(&mut view, 2);
+    assert_eq!(healthy(&view), (unknown, "ReleaseRequested".to_owned()));
+}
+
+#[test]
+fn plan_is_made_again_when_an_offered_version_becomes_old_enough() {
+    let mut node = node("a");
+    let older = Version::new(1, 20, 4);
+    let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
+    updates.available_versions = vec![NEW, older.clone()];
+    let (mut view, _) = cluster(vec![node], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"version": {"minimumAge": "1h"}}));
+    let first = plan(&view, &policy, t(0));
+    let operator = view.operator.as_mut().unwrap();
+    operator.status = first.status.unwrap();
+    operator.status.versions.iter_mut().find(|known| known.version == older).unwrap().first_seen = t(-600);
+    let made = plan(&view, &policy, t(1));
+    assert!(matches!(&made.waits["a"], Wait::TooYoung { version, .. } if *version == NEW), "{:?}", made.waits);
+    assert_eq!(made.wake, Some(t(3000)));
+}
+
+/// A pinned version that is older than the current one was never new to this operator.
+#[test]
+fn a_pin_down_waits_for_no_age() {
+    let mut node = node("a");
+    let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+    let down = Version::new(1, 19, 0);
+    agent.updates = Some(OfferedUpdates {
+        chosen_version: Some(down.clone()),
+        available_versions: vec![down.clone()],
+        ..OfferedUpdates::default()
+    });
+    let (mut view, _) = cluster(vec![node], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"version": {"target": "1.19.0", "minimumAge": "72h"}}));
+    let host = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().spec.host.as_mut().unwrap();
+    host.version_lock = Some(down.to_string());
+    let made = plan(&view, &policy, t(1));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+    assert_eq!(status.report.progress.as_ref().unwrap().version, down);
+}
+
+/// With a failure budget of two, each node that fails is deleted by another controller.
+#[test]
+fn failures_of_nodes_that_are_gone_count_until_a_person_resumes() {
+    let failed = |name: &str| {
+        let mut node = node(name);
+        let record =
+            models::shadow::Record { version_failures: vec![failure(NEW)], ..models::shadow::Record::default() };
+        node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        node
+    };
+    let (mut view, _) = cluster(vec![failed("a")], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"failurePolicy": {"maxFailures": 2}}));
+    let first = plan(&view, &policy, t(1));
+    assert!(first.quarantine.is_empty());
+    view.operator.as_mut().unwrap().status = first.status.unwrap();
+    view.nodes.remove("a");
+    let second = failed("b");
+    view.nodes.insert("b".into(), second);
+    let made = plan(&view, &policy, t(2));
+    assert_eq!(made.quarantine.frozen_by(), Some(&NEW), "two nodes have failed, one of them is gone");
+    let operator = view.operator.as_mut().unwrap();
+    (operator.status, operator.resume) = (made.status.unwrap(), Some("now".into()));
+    view.nodes.remove("b");
+    let resumed = plan(&view, &policy, t(3)).status.unwrap();
+    assert!(resumed.versions.iter().all(|v| v.failed.is_empty() && v.quarantined.is_none()), "{:?}", resumed.versions);
+}
+
+/// A paused leader wrote its `Draining` after another one had given the slot to `b`.
+#[test]
+fn a_node_that_lost_its_slot_before_it_was_touched_gets_none_back() {
+    let mut late = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    (late.facts.claims, late.facts.unschedulable) = (Parts::default(), false);
+    let (view, policy) = cluster(vec![late, at("b", Step::Draining, 0, HostState::StagedUpdate)], &["b"]);
+    let made = plan(&view, &policy, t(1));
+    assert_eq!(made.slots, None, "b's alone");
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+}
+
+/// Another client than the controller writes attempts into the status of all shadows.
+#[test]
+fn an_attempt_that_neither_slot_nor_claim_backs_gets_no_slot_and_ends() {
+    for step in
+        [Step::LeavingBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Monitoring, Step::Unknown]
+    {
+        for (order, permit) in [(HostState::StagedUpdate, false), (HostState::RebootedIntoUpdate, true)] {
+            let forged = ["a", "b", "c", "d"].map(|name| {
+                let mut node = at(name, step, 0, order);
+                (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
+                node.shadow.as_mut().unwrap().spec.permit =
+                    permit.then(|| Permit { nonce: "n".into(), jws: String::new() });
+                node
+            });
+            let (mut view, policy) = cluster(forged.to_vec(), &[]);
+            for second in 1..=300 {
+                let made = plan(&view, &policy, t(second));
+                assert_eq!(made.slots, None, "{step:?}");
+                for (name, action) in made.actions {
+                    let node = view.nodes.get_mut(&name).unwrap();
+                    let shadow = node.shadow.as_mut().unwrap();
+                    match action {
+                        Action::Status { status, .. } => shadow.status.controller = status.report,
+                        Action::Spec { spec } => shadow.spec = *spec,
+                        Action::LookAtLease => {
+                            node.lease = Some(LeaseLooks::look(node.lease, Some(t(second)), t(second)));
+                        }
+                        other => panic!("{step:?}: {other:?}"),
+                    }
+                }
+            }
+            for node in view.nodes.values() {
+                assert!(node.progress().is_none(), "{step:?}: {:?}", node.progress());
+                assert_eq!(node.record().unwrap().last.as_ref().unwrap().reason, "ProgressLost", "{step:?}");
+            }
+        }
+    }
+}
+
+/// The operator's resource was deleted and created again during updates.
+#[test]
+fn slots_of_a_new_resource_are_made_again_from_claims_before_any_other_is_given() {
+    let mut watched = at("d", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    (watched.facts.claims, watched.facts.unschedulable, watched.facts.boot_id) =
+        (Parts::default(), false, "another boot".into());
+    let nodes = vec![
+        at("a", Step::Staged, 0, HostState::StagedUpdate),
+        at("b", Step::Draining, 0, HostState::StagedUpdate),
+        at("c", Step::Rebooting, 0, HostState::RebootedIntoUpdate),
+        watched,
+    ];
+    let (mut view, _) = cluster(nodes, &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"maxUnavailable": 2}));
+    let made = plan(&view, &policy, t(1));
+    let slots: Vec<_> = made.slots.unwrap().into_iter().map(|slot| slot.node).collect();
+    assert_eq!(slots, ["b", "c", "d"]);
+    assert!(!made.actions.contains_key("a"));
+}
+
+/// The operator's resource was deleted, and created again between the withdrawal of the desired state and the end of
+/// the attempt.
+#[test]
+fn update_that_is_over_but_for_its_record_ends_as_one_also_without_a_slot() {
+    for (sentence, attempt, runs, reason) in [
+        ("the attempt of the shadow", 1, NEW, models::shadow::UPDATED),
+        ("an attempt that the shadow does not know", 2, NEW, "ProgressLost"),
+        ("a version that does not run", 1, OLD, "ProgressLost"),
+    ] {
+        let mut watched = at("a", Step::Monitoring, 0, HostState::Idle);
+        (watched.facts.claims, watched.facts.unschedulable) = (Parts::default(), false);
+        watched.facts.os_image = format!("Bottlerocket OS {runs} (aws-k8s-1.37)");
+        watched.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().attempt = attempt;
+        let (view, policy) = cluster(vec![watched], &[]);
+        let made = plan(&view, &policy, t(100));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        let last = status.report.record.as_ref().and_then(|record| record.last.as_ref()).unwrap();
+        assert_eq!(last.reason, reason, "{sentence}");
+    }
+}
+
+/// Two nodes have their image and cannot be drained yet.
+#[test]
+fn staged_nodes_that_something_keeps_waiting_give_way_to_others() {
+    let mut short_of_disk =
+        vec![at("a", Step::Staged, 0, HostState::StagedUpdate), at("b", Step::Staged, 0, HostState::StagedUpdate)];
+    for node in &mut short_of_disk {
+        node.facts.pressure = Some("DiskPressure".into());
+    }
+    short_of_disk.push(node("c"));
+    let (view, policy) = cluster(short_of_disk, &[]);
+    assert!(plan(&view, &policy, t(1)).actions.get("c").is_some_and(Plan::starts), "c begins");
+
+    // The same under a canary step of one.
+    let mut bare = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    bare.pods = Some(vec![pod("a", true)]);
+    let (mut view, _) = cluster(vec![bare, node("c")], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": [{"nodes": 1}]}}));
+    let made = plan(&view, &policy, t(1));
+    assert!(made.actions.get("c").is_some_and(Plan::starts), "{:?}", made.waits);
+}
+
+/// Under a canary step of one, a node that had to wait with its image is about to be disrupted.
+#[test]
+fn no_other_node_begins_in_the_place_of_one_that_waits_for_nothing_but_its_slot() {
+    for (sentence, pods, slots) in [("its pods are being read", None, 0), ("it gets its slot now", Some(vec![]), 1)] {
+        let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        staged.pods = pods;
+        let (mut view, _) = cluster(vec![staged, node("b")], &[]);
+        let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
+        let policy = with_policy(&mut view, spec);
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.slots.map_or(0, |slots| slots.len()), slots, "{sentence}");
+        assert!(
+            matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })),
+            "{sentence}: {:?}",
+            made.actions
+        );
+    }
+}
+
+/// Under a canary step of two, a node has got its image a moment ago.
+#[test]
+fn a_node_on_its_way_takes_one_place_in_its_step() {
+    let mut ready = at("a", Step::Staging, 0, HostState::StagedUpdate);
+    ready.pods = None;
+    let (mut view, _) = cluster(vec![ready, node("b"), node("c")], &[]);
+    let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 2}]}});
+    let policy = with_policy(&mut view, spec);
+    let made = plan(&view, &policy, t(1));
+    assert!(made.pods.contains("a"), "it is looked at: {:?}", made.waits);
+    assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
+    assert!(matches!(made.waits.get("c"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
+}
+
+/// Staged nodes of a version that waits for approval come first in the order.
+#[test]
+fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
+    let staged = |name: &str| at(name, Step::Staged, 0, HostState::StagedUpdate);
+    let mut other = staged("d");
+    let shadow = other.shadow.as_mut().unwrap();
+    let newer = Version::new(1, 21, 0);
+    shadow.spec.version = Some(newer.clone());
+    shadow.status.agent.updates.as_mut().unwrap().chosen_version = Some(newer.clone());
+    shadow.status.controller.progress.as_mut().unwrap().version = newer;
+    let (mut view, _) = cluster(vec![staged("a"), staged("b"), staged("c"), other], &[]);
+    let canary = serde_json::json!([{"nodes": 1, "approval": "Manual"}]);
+    let policy = with_policy(&mut view, serde_json::json!({"strategy": {"canary": canary}}));
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![models::operator::ActiveRollout {
+        version: NEW,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        ended: None,
+        started: t(0),
+        steps_passed: 0,
+        step_done: None,
+        approved: false,
+    }];
+    // One node has had the first version, and no user has approved that it goes on.
+    let mut done = node("e");
+    done.shadow.as_mut().unwrap().status.controller.record = Some(updated());
+    view.nodes.insert("e".into(), done);
+    let made = plan(&view, &policy, t(60));
+    let slots: Vec<String> = made.slots.unwrap_or_default().into_iter().map(|slot| slot.node).collect();
+    assert_eq!(slots, ["d"], "{:?}", made.waits);
+    assert!(!made.pods.contains("a"), "its pods need not be looked at");
+}
+
+/// An attempt has ended, and the next one on the node finds its image there: before the write that gives its slot to
+/// another node has arrived.
+#[test]
+fn a_slot_that_is_being_taken_away_begins_nothing() {
+    let mut again = at("a", Step::Staging, 0, HostState::StagedUpdate);
+    again.pods = Some(vec![]);
+    let (mut view, policy) = cluster(vec![again, node("b")], &["a"]);
+    let drains = |plan: &Plan| {
+        matches!(plan.actions.get("a"), Some(Action::Status { status, .. })
+        if status.report.progress.as_ref().is_some_and(|p| p.step == Step::Draining))
+    };
+    let made = plan(&view, &policy, t(1));
+    assert!(drains(&made), "with its slot it begins: {:?}", made.waits);
+    view.retracted.insert("uid-a".into());
+    let mut made = plan(&view, &policy, t(1));
+    assert!(!drains(&made), "{:?}", made.actions);
+    // It gets another one, and that is written whatever the result of the write that removes the old one.
+    let slots = made.slots.clone().unwrap();
+    assert_eq!((slots.len(), slots[0].uid.as_str(), slots[0].since), (1, "uid-a", t(1)));
+    assert_eq!(made.status.as_ref().unwrap().slots, slots);
+    assert_eq!(crate::lint::lint(&view, &policy, &mut made), []);
+    // If the planner decided otherwise, the plan validator drops it.
+    let mut wrong = plan(&ClusterView { retracted: BTreeSet::new(), ..view.clone() }, &policy, t(1));
+    let findings = crate::lint::lint(&view, &policy, &mut wrong);
+    assert!(findings.iter().any(|finding| finding.property == "S1"), "{findings:?}");
+}
+
+/// Under a canary step of one, and with room for more.
+#[test]
+fn no_other_node_begins_in_the_place_of_one_whose_first_write_is_under_way() {
+    let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);
+    let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
+    let policy = with_policy(&mut view, spec);
+    view.busy.insert("a".into());
+    let made = plan(&view, &policy, t(1));
+    assert!(matches!(made.waits.get("b"), Some(Wait::CanaryStep { step: 1, .. })), "{:?}", made.actions);
+    // That write has failed. As long as it is not retried, another node has the place.
+    view.paused.insert("a".into());
+    let made = plan(&view, &policy, t(1));
+    assert!(made.actions.get("b").is_some_and(Plan::starts), "{:?}", made.waits);
+}
+
+/// The first node of a queue cannot be drained; another one is out of service and takes the only slot.
+#[test]
+fn what_a_look_has_found_stands_until_the_next_look() {
+    let mut bare = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    bare.pods = Some(vec![pod("a", true)]);
+    let (mut view, policy) = cluster(vec![bare], &[]);
+    let told = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    assert!(matches!(&told, Action::Status { note: Some(note), .. } if note.reason == "DrainRefused"));
+    let Action::Status { status, .. } = told else { unreachable!() };
+    let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+    (shadow.status.controller, shadow.status.conditions) = (status.report, status.conditions);
+    // No slot is free: it is not checked.
+    view.nodes.insert("b".into(), at("b", Step::Draining, 0, HostState::StagedUpdate));
+    view.nodes.get_mut("a").unwrap().pods = None;
+    let made = plan(&view, &policy, t(2));
+    assert!(!made.actions.contains_key("a"), "{:?}", made.actions);
+    // The pod that was named is gone, and another one prevents the drain.
+    view.nodes.remove("b");
+    view.operator.as_mut().unwrap().status.slots.clear();
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![PodFacts { name: "other".into(), ..pod("a", true) }]);
+    let made = plan(&view, &policy, t(3));
+    let Some(Action::Status { status, note: None }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert!(find_condition(&status.conditions, BLOCKED).unwrap().message.contains("shop/other"));
+}
+
+/// A bare pod on each of five hundred staged nodes, and none on the last.
+#[test]
+fn the_pods_of_refused_nodes_are_watched_for_the_free_slots_alone() {
+    let called = |number: usize| format!("node-{number:03}");
+    let nodes = (0..=500).map(|number| at(&called(number), Step::Staged, 0, HostState::StagedUpdate)).collect();
+    let (mut view, policy) = cluster(nodes, &[]);
+    let mut watched = BTreeSet::new();
+    let mut most = 0;
+    let mut given = None;
+    for second in 1..1000 {
+        for (name, node) in &mut view.nodes {
+            let pods = if *name == called(500) { vec![] } else { vec![pod(name, true)] };
+            node.pods = watched.contains(name).then_some(pods);
+        }
+        let made = plan(&view, &policy, t(1));
+        most = most.max(made.pods.len());
+        for (name, wait) in made.refused {
+            view.nodes.get_mut(&name).unwrap().refused = Some(Refused { wait, again_at: t(60) });
+        }
+        for (name, action) in made.actions {
+            let Action::Status { status, .. } = action else { panic!("{name}: {action:?}") };
+            let stored = &mut view.nodes.get_mut(&name).unwrap().shadow.as_mut().unwrap().status;
+            (stored.controller, stored.conditions) = (status.report, status.conditions);
+        }
+        if let Some(slots) = made.slots {
+            given = Some((slots[0].node.clone(), second));
+            break;
+        }
+        watched = made.pods;
+    }
+    assert_eq!(given.map(|(node, _)| node), Some(called(500)), "one after the other gives way to the next");
+    assert!(most <= 6, "{most} nodes were watched at a time, for one slot");
+    let refused = |node: &NodeView| {
+        let blocked = find_condition(&node.shadow.as_ref().unwrap().status.conditions, BLOCKED);
+        blocked.is_some_and(|condition| condition.reason == "DrainRefused")
+    };
+    assert_eq!(view.nodes.values().filter(|node| refused(node)).count(), 500, "each says so");
+
+    // None can be drained, and none is due: as few are watched as there are places.
+    view.nodes.remove(&called(500));
+    let made = plan(&view, &policy, t(2));
+    assert_eq!(made.pods.len(), 3);
+    assert!(made.actions.is_empty() && made.wake == Some(t(60)), "{:?}", made.wake);
+    assert!(made.waits.values().filter(|wait| matches!(wait, Wait::DrainRefused { .. })).count() >= 497);
+    // The pauses are over: those of some are checked again.
+    let due = plan(&view, &policy, t(60));
+    assert_eq!(due.pods.len(), 3);
+}
+
+#[test]
+fn the_current_revision_is_the_one_that_every_node_has_followed() {
+    let current = || {
+        let mut node = node("a");
+        node.shadow.as_mut().unwrap().status.agent.updates = Some(OfferedUpdates::default());
+        node
+    };
+    let (mut view, _) = cluster(vec![current(), node("b")], &[]);
+    let policy = with_policy(&mut view, serde_json::json!({}));
+    let first = plan(&view, &policy, t(1)).status.unwrap();
+    assert!(first.update_revision.is_some());
+    assert_eq!(first.current_revision, None, "one node is not what the policy makes of it");
+    view.nodes.remove("b");
+    let second = plan(&view, &policy, t(2)).status.unwrap();
+    assert_eq!(second.current_revision, first.update_revision);
+    view.operator.as_mut().unwrap().status = second;
+    let pinned = with_policy(&mut view, serde_json::json!({"version": {"target": NEW.to_string()}}));
+    let third = plan(&view, &pinned, t(3)).status.unwrap();
+    assert_eq!(third.current_revision, first.update_revision, "the node is not there yet");
+    assert_ne!(third.update_revision, first.update_revision);
+}
+
+/// A controller of a newer version was downgraded during a step that this one does not know.
+#[test]
+fn an_attempt_in_a_step_that_nobody_knows_is_withdrawn_and_its_node_kept_until_a_permit_is_over() {
+    let mut strange = at("a", Step::Unknown, 0, HostState::RebootedIntoUpdate);
+    let shadow = strange.shadow.as_mut().unwrap();
+    shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: String::new() });
+    // So is the agent's report of arming.
+    shadow.status.agent.armed = Some(armed(ArmedPhase::Unknown));
+    let (mut view, policy) = cluster(vec![strange], &["a"]);
+    let first = plan(&view, &policy, t(10));
+    assert!(first.slots.is_none(), "its slot is still its own");
+    let Some(Action::Status { status, .. }) = first.actions.get("a") else { panic!("{:?}", first.waits) };
+    let progress = status.report.progress.as_ref().unwrap();
+    assert_eq!((progress.step, progress.permit_issued), (Step::Releasing, true));
+    assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, "ProgressLost");
+    written(&mut view, &first.actions["a"].clone());
+    let second = plan(&view, &policy, t(11));
+    let Some(Action::Spec { spec }) = second.actions.get("a") else { panic!("{:?}", second.waits) };
+    assert_eq!(spec.state, HostState::Idle, "the order is taken back first");
+}
+
+/// A compromised agent reports text with terminal control characters.
+#[test]
+fn nothing_that_an_agent_says_brings_a_control_character_into_what_the_controller_writes() {
+    const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
+    let mut failed = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
+    failed.facts.boot_id = "b2".into();
+    let shadow = failed.shadow.as_mut().unwrap();
+    let agent = &mut shadow.status.agent;
+    (agent.variant, agent.arch) = (Some(HOSTILE.into()), Some(HOSTILE.into()));
+    agent.failure = Some(models::shadow::Failure {
+        attempt: 1,
+        step: HostState::RebootedIntoUpdate,
+        reason: FailureReason::BootFellBack,
+        message: HOSTILE.into(),
+        time: t(1),
+    });
+    let mut offers_nothing = node("b");
+    let agent = &mut offers_nothing.shadow.as_mut().unwrap().status.agent;
+    agent.updates = Some(OfferedUpdates { refresh_failure: Some(HOSTILE.into()), ..OfferedUpdates::default() });
+    let (mut view, policy) = cluster(vec![failed, offers_nothing], &["a"]);
+    for node in view.nodes.values_mut() {
+        // As read from the cluster.
+        let told = node.shadow.take().unwrap();
+        let mut object =
+            models::shadow::BottlerocketShadow::new(&models::names::shadow_name(&node.facts.name), told.spec);
+        object.status = Some(told.status);
+        object.metadata.generation = Some(told.generation);
+        node.shadow = ShadowFacts::project(&object);
+    }
+    let written = plan(&view, &policy, t(2));
+    let mut texts = Vec::new();
+    for name in ["a", "b"] {
+        let Some(Action::Status { status, note }) = written.actions.get(name) else { panic!("{:?}", written.actions) };
+        texts.extend(status.conditions.iter().map(|condition| condition.message.clone()));
+        texts.extend(note.iter().map(|note| note.message.clone()));
+        let record = status.report.record.iter();
+        texts.extend(record.clone().filter_map(|record| Some(record.last.as_ref()?.message.clone())));
+        texts.extend(record.flat_map(|r| &r.version_failures).flat_map(|f| [f.variant.clone(), f.arch.clone()]));
+    }
+    let status = written.status.as_ref().unwrap();
+    texts.extend(status.versions.iter().flat_map(|known| [known.variant.clone(), known.arch.clone()]));
+    texts.extend(status.waiting.iter().map(|waiting| waiting.reason.clone()));
+    texts.extend(status.conditions.iter().map(|condition| condition.message.clone()));
+    assert!(texts.iter().filter(|text| text.contains("[2J  ok")).count() >= 5, "all of it is told: {texts:?}");
+    assert!(!texts.iter().any(|text| text.contains(['\u{1b}', '\r', '\n', '\u{202e}'])), "{texts:?}");
+}
+
+#[test]
+fn shadow_with_the_highest_attempt_waits_with_a_reason() {
+    for (sentence, attempt, exhausted) in [
+        ("one is left", models::shadow::MOST_ATTEMPTS - 1, false),
+        ("it is the highest", models::shadow::MOST_ATTEMPTS, true),
+        ("the schema did not refuse it", i64::MAX, true),
+    ] {
+        let mut idle = node("a");
+        idle.shadow.as_mut().unwrap().spec.attempt = attempt;
+        let (mut view, policy) = cluster(vec![idle], &[]);
+        for second in 0..3 {
+            let made = plan(&view, &policy, t(second));
+            assert_eq!(made.waits.get("a") == Some(&Wait::AttemptsExhausted), exhausted && second > 0, "{sentence}");
+            let Some(Action::Status { status, .. }) = made.actions.get("a") else { continue };
+            assert!(!exhausted || status.report.progress.is_none(), "{sentence}");
+            let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+            shadow.status.controller = status.report.clone();
+            shadow.status.conditions.clone_from(&status.conditions);
+        }
+        let conditions = &view.nodes["a"].shadow.as_ref().unwrap().status.conditions;
+        let blocked = models::condition::true_condition(conditions, models::shadow::BLOCKED);
+        assert_eq!(blocked.is_some_and(|condition| condition.reason == "AttemptsExhausted"), exhausted, "{sentence}");
+    }
+}

@@ -1,0 +1,716 @@
+//! Regression tests of decisions about drains and claims.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use models::condition::find_condition;
+use models::shadow::{Armed, ArmedPhase, BLOCKED, HostState, Permit, Step};
+
+use super::{Action, Evictions, Plan, Wait, plan};
+use crate::claims::Parts;
+use crate::fixtures::*;
+use crate::policy::Policy;
+use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
+
+/// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
+#[test]
+fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_permit_may_be_out() {
+    let mut orphan = node("a");
+    orphan.facts.claims = Parts::USUAL;
+    orphan.facts.unschedulable = true;
+    // Created again a moment ago, the agent (which has just requested the reboot) has not reported to it.
+    let shadow = orphan.shadow.as_mut().unwrap();
+    shadow.status = models::shadow::BottlerocketShadowStatus::default();
+    let (mut view, policy) = cluster(vec![orphan], &["a"]);
+    let mut action = |stood, at| {
+        view.nodes.get_mut("a").unwrap().stood = Duration::from_secs(stood);
+        let made = plan(&view, &policy, t(at));
+        (made.actions.get("a") == Some(&Action::Release), made.wake)
+    };
+    for at in [1, 269] {
+        // However long it has been by a clock that a client may have set.
+        assert!(!action(at, 1_000_000).0, "released {at} s after the permit");
+    }
+    assert_eq!(action(269, 0).1, Some(t(1)), "nothing wakes the leader when it is over");
+    assert!(action(270, 0).0, "and never given back");
+}
+
+/// Label and shadow are gone, the cordon is the operator's.
+#[test]
+fn a_claim_without_label_and_shadow_is_found_and_released() {
+    let mut orphan = node("a");
+    orphan.facts.claims = Parts::USUAL;
+    orphan.facts.unschedulable = true;
+    orphan.facts.labelled = false;
+    orphan.shadow = None;
+    let nodes = [("a".to_owned(), orphan.facts.clone())].into();
+    let made = crate::shadows::changes(&nodes, &std::collections::BTreeMap::new());
+    assert_eq!(made, [crate::shadows::Change::Create { node: "a".into(), uid: "uid-a".into() }]);
+    let mut shadowed = node("a");
+    shadowed.facts = orphan.facts;
+    let (view, policy) = cluster(vec![shadowed], &["a"]);
+    assert_eq!(plan(&view, &policy, t(201)).actions.get("a"), Some(&Action::Release));
+}
+
+/// A drained node with a silent agent is given up at the deadline, and no wake time is in the past.
+#[test]
+fn an_empty_node_whose_agent_is_behind_is_given_up_at_the_drains_deadline() {
+    let mut silent = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    silent.shadow.as_mut().unwrap().generation = 2; // the spec was touched, and nobody acknowledges it
+    let (view, policy) = cluster(vec![silent], &["a"]);
+    let now = t(365 * 24 * 3600);
+    let plan = plan(&view, &policy, now);
+    assert!(plan.wake.is_none_or(|at| at > now), "wakes at {:?}, in the past, again and again", plan.wake);
+    assert!(plan.actions.contains_key("a"), "after a year: {:?}", plan.waits);
+}
+
+/// A Node whose cordon is refused for ever does not delay the fleet.
+#[test]
+fn a_node_that_cannot_be_cordoned_is_given_up_at_the_deadline() {
+    for (step, order) in [(Step::Draining, HostState::StagedUpdate), (Step::Rebooting, HostState::RebootedIntoUpdate)] {
+        let mut stubborn = at("a", step, 0, order);
+        (stubborn.facts.claims, stubborn.facts.unschedulable) = (Parts::default(), false);
+        let (view, policy) = cluster(vec![stubborn], &["a"]);
+        assert_eq!(
+            plan(&view, &policy, t(1)).actions.get("a"),
+            Some(&Action::Claim { parts: Parts::USUAL, note: None })
+        );
+        let later = plan(&view, &policy, t(3600));
+        let Some(Action::Status { status, .. }) = later.actions.get("a") else { panic!("{:?}", later.actions) };
+        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+    }
+}
+
+/// Two pods are held back, and one of them leaves: the condition that users read names the one that is left.
+#[test]
+fn a_blocked_drain_names_a_pod_that_is_still_there() {
+    let held_back = Blocked {
+        budget: Some("shop/web".into()),
+        message: "not now".into(),
+        since: t(1),
+        retry_at: t(100),
+        fatal: false,
+        accepted: false,
+        deleted: false,
+    };
+    let mut draining = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    draining.pods = Some(vec![pod("1", false), pod("2", false)]);
+    draining.blocked = [("p-1".to_owned(), held_back.clone()), ("p-2".to_owned(), held_back)].into();
+    let (mut view, policy) = cluster(vec![draining], &["a"]);
+    let mut said = || {
+        for _ in 0..10 {
+            let made = plan(&view, &policy, t(10));
+            let node = view.nodes.get_mut("a").unwrap();
+            let status = &mut node.shadow.as_mut().unwrap().status;
+            let Some(Action::Status { status: written, .. }) = made.actions.get("a") else {
+                assert!(made.actions.is_empty(), "{:?}", made.actions);
+                let message = find_condition(&status.conditions, BLOCKED).unwrap().message.clone();
+                // The next time, the first pod is gone.
+                node.pods.as_mut().unwrap().remove(0);
+                return message;
+            };
+            (status.controller, status.conditions) = (written.report.clone(), written.conditions.clone());
+        }
+        panic!("written again and again");
+    };
+    assert_eq!(said(), "the PodDisruptionBudget shop/web allows no disruption of shop/p-1; 2 pod(s) left");
+    assert_eq!(said(), "the PodDisruptionBudget shop/web allows no disruption of shop/p-2; 1 pod(s) left");
+}
+
+fn names(pods: &[super::Eviction]) -> Vec<&str> {
+    pods.iter().map(|pod| pod.name.as_str()).collect()
+}
+
+/// Past the deadline, with `Force`.
+#[test]
+fn what_does_not_leave_is_deleted_only_where_policy_says_so_recorded_first_and_without_grace_last() {
+    let stuck =
+        || PodFacts { terminating: true, ends_by: Some(t(5)), ..PodFacts { name: "stuck".into(), ..pod("s", false) } };
+    let (mut view, release) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false), stuck()]);
+    let made = plan(&view, &release, t(60));
+    assert!(
+        matches!(made.actions.get("a"), Some(Action::Status { note: Some(note), .. }) if note.reason == "UpdateFailed")
+    );
+
+    view.operator.as_mut().unwrap().spec =
+        serde_json::from_value(serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}})).unwrap();
+    let force = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
+    let before = plan(&view, &force, t(59));
+    assert!(before.evictions.get("a").is_some_and(|e| !e.delete), "{:?}", before.actions);
+    let recorded = plan(&view, &force, t(60)).actions.remove("a").unwrap();
+    assert!(matches!(&recorded, Action::Status { note: Some(note), .. } if note.reason == "DrainForced"
+        && note.message.contains("shop/p-a") && note.message.contains("shop/stuck")));
+    written(&mut view, &recorded);
+    let Evictions { pods, grace, delete: true } = plan(&view, &force, t(60)).evictions.remove("a").unwrap() else {
+        panic!()
+    };
+    assert_eq!((names(&pods), grace), (vec!["stuck"], Some(0)), "it has outlived its own grace period");
+    view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap().retain(|pod| pod.name != "stuck");
+    let Evictions { pods, grace, delete: true } = plan(&view, &force, t(60)).evictions.remove("a").unwrap() else {
+        panic!()
+    };
+    assert_eq!((names(&pods), grace), (vec!["p-a"], None));
+    // Deleted, and waited for until its grace period is over.
+    let leaving = PodFacts { terminating: true, ends_by: Some(t(90)), ..pod("a", false) };
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![leaving]);
+    let waits = plan(&view, &force, t(61));
+    assert!(waits.actions.is_empty() && waits.wake <= Some(t(90)), "{:?} {:?}", waits.actions, waits.wake);
+    let late = plan(&view, &force, t(90));
+    assert!(late.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", late.actions);
+    let last = plan(&view, &force, t(90 + 299));
+    assert!(last.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", last.actions);
+    let never = plan(&view, &force, t(90 + 300));
+    assert!(
+        matches!(never.actions.get("a"), Some(Action::Status { note: Some(note), .. }) if note.reason == "UpdateFailed")
+    );
+}
+
+/// The pod may take an hour to end, and does not.
+#[test]
+fn forced_drain_deletes_a_pod_without_grace_when_its_own_grace_period_is_over_however_long_it_is() {
+    let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+    let (mut view, policy) = draining(spec, vec![pod("a", false)]);
+    let recorded = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
+    written(&mut view, &recorded);
+    let made = plan(&view, &policy, t(60));
+    assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace.is_none()), "{:?}", made.actions);
+    let ends = 60 + 3600;
+    view.nodes.get_mut("a").unwrap().pods =
+        Some(vec![PodFacts { terminating: true, ends_by: Some(t(ends)), ..pod("a", false) }]);
+    for at in [61, 60 + 300, ends - 1] {
+        let made = plan(&view, &policy, t(at));
+        assert!(made.actions.is_empty() && made.wake == Some(t(ends)), "at {at}: {:?} {:?}", made.actions, made.wake);
+    }
+    let made = plan(&view, &policy, t(ends));
+    assert!(made.evictions.get("a").is_some_and(|e| e.delete && e.grace == Some(0)), "{:?}", made.actions);
+}
+
+/// A client runs `kubectl uncordon` on a node that is being drained, again and again.
+#[test]
+fn a_node_that_is_uncordoned_in_mid_drain_is_cordoned_again_with_a_word_a_few_times_and_then_given_up() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    node.facts.unschedulable = false;
+    let cordon: Parts = [crate::claims::Part::Cordon].into_iter().collect();
+    node.facts.claims = node.facts.claims.without(cordon);
+    for (made, told, ended) in [(0, false, false), (1, true, false), (3, true, false), (4, false, true)] {
+        view.nodes.get_mut("a").unwrap().claims_made = made;
+        match plan(&view, &policy, t(1)).actions.remove("a").unwrap() {
+            Action::Claim { parts, note } => {
+                assert!(!ended && parts == Parts::USUAL && note.is_some() == told, "{made}: {note:?}");
+            }
+            Action::Status { status, .. } => {
+                let last = status.report.record.unwrap().last.unwrap();
+                assert!(ended && last.reason == "Uncordoned", "{made}: {last:?}");
+            }
+            other => panic!("{made}: {other:?}"),
+        }
+    }
+}
+
+/// A label that another client has set to another value is not in the claim, and its absence delays nothing.
+#[test]
+fn a_node_is_drained_although_somebody_else_keeps_a_part_of_the_claim() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+    facts.claims = Parts::CORDON;
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { .. })), "something is missing");
+    let theirs = [crate::claims::Part::ScaleDown, crate::claims::Part::DoNotDisrupt].into_iter().collect();
+    view.nodes.get_mut("a").unwrap().facts.set_otherwise = theirs;
+    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
+}
+
+#[test]
+fn a_node_leaves_the_balancer_for_its_time_before_anything_is_evicted() {
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.pods = Some(vec![pod("a", false)]);
+    let (mut view, _) = cluster(vec![staged], &["a"]);
+    view.operator.as_mut().unwrap().spec =
+        serde_json::from_value(serde_json::json!({"loadBalancer": {"leaveBeforeDrain": "30s"}})).unwrap();
+    let policy = Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
+    let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
+    written(&mut view, &started);
+    let Some(Action::Claim { parts, .. }) = plan(&view, &policy, t(1)).actions.remove("a") else { panic!() };
+    assert!(parts.has(crate::claims::Part::Balancer) && parts.has(crate::claims::Part::Cordon));
+    let facts = &mut view.nodes.get_mut("a").unwrap().facts;
+    (facts.claims, facts.unschedulable) = (parts, true);
+    let waits = plan(&view, &policy, t(29));
+    assert_eq!(waits.waits.get("a"), Some(&Wait::LeavingBalancer { until: t(30) }));
+    assert_eq!(waits.wake, Some(t(30)));
+    // The claim was made late, for example by a later leader.
+    view.nodes.get_mut("a").unwrap().facts.claimed_since = Some(t(20));
+    assert_eq!(plan(&view, &policy, t(30)).waits.get("a"), Some(&Wait::LeavingBalancer { until: t(50) }));
+    let drains = plan(&view, &policy, t(50)).actions.remove("a").unwrap();
+    written(&mut view, &drains);
+    assert!(plan(&view, &policy, t(51)).evictions.get("a").is_some_and(|e| !e.delete));
+}
+
+#[test]
+fn a_drain_waits_for_volumes_where_policy_asks_and_not_beyond_its_deadline() {
+    for (spec, at, goes_on) in [
+        (serde_json::json!({"drain": {"timeout": "1m"}}), 1, true),
+        (serde_json::json!({"drain": {"timeout": "1m", "waitForVolumes": true}}), 1, false),
+        (serde_json::json!({"drain": {"timeout": "1m", "waitForVolumes": true}}), 60, true),
+    ] {
+        let (mut view, policy) = draining(spec.clone(), vec![]);
+        view.nodes.get_mut("a").unwrap().facts.volumes = 2;
+        let made = plan(&view, &policy, t(at));
+        assert_eq!(made.actions.contains_key("a"), goes_on, "{spec} at {at}: {:?}", made.waits);
+        assert_eq!(made.waits.contains_key("a"), !goes_on);
+    }
+}
+
+#[test]
+fn drain_does_not_wait_for_volumes_of_pods_that_stay() {
+    let logs = |name: &str, claims: &[&str]| PodFacts {
+        name: name.into(),
+        daemon_set: Some("logs".into()),
+        daemon_set_is: crate::view::DaemonSetIs::There,
+        volume_claims: claims.iter().map(|claim| (*claim).to_owned()).collect(),
+        ..pod("a", false)
+    };
+    let ended = PodFacts { finished: true, ..logs("job", &["job"]) };
+    let other = PodFacts { namespace: "bank".into(), ..logs("c", &["one"]) };
+    for (sentence, pods, volumes, waits) in [
+        ("one volume of a pod that stays", vec![logs("a", &["one"])], 1, None),
+        ("one more", vec![logs("a", &["one"])], 2, Some(1)),
+        ("two pods that share one", vec![logs("a", &["one"]), logs("b", &["one"])], 2, Some(1)),
+        ("two pods with one each", vec![logs("a", &["one"]), other], 2, None),
+        ("a pod that has ended", vec![ended], 1, Some(1)),
+    ] {
+        let (mut view, policy) = draining(serde_json::json!({"drain": {"waitForVolumes": true}}), pods);
+        view.nodes.get_mut("a").unwrap().facts.volumes = volumes;
+        let made = plan(&view, &policy, t(1));
+        let waits = waits.map(|count| Wait::DetachingVolumes { count });
+        assert_eq!(made.waits.get("a"), waits.as_ref(), "{sentence}: {:?}", made.actions);
+    }
+}
+
+/// A user holds a node during its update.
+#[test]
+fn a_held_node_keeps_its_cordon_and_loses_its_slot_until_the_hold_goes() {
+    let mut held = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    held.facts.held = true;
+    let (mut view, policy) = cluster(vec![held], &["a"]);
+    for second in 1..10 {
+        let Some(action) = plan(&view, &policy, t(second)).actions.remove("a") else { break };
+        let shadow = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap();
+        match action {
+            Action::Status { status, .. } => shadow.status.controller = status.report,
+            Action::Spec { spec } => {
+                shadow.spec = *spec;
+                shadow.status.agent.state = Some(HostState::Idle);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let made = plan(&view, &policy, t(20));
+    assert_eq!(made.slots, Some(vec![]), "it has no slot any more");
+    assert!(view.nodes["a"].facts.claimed());
+    view.nodes.get_mut("a").unwrap().facts.held = false;
+    assert_eq!(plan(&view, &policy, t(21)).actions.get("a"), Some(&Action::Release));
+}
+
+#[test]
+fn drain_evicts_pods_that_tolerate_the_cordon_once_and_names_those_that_come_back() {
+    let addon = |uid: &str| PodFacts {
+        uid: uid.into(),
+        name: uid.into(),
+        controller_uid: Some("addon".into()),
+        tolerates_cordon: true,
+        ..pod("a", false)
+    };
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.pods = Some(vec![addon("first"), addon("second"), pod("a", false)]);
+    let (mut view, policy) = cluster(vec![staged], &["a"]);
+    let started = plan(&view, &policy, t(0)).actions.remove("a").unwrap();
+    written(&mut view, &started);
+    let node = view.nodes.get_mut("a").unwrap();
+    (node.facts.claims, node.facts.unschedulable) = (Parts::USUAL, true);
+    // One more came before the first eviction, so it has not come back.
+    node.pods.as_mut().unwrap().push(addon("another"));
+    let mut made = plan(&view, &policy, t(1));
+    assert!(made.evictions.is_empty(), "nothing is evicted before it is recorded");
+    written(&mut view, &made.actions.remove("a").unwrap());
+    let Evictions { pods, .. } = plan(&view, &policy, t(1)).evictions.remove("a").unwrap();
+    assert_eq!(names(&pods), ["another", "first", "p-a", "second"]);
+    // One of them is back before the others have left, which may not leave yet.
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![addon("third"), addon("second"), pod("a", false)]);
+    let Evictions { pods, .. } = plan(&view, &policy, t(2)).evictions.remove("a").unwrap();
+    assert_eq!(names(&pods), ["p-a", "second"]);
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![addon("third"), addon("fourth")]);
+    let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
+    let Action::Status { status, note } = &drained else { panic!("{drained:?}") };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
+    let condition = find_condition(&status.conditions, models::shadow::DRAINED).unwrap();
+    let named = condition.message.contains("shop/fourth, shop/third");
+    assert!(condition.reason == "PodsLeft" && named && note.is_none(), "{condition:?} {note:?}");
+}
+
+/// The template of a Deployment sets nodeName.
+#[test]
+fn attempt_ends_when_an_owner_puts_pods_on_the_cordoned_node_again_and_again() {
+    let pinned = |uid: String| PodFacts {
+        name: uid.clone(),
+        uid,
+        controller: Some("ReplicaSet web-1".into()),
+        controller_uid: Some("web-1".into()),
+        ..pod("a", false)
+    };
+    for spec in [
+        serde_json::json!({}),
+        // At the deadline as before it.
+        serde_json::json!({"drain": {"timeout": "2s", "atDeadline": "Force"}}),
+    ] {
+        let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+        staged.pods = Some(vec![pinned("p-0".into())]);
+        let (mut view, _) = cluster(vec![staged], &["a"]);
+        let policy = with_policy(&mut view, spec.clone());
+        let (mut evictions, mut last) = (0, None);
+        for second in 0..30 {
+            let mut made = plan(&view, &policy, t(second));
+            let node = view.nodes.get_mut("a").unwrap();
+            if let Some(Evictions { pods, .. }) = made.evictions.remove("a") {
+                evictions += pods.len();
+                node.pods = Some(vec![pinned(format!("p-{evictions}"))]);
+            }
+            let Some(action) = made.actions.remove("a") else { continue };
+            match &action {
+                Action::Claim { parts, .. } => (node.facts.claims, node.facts.unschedulable) = (*parts, true),
+                Action::Status { status, .. } => {
+                    last = status.report.record.as_ref().and_then(|record| record.last.clone());
+                    written(&mut view, &action);
+                }
+                other => panic!("{other:?}"),
+            }
+            if last.is_some() {
+                break;
+            }
+        }
+        let last = last.unwrap();
+        assert!(last.reason == "PodsReturn" && last.message.contains("ReplicaSet web-1"), "{spec}: {last:?}");
+        assert_eq!(evictions, 3, "{spec}");
+    }
+}
+
+#[test]
+fn a_node_that_is_being_deleted_is_not_drained_any_further() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    view.nodes.get_mut("a").unwrap().facts.deleting = true;
+    let made = plan(&view, &policy, t(1));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.record.as_ref().unwrap().last.as_ref().unwrap().reason, "NodeDeleted");
+}
+
+/// The scheduler had not observed the cordon yet.
+#[test]
+fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a_permit() {
+    let asks = |again: bool, permit: bool, tolerates_cordon: bool| {
+        let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        node.pods = Some(vec![PodFacts { tolerates_cordon, ..pod("a", false) }]);
+        let shadow = node.shadow.as_mut().unwrap();
+        shadow.status.controller.drain = Some(models::shadow::DrainStatus { restarted: again, ..Default::default() });
+        shadow.spec.permit = permit.then(|| Permit { nonce: "old".into(), jws: "j".into() });
+        shadow.status.agent.armed = Some(Armed {
+            version: NEW,
+            boot_id: "b1".into(),
+            attempt: 1,
+            phase: ArmedPhase::Arming,
+            nonce: "new".into(),
+        });
+        let (view, policy) = cluster(vec![node], &["a"]);
+        let made = plan(&view, &policy, t(1));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        let step = status.report.progress.as_ref().unwrap().step;
+        if step == Step::Draining {
+            // The agent confirms nothing while it waits for its permit, and the drain goes on and ends all the same.
+            let mut view = view.clone();
+            let node = view.nodes.get_mut("a").unwrap();
+            let shadow = node.shadow.as_mut().unwrap();
+            shadow.status.controller = status.report.clone();
+            shadow.generation = 2;
+            let recorded = plan(&view, &policy, t(2)).actions.remove("a").unwrap();
+            written(&mut view, &recorded);
+            assert!(plan(&view, &policy, t(2)).evictions.get("a").is_some_and(|e| !e.delete));
+            let back = PodFacts { uid: "back".into(), tolerates_cordon, ..pod("a", false) };
+            view.nodes.get_mut("a").unwrap().pods = Some(if tolerates_cordon { vec![back] } else { vec![] });
+            let drained = plan(&view, &policy, t(3)).actions.remove("a").unwrap();
+            written(&mut view, &drained);
+            let gone = plan(&view, &policy, t(4));
+            let given = matches!(gone.actions.get("a"), Some(Action::Permit { nonce, .. }) if nonce == "new");
+            assert!(given, "{:?} {:?}", gone.actions, gone.waits);
+        }
+        step
+    };
+    assert_eq!(asks(false, false, false), Step::Draining);
+    assert_eq!(asks(true, false, false), Step::Releasing, "only once");
+    assert_eq!(asks(false, true, false), Step::Releasing, "a permit is out");
+    assert_eq!(asks(false, false, true), Step::Draining, "it tolerates the cordon, and is of an owner not seen before");
+}
+
+/// A user holds the node while it reboots into its update.
+#[test]
+fn a_node_that_is_held_when_it_comes_back_stays_cordoned() {
+    for step in [Step::Rebooting, Step::Returning, Step::Monitoring] {
+        let mut back = at("a", step, 0, HostState::RebootedIntoUpdate);
+        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        back.facts.boot_id = "b2".into();
+        back.facts.held = true;
+        if step == Step::Monitoring {
+            back.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().boot_id = "b2".into();
+        }
+        let (mut view, policy) = cluster(vec![back], &["a"]);
+        assert_ne!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
+        view.nodes.get_mut("a").unwrap().facts.held = false;
+        assert_eq!(plan(&view, &policy, t(1)).actions.get("a"), Some(&Action::Release), "{step:?}");
+    }
+}
+
+/// managedFields were reset while the node rebooted, so that the operator owns nothing on it any more.
+#[test]
+fn what_is_ours_by_the_record_is_taken_back_also_where_nobody_owns_it() {
+    for (theirs, released) in [(None, true), (Some("spec.unschedulable"), false)] {
+        let mut back = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        back.facts.boot_id = "b2".into();
+        (back.facts.claims, back.facts.unowned) = (Parts::default(), Parts::CORDON);
+        let status = &mut back.shadow.as_mut().unwrap().status;
+        let preexisting = theirs.into_iter().map(str::to_owned).collect();
+        status.controller.drain = Some(models::shadow::DrainStatus { preexisting, ..Default::default() });
+        status.conditions = vec![models::condition::Condition {
+            type_: models::shadow::CORDONED.into(),
+            status: models::condition::ConditionStatus::True,
+            reason: "Updating".into(),
+            message: String::new(),
+            last_transition_time: t(0),
+            observed_generation: None,
+        }];
+        let (view, policy) = cluster(vec![back], &["a"]);
+        let made = plan(&view, &policy, t(1));
+        assert_eq!(made.actions.get("a") == Some(&Action::Release), released, "{theirs:?}: {:?}", made.actions);
+    }
+}
+
+/// `Force`, and a pod that policy refuses came to the node meanwhile.
+#[test]
+fn force_deletes_nothing_that_policy_refuses_and_nothing_on_a_silent_node() {
+    let spec = || serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+    for (pods, ready) in [(vec![pod("a", true)], true), (vec![pod("a", false)], false)] {
+        let (mut view, policy) = draining(spec(), pods);
+        let node = view.nodes.get_mut("a").unwrap();
+        node.facts.ready = ready;
+        let status = &mut node.shadow.as_mut().unwrap().status;
+        status.controller.drain = Some(models::shadow::DrainStatus { forced_since: Some(t(60)), ..Default::default() });
+        let made = plan(&view, &policy, t(61));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+        let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+        assert_eq!(last.reason, "DrainTimedOut");
+        assert_eq!(last.message.contains("not Ready"), !ready, "{}", last.message);
+    }
+}
+
+/// A label reconciler removes the fields that are claimed beside the cordon.
+#[test]
+fn parts_that_somebody_strips_again_and_again_are_not_worth_an_update() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    (node.facts.claims, node.claims_made) = (Parts::CORDON, 3);
+    assert!(matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Claim { note: None, .. })));
+    view.nodes.get_mut("a").unwrap().claims_made = 4;
+    assert!(plan(&view, &policy, t(1)).evictions.get("a").is_some_and(|e| !e.delete));
+}
+
+/// Another node is drained at the same time, and its replica of an add-on, which tolerates the cordon, is placed here.
+#[test]
+fn a_pod_that_tolerates_the_cordon_and_comes_in_mid_drain_is_recorded_evicted_once_and_then_left_to_the_reboot() {
+    let ours = |uid: &str| PodFacts { uid: uid.into(), tolerates_cordon: true, ..pod("a", false) };
+    let (mut view, policy) = draining(serde_json::json!({}), vec![ours("first")]);
+    let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+    status.controller.drain = Some(models::shadow::DrainStatus::default());
+    let noted = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    written(&mut view, &noted);
+    let Evictions { pods, delete: false, .. } = plan(&view, &policy, t(2)).evictions.remove("a").unwrap() else {
+        panic!()
+    };
+    assert_eq!(pods[0].uid, "first");
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![ours("second")]);
+    let made = plan(&view, &policy, t(3));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
+}
+
+#[test]
+fn what_is_left_to_the_reboot_is_named_when_the_drain_ends() {
+    let stuck = || PodFacts { terminating: true, ends_by: Some(t(10)), ..pod("a", false) };
+    let spec = serde_json::json!({"drain": {"skipTerminatingAfter": "30s"}});
+    let (mut view, policy) = draining(spec, vec![stuck()]);
+    let listed = models::shadow::DrainedPod { namespace: "shop".into(), name: "p-a".into(), uid: "p-a".into() };
+    let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
+    status.controller.drain = Some(models::shadow::DrainStatus { pods: vec![listed], ..Default::default() });
+    let waits = plan(&view, &policy, t(39));
+    assert!(waits.actions.is_empty(), "{:?}", waits.actions);
+    assert_eq!(waits.wake, Some(t(40)), "nothing else happens by then");
+    let ended = plan(&view, &policy, t(40)).actions.remove("a");
+    let Some(Action::Status { status, note: Some(note) }) = ended else { panic!("{ended:?}") };
+    let drained = find_condition(&status.conditions, models::shadow::DRAINED).unwrap();
+    assert!(drained.reason == "PodsLeft" && drained.message.contains("shop/p-a"), "{drained:?}");
+    assert!(note.warning && note.message.contains("shop/p-a"));
+    assert_eq!(status.report.drain.as_ref().unwrap().removed, 0);
+}
+
+#[test]
+fn a_critical_pod_that_may_not_go_yet_is_no_reason_to_look_again_and_again() {
+    let critical = PodFacts { critical: true, ..pod("dns", false) };
+    let leaving = PodFacts { terminating: true, ends_by: Some(t(500)), ..pod("a", false) };
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![critical, leaving]);
+    let refused = Blocked {
+        budget: Some("shop/dns".into()),
+        message: "not now".into(),
+        since: t(1),
+        retry_at: t(5),
+        fatal: false,
+        accepted: false,
+        deleted: false,
+    };
+    view.nodes.get_mut("a").unwrap().blocked = [("p-dns".to_owned(), refused)].into();
+    let mut made = plan(&view, &policy, t(10));
+    for _ in 0..5 {
+        let Some(action) = made.actions.get("a") else { break };
+        written(&mut view, action);
+        made = plan(&view, &policy, t(10));
+    }
+    assert!(made.actions.is_empty(), "{:?}", made.actions);
+    assert!(made.wake.is_some_and(|at| at > t(10)), "{:?}", made.wake);
+}
+
+/// An answer to an eviction that was sent at `since`, with a retry at 1000 s.
+fn answer(budget: Option<&str>, since: i64, accepted: bool) -> Blocked {
+    Blocked {
+        budget: budget.map(str::to_owned),
+        message: "not now".into(),
+        since: t(since),
+        retry_at: t(1000),
+        fatal: false,
+        accepted,
+        deleted: false,
+    }
+}
+
+#[test]
+fn a_hold_and_a_deadline_act_while_evictions_are_not_answered() {
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false)]);
+    let sent = InFlight { since: t(1), deletes: false };
+    view.nodes.get_mut("a").unwrap().in_flight = [("p-a".to_owned(), sent)].into();
+    assert!(plan(&view, &policy, t(3)).evictions.is_empty(), "it is asked for once");
+    view.nodes.get_mut("a").unwrap().in_flight.clear();
+    assert_eq!(plan(&view, &policy, t(1)).wake, Some(t(6)), "if it is not answered, it is named then");
+    view.nodes.get_mut("a").unwrap().in_flight = [("p-a".to_owned(), sent)].into();
+    let ended = |view: &ClusterView, at| {
+        let made = plan(view, &policy, at);
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.waits) };
+        assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Releasing);
+        assert!(made.evictions.is_empty() && Plan::ends_drain(&made.actions["a"]));
+    };
+    ended(&view, t(60));
+    view.nodes.get_mut("a").unwrap().facts.held = true;
+    ended(&view, t(3));
+}
+
+#[test]
+fn what_is_forced_is_deleted_while_its_eviction_is_not_answered() {
+    let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+    let (mut view, policy) = draining(spec, vec![pod("a", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    node.shadow.as_mut().unwrap().status.controller.drain.as_mut().unwrap().forced_since = Some(t(60));
+    for (deletes, sent) in [(false, 1), (true, 0)] {
+        let in_flight = [("p-a".to_owned(), InFlight { since: t(50), deletes })].into();
+        view.nodes.get_mut("a").unwrap().in_flight = in_flight;
+        let made = plan(&view, &policy, t(61)).evictions;
+        assert_eq!(made.values().filter(|e| e.delete).count(), sent, "{made:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_does_not_leave_is_named_with_what_the_api_server_said() {
+    let guarded = Some("shop/web");
+    let leaving = |by| PodFacts { terminating: true, ends_by: Some(t(by)), ..pod("a", false) };
+    let in_flight = |since| Some(InFlight { since: t(since), deletes: false });
+    for (sentence, pod, known, sent, named) in [
+        ("a budget refuses it for a moment", pod("a", false), Some(answer(guarded, 96, false)), None, None),
+        ("a budget refuses it", pod("a", false), Some(answer(guarded, 95, false)), None, Some("Budget shop/web")),
+        ("a webhook is broken", pod("a", false), Some(answer(None, 95, false)), None, Some("not now")),
+        ("it is asked for again", pod("a", false), Some(answer(None, 9, false)), in_flight(99), Some("not now")),
+        ("no answer for a moment", pod("a", false), None, in_flight(96), None),
+        ("no answer", pod("a", false), None, in_flight(95), Some("has not answered")),
+        ("accepted", pod("a", false), Some(answer(None, 71, true)), None, None),
+        ("accepted in vain", pod("a", false), Some(answer(None, 70, true)), None, Some("not being deleted")),
+        ("it ends", leaving(71), Some(answer(None, 1, true)), None, None),
+        ("it does not end", leaving(70), Some(answer(None, 1, true)), None, Some("was to have ended")),
+    ] {
+        let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod]);
+        let node = view.nodes.get_mut("a").unwrap();
+        node.blocked = known.map(|known| ("p-a".to_owned(), known)).into_iter().collect();
+        node.in_flight = sent.map(|sent| ("p-a".to_owned(), sent)).into_iter().collect();
+        let made = plan(&view, &policy, t(100));
+        let Some(named) = named else {
+            assert!(made.actions.is_empty() && made.wake == Some(t(101)), "{sentence}: {made:?}");
+            continue;
+        };
+        let Some(Action::Status { status, note: Some(note) }) = made.actions.get("a") else {
+            panic!("{sentence}: {:?}", made.waits)
+        };
+        let blocked = find_condition(&status.conditions, BLOCKED).unwrap();
+        assert!(blocked.reason == "DrainBlocked" && blocked.message.contains(named), "{sentence}: {blocked:?}");
+        assert_eq!((note.warning, &note.message), (true, &blocked.message), "{sentence}");
+        assert_eq!(status.report.drain.as_ref().unwrap().blockers[0].pod, "shop/p-a", "{sentence}");
+        // Another leader has no answer yet, and removes nothing before it has one of its own.
+        let action = made.actions["a"].clone();
+        written(&mut view, &action);
+        let node = view.nodes.get_mut("a").unwrap();
+        (node.blocked, node.in_flight) = (BTreeMap::new(), BTreeMap::new());
+        let next = plan(&view, &policy, t(101));
+        assert!(next.actions.is_empty(), "{sentence}: {next:?}");
+    }
+}
+
+/// A budget lets one pod go after the other.
+#[test]
+fn a_pod_that_was_let_go_a_moment_ago_is_worth_no_write() {
+    let spec = serde_json::json!({"drain": {"timeout": "1h"}});
+    let (mut view, policy) = draining(spec, vec![pod("a", false), pod("b", false)]);
+    let refused = || answer(Some("shop/web"), 1, false);
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), refused()), ("p-b".to_owned(), refused())].into();
+    let named = plan(&view, &policy, t(6)).actions.remove("a").unwrap();
+    written(&mut view, &named);
+    assert!(plan(&view, &policy, t(20)).actions.is_empty());
+    let node = view.nodes.get_mut("a").unwrap();
+    node.pods.as_mut().unwrap().remove(0);
+    node.blocked.insert("p-a".to_owned(), answer(None, 20, true));
+    let just_now = plan(&view, &policy, t(21));
+    assert!(just_now.actions.is_empty() && just_now.wake == Some(t(25)), "{just_now:?}");
+    assert!(matches!(just_now.waits["a"], Wait::DrainBlocked { .. }));
+    let Some(Action::Status { status, .. }) = plan(&view, &policy, t(25)).actions.remove("a") else { panic!() };
+    let drain = status.report.drain.unwrap();
+    assert_eq!((drain.blockers.len(), drain.blockers[0].pod.as_str()), (1, "shop/p-b"));
+}
+
+#[test]
+fn a_blocked_drain_is_counted_as_blocked_while_its_pods_are_asked_for_again() {
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
+    let blocked = |view: &ClusterView, at| {
+        let status = plan(view, &policy, at).status.unwrap();
+        (status.counts.unwrap().blocked, status.waiting.iter().map(|w| w.reason.clone()).collect::<Vec<_>>())
+    };
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 1, false))].into();
+    let named = plan(&view, &policy, t(6)).actions.remove("a").unwrap();
+    written(&mut view, &named);
+    let expected = (1, vec!["DrainBlocked".to_owned()]);
+    assert_eq!(blocked(&view, t(7)), expected);
+    assert_eq!(plan(&view, &policy, t(1000)).evictions.len(), 1, "asked for again");
+    assert_eq!(blocked(&view, t(1000)), expected);
+    let sent = InFlight { since: t(1000), deletes: false };
+    view.nodes.get_mut("a").unwrap().in_flight = [("p-a".to_owned(), sent)].into();
+    assert_eq!(blocked(&view, t(1001)), expected);
+    view.busy.insert("a".into());
+    assert_eq!(blocked(&view, t(1001)), expected, "something is written about it");
+}

@@ -1,0 +1,74 @@
+//! The place where a wait for an expression is recorded.
+
+use models::operator::BLOCKED;
+use models::shadow::{HostState, Step};
+use serde_json::json;
+
+use super::{Action, Plan, news, plan};
+use crate::fixtures::{at, cluster, t, with_policy};
+use crate::policy::Policy;
+use crate::view::{Answer, ClusterView};
+
+const NODES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// Five staged nodes that wait for this expression, which returns this series for each of them.
+fn staged(query: &str, series: &str) -> (ClusterView, Policy) {
+    let (mut view, _) = cluster(NODES.map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate)).into(), &[]);
+    let policy = with_policy(
+        &mut view,
+        json!({"health": {"before": {"expressions": [{"name": "errors", "query": query}]}},
+            "prometheus": {"url": "http://p"}}),
+    );
+    fires(&mut view, query, series);
+    (view, policy)
+}
+
+fn fires(view: &mut ClusterView, query: &str, series: &str) {
+    let firing = |name: &str| (query.replace("$node", name), Answer::Firing { series: series.into() });
+    view.expressions = NODES.into_iter().map(firing).collect();
+}
+
+/// Writes the actions of a plan, and plans again.
+fn carried_out(view: &mut ClusterView, policy: &Policy, made: &Plan) -> Plan {
+    for (name, action) in &made.actions {
+        let Action::Status { status, .. } = action else { panic!("{action:?}") };
+        let stored = &mut view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap().status;
+        (stored.controller, stored.conditions) = (status.report.clone(), status.conditions.clone());
+    }
+    view.operator.as_mut().unwrap().status = made.status.clone().unwrap();
+    plan(view, policy, t(20))
+}
+
+#[test]
+fn expression_for_all_nodes_is_recorded_once_and_on_no_node() {
+    let (mut view, policy) = staged("errors > 1", "{} 7");
+    let first = plan(&view, &policy, t(10));
+    assert_eq!(first.actions, [].into(), "no write about a node");
+    let conditions = &first.status.as_ref().unwrap().conditions;
+    let condition = models::condition::true_condition(conditions, BLOCKED).unwrap();
+    assert_eq!(
+        (condition.reason.as_str(), condition.message.as_str()),
+        ("ExpressionFires", "the expression errors returned {} 7")
+    );
+    let notes: Vec<_> = news(&[], conditions).into_iter().map(|note| note.reason).collect();
+    assert_eq!(notes, ["ExpressionFires"]);
+    let again = carried_out(&mut view, &policy, &first);
+    fires(&mut view, "errors > 1", "{} 8");
+    let another_value = plan(&view, &policy, t(20));
+    assert_eq!(another_value.actions, [].into());
+    assert_eq!(another_value.status, again.status, "another value is nothing to write");
+    view.expressions = [("errors > 1".to_owned(), Answer::Quiet { since: t(0) })].into();
+    let quiet = plan(&view, &policy, t(30)).status.unwrap();
+    assert!(models::condition::true_condition(&quiet.conditions, BLOCKED).is_none());
+}
+
+#[test]
+fn expression_for_a_node_is_recorded_on_it_once_whatever_it_returns() {
+    let (mut view, policy) = staged(r#"errors{node="$node"} > 1"#, "{} 7");
+    let first = plan(&view, &policy, t(10));
+    assert_eq!(first.actions.len(), NODES.len());
+    assert!(models::condition::find_condition(&first.status.as_ref().unwrap().conditions, BLOCKED).is_none());
+    assert_eq!(carried_out(&mut view, &policy, &first).actions, [].into());
+    fires(&mut view, r#"errors{node="$node"} > 1"#, "{} 8");
+    assert_eq!(plan(&view, &policy, t(20)).actions, [].into(), "another value is nothing to write");
+}

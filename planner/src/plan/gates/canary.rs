@@ -1,0 +1,46 @@
+//! The canary steps.
+
+use super::Input;
+use crate::wait::Wait;
+
+pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
+    let rollout = input.survey.rollouts.of(input.node, input.version)?;
+    (rollout.room_to_begin() == Some(0)).then(|| rollout.wait.clone()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use models::operator::CountOrPercent;
+
+    use super::super::testing::asked;
+    use super::*;
+    use crate::fixtures::at;
+    use crate::policy::CanaryStep;
+    use models::shadow::{HostState, Step};
+
+    #[test]
+    fn a_node_beyond_the_step_waits_for_it() {
+        let canary = |nodes| {
+            vec![CanaryStep { nodes: CountOrPercent::Count(nodes), soak: std::time::Duration::ZERO, manual: false }]
+        };
+        for (sentence, steps, moving, expected) in [
+            ("no steps", vec![], true, None),
+            ("the first node of a step", canary(1), false, None),
+            (
+                "another one is on its way",
+                canary(1),
+                true,
+                Some(Wait::CanaryStep { step: 1, until: None, approval: false, nodes: vec!["b".into()] }),
+            ),
+            ("a step of two", canary(2), true, None),
+        ] {
+            let wait = asked(gate, |view, policy| {
+                policy.canary = steps;
+                if moving {
+                    view.nodes.insert("b".into(), at("b", Step::Draining, 0, HostState::StagedUpdate));
+                }
+            });
+            assert_eq!(wait, expected, "{sentence}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The operator's own pods that carry an update out: the agent of the node, and the web API.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::Input;
+use crate::plan::attempt::after;
+use crate::view::NodeView;
+use crate::wait::Wait;
+
+/// The time for which they may be not Ready: a pod that is replaced is Ready again within it.
+pub(in crate::plan) const POD_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Returns whether a component that is missing since then has been so for too long.
+pub(in crate::plan) fn is_missing(since: Option<Timestamp>, now: Timestamp) -> bool {
+    since.is_some_and(|since| now >= after(since, POD_PATIENCE))
+}
+
+/// Returns the wait for an agent whose pod is missing: its node would be drained in vain. The reason of a node that is
+/// not Ready is more specific than the state of its pods.
+pub(in crate::plan) fn agent_of(node: &NodeView, now: Timestamp) -> Option<Wait> {
+    (node.facts.ready && is_missing(node.agent_missing, now)).then_some(Wait::AgentNotReady)
+}
+
+pub(super) fn agent(input: &Input<'_>) -> Option<Wait> {
+    agent_of(input.node, input.now)
+}
+
+pub(super) fn web_api(input: &Input<'_>) -> Option<Wait> {
+    input.survey.web_api_missing.then_some(Wait::WebApiNotReady)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::asked;
+    use super::super::{begin, start};
+    use super::*;
+    use crate::fixtures::t;
+
+    #[test]
+    fn nothing_is_begun_on_a_node_whose_agent_has_been_missing_for_longer_than_a_restart_takes() {
+        for (sentence, gate) in [("an idle one", begin as fn(&Input<'_>) -> _), ("a staged one", start)] {
+            for (missing, ready, expected) in [
+                (None, true, None),
+                (Some(-29), true, None),
+                (Some(-30), true, Some(Wait::AgentNotReady)),
+                (Some(-30), false, Some(Wait::NodeNotReady)),
+            ] {
+                let wait = asked(gate, |view, _| {
+                    let node = view.nodes.get_mut("a").unwrap();
+                    (node.agent_missing, node.facts.ready) = (missing.map(t), ready);
+                });
+                assert_eq!(wait, expected, "{sentence}, missing since {missing:?}, node Ready: {ready}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_begun_anywhere_while_no_web_api_is_there() {
+        for (missing, expected) in [(None, None), (Some(-29), None), (Some(-30), Some(Wait::WebApiNotReady))] {
+            for gate in [begin as fn(&Input<'_>) -> _, start] {
+                assert_eq!(asked(gate, |view, _| view.web_api_missing = missing.map(t)), expected, "{missing:?}");
+            }
+        }
+    }
+}

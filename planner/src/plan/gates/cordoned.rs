@@ -1,0 +1,35 @@
+//! A node that another user or controller has cordoned.
+
+use models::operator::CordonedNodes;
+
+use super::Input;
+use crate::wait::Wait;
+
+pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
+    let skipped = input.group().drain.cordoned_nodes == CordonedNodes::Skip;
+    (skipped && input.node.facts.cordoned_by_others()).then_some(Wait::Cordoned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::asked;
+    use super::*;
+    use crate::claims::Parts;
+
+    #[test]
+    fn node_that_another_user_has_cordoned_waits_unless_policy_says_otherwise() {
+        for (sentence, node, claims, policy, expected) in [
+            ("cordoned", "a", Parts::default(), CordonedNodes::Skip, Some(Wait::Cordoned)),
+            ("cordoned, and policy updates it", "a", Parts::default(), CordonedNodes::Update, None),
+            ("cordoned by the operator", "a", Parts::CORDON, CordonedNodes::Skip, None),
+            ("another node is cordoned", "b", Parts::default(), CordonedNodes::Skip, None),
+        ] {
+            let wait = asked(gate, |view, all| {
+                let facts = &mut view.nodes.get_mut(node).unwrap().facts;
+                (facts.unschedulable, facts.claims) = (true, claims);
+                all.all.drain.cordoned_nodes = policy;
+            });
+            assert_eq!(wait, expected, "{sentence}");
+        }
+    }
+}

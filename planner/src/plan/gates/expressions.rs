@@ -1,0 +1,105 @@
+//! The Prometheus expressions. No answer is an objection.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use models::operator::Expression;
+
+use crate::expressions::for_node;
+use crate::view::Answer;
+use crate::wait::Wait;
+
+/// The queries of a node: `$node` is replaced by its name. One that cannot be built is not sent, and [`gate`] objects.
+pub(in crate::plan) fn queries<'a>(
+    expressions: &'a [Expression],
+    node: &'a str,
+) -> impl Iterator<Item = (&'a str, String)> {
+    expressions
+        .iter()
+        .filter_map(move |expression| Some((expression.name.as_str(), for_node(&expression.query, node).ok()?)))
+}
+
+/// Returns the first expression that objects.
+pub(in crate::plan) fn gate(
+    expressions: &[Expression],
+    node: &str,
+    answers: &BTreeMap<String, Answer>,
+) -> Option<Wait> {
+    expressions.iter().find_map(|expression| {
+        let name = expression.name.clone();
+        let query = match for_node(&expression.query, node) {
+            Ok(query) => query,
+            // Sent without its name it could match nothing, and an empty result lets a node pass.
+            Err(error) => return Some(Wait::ExpressionFails { name, message: error.to_string(), shared: false }),
+        };
+        let shared = query == expression.query;
+        match answers.get(&query) {
+            Some(Answer::Quiet { .. }) => None,
+            Some(Answer::Firing { series }) => Some(Wait::ExpressionFires { name, series: series.clone(), shared }),
+            Some(Answer::Failed { message }) => Some(Wait::ExpressionFails { name, message: message.clone(), shared }),
+            None => Some(Wait::AskingExpressions { name }),
+        }
+    })
+}
+
+/// The time since which all of these expressions have returned nothing; `None` if there are no expressions.
+pub(in crate::plan) fn quiet_since(
+    expressions: &[Expression],
+    node: &str,
+    answers: &BTreeMap<String, Answer>,
+) -> Result<Option<Timestamp>, Wait> {
+    if let Some(wait) = gate(expressions, node, answers) {
+        return Err(wait);
+    }
+    let quiet = queries(expressions, node).filter_map(|(_, query)| match answers.get(&query)? {
+        Answer::Quiet { since } => Some(*since),
+        Answer::Firing { .. } | Answer::Failed { .. } => None,
+    });
+    Ok(quiet.max())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::t;
+
+    #[test]
+    fn a_query_with_a_word_that_nobody_knows_is_an_objection_and_is_not_asked() {
+        for query in ["ALERTS{node=\"${node}\"}", "ALERTS{node=\"$nodes\"}", "up{instance=\"$instance\"} == 0"] {
+            let expressions = [Expression { name: "alerts".into(), query: query.into() }];
+            assert_eq!(queries(&expressions, "a").count(), 0, "{query}");
+            let quiet = BTreeMap::from([(query.to_owned(), Answer::Quiet { since: t(0) })]);
+            let wait = gate(&expressions, "a", &quiet);
+            assert!(matches!(wait, Some(Wait::ExpressionFails { .. })), "{query}: {wait:?}");
+            assert!(quiet_since(&expressions, "a", &quiet).is_err(), "{query}");
+        }
+    }
+
+    #[test]
+    fn every_expression_has_to_be_answered_with_nothing() {
+        let expressions: Vec<_> = [("errors", "errors > 0"), ("load", "load{node=\"$node\"} > 9")]
+            .map(|(name, query)| Expression { name: name.into(), query: query.into() })
+            .into();
+        let load = "load{node=\"a\"} > 9";
+        let quiet = || Answer::Quiet { since: t(0) };
+        for (sentence, answers, expected) in [
+            ("no answer yet", vec![], Some(Wait::AskingExpressions { name: "errors".into() })),
+            ("one of two", vec![("errors > 0", quiet())], Some(Wait::AskingExpressions { name: "load".into() })),
+            ("all quiet", vec![("errors > 0", quiet()), (load, quiet())], None),
+            (
+                "one fires",
+                vec![("errors > 0", quiet()), (load, Answer::Firing { series: "{} 12".into() })],
+                Some(Wait::ExpressionFires { name: "load".into(), series: "{} 12".into(), shared: false }),
+            ),
+            (
+                "one fails",
+                vec![("errors > 0", Answer::Failed { message: "no answer".into() }), (load, quiet())],
+                Some(Wait::ExpressionFails { name: "errors".into(), message: "no answer".into(), shared: true }),
+            ),
+        ] {
+            let answers = answers.into_iter().map(|(query, answer)| (query.to_owned(), answer)).collect();
+            assert_eq!(gate(&expressions, "a", &answers), expected, "{sentence}");
+        }
+        assert_eq!(gate(&[], "a", &BTreeMap::new()), None);
+    }
+}

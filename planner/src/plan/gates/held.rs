@@ -1,0 +1,21 @@
+//! The user's hold.
+
+use super::Input;
+use crate::wait::Wait;
+
+pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
+    input.node.facts.held.then_some(Wait::Held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::asked;
+    use super::*;
+
+    #[test]
+    fn a_held_node_waits_and_others_do_not() {
+        for (held, expected) in [("a", Some(Wait::Held)), ("b", None)] {
+            assert_eq!(asked(gate, |view, _| view.nodes.get_mut(held).unwrap().facts.held = true), expected);
+        }
+    }
+}

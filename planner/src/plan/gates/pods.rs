@@ -1,0 +1,158 @@
+//! The pods of a node: checked for the first candidates only, since pods are watched on few nodes.
+
+use std::collections::BTreeSet;
+
+use models::operator::AtDeadline;
+
+use super::expressions;
+use crate::drain;
+use crate::plan::attempt::refusal;
+use crate::policy::GroupPolicy;
+use crate::rules::Refusal;
+use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeView, PodFacts};
+use crate::wait::Wait;
+
+/// Returns the first objection to draining this node, based on its pods.
+pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, policy: &GroupPolicy) -> Option<Wait> {
+    let Some(pods) = &node.pods else { return Some(Wait::ReadingPods) };
+    let before = &policy.before;
+    // A pod that no budget lets go is deleted at the deadline.
+    let forced = policy.drain.at_deadline == AtDeadline::Force;
+    let sorted = drain::sort(pods, policy.drain.rules, None);
+    daemon_sets(pods)
+        .or_else(|| refusal(&sorted))
+        .or_else(|| if forced { None } else { never_allowed(&sorted.evictable, &view.budgets) })
+        .or_else(|| if before.pods_ready { not_ready(pods) } else { None })
+        .or_else(|| expressions::gate(&before.expressions, &node.facts.name, &view.expressions))
+}
+
+/// Returns the refusal while it is not known that the DaemonSets of its pods exist. Checked before any change.
+fn daemon_sets(pods: &[PodFacts]) -> Option<Wait> {
+    let of_a_set = || pods.iter().filter(|pod| pod.daemon_set.is_some());
+    if of_a_set().any(|pod| pod.daemon_set_is == DaemonSetIs::Unknown) {
+        return Some(Wait::ReadingPods);
+    }
+    let unread: Vec<_> = of_a_set().filter(|pod| pod.daemon_set_is == DaemonSetIs::Unreadable).collect();
+    let first = unread.first()?;
+    Some(Wait::DrainRefused { why: Refusal::Unread, pod: first.title(), count: unread.len() })
+}
+
+/// Returns a budget that could never let a pod go, or several over one pod, which the eviction API refuses: reported
+/// before the node is cordoned.
+fn never_allowed(evictable: &[&PodFacts], budgets: &[BudgetFacts]) -> Option<Wait> {
+    evictable.iter().find_map(|pod| {
+        let title = |budget: &BudgetFacts| format!("{}/{}", budget.namespace, budget.name);
+        let guarding: BTreeSet<_> = budgets.iter().filter(|b| b.selects(pod) && !pod.pending).map(title).collect();
+        if guarding.len() > 1 {
+            return Some(Wait::MultipleBudgets { pod: pod.title(), budgets: guarding.into_iter().collect() });
+        }
+        let budget = budgets.iter().find(|budget| budget.never_lets_go(pod))?;
+        Some(Wait::BudgetNeverAllows { pod: pod.title(), budget: title(budget) })
+    })
+}
+
+/// Returns pods on the node that are not Ready. Finished and terminating ones do not count.
+fn not_ready(pods: &[PodFacts]) -> Option<Wait> {
+    let bad: Vec<_> = pods.iter().filter(|pod| !pod.ready && !pod.finished && !pod.terminating).collect();
+    let first = bad.first()?;
+    Some(Wait::PodsNotReady { pod: first.title(), count: bad.len() })
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::{Expression, Selector};
+
+    use super::*;
+    use crate::fixtures::pod;
+
+    fn budget(desired: i32, expected: i32) -> BudgetFacts {
+        BudgetFacts {
+            namespace: "shop".into(),
+            name: "web".into(),
+            desired,
+            expected,
+            selector: Some(Selector::from_iter([Expression::Equal("app".into(), "web".into())])),
+            ..BudgetFacts::default()
+        }
+    }
+
+    #[test]
+    fn a_budget_that_could_never_let_a_pod_go_is_named() {
+        let web = || PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
+        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
+        let lenient = BudgetFacts { lets_unhealthy_go: true, ..budget(3, 3) };
+        let sick = PodFacts { ready: false, ..web() };
+        for (sentence, pod, budget, expected) in [
+            ("all pods are wanted at all times", web(), budget(3, 3), refused.clone()),
+            ("more pods are wanted than there are", web(), budget(4, 3), refused.clone()),
+            ("one may go", web(), budget(2, 3), None),
+            ("a budget of no pods says nothing", web(), budget(0, 0), None),
+            ("a pod that has not begun", PodFacts { pending: true, ..web() }, budget(3, 3), None),
+            ("a pod of somebody else", PodFacts { namespace: "other".into(), ..web() }, budget(3, 3), None),
+            ("a pod that the budget does not select", PodFacts { labels: [].into(), ..web() }, budget(3, 3), None),
+            ("a pod that is not Ready, and the budget guards it", sick.clone(), budget(3, 3), refused),
+            ("a pod that is not Ready, and the budget lets it go", sick, lenient, None),
+        ] {
+            assert_eq!(never_allowed(&[&pod], &[budget]), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn several_budgets_over_one_pod_are_named() {
+        let web = || PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
+        let second = || BudgetFacts { name: "all".into(), lets_unhealthy_go: true, ..budget(1, 3) };
+        let names = ["shop/all", "shop/web"].map(str::to_owned).to_vec();
+        let refused = Some(Wait::MultipleBudgets { pod: "shop/p-a".into(), budgets: names });
+        for (sentence, pod, second, expected) in [
+            ("both would let it go", web(), second(), refused.clone()),
+            ("a pod that is not Ready", PodFacts { ready: false, ..web() }, second(), refused),
+            ("a pod that has not begun", PodFacts { pending: true, ..web() }, second(), None),
+            ("one of another namespace", web(), BudgetFacts { namespace: "bank".into(), ..second() }, None),
+            ("one that selects nothing", web(), BudgetFacts { selector: None, ..second() }, None),
+        ] {
+            assert_eq!(never_allowed(&[&pod], &[budget(2, 3), second]), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn budget_that_could_never_let_a_pod_go_keeps_no_node_that_is_forced_at_the_deadline() {
+        let web = PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
+        let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
+        let view = ClusterView { budgets: vec![budget(3, 3)], ..ClusterView::default() };
+        let node = NodeView { pods: Some(vec![web]), ..NodeView::default() };
+        for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
+            let mut policy = GroupPolicy::default();
+            policy.drain.at_deadline = at_deadline;
+            assert_eq!(before_drain(&view, &node, &policy), expected, "{at_deadline:?}");
+        }
+    }
+
+    #[test]
+    fn pods_that_are_not_ready_are_counted_where_policy_asks() {
+        let ready = PodFacts { ready: true, ..pod("a", false) };
+        let refused = |count| Some(Wait::PodsNotReady { pod: "shop/p-a".into(), count });
+        for (sentence, pods, expected) in [
+            ("no pods", vec![], None),
+            ("all Ready", vec![ready.clone()], None),
+            ("one is not", vec![ready, pod("a", false)], refused(1)),
+            ("a finished one does not count", vec![PodFacts { finished: true, ..pod("a", false) }], None),
+            ("one on its way out does not count", vec![PodFacts { terminating: true, ..pod("a", false) }], None),
+        ] {
+            assert_eq!(not_ready(&pods), expected, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_not_touched_before_it_is_known_whether_its_daemon_sets_are_there() {
+        let of_a_set = |is| PodFacts { daemon_set: Some("log".into()), daemon_set_is: is, ..pod("a", false) };
+        let unread = Wait::DrainRefused { why: Refusal::Unread, pod: "shop/p-a".into(), count: 1 };
+        for (is, expected) in [
+            (DaemonSetIs::Unknown, Some(Wait::ReadingPods)),
+            (DaemonSetIs::Unreadable, Some(unread)),
+            (DaemonSetIs::There, None),
+        ] {
+            let node = NodeView { pods: Some(vec![of_a_set(is)]), ..NodeView::default() };
+            assert_eq!(before_drain(&ClusterView::default(), &node, &GroupPolicy::default()), expected, "{is:?}");
+        }
+    }
+}

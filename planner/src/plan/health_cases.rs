@@ -1,0 +1,480 @@
+//! The verdict on a node after its update.
+
+use models::condition::find_condition;
+use models::reason::FailureReason;
+use models::shadow::{HEALTHY, HostState, Record, Step, UPDATED};
+use semver::Version;
+
+use super::{Action, Note, Wait, plan};
+use crate::claims::Parts;
+use crate::fixtures::*;
+use crate::policy::Policy;
+use crate::view::{Answer, ClusterView, Compared, NodeView, OwnerHealth, PodFacts};
+
+/// The end of the soak and the deadline of the default policy, for a node that is watched since the second 0.
+const SOAKED: i64 = 60;
+const DEADLINE: i64 = 15 * 60;
+
+/// Health of an owner that makes the failure of a pod evidence against the version.
+const EVIDENCE: OwnerHealth =
+    OwnerHealth { updated_ready: 0, updated_failing: 1, others_healthy: 1, others_unhealthy: 0 };
+
+/// A node that runs the new version and is watched since the second 0.
+fn watched(pods: Vec<PodFacts>) -> NodeView {
+    let mut node = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
+    node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+    (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
+    node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().watched_since = Some(t(0));
+    node.pods = Some(pods);
+    node
+}
+
+fn healthy() -> PodFacts {
+    PodFacts { ready: true, ..pod("a", false) }
+}
+
+fn failing() -> PodFacts {
+    let labels = [("app", "web"), ("statefulset.kubernetes.io/pod-name", "web-0")];
+    let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    PodFacts { trouble: Some("container app: CrashLoopBackOff".into()), labels, ..pod("a", false) }
+}
+
+/// A controller that carries out the decisions about node `a`, and reads `found` of every owner.
+struct Watch {
+    view: ClusterView,
+    policy: Policy,
+    found: OwnerHealth,
+    notes: Vec<Note>,
+    read: usize,
+}
+
+impl Watch {
+    fn of(node: NodeView) -> Self {
+        let (view, policy) = cluster(vec![node], &["a"]);
+        Self { view, policy, found: OwnerHealth::default(), notes: Vec::new(), read: 0 }
+    }
+
+    /// Carries out everything that is due at this second, and returns why the node waits.
+    fn at(&mut self, second: i64) -> Option<Wait> {
+        for _ in 0..20 {
+            let mut made = plan(&self.view, &self.policy, t(second));
+            assert_eq!(crate::lint::lint(&self.view, &self.policy, &mut made), []);
+            let node = self.view.nodes.get_mut("a").unwrap();
+            let shadow = node.shadow.as_mut().unwrap();
+            match made.actions.remove("a") {
+                None => return made.waits.get("a").cloned(),
+                Some(Action::Status { status, note }) => {
+                    (shadow.status.controller, shadow.status.conditions) = (status.report, status.conditions);
+                    self.notes.extend(note);
+                }
+                Some(Action::Spec { spec }) => shadow.spec = *spec,
+                Some(Action::ReadOwner { owner, .. }) => {
+                    self.read += 1;
+                    node.owners.insert(owner, self.found);
+                }
+                Some(other) => panic!("{other:?}"),
+            }
+        }
+        panic!("it does not end");
+    }
+
+    fn record(&self) -> Record {
+        self.view.nodes["a"].record().cloned().unwrap_or_default()
+    }
+
+    /// Returns the result of the attempt, and true if it counts against the version.
+    fn result(&self) -> (Option<String>, bool) {
+        let record = self.record();
+        (record.last.map(|last| last.reason), !record.version_failures.is_empty())
+    }
+
+    fn message(&self) -> String {
+        self.record().last.map(|last| last.message).unwrap_or_default()
+    }
+
+    fn pods(&mut self) -> &mut Vec<PodFacts> {
+        self.view.nodes.get_mut("a").unwrap().pods.as_mut().unwrap()
+    }
+}
+
+fn is_updated() -> (Option<String>, bool) {
+    (Some(UPDATED.to_owned()), false)
+}
+
+fn is_blamed() -> (Option<String>, bool) {
+    (Some("SoakFailed".to_owned()), true)
+}
+
+#[test]
+fn update_ends_after_the_soak_when_all_pods_are_healthy() {
+    let mut watch = Watch::of(watched(vec![healthy()]));
+    assert_eq!(watch.at(SOAKED - 1), Some(Wait::Soaking { until: t(SOAKED) }));
+    watch.at(SOAKED);
+    assert_eq!(watch.result(), is_updated());
+    assert!(!watch.notes[0].warning && watch.read == 0, "{:?}", watch.notes);
+    let status = &watch.view.nodes["a"].shadow.as_ref().unwrap().status;
+    assert_eq!(find_condition(&status.conditions, HEALTHY).unwrap().reason, "Soaked");
+}
+
+#[test]
+fn unhealthy_pod_without_evidence_is_waited_for_until_the_deadline_and_ends_as_a_warning() {
+    let ok = EVIDENCE;
+    for (sentence, found) in [
+        ("nothing is known of other pods", OwnerHealth::default()),
+        ("it fails on no other updated node", OwnerHealth { updated_failing: 0, ..ok }),
+        ("another pod is Ready on an updated node", OwnerHealth { updated_ready: 1, ..ok }),
+        ("no pod is healthy on a node that is not updated", OwnerHealth { others_healthy: 0, ..ok }),
+        ("a pod is unhealthy on a node that is not updated", OwnerHealth { others_unhealthy: 1, ..ok }),
+    ] {
+        let mut watch = Watch::of(watched(vec![healthy(), failing()]));
+        watch.found = found;
+        let wait = watch.at(SOAKED).unwrap();
+        assert!(wait.blocks() && wait.as_str() == "Settling", "{sentence}: {wait:?}");
+        assert!(wait.to_string().contains("shop/p-a first (container app: CrashLoopBackOff)"), "{wait}");
+        assert_eq!(watch.at(DEADLINE - 1).unwrap().as_str(), "Settling", "{sentence}");
+        assert_eq!((watch.result().0, watch.read), (None, 0), "{sentence}");
+        watch.at(DEADLINE);
+        assert_eq!((watch.result(), watch.read), (is_updated(), 1), "{sentence}");
+        assert!(watch.message().contains("shop/p-a (container app: CrashLoopBackOff)"), "{}", watch.message());
+        let record = watch.record();
+        assert_eq!((record.failures, record.not_before), (0, None), "{sentence}");
+        assert!(watch.notes.last().unwrap().warning, "{:?}", watch.notes);
+        let status = &watch.view.nodes["a"].shadow.as_ref().unwrap().status;
+        assert_eq!(find_condition(&status.conditions, HEALTHY).unwrap().reason, "PodsUnhealthy");
+        assert_eq!(plan(&watch.view, &watch.policy, t(DEADLINE)).slots, Some(vec![]), "{sentence}: its slot is free");
+    }
+}
+
+#[test]
+fn pods_that_fail_on_updated_nodes_alone_count_against_the_version() {
+    let mut watch = Watch::of(watched(vec![healthy(), failing()]));
+    watch.found = EVIDENCE;
+    watch.at(DEADLINE - 1);
+    assert_eq!((watch.result().0, watch.read), (None, 0), "a pod has until the deadline");
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_blamed());
+    assert!(
+        watch.message().contains("shop/p-a is not healthy (container app: CrashLoopBackOff)"),
+        "{}",
+        watch.message()
+    );
+    assert_eq!(watch.record().version_failures[0].reason, FailureReason::SoakFailed);
+}
+
+#[test]
+fn pods_become_healthy_before_the_deadline() {
+    let mut watch = Watch::of(watched(vec![failing()]));
+    watch.found = EVIDENCE;
+    watch.at(DEADLINE - 1);
+    *watch.pods() = vec![healthy()];
+    watch.at(DEADLINE - 1);
+    assert_eq!((watch.result(), watch.read), (is_updated(), 0));
+}
+
+/// The owner, as the record of a node's last drain names it.
+fn unhealthy_before(node: &mut NodeView, version: Version) {
+    let mut record = updated();
+    record.unhealthy_before = vec!["rs".into()];
+    record.last.as_mut().unwrap().version = version;
+    node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+}
+
+#[test]
+fn pods_of_owners_that_were_unhealthy_before_the_drain_are_not_waited_for() {
+    let mut node = watched(vec![failing()]);
+    unhealthy_before(&mut node, OLD);
+    let mut watch = Watch::of(node);
+    watch.found = EVIDENCE;
+    watch.at(SOAKED);
+    assert_eq!((watch.result(), watch.read), (is_updated(), 0));
+}
+
+#[test]
+fn owners_that_were_unhealthy_on_another_node_before_the_same_update_are_evidence_of_nothing() {
+    for (version, expected) in [(NEW, is_updated()), (Version::new(1, 19, 0), is_blamed())] {
+        let mut watch = Watch::of(watched(vec![failing()]));
+        let mut other = node("b");
+        unhealthy_before(&mut other, version.clone());
+        watch.view.nodes.insert("b".into(), other);
+        watch.found = EVIDENCE;
+        assert_eq!(watch.at(SOAKED).unwrap().as_str(), "Settling");
+        watch.at(DEADLINE);
+        assert_eq!(watch.result(), expected, "unhealthy before the update to {version}");
+    }
+}
+
+#[test]
+fn other_owners_are_read_when_the_first_is_no_evidence_and_pods_without_one_never() {
+    let owned = |number: usize| PodFacts { controller_uid: Some(format!("rs-{number}")), ..failing() };
+    let mut watch = Watch::of(watched(vec![owned(0), owned(1), owned(1), owned(2)]));
+    watch.at(DEADLINE);
+    assert_eq!(watch.read, 3);
+    let mut watch = Watch::of(watched((0..20).map(owned).collect()));
+    watch.at(DEADLINE);
+    assert_eq!((watch.read, watch.result()), (8, is_updated()), "no more than eight");
+    assert!(watch.message().contains("20 pod(s)"), "{}", watch.message());
+    let (mirror, bare) = (PodFacts { mirror: true, ..failing() }, PodFacts { controller_uid: None, ..failing() });
+    let mut watch = Watch::of(watched(vec![mirror, bare]));
+    watch.found = EVIDENCE;
+    watch.at(DEADLINE);
+    assert_eq!((watch.read, watch.result()), (0, is_updated()));
+}
+
+#[test]
+fn owners_are_compared_on_nodes_in_service_by_what_they_run_and_for_how_long() {
+    let running = |name: &str, ended: Option<i64>| {
+        let mut node = node(name);
+        node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
+        if let Some(ended) = ended {
+            let mut record = updated();
+            record.last.as_mut().unwrap().ended = t(ended);
+            node.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        }
+        node
+    };
+    let mut watch = Watch::of(watched(vec![failing()]));
+    let mut dead = node("dead");
+    dead.facts.ready = false;
+    let others = [
+        running("long-ago", Some(0)),
+        running("just-now", Some(1)),
+        running("from-the-start", None),
+        node("not-updated"),
+        dead,
+        at("draining", Step::Draining, 0, HostState::StagedUpdate),
+    ];
+    watch.view.nodes.extend(others.map(|node| (node.facts.name.clone(), node)));
+    let made = plan(&watch.view, &watch.policy, t(DEADLINE));
+    let Some(Action::ReadOwner { owner, namespace, labels, nodes }) = made.actions.get("a") else {
+        panic!("{:?}", made.actions)
+    };
+    assert_eq!((owner.as_str(), namespace.as_str()), ("rs", "shop"));
+    assert_eq!(labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>(), ["app=web"]);
+    let expected = [
+        ("from-the-start", Compared::JustUpdated),
+        ("just-now", Compared::JustUpdated),
+        ("long-ago", Compared::Updated),
+        ("not-updated", Compared::NotUpdated),
+    ];
+    assert_eq!(nodes.iter().map(|(name, on)| (name.as_str(), *on)).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn restarted_container_prolongs_the_soak_by_its_own_and_names_its_pod() {
+    let restarted = |second: i64| PodFacts { restarted_at: Some(t(second)), restarts: 1, ..healthy() };
+    let mut watch = Watch::of(watched(vec![healthy(), restarted(30)]));
+    let wait = watch.at(SOAKED).unwrap();
+    assert!(wait.as_str() == "Settling" && wait.to_string().contains("a container was restarted at"), "{wait}");
+    assert_eq!(plan(&watch.view, &watch.policy, t(SOAKED)).wake, Some(t(30 + SOAKED)));
+    // Another pod leaves, however often its own containers were restarted.
+    watch.pods().remove(0);
+    assert_eq!(watch.at(29 + SOAKED).unwrap().as_str(), "Settling");
+    watch.at(30 + SOAKED);
+    assert_eq!((watch.result(), watch.message().contains("soak time")), (is_updated(), true));
+
+    let mut watch = Watch::of(watched(vec![restarted(0)]));
+    watch.at(SOAKED);
+    assert_eq!(watch.result(), is_updated(), "restarted before the soak began");
+
+    let mut watch = Watch::of(watched(vec![restarted(DEADLINE - 1)]));
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_updated());
+    assert!(watch.message().contains("restarted"), "{}", watch.message());
+    let mut watch = Watch::of(watched(vec![restarted(DEADLINE - 1)]));
+    watch.found = EVIDENCE;
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_blamed());
+}
+
+#[test]
+fn message_of_an_update_says_whether_workloads_were_on_the_node_to_judge_by() {
+    let of_a_daemon_set = PodFacts { daemon_set: Some("log".into()), ..healthy() };
+    let mirror = PodFacts { mirror: true, ..healthy() };
+    for (sentence, pods, lonely) in [
+        ("a workload", vec![of_a_daemon_set.clone(), healthy()], false),
+        ("pods of DaemonSets and of the kubelet alone", vec![of_a_daemon_set, mirror], true),
+        ("nothing", vec![], true),
+    ] {
+        let mut watch = Watch::of(watched(pods));
+        watch.at(SOAKED);
+        assert_eq!(watch.message().contains("no pods of workloads"), lonely, "{sentence}: {}", watch.message());
+    }
+}
+
+#[test]
+fn node_says_which_version_runs_in_its_boot_and_its_agent_only_where_the_node_names_none() {
+    let (new, old) = (Some(NEW), Some(OLD));
+    for (sentence, image, boot, reported, updated) in [
+        ("the Node names the new one", "Bottlerocket OS 1.20.5 (aws-k8s-1.37)", "b2", &old, true),
+        ("the Node names the old one", "Bottlerocket OS 1.20.0 (aws-k8s-1.37)", "b2", &new, false),
+        ("the Node names none, the agent the new one", "an image of our own", "b2", &new, true),
+        ("the Node names none, the agent the old one", "an image of our own", "b2", &old, false),
+        ("the Node names none, the agent speaks of another boot", "an image of our own", "b1", &new, false),
+        ("neither names one", "an image of our own", "b2", &None, false),
+    ] {
+        let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        (node.facts.boot_id, node.facts.os_image) = ("b2".into(), image.into());
+        (node.facts.claims, node.facts.unschedulable) = (Parts::default(), false);
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+        (agent.boot_id, agent.current_version) = (Some(boot.into()), reported.clone());
+        let mut watch = Watch::of(node);
+        watch.at(10);
+        let progress = watch.view.nodes["a"].progress().unwrap();
+        let expected = if updated { Step::Monitoring } else { Step::Returning };
+        assert_eq!(progress.step, expected, "{sentence}");
+        assert_eq!(
+            progress.watched_since,
+            updated.then(|| t(10)),
+            "{sentence}: the deadline for health counts from then"
+        );
+    }
+}
+
+#[test]
+fn node_rebooted_during_its_soak_begins_it_anew_unless_it_runs_another_version_by_then() {
+    for (version, expected) in [(NEW, None), (OLD, Some("BootedOtherVersion".to_owned()))] {
+        let mut node = watched(vec![healthy()]);
+        node.facts.boot_id = "b2".into();
+        node.facts.os_image = format!("Bottlerocket OS {version} (aws-k8s-1.37)");
+        let mut watch = Watch::of(node);
+        watch.at(30);
+        assert_eq!(watch.result().0, expected, "{version}");
+        if expected.is_none() {
+            let progress = watch.view.nodes["a"].progress().unwrap();
+            assert_eq!((progress.step, progress.soak_restarted), (Step::Monitoring, true));
+            assert_eq!((progress.since, progress.watched_since), (t(30), Some(t(0))), "health has the same deadline");
+        }
+    }
+    // In the boot of the soak the version is what it was when the soak began, whatever the Node is called meanwhile.
+    let mut node = watched(vec![healthy()]);
+    node.facts.os_image = "an image of our own".into();
+    let mut watch = Watch::of(node);
+    watch.at(SOAKED);
+    assert_eq!(watch.result(), is_updated());
+}
+
+#[test]
+fn node_has_until_its_deadline_to_be_ready_on_the_new_version() {
+    let mut node = watched(vec![healthy()]);
+    let progress = node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
+    (progress.step, node.facts.ready, node.facts.boot_id) = (Step::Returning, false, "b2".into());
+    let mut watch = Watch::of(node);
+    let deadline = watch.policy.returning.as_secs().cast_signed();
+    assert_eq!(watch.at(deadline - 1), Some(Wait::AwaitingReady));
+    watch.at(deadline);
+    assert_eq!(watch.result(), (Some("NotReadyAfterBoot".into()), true));
+}
+
+#[test]
+fn expression_has_to_be_quiet_for_the_length_of_the_soak_and_counts_against_the_version_only_from_the_deadline_on() {
+    let watch_query = |query: &str, asked: &str, answer: Answer| {
+        let mut watch = Watch::of(watched(vec![healthy()]));
+        let after = serde_json::json!({"expressions": [{"name": "errors", "query": query}]});
+        let spec = serde_json::json!({"health": {"after": after}, "prometheus": {"url": "http://p"}});
+        watch.policy = with_policy(&mut watch.view, spec);
+        watch.view.expressions = [(asked.to_owned(), answer)].into();
+        watch
+    };
+    let watch = |answer: Answer| watch_query("errors{node=\"$node\"} > 1", "errors{node=\"a\"} > 1", answer);
+    let mut of_the_fleet = watch_query("errors > 1", "errors > 1", Answer::Firing { series: "{} 7".into() });
+    assert_eq!(of_the_fleet.at(DEADLINE - 1).unwrap().as_str(), "ExpressionFires");
+    of_the_fleet.at(DEADLINE);
+    assert_eq!(of_the_fleet.result(), (Some("HealthUnknown".into()), false), "it is no evidence against the version");
+
+    let mut firing = watch(Answer::Firing { series: "{} 7".into() });
+    for second in [SOAKED, DEADLINE - 1] {
+        assert_eq!(firing.at(second).unwrap().as_str(), "ExpressionFires");
+    }
+    assert_eq!(firing.result().0, None);
+    firing.at(DEADLINE);
+    assert_eq!(firing.result(), is_blamed());
+
+    let mut quiet = watch(Answer::Quiet { since: t(DEADLINE - 1) });
+    let until = DEADLINE - 1 + SOAKED;
+    for second in [SOAKED, DEADLINE, until - 1] {
+        assert_eq!(quiet.at(second), Some(Wait::Soaking { until: t(until) }), "{second}");
+    }
+    quiet.at(until);
+    assert_eq!(quiet.result(), is_updated());
+
+    let mut failed = watch(Answer::Failed { message: "no answer".into() });
+    assert_eq!(failed.at(DEADLINE - 1).unwrap().as_str(), "ExpressionFails");
+    failed.at(DEADLINE);
+    assert_eq!(failed.result(), (Some("HealthUnknown".into()), false));
+}
+
+#[test]
+fn pods_that_end_or_that_policy_leaves_out_are_not_waited_for() {
+    let ending = vec![PodFacts { finished: true, ..failing() }, PodFacts { terminating: true, ..failing() }];
+    let mut watch = Watch::of(watched(ending));
+    watch.at(SOAKED);
+    assert_eq!(watch.result(), is_updated());
+    let mut watch = Watch::of(watched(vec![failing()]));
+    watch.policy.all.after.pods_ready = false;
+    watch.at(SOAKED);
+    assert_eq!(watch.result(), is_updated());
+    let mut watch = Watch::of(watched(vec![]));
+    watch.view.nodes.get_mut("a").unwrap().pods = None;
+    assert_eq!(watch.at(SOAKED), Some(Wait::ReadingPods));
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), (Some("HealthUnknown".into()), false));
+}
+
+#[test]
+fn pressure_after_the_update_is_waited_for_and_then_counts_against_the_version() {
+    let mut node = watched(vec![healthy()]);
+    node.facts.pressure = Some("DiskPressure".into());
+    let mut watch = Watch::of(node.clone());
+    assert_eq!(watch.at(SOAKED), Some(Wait::NodePressure { condition: "DiskPressure".into() }));
+    watch.view.nodes.get_mut("a").unwrap().facts.pressure = None;
+    watch.at(SOAKED);
+    assert_eq!(watch.result(), is_updated());
+    let mut watch = Watch::of(node);
+    watch.at(DEADLINE - 1);
+    assert_eq!(watch.result().0, None);
+    watch.at(DEADLINE);
+    assert_eq!(watch.result(), is_blamed());
+    assert!(watch.message().contains("DiskPressure"), "{}", watch.message());
+}
+
+#[test]
+fn drain_begins_with_a_record_of_the_owners_whose_pods_are_unhealthy() {
+    let of = |owner: &str, pod: PodFacts| PodFacts { controller_uid: Some(owner.into()), uid: owner.into(), ..pod };
+    let crash_loops = |restarts: i32, ago: i64| PodFacts { restarts, restarted_at: Some(t(-ago)), ..healthy() };
+    let mut staged = at("a", Step::Staging, 0, HostState::StagedUpdate);
+    staged.pods = Some(vec![
+        of("healthy", healthy()),
+        of("not-ready", failing()),
+        of("not-ready", failing()),
+        of("crash-loops", crash_loops(3, 3599)),
+        of("crash-looped-long-ago", crash_loops(3, 3600)),
+        of("restarted-by-a-reboot", crash_loops(2, 1)),
+        of("finished", PodFacts { finished: true, ..failing() }),
+        of("leaves", PodFacts { terminating: true, ..failing() }),
+    ]);
+    let (view, policy) = cluster(vec![staged], &["a"]);
+    let made = plan(&view, &policy, t(0));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Draining);
+    assert_eq!(status.report.record.as_ref().unwrap().unhealthy_before, ["crash-loops", "not-ready"]);
+}
+
+#[test]
+fn pods_of_an_owner_are_counted_by_where_and_how_they_are() {
+    let crash_loops = PodFacts { restarts: 3, restarted_at: Some(t(0)), ..healthy() };
+    for (sentence, pod, on, expected) in [
+        ("Ready, not updated", healthy(), Some(Compared::NotUpdated), (0, 0, 1, 0)),
+        ("not Ready, not updated", failing(), Some(Compared::NotUpdated), (0, 0, 0, 1)),
+        ("Ready between crashes, not updated", crash_loops, Some(Compared::NotUpdated), (0, 0, 0, 1)),
+        ("without a node", failing(), None, (0, 0, 0, 1)),
+        ("Ready, updated", healthy(), Some(Compared::Updated), (1, 0, 0, 0)),
+        ("Ready, just updated", healthy(), Some(Compared::JustUpdated), (1, 0, 0, 0)),
+        ("not Ready, updated", failing(), Some(Compared::Updated), (0, 1, 0, 0)),
+        ("not Ready, just updated", failing(), Some(Compared::JustUpdated), (0, 0, 0, 0)),
+    ] {
+        let mut health = OwnerHealth::default();
+        health.count(&pod, on, t(1));
+        let counted = (health.updated_ready, health.updated_failing, health.others_healthy, health.others_unhealthy);
+        assert_eq!(counted, expected, "{sentence}");
+    }
+}

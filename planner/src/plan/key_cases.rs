@@ -1,0 +1,119 @@
+//! Plans while keys change.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use models::shadow::{HostPolicy, HostState, Permit, Step};
+
+use super::{Action, plan};
+use crate::fixtures::*;
+use crate::view::NodeView;
+
+/// The host settings of node `a`, a signature of them, and the key that made it.
+fn settings_of_a() -> (HostPolicy, String, String) {
+    let host = HostPolicy {
+        ignore_waves: Some(true),
+        refresh_interval: Some(crate::policy::Policy::default().refresh_interval),
+        ..HostPolicy::default()
+    };
+    let key = "key-1".to_owned();
+    let header = serde_json::json!({"alg": "ES256", "kid": key}).to_string();
+    let jws = format!("{}.claims.signature", BASE64_URL_SAFE_NO_PAD.encode(header));
+    (host, jws, key)
+}
+
+/// Host settings that were signed by a replaced key are signed again, by the new one, and during an attempt only if the
+/// key was revoked.
+#[test]
+fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
+    let (host, jws, kid) = settings_of_a();
+    let (ours, both, other) = ([kid.clone()], [kid.clone(), "another".to_owned()], ["another".to_owned()]);
+    let idle = || node("a");
+    let staging = || at("a", Step::Staging, 0, HostState::StagedUpdate);
+    let rebooting = || at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    let releasing = || at("a", Step::Releasing, 0, HostState::RebootedIntoUpdate);
+    let changed = |mut node: NodeView, change: &dyn Fn(&mut NodeView)| {
+        change(&mut node);
+        node
+    };
+    let told = |node: &mut NodeView| {
+        node.shadow.as_mut().unwrap().spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
+    };
+    let elsewhere = |node: &mut NodeView| node.facts.boot_id = "b2".into();
+    for (sentence, signature, keys, mut node, anew) in [
+        ("by the key that signs", Some(&jws), &ours[..], idle(), false),
+        ("by another one", Some(&jws), &both[..], idle(), true),
+        ("not at all", None, &ours[..], idle(), true),
+        ("by another one, while it is not known which one signs", Some(&jws), &[], idle(), false),
+        ("by the one before, in an attempt", Some(&jws), &both[..], staging(), false),
+        ("by one that was revoked, in an attempt", Some(&jws), &other[..], staging(), true),
+        ("by one that was revoked, before the permit", Some(&jws), &other[..], rebooting(), true),
+        ("after it", Some(&jws), &other[..], changed(rebooting(), &told), false),
+        ("in another boot than the order's", Some(&jws), &other[..], changed(rebooting(), &elsewhere), false),
+        ("while nothing signs", Some(&jws), &[], staging(), false),
+        ("by one that was revoked, when it is being taken back", Some(&jws), &other[..], releasing(), false),
+    ] {
+        let spec = &mut node.shadow.as_mut().unwrap().spec;
+        spec.host = Some(HostPolicy { signature: signature.cloned(), ..host.clone() });
+        let (mut view, _) = cluster(vec![node], &[]);
+        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
+        // The last one signs.
+        view.tls.signing_key = keys.last().cloned();
+        view.tls.newest_key = keys.last().cloned();
+        view.tls.signing_keys = keys.iter().cloned().collect();
+        let order = view.nodes["a"].shadow.as_ref().unwrap().spec.clone();
+        let signed_anew = match plan(&view, &policy, t(1)).actions.get("a") {
+            Some(Action::Spec { spec }) if spec.state == order.state => {
+                assert_eq!(
+                    (&spec.attempt, &spec.boot_id, &spec.version),
+                    (&order.attempt, &order.boot_id, &order.version)
+                );
+                spec.host.as_ref().is_some_and(|host| host.signature.is_none())
+            }
+            _ => false,
+        };
+        assert_eq!(signed_anew, anew, "{sentence}");
+    }
+}
+
+/// A leader takes over during a rotation, and signs with the previous key for as long as it waits itself.
+#[test]
+fn what_the_newest_key_has_signed_is_not_signed_by_the_one_before_again() {
+    let (host, jws, ours) = settings_of_a();
+    for (newest, anew) in [(ours.as_str(), false), ("another", true)] {
+        let mut node = node("a");
+        let signature = Some(jws.clone());
+        node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature, ..host.clone() });
+        let (mut view, _) = cluster(vec![node], &[]);
+        let policy = with_policy(&mut view, serde_json::json!({"version": {"ignoreWaves": true}}));
+        (view.tls.signing_key, view.tls.newest_key) = (Some("before".to_owned()), Some(newest.to_owned()));
+        view.tls.signing_keys = ["before", newest].map(str::to_owned).into();
+        let written = matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Spec { .. }));
+        assert_eq!(written, anew, "{newest}");
+    }
+}
+
+/// A rotation that a user requested is acknowledged when it was begun, and never carried out for a new resource.
+#[test]
+fn a_rotation_is_acknowledged_when_it_was_begun() {
+    let ack = |view: &crate::view::ClusterView| {
+        let policy = crate::policy::Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
+        let requests = plan(view, &policy, t(1)).status.unwrap().requests.unwrap_or_default();
+        (requests.rotate_certificates, requests.rotate_signing_key)
+    };
+    let value = Some("1".to_owned());
+    let (mut view, _) = cluster(vec![], &[]);
+    let operator = view.operator.as_mut().unwrap();
+    (operator.rotate_certificates, operator.rotate_signing_key) = (value.clone(), value.clone());
+    assert_eq!(super::pending_rotations(operator), (value.clone(), value.clone()));
+    assert_eq!(ack(&view), (None, None));
+    view.tls.rotated_signing_key = value.clone();
+    assert_eq!(ack(&view), (None, value.clone()));
+    view.tls.rotated_certificates = value.clone();
+    assert_eq!(ack(&view), (value.clone(), value.clone()));
+
+    let operator = view.operator.as_mut().unwrap();
+    operator.status.observed_generation = None;
+    view.tls = crate::view::TlsFacts::default();
+    assert_eq!(super::pending_rotations(view.operator.as_ref().unwrap()), (None, None));
+    assert_eq!(ack(&view), (value.clone(), value));
+}

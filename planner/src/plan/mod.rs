@@ -1,0 +1,231 @@
+//! The planner: from a snapshot to the next action of each node, or the reason why it waits.
+//!
+//! ```text
+//!  Idle ─► Staging ─► (Staged) ─► Draining ─► Rebooting ─► (Returning) ─► Monitoring ─► Idle
+//!             │           │          │            │             │             │
+//!             └───────────┴──────────┴── failure ─┴─────────────┴─────────────┘
+//!                                        ▼
+//!                                    Releasing ─► Idle
+//! ```
+//!
+//! Each action is one write, and each write leaves a state from which this same function continues: this makes the
+//! controller recover from a crash between any two of them. The writes of one attempt are in the order
+//! slot → progress → claim → … → claim → progress → slot.
+
+mod attempt;
+#[cfg(test)]
+mod cases;
+#[cfg(test)]
+mod drain_cases;
+mod evictions;
+#[cfg(test)]
+mod expression_cases;
+mod fleet;
+mod gates;
+#[cfg(test)]
+mod hand_over_cases;
+#[cfg(test)]
+mod health_cases;
+#[cfg(test)]
+mod key_cases;
+mod order;
+mod quarantine;
+#[cfg(test)]
+mod release_cases;
+mod report;
+mod requests;
+mod rollout;
+#[cfg(test)]
+mod simulation;
+mod slots;
+mod survey;
+mod versions;
+mod want;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
+use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
+
+use crate::claims::Parts;
+use crate::rules::Rules;
+use crate::view::{Compared, PodFacts};
+use crate::wait::Wait;
+
+pub use attempt::LISTED_PODS;
+pub use fleet::plan;
+pub use quarantine::Quarantine;
+pub use report::{NOT_SERVED, news};
+pub use requests::pending_rotations;
+pub use rollout::key_of;
+pub use slots::{not_begun, retracted};
+
+/// An Event that goes with a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// True for a warning.
+    pub warning: bool,
+    /// The reason, one fixed word.
+    pub reason: &'static str,
+    /// The text.
+    pub message: String,
+}
+
+/// One pod to evict, under the uid that was observed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Eviction {
+    /// The namespace of the pod.
+    pub namespace: String,
+    /// The name of the pod.
+    pub name: String,
+    /// The uid of the pod.
+    pub uid: String,
+}
+
+impl Eviction {
+    /// Returns the eviction of this pod.
+    pub fn of(pod: &PodFacts) -> Self {
+        Self { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
+    }
+}
+
+/// Pods to evict from one node. Each has its own request, which nothing else about the node waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evictions {
+    /// The pods.
+    pub pods: Vec<Eviction>,
+    /// The grace period for all of them, in seconds; `None`: each pod's own.
+    pub grace: Option<i64>,
+    /// True if they are deleted regardless of their budgets, as policy may allow after the deadline of a drain.
+    pub delete: bool,
+}
+
+/// One write, or live read, for one node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Writes the controller status of the shadow.
+    Status {
+        /// The complete status.
+        status: Box<ControllerStatus>,
+        /// The Event to emit.
+        note: Option<Note>,
+    },
+    /// Writes the shadow's spec.
+    Spec {
+        /// The complete spec.
+        spec: Box<BottlerocketShadowSpec>,
+    },
+    /// Claims these fields of the node.
+    Claim {
+        /// All fields to claim.
+        parts: Parts,
+        /// The Event to emit.
+        note: Option<Note>,
+    },
+    /// Releases the operator's claim on the node.
+    Release,
+    /// Reads the node and its pods live, and if no pod is left to evict, signs a permit for the agent's nonce.
+    Permit {
+        /// The nonce.
+        nonce: String,
+        /// The rules for the pods that prevent the permit.
+        rules: Rules,
+    },
+    /// Reads the state of an owner's pods on other nodes.
+    ReadOwner {
+        /// The uid of the owner.
+        owner: String,
+        /// The owner's namespace.
+        namespace: String,
+        /// Labels that select its pods.
+        labels: BTreeMap<String, String>,
+        /// The nodes to compare with.
+        nodes: BTreeMap<String, Compared>,
+    },
+    /// Checks that the node's own Lease is still renewed.
+    LookAtLease,
+}
+
+/// The actions that are due now.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// The next action of each node that has one.
+    pub actions: BTreeMap<String, Action>,
+    /// The pods to evict now, by node.
+    pub evictions: BTreeMap<String, Evictions>,
+    /// The reason why each other node waits.
+    pub waits: BTreeMap<String, Wait>,
+    /// The nodes whose pods have to be watched.
+    pub pods: BTreeSet<String>,
+    /// The staged nodes that are not drained because of their pods, budgets or expressions, all of which were checked.
+    pub refused: BTreeMap<String, Wait>,
+    /// The expressions to query.
+    pub expressions: BTreeSet<String>,
+    /// True if another replica has to lead when this plan is carried out: only the leader's own node is left to update.
+    pub hand_over: bool,
+    /// The quarantined versions.
+    pub quarantine: Quarantine,
+    /// The slots to record; `None` if they are unchanged, or if there is no resource to hold them.
+    pub slots: Option<Vec<Slot>>,
+    /// The operator's status to write (with `slots` in it), if there is a resource to hold it.
+    pub status: Option<BottlerocketUpdateOperatorStatus>,
+    /// The time to plan again even if nothing changes.
+    pub wake: Option<Timestamp>,
+}
+
+/// The decision about one node.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Decision {
+    verdict: Verdict,
+    /// The pods to evict now, whatever else is done.
+    evictions: Option<Evictions>,
+    /// True if its pods have to be watched.
+    pods: bool,
+    /// The expressions that it waits for.
+    expressions: Vec<String>,
+    /// The time to decide again.
+    wake: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Verdict {
+    Act(Action),
+    Wait(Wait),
+    /// Idle, and its own facts allow an attempt to this version.
+    Candidate(semver::Version),
+    /// Staged, and its own facts allow the disruption.
+    WantsSlot,
+}
+
+impl Default for Verdict {
+    fn default() -> Self {
+        Self::Wait(Wait::Acting)
+    }
+}
+
+impl Decision {
+    fn act(action: Action) -> Self {
+        Self { verdict: Verdict::Act(action), ..Self::default() }
+    }
+
+    fn wait(wait: Wait) -> Self {
+        Self { verdict: Verdict::Wait(wait), ..Self::default() }
+    }
+
+    fn evicting(self, evictions: Evictions) -> Self {
+        Self { evictions: Some(evictions).filter(|evictions| !evictions.pods.is_empty()), ..self }
+    }
+
+    fn watching_pods(self) -> Self {
+        Self { pods: true, ..self }
+    }
+
+    fn asking(self, queries: impl IntoIterator<Item = String>) -> Self {
+        Self { expressions: self.expressions.into_iter().chain(queries).collect(), ..self }
+    }
+
+    fn waking_at(self, at: Timestamp) -> Self {
+        Self { wake: Some(self.wake.map_or(at, |w| w.min(at))), ..self }
+    }
+}

@@ -1,0 +1,100 @@
+//! The order in which nodes are updated.
+
+use models::reason::FailureReason;
+
+use super::survey::Survey;
+use crate::view::{ClusterView, NodeView};
+
+/// Returns the key that nodes are ordered by: the leader's own node last; then a higher priority label; then the groups
+/// in their order, nodes in none last; then zone by zone; then the fewest failures; then those whose last attempt was
+/// released at a user's request after the others; then by name. It does not depend on the order of the input.
+pub(super) fn key<'a>(
+    view: &ClusterView,
+    survey: &Survey<'_>,
+    node: &'a NodeView,
+) -> (bool, std::cmp::Reverse<i64>, usize, &'a str, (i64, bool), &'a str) {
+    let name = node.facts.name.as_str();
+    let record = node.record();
+    let last = record.and_then(|record| record.last.as_ref());
+    let released = last.is_some_and(|last| last.reason == FailureReason::ReleaseRequested.as_str());
+    (
+        view.own_node.as_deref() == Some(name),
+        std::cmp::Reverse(node.facts.priority()),
+        survey.groups.get(name).copied().unwrap_or(usize::MAX),
+        node.facts.zone(),
+        (record.map_or(0, |r| r.failures), released),
+        name,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use models::shadow::Record;
+
+    use super::*;
+    use crate::fixtures::{cluster, node, t};
+    use crate::policy::{Group, GroupPolicy, Policy};
+
+    fn labels(labels: &[(&str, &str)]) -> Arc<BTreeMap<String, String>> {
+        Arc::new(labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
+    }
+
+    #[test]
+    fn nodes_come_by_priority_group_zone_failures_and_name_and_the_leaders_own_last() {
+        let with = |name: &str, change: &dyn Fn(&mut NodeView)| {
+            let mut node = node(name);
+            change(&mut node);
+            node
+        };
+        let zone =
+            |zone: &'static str| move |n: &mut NodeView| n.facts.labels = labels(&[(models::names::ZONE_LABEL, zone)]);
+        let failed = |n: &mut NodeView| {
+            let shadow = n.shadow.as_mut().unwrap();
+            shadow.status.controller.record = Some(Record { failures: 2, ..Record::default() });
+        };
+        let released = |n: &mut NodeView| {
+            let mut record = crate::fixtures::updated();
+            record.last.as_mut().unwrap().reason = "ReleaseRequested".into();
+            n.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        };
+        let nodes = vec![
+            with("a-released", &released),
+            with("g-urgent", &|n| n.facts.labels = labels(&[(models::names::PRIORITY_LABEL, "10")])),
+            with("f-in-a-group", &|n| n.facts.labels = labels(&[("tier", "db")])),
+            with("e-no-zone", &|_| {}),
+            with("d-failed", &failed),
+            with("c-zone-1", &zone("1")),
+            with("b-zone-1", &zone("1")),
+            with("h-zone-2", &zone("2")),
+            with("a-leader", &|_| {}),
+            with("i-odd-priority", &|n| n.facts.labels = labels(&[(models::names::PRIORITY_LABEL, "high")])),
+        ];
+        let selector = serde_json::from_str(r#"{"matchLabels": {"tier": "db"}}"#).unwrap();
+        let group = Group { name: "db".into(), selector, max_unavailable: None, policy: GroupPolicy::default() };
+        let policy = Policy { present: true, groups: vec![group], ..Policy::default() };
+        let (mut view, _) = cluster(nodes, &[]);
+        view.own_node = Some("a-leader".into());
+        let survey = Survey::of(&view, &policy, t(0));
+        let mut names: Vec<_> = view.nodes.values().collect();
+        names.sort_by_key(|node| key(&view, &survey, node));
+        let names: Vec<_> = names.iter().map(|n| n.facts.name.as_str()).collect();
+        assert_eq!(
+            names,
+            [
+                "g-urgent",
+                "f-in-a-group",
+                "e-no-zone",
+                "i-odd-priority",
+                "a-released",
+                "d-failed",
+                "b-zone-1",
+                "c-zone-1",
+                "h-zone-2",
+                "a-leader"
+            ]
+        );
+    }
+}

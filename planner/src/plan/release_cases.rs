@@ -1,0 +1,157 @@
+//! The release of a node whose host may have a permit to reboot.
+
+use std::time::Duration;
+
+use models::permit::PERMIT_LIFETIME;
+use models::shadow::{AttemptResult, HostState, Record, Step};
+
+use super::{Action, plan};
+use crate::fixtures::*;
+use crate::policy::Policy;
+use crate::view::{LeaseLooks, NodeView};
+
+/// The time that a host may take to go down, in seconds.
+fn span() -> u64 {
+    (PERMIT_LIFETIME + Policy::default().shutdown).as_secs()
+}
+
+/// A node whose desired state was withdrawn after a permit, at the second 0.
+fn withdrawn() -> NodeView {
+    let mut node = at("a", Step::Releasing, 0, HostState::Idle);
+    let controller = &mut node.shadow.as_mut().unwrap().status.controller;
+    controller.progress.as_mut().unwrap().permit_issued = true;
+    // As it is written when a release begins.
+    let last = AttemptResult {
+        attempt: 1,
+        from: Some(OLD),
+        version: NEW,
+        reason: "RebootTimedOut".into(),
+        message: String::new(),
+        started: t(0),
+        ended: t(0),
+    };
+    controller.record = Some(Record { last: Some(last), ..Record::default() });
+    node
+}
+
+/// Returns the action for the node, and the seconds until the leader decides again at the latest.
+fn decide(node: NodeView, second: u64) -> (Option<Action>, Option<i64>) {
+    let now = t(second.cast_signed());
+    let (mut view, policy) = cluster(vec![node], &["a"]);
+    let mut made = plan(&view, &policy, now);
+    if let Some(told @ Action::Status { .. }) = made.actions.get("a") {
+        // First it shows why it waits.
+        written(&mut view, told);
+        made = plan(&view, &policy, now);
+    }
+    (made.actions.get("a").cloned(), made.wake.map(|wake| wake.duration_since(now).as_secs()))
+}
+
+/// Records two readings of the Lease.
+fn looks(node: &mut NodeView, first: i64, last: i64, second: u64) {
+    let looked = |before, renewed| LeaseLooks::look(before, Some(t(renewed)), t(second.cast_signed()));
+    node.lease = Some(looked(Some(looked(None, first)), last));
+}
+
+#[test]
+fn after_a_permit_a_node_is_given_back_in_another_boot_or_when_its_kubelet_outlived_the_longest_shutdown() {
+    let boot = |node: &mut NodeView| node.facts.boot_id = "b2".into();
+    let alive = |node: &mut NodeView| looks(node, 500, 510, span());
+    let dead = |node: &mut NodeView| looks(node, 500, 500, span());
+    let alive_early = |node: &mut NodeView| looks(node, 10, 20, 31);
+    let says_so = |node: &mut NodeView| {
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+        (agent.state, agent.armed) = (Some(HostState::Idle), None);
+    };
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut NodeView), u64, Option<Action>);
+    let seen_in_a_queue = 30 + 68 + 150;
+    let cases: [Change<'_>; 9] = [
+        ("in the first moment", &|_| {}, 1, None),
+        ("when the permit has lapsed, which a host that took it has not noticed", &|_| {}, 31, None),
+        ("on the word of the agent", &says_so, 31, None),
+        ("on a sign of life before a shutdown can be over", &alive_early, 31, None),
+        ("while a call may wait in the host's API server", &alive_early, seen_in_a_queue, None),
+        ("when it can be over", &|_| {}, span(), Some(Action::LookAtLease)),
+        ("on a Lease that is not renewed any more", &dead, span() + 1, None),
+        ("on one that is", &alive, span() + 1, Some(Action::Release)),
+        ("in another boot", &boot, 1, Some(Action::Release)),
+    ];
+    for (sentence, change, second, expected) in cases {
+        let mut node = withdrawn();
+        change(&mut node);
+        assert_eq!(decide(node, second).0, expected, "{sentence}");
+    }
+}
+
+#[test]
+fn after_a_permit_the_wait_has_to_be_over_by_the_clock_of_the_cluster_and_by_that_of_this_process() {
+    for (sentence, stood, second, over, wake) in [
+        ("neither", 0, 0, false, Some(span())),
+        (
+            "a clock that ran ahead when it was compared, or behind when it was written",
+            5,
+            100_000,
+            false,
+            Some(span() - 5),
+        ),
+        ("a clock that was set back", 100_000, 5, false, Some(span() - 5)),
+        ("both", span(), span(), true, None),
+    ] {
+        let mut node = withdrawn();
+        node.stood = Duration::from_secs(stood);
+        let (action, woken) = decide(node.clone(), second);
+        assert_eq!(action.is_some(), over, "{sentence}: {action:?}");
+        if let Some(wake) = wake {
+            assert_eq!(woken, Some(wake.cast_signed()), "{sentence}");
+        }
+        // Nor does a renewal count before it.
+        looks(&mut node, 0, 1, 0);
+        assert_eq!(decide(node, second).0 == Some(Action::Release), over, "{sentence}");
+    }
+}
+
+#[test]
+fn a_look_at_the_lease_by_a_clock_that_ran_ahead_keeps_nobody_waiting() {
+    let mut node = withdrawn();
+    looks(&mut node, 0, 0, 100_000);
+    assert_eq!(decide(node, span() + 1).0, Some(Action::LookAtLease));
+}
+
+/// A client edits the status by hand, or restores it from a backup.
+#[test]
+fn a_node_whose_release_was_forgotten_is_kept_for_as_long_as_a_host_may_take_to_go_down() {
+    let mut node = withdrawn();
+    node.shadow.as_mut().unwrap().status.controller.progress = None;
+    for (stood, released) in [(0, false), (span() - 1, false), (span(), true)] {
+        node.stood = Duration::from_secs(stood);
+        let (action, _) = decide(node.clone(), 1);
+        assert_eq!(action == Some(Action::Release), released, "after {stood} s: {action:?}");
+    }
+}
+
+#[test]
+fn a_node_that_is_not_held_any_more_is_given_back_when_its_attempt_has_been_over_for_long_enough() {
+    for (stood, released) in [(1, false), (span(), true)] {
+        let mut node = withdrawn();
+        node.shadow.as_mut().unwrap().status.controller.progress = None;
+        (node.facts.held, node.stood) = (true, Duration::from_secs(stood));
+        let (action, _) = decide(node.clone(), 1);
+        assert_eq!(action, None, "what a person holds is that person's");
+        node.facts.held = false;
+        let (action, wake) = decide(node, 1);
+        assert_eq!(action == Some(Action::Release), released, "after {stood} s: {action:?}");
+        assert!(released || wake == Some((span() - stood).cast_signed()), "{wake:?}");
+    }
+}
+
+#[test]
+fn a_release_that_was_noted_in_a_time_that_has_not_come_waits_by_this_process_alone() {
+    let noted_ahead = |stood| {
+        let mut node = withdrawn();
+        node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().since = t(1_000_000);
+        node.stood = Duration::from_secs(stood);
+        node
+    };
+    assert_eq!(decide(noted_ahead(0), 5), (None, Some(span().cast_signed())));
+    assert_eq!(decide(noted_ahead(span()), 5).0, Some(Action::LookAtLease));
+}

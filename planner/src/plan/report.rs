@@ -1,0 +1,398 @@
+//! The report on the fleet in the operator's status: counts, reasons, versions, the rollout, conditions.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
+use models::operator::{
+    BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, WINDOW_OPEN,
+    WaitingCount,
+};
+use models::shadow::{self, Step};
+
+use super::survey::Survey;
+use super::{Note, Plan, Wait, requests};
+use crate::policy::{Policy, PolicyError, WindowState};
+use crate::view::{Answer, ClusterView, NodeView, OperatorFacts, TlsFacts};
+
+/// The number of reasons that the operator's status names.
+const REASONS: usize = 32;
+
+/// The maximum length of the policy in force, as JSON.
+const POLICY_LENGTH: usize = 65_536;
+
+/// No expression keeps all nodes waiting.
+const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
+
+/// The operator is degraded although its policy is valid.
+const CERTIFICATES: &str = "CertificatesInvalid";
+
+/// The operator is degraded: the shadows are not served.
+pub const NOT_SERVED: &str = "ShadowsNotServed";
+
+/// The operator is degraded: no agent can report or get a reboot permit.
+const WEB_API: &str = Wait::WebApiNotReady.as_str();
+
+/// The operator is degraded although its policy and its certificates are valid.
+const MISUNDERSTOOD: &str = "UnknownRequest";
+
+/// The operator needs a user's approval to continue.
+const APPROVAL: &str = "AwaitingApproval";
+
+/// Returns whether nodes may start now.
+pub(super) fn open(state: &WindowState) -> bool {
+    matches!(state, WindowState::Open { .. })
+}
+
+/// The time at which a schedule changes.
+pub(super) fn changes(state: &WindowState) -> Option<Timestamp> {
+    match state {
+        WindowState::Open { until } => *until,
+        WindowState::Closed { opens, .. } => *opens,
+    }
+}
+
+fn counts(view: &ClusterView, plan: &Plan) -> Counts {
+    let mut counts = Counts::default();
+    for (name, node) in view.nodes.iter().filter(|(_, n)| n.facts.labelled) {
+        counts.total += 1;
+        let step = node.step();
+        let wait = plan.waits.get(name);
+        let record = node.record();
+        counts.updating += i64::from(node.past_staging());
+        counts.staged += i64::from(step == Some(Step::Staged));
+        counts.current += i64::from(step.is_none() && wait == Some(&Wait::UpToDate));
+        counts.blocked += i64::from(match wait.filter(|wait| **wait != Wait::Acting) {
+            Some(wait) => wait.blocks(),
+            // While something is written about it, it keeps its previous state.
+            None => node_blocked(node).is_some(),
+        });
+        counts.failed += i64::from(record.is_some_and(|r| r.failures > 0));
+    }
+    counts
+}
+
+/// The reason of a node's `Blocked` condition, if it has one.
+fn node_blocked(node: &NodeView) -> Option<&str> {
+    true_condition(&node.shadow.as_ref()?.status.conditions, shadow::BLOCKED).map(|condition| condition.reason.as_str())
+}
+
+fn waiting(view: &ClusterView, plan: &Plan) -> Vec<WaitingCount> {
+    let mut reasons: BTreeMap<&str, i64> = BTreeMap::new();
+    for (name, node) in &view.nodes {
+        let reason = match plan.waits.get(name) {
+            Some(Wait::UpToDate | Wait::NotLabelled) => continue,
+            None | Some(Wait::Acting) => node_blocked(node),
+            Some(wait) => Some(wait.as_str()),
+        };
+        if let Some(reason) = reason {
+            *reasons.entry(reason).or_default() += 1;
+        }
+    }
+    let mut waiting: Vec<WaitingCount> =
+        reasons.into_iter().map(|(reason, nodes)| WaitingCount { reason: reason.to_owned(), nodes }).collect();
+    waiting.sort_by(|a, b| b.nodes.cmp(&a.nodes).then_with(|| a.reason.cmp(&b.reason)));
+    waiting.truncate(REASONS);
+    waiting
+}
+
+/// A condition: its truth, the reason in one word, the message.
+type Said = (bool, &'static str, String);
+
+fn window(survey: &Survey<'_>) -> Said {
+    let states = survey.windows();
+    let opens = states.iter().filter_map(|s| if open(s) { None } else { changes(s) }).min();
+    match (&states[0], states.iter().any(open)) {
+        (WindowState::Open { until: None }, _) => (true, "AlwaysOpen", String::new()),
+        (WindowState::Open { until: Some(until) }, _) => (true, "Open", format!("until {until}")),
+        (_, true) => (true, "OpenForGroups", "a window of some node groups is open".to_owned()),
+        (WindowState::Closed { blackout, .. }, false) => {
+            let next = opens.map_or_else(|| "none is in sight".to_owned(), |at| format!("the next one opens at {at}"));
+            if *blackout { (false, "Blackout", next) } else { (false, "Closed", next) }
+        }
+    }
+}
+
+fn frozen(survey: &Survey<'_>, resumed: bool) -> Said {
+    let mut versions: Vec<String> = Vec::new();
+    for ((variant, arch, version), cause) in survey.quarantine.iter() {
+        let nodes = if cause.nodes.is_empty() { String::new() } else { format!(" on {}", cause.nodes.join(", ")) };
+        let reason = cause.reason.map_or_else(String::new, |reason| format!(" ({reason}{nodes})"));
+        versions.push(format!("{version} for {variant} {arch}{reason}"));
+    }
+    if versions.is_empty() || resumed {
+        return (false, "NoFailures", String::new());
+    }
+    let message = format!(
+        "failed too often: {}. No update starts until the rollout is resumed: kubectl annotate bruo default -n <namespace> --overwrite {}=<any new value>",
+        versions.join("; "),
+        models::names::RESUME_ANNOTATION
+    );
+    (true, "VersionFailed", message.chars().take(2000).collect())
+}
+
+fn progress(progressing: bool, plan: &Plan) -> Said {
+    let approval = plan.waits.values().find(|wait| matches!(wait, Wait::CanaryStep { approval: true, .. }));
+    match approval {
+        Some(wait) => (progressing, APPROVAL, wait.to_string()),
+        None => (progressing, if progressing { "Updating" } else { "Idle" }, String::new()),
+    }
+}
+
+fn degraded(
+    errors: &[PolicyError],
+    policy: &Policy,
+    tls: &TlsFacts,
+    web_api_missing: bool,
+    misunderstood: &[String],
+) -> Said {
+    if errors.is_empty() {
+        return match &tls.problem {
+            Some(problem) => (true, CERTIFICATES, models::plain::cut(problem, 2000)),
+            None if web_api_missing => (true, WEB_API, Wait::WebApiNotReady.to_string()),
+            None if !misunderstood.is_empty() => {
+                (true, MISUNDERSTOOD, models::plain::cut(&misunderstood.join("; "), 2000))
+            }
+            None => (false, "AsExpected", String::new()),
+        };
+    }
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let force = if policy.unusable { "nothing new starts" } else { "the last good policy stays in force" };
+    let mut message: String = format!("{}; {force}", errors.join("; ")).chars().take(1400).collect();
+    // One problem must not hide the other.
+    if let Some(problem) = &tls.problem {
+        message = format!("{message}. Keys and certificates: {}", models::plain::cut(problem, 500));
+    }
+    (true, "InvalidPolicy", message)
+}
+
+/// Returns what keeps nodes from being taken out of service, or from being healthy, by an expression that is the same
+/// for all of them: recorded here once, and on no node.
+fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Condition>) -> Option<Said> {
+    let policies = policy.groups.iter().map(|group| &group.policy).chain([&policy.all]);
+    let expressions = policies.flat_map(|policy| policy.before.expressions.iter().chain(&policy.after.expressions));
+    // A query with a node's name in it differs from the one that was written.
+    let mut asked = expressions.filter(|expression| plan.expressions.contains(&expression.query));
+    let wait = asked.find_map(|expression| {
+        let (name, shared) = (expression.name.clone(), true);
+        match view.expressions.get(&expression.query)? {
+            Answer::Quiet { .. } => None,
+            Answer::Firing { series } => Some(Wait::ExpressionFires { name, series: series.clone(), shared }),
+            Answer::Failed { message } => Some(Wait::ExpressionFails { name, message: message.clone(), shared }),
+        }
+    });
+    let Some(wait) = wait else { return stored.map(|_| (false, EXPRESSIONS_QUIET, String::new())) };
+    let same = stored.filter(|c| c.reason == wait.as_str() && wait.is_recorded(&c.message));
+    let message = same.map_or_else(|| wait.to_string(), |c| c.message.clone());
+    Some((true, wait.as_str(), message.chars().take(2000).collect()))
+}
+
+/// Returns the Events for users when `new` conditions replace `old` ones: the rollout stopped or goes on, the policy is
+/// rejected or valid again. Conditions that only come and go emit none.
+pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
+    let mut notes = Vec::new();
+    for (type_, begins, ends) in [(FROZEN, "Frozen", "Resumed"), (DEGRADED, "InvalidPolicy", "PolicyValid")] {
+        let Some(now) = find_condition(new, type_) else { continue };
+        let before = find_condition(old, type_);
+        let held = before.is_some_and(|c| c.status == ConditionStatus::True);
+        let holds = now.status == ConditionStatus::True;
+        let changed = before.is_none_or(|c| c.message != now.message);
+        let (begins, ends) = match if holds { Some(now) } else { before } {
+            Some(condition) if condition.reason == CERTIFICATES => (CERTIFICATES, "CertificatesValid"),
+            Some(condition) if condition.reason == NOT_SERVED => (NOT_SERVED, "ShadowsServed"),
+            Some(condition) if condition.reason == WEB_API => (WEB_API, "WebApiReady"),
+            Some(condition) if condition.reason == MISUNDERSTOOD => (MISUNDERSTOOD, "RequestsUnderstood"),
+            _ => (begins, ends),
+        };
+        if holds && (!held || changed) {
+            notes.push(Note { warning: true, reason: begins, message: now.message.clone() });
+        } else if held && !holds {
+            let message = match type_ {
+                FROZEN => "no version is held back any more: new updates start",
+                _ if ends == "CertificatesValid" => "keys and certificates are valid",
+                _ if ends == "ShadowsServed" => "the API server serves the shadows",
+                _ if ends == "WebApiReady" => "a pod of the web API is Ready",
+                _ if ends == "RequestsUnderstood" => "every annotation that is meant as a request is known",
+                _ => "every field of the policy can be obeyed: it is in force",
+            };
+            notes.push(Note { warning: false, reason: ends, message: message.to_owned() });
+        }
+    }
+    match (true_condition(old, BLOCKED), true_condition(new, BLOCKED)) {
+        (None, Some(now)) => {
+            let reason = if now.reason == "ExpressionFires" { "ExpressionFires" } else { "ExpressionFails" };
+            notes.push(Note { warning: true, reason, message: now.message.clone() });
+        }
+        (Some(_), None) => {
+            let message = "no node waits for an expression that concerns all nodes any more".to_owned();
+            notes.push(Note { warning: false, reason: EXPRESSIONS_QUIET, message });
+        }
+        _ => {}
+    }
+    let awaits = |conditions| find_condition(conditions, PROGRESSING).filter(|c| c.reason == APPROVAL);
+    if let Some(now) = awaits(new)
+        && awaits(old).is_none_or(|before| before.message != now.message)
+    {
+        notes.push(Note { warning: false, reason: APPROVAL, message: now.message.clone() });
+    }
+    notes
+}
+
+/// The operator's status, without its slots.
+pub(super) fn status(
+    view: &ClusterView,
+    operator: &OperatorFacts,
+    survey: &Survey<'_>,
+    plan: &Plan,
+    now: Timestamp,
+) -> BottlerocketUpdateOperatorStatus {
+    let policy = survey.policy;
+    let resumed = requests::resumed(view).is_some();
+    let errors = Policy::from_spec(&operator.spec).err().unwrap_or_default();
+    let progressing = view.nodes.values().any(|n| n.step().is_some());
+    let switched =
+        if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
+
+    let mut conditions = operator.status.conditions.clone();
+    let blocked = blocked(view, policy, plan, find_condition(&conditions, BLOCKED));
+    let said = [
+        (ENABLED, (policy.enabled, if policy.enabled { "Enabled" } else { "Disabled" }, switched.to_owned())),
+        (WINDOW_OPEN, window(survey)),
+        (PROGRESSING, progress(progressing, plan)),
+        (FROZEN, frozen(survey, resumed)),
+        (DEGRADED, degraded(&errors, policy, &view.tls, survey.web_api_missing, &operator.misunderstood)),
+    ];
+    for (type_, (holds, reason, message)) in said.into_iter().chain(blocked.map(|said| (BLOCKED, said))) {
+        let condition = Condition {
+            type_: type_.to_owned(),
+            status: holds.into(),
+            reason: reason.to_owned(),
+            message,
+            last_transition_time: now,
+            observed_generation: None,
+        };
+        set_condition(&mut conditions, condition);
+    }
+
+    let mut versions = survey.known.clone();
+    if resumed {
+        for known in &mut versions {
+            known.quarantined = None;
+            known.failed.clear();
+        }
+    }
+    let policy_in_force = if errors.is_empty() {
+        // Longer than the field may be: then there is no valid one to go back to, which is better than no status.
+        serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY_LENGTH)
+    } else {
+        operator.status.policy_in_force.clone()
+    };
+    let counts = counts(view, plan);
+    let update_revision = (policy.present && !policy.unusable)
+        .then(|| crate::policy::revision::name(models::names::OPERATOR_NAME, policy));
+    // A host that has not refreshed in this boot is not known to be current.
+    let looked = |node: &NodeView| node.shadow.as_ref().is_some_and(|shadow| shadow.status.agent.updates.is_some());
+    let all_current = counts.total > 0
+        && counts.current == counts.total
+        && view.nodes.values().filter(|node| node.facts.labelled).all(looked);
+    let current_revision = match &update_revision {
+        Some(revision) if all_current => Some(revision.clone()),
+        _ => operator.status.current_revision.clone(),
+    };
+    BottlerocketUpdateOperatorStatus {
+        observed_generation: Some(operator.generation),
+        counts: Some(counts),
+        current_revision,
+        update_revision,
+        slots: Vec::new(),
+        waiting: waiting(view, plan),
+        versions,
+        active_rollouts: survey.rollouts.active.clone(),
+        next_window: match &survey.windows()[0] {
+            WindowState::Closed { opens, .. } => *opens,
+            WindowState::Open { .. } => None,
+        },
+        requests: requests::acknowledged(view, survey.rollouts.approval_taken),
+        policy_in_force,
+        conditions,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::t;
+
+    #[test]
+    fn a_policy_that_cannot_be_obeyed_hides_no_trouble_with_certificates() {
+        let error = PolicyError { field: "spec.schedule".to_owned(), message: "x".repeat(3000) };
+        let trouble = TlsFacts { problem: Some("brupop-ca is invalid".to_owned()), ..TlsFacts::default() };
+        let (ca, none) = ("brupop-ca is invalid", TlsFacts::default());
+        for (sentence, errors, tls, web_api, reason, told) in [
+            ("neither", vec![], none.clone(), false, "AsExpected", vec![]),
+            ("no web API", vec![], none.clone(), true, WEB_API, vec!["no pod of the web API is Ready"]),
+            ("the one", vec![], trouble.clone(), false, CERTIFICATES, vec![ca]),
+            ("the one, and no web API", vec![], trouble.clone(), true, CERTIFICATES, vec![ca]),
+            ("the other", vec![error.clone()], none, false, "InvalidPolicy", vec!["spec.schedule"]),
+            ("both", vec![error], trouble, false, "InvalidPolicy", vec!["spec.schedule", ca]),
+        ] {
+            let (_, word, message) = degraded(&errors, &Policy::default(), &tls, web_api, &[]);
+            assert_eq!(word, reason, "{sentence}");
+            assert!(told.iter().all(|told| message.contains(told)), "{sentence}: {message}");
+            assert!(message.chars().count() <= 2000, "{sentence}");
+        }
+    }
+
+    fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
+        let condition = |(holds, message): (bool, &str)| Condition {
+            type_: FROZEN.to_owned(),
+            status: holds.into(),
+            reason: "x".to_owned(),
+            message: message.to_owned(),
+            last_transition_time: t(0),
+            observed_generation: None,
+        };
+        frozen.into_iter().map(condition).collect()
+    }
+
+    #[test]
+    fn a_canary_step_that_waits_for_approval_emits_one_event_with_the_command() {
+        let wait = Wait::CanaryStep { step: 2, until: None, approval: true, nodes: vec![] };
+        let mut plan = Plan::default();
+        plan.waits.insert("a".to_owned(), wait);
+        let (_, reason, message) = progress(false, &plan);
+        let waiting = |reason: &str, message: &str| {
+            let mut condition = conditions(Some((false, message))).remove(0);
+            (condition.type_, condition.reason) = (PROGRESSING.to_owned(), reason.to_owned());
+            vec![condition]
+        };
+        let (idle, approval) = (waiting("Idle", ""), waiting(reason, &message));
+        let notes = news(&idle, &approval);
+        assert!(notes.len() == 1 && notes[0].reason == "AwaitingApproval", "{notes:?}");
+        assert!(notes[0].message.contains("kubectl annotate bruo default -n <namespace>"), "{notes:?}");
+        assert_eq!(news(&approval, &approval), []);
+        assert_eq!(news(&approval, &idle), []);
+    }
+
+    #[test]
+    fn a_request_that_is_not_understood_degrades_the_operator() {
+        let unknown = ["the annotation brupop.bottlerocket.aws/resum is not known".to_owned()];
+        let (holds, reason, message) = degraded(&[], &Policy::default(), &TlsFacts::default(), false, &unknown);
+        assert!(holds && reason == "UnknownRequest" && message.contains("resum"), "{reason}: {message}");
+    }
+
+    #[test]
+    fn a_person_hears_when_the_rollout_stops_and_when_it_goes_on_and_each_once() {
+        for (sentence, old, new, told) in [
+            ("nothing has failed yet", None, Some((false, "")), None),
+            ("the first failure", Some((false, "")), Some((true, "1.20.5")), Some("Frozen")),
+            ("at once, with the first status ever", None, Some((true, "1.20.5")), Some("Frozen")),
+            ("it is known", Some((true, "1.20.5")), Some((true, "1.20.5")), None),
+            ("another version fails too", Some((true, "1.20.5")), Some((true, "1.20.5; 1.20.6")), Some("Frozen")),
+            ("a person resumed", Some((true, "1.20.5")), Some((false, "")), Some("Resumed")),
+        ] {
+            let notes = news(&conditions(old), &conditions(new));
+            assert_eq!(notes.iter().map(|n| n.reason).collect::<Vec<_>>(), Vec::from_iter(told), "{sentence}");
+        }
+    }
+}

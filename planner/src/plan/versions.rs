@@ -1,0 +1,165 @@
+//! The versions that hosts offer: the time since which they are known, and their quarantine. Kept in the operator's
+//! status, so that an age survives restarts and deleted nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::operator::{KnownVersion, MAX_FAILURES, Quarantined};
+use models::reason::FailureReason;
+use semver::Version;
+
+use super::Quarantine;
+use super::quarantine::{Key, key_of};
+use crate::view::ClusterView;
+
+/// The number of versions that the operator's status keeps.
+const KEPT: usize = 128;
+
+/// The number of nodes that have to be offered a version for it to be known: the report of one host may be wrong.
+const SEVERAL: usize = 2;
+
+/// Returns how many of the nodes of a kind that report their offers have to be offered a version. One of them may have
+/// an agent that reports no more: without the others it must not keep an age from beginning.
+fn enough(reporting: usize) -> usize {
+    SEVERAL.min(reporting.saturating_sub(1)).max(1)
+}
+
+/// The number of named nodes that failed on a version: the maximum of `maxFailures`, so that it is reached also if each
+/// node that failed is replaced.
+const FAILED: usize = MAX_FAILURES as usize;
+
+#[derive(Default)]
+struct Kind {
+    /// The number of nodes that have reported their offers.
+    told: usize,
+    lowest: Option<Version>,
+    offered: BTreeMap<Version, usize>,
+}
+
+fn new_version(key: &Key, now: Timestamp) -> KnownVersion {
+    let (variant, arch, version) = key.clone();
+    KnownVersion { version, variant, arch, first_seen: now, failed: Vec::new(), quarantined: None }
+}
+
+/// Returns the versions for the operator's status.
+pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp) -> Vec<KnownVersion> {
+    let mut kinds: BTreeMap<(&str, &str), Kind> = BTreeMap::new();
+    for node in view.nodes.values().filter(|n| n.facts.labelled) {
+        let Some(agent) = node.shadow.as_ref().map(|s| &s.status.agent) else { continue };
+        let (Some(variant), Some(arch)) = (&agent.variant, &agent.arch) else { continue };
+        let kind = kinds.entry((variant, arch)).or_default();
+        if let Some(current) = &agent.current_version
+            && kind.lowest.as_ref().is_none_or(|lowest| current < lowest)
+        {
+            kind.lowest = Some(current.clone());
+        }
+        let Some(updates) = agent.updates.as_ref().filter(|u| u.refresh_failure.is_none()) else { continue };
+        kind.told += 1;
+        let offered: BTreeSet<&Version> = updates.available_versions.iter().chain(&updates.chosen_version).collect();
+        for version in offered {
+            *kind.offered.entry(version.clone()).or_default() += 1;
+        }
+    }
+    let before = view.operator.iter().flat_map(|o| &o.status.versions);
+    let mut known: BTreeMap<Key, KnownVersion> = before
+        .filter(|known| {
+            let kind = kinds.get(&(known.variant.as_str(), known.arch.as_str()));
+            // A version is removed when hosts that have refreshed do not offer it any more; if none has, it stays.
+            known.quarantined.is_some()
+                || !known.failed.is_empty()
+                || kind.is_none_or(|kind| kind.told == 0 || kind.offered.contains_key(&known.version))
+        })
+        .map(|known| (key_of(known), known.clone()))
+        .collect();
+    for ((variant, arch), kind) in kinds {
+        for (version, nodes) in kind.offered {
+            // A version that every node of the kind has passed already is not new.
+            let news = kind.lowest.as_ref().is_some_and(|lowest| version > *lowest);
+            if news && nodes >= enough(kind.told) {
+                let key = (variant.to_owned(), arch.to_owned(), version);
+                known.entry(key.clone()).or_insert_with(|| new_version(&key, now));
+            }
+        }
+    }
+    for (key, cause) in quarantine.failed() {
+        let entry = known.entry(key.clone()).or_insert_with(|| new_version(key, now));
+        let mut failed: Vec<String> = cause.nodes.clone();
+        failed.sort();
+        failed.truncate(FAILED);
+        entry.failed = failed;
+    }
+    for (key, cause) in quarantine.iter() {
+        let entry = known.entry(key.clone()).or_insert_with(|| new_version(key, now));
+        entry.quarantined.get_or_insert_with(|| Quarantined {
+            reason: cause.reason.unwrap_or(FailureReason::Unknown),
+            nodes: cause.nodes.iter().take(8).cloned().collect(),
+            since: now,
+        });
+    }
+    let mut known: Vec<KnownVersion> = known.into_values().collect();
+    if known.len() > KEPT {
+        // Failures are never dropped for want of room; then the newest versions matter most.
+        let matters = |v: &KnownVersion| (v.quarantined.is_some(), !v.failed.is_empty(), v.version.clone());
+        known.sort_by_cached_key(|version| std::cmp::Reverse(matters(version)));
+        known.truncate(KEPT);
+        known.sort_by(|a, b| (&a.variant, &a.arch, &a.version).cmp(&(&b.variant, &b.arch, &b.version)));
+    }
+    known
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{NEW, OLD, cluster, node, t};
+    use crate::view::NodeView;
+
+    fn offered(name: &str, versions: Option<&[Version]>) -> NodeView {
+        let mut node = node(name);
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+        agent.updates = versions.map(|versions| models::shadow::OfferedUpdates {
+            chosen_version: versions.first().cloned(),
+            available_versions: versions.to_vec(),
+            ..models::shadow::OfferedUpdates::default()
+        });
+        node
+    }
+
+    #[test]
+    fn age_begins_also_where_one_node_of_the_kind_reports_nothing_new() {
+        let new = || offered("new", Some(&[NEW, OLD]));
+        let old = |name| offered(name, Some(&[OLD]));
+        let silent = |name| offered(name, None);
+        for (sentence, nodes, begins) in [
+            ("the only node", vec![new()], true),
+            ("the other one has never refreshed", vec![new(), silent("b")], true),
+            ("the other one has reported before the release and never since", vec![new(), old("b")], true),
+            ("both are offered it", vec![new(), offered("b", Some(&[NEW, OLD]))], true),
+            ("none is offered it", vec![old("a"), old("b")], false),
+            ("one of three", vec![new(), old("b"), old("c")], false),
+            ("two of three", vec![new(), offered("b", Some(&[NEW])), old("c")], true),
+            ("one of three, and one never reports", vec![new(), old("b"), silent("c")], true),
+        ] {
+            let (view, _) = cluster(nodes, &[]);
+            let known = known(&view, &Quarantine::of(&view, 1), t(5));
+            let since = known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
+            assert_eq!(since, begins.then(|| t(5)), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_version_that_failed_is_not_forgotten_for_want_of_room() {
+        let (mut view, _) = cluster(vec![], &[]);
+        let version = |patch: u64| {
+            let key = ("aws-k8s-1.37".into(), "x86_64".into(), Version::new(2, 0, patch));
+            new_version(&key, t(0))
+        };
+        let failed = KnownVersion { version: NEW, failed: vec!["a".into()], ..version(0) };
+        let operator = view.operator.as_mut().unwrap();
+        operator.status.versions = (0..200).map(version).chain([failed]).collect();
+        let kept = known(&view, &Quarantine::of(&view, 2), t(1));
+        assert_eq!(kept.len(), KEPT);
+        assert!(kept.iter().any(|known| known.version == NEW && known.failed == ["a"]));
+        let newest = Version::new(2, 0, 199);
+        assert!(kept.iter().any(|known| known.version == newest), "of the others the newest are kept");
+    }
+}

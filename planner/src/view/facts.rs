@@ -1,0 +1,444 @@
+//! Conversion of each kind of object into the facts for decisions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, NodeStatus, Pod, Toleration, Volume};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::plain::{cut, plain};
+use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus};
+
+use crate::annotations::{Place, misunderstood};
+use crate::claims;
+
+use super::projection::{Projection, key, key_of};
+use super::{BudgetFacts, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, ShadowFacts};
+
+/// Conditions of a Node that are bad when they are true, the most important first.
+const PRESSURE: &[&str] = &["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"];
+
+/// The lowest priority that only the cluster's own classes have (`system-cluster-critical`).
+const CRITICAL: i32 = 2_000_000_000;
+
+/// Returns the number of volumes that are attached, or that the kubelet still uses.
+fn attached_volumes(status: &NodeStatus) -> usize {
+    let attached = status.volumes_attached.iter().flatten().map(|volume| volume.name.as_str());
+    let in_use = status.volumes_in_use.iter().flatten().map(String::as_str);
+    attached.chain(in_use).collect::<BTreeSet<_>>().len()
+}
+
+/// Returns whether a toleration lets a pod onto a cordoned node, by the rules of the scheduler.
+fn tolerates_cordon(toleration: &Toleration) -> bool {
+    let exists = toleration.operator.as_deref() == Some("Exists");
+    let key = match toleration.key.as_deref().unwrap_or_default() {
+        "" => exists,
+        key => {
+            key == "node.kubernetes.io/unschedulable"
+                && (exists || toleration.value.as_deref().unwrap_or("").is_empty())
+        }
+    };
+    key && matches!(toleration.effect.as_deref(), None | Some("" | "NoSchedule"))
+}
+
+fn text(value: Option<&String>) -> String {
+    value.cloned().unwrap_or_default()
+}
+
+fn annotation<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a String> {
+    meta.annotations.as_ref().and_then(|a| a.get(name))
+}
+
+/// Returns the value of a one-shot request, cut to the length of an acknowledgement.
+fn request(meta: &ObjectMeta, name: &str) -> Option<String> {
+    annotation(meta, name).map(|value| value.chars().take(REQUEST_LENGTH).collect())
+}
+
+/// Length to which a request's value is cut: that of an acknowledgement's field.
+const REQUEST_LENGTH: usize = 64;
+
+impl Projection for NodeFacts {
+    type Object = Node;
+
+    fn key(&self) -> String {
+        self.name.clone()
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    /// A heartbeat moves the resourceVersion and nothing else.
+    fn matters(&self, old: &Self) -> bool {
+        Self { resource_version: old.resource_version.clone(), ..self.clone() } != *old
+    }
+
+    fn project(node: &Node) -> Option<Self> {
+        let status = node.status.as_ref();
+        let info = status.and_then(|s| s.node_info.as_ref());
+        let label = node.metadata.labels.as_ref().and_then(|l| l.get(names::INTERFACE_LABEL));
+        let unschedulable = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
+        Some(Self {
+            name: text(node.metadata.name.as_ref()),
+            uid: text(node.metadata.uid.as_ref()),
+            resource_version: text(node.metadata.resource_version.as_ref()),
+            labelled: label.is_some_and(|value| value == names::INTERFACE_VERSION),
+            labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
+            pressure: status
+                .and_then(|s| s.conditions.as_ref())
+                .and_then(|conditions| {
+                    conditions.iter().find(|c| PRESSURE.contains(&c.type_.as_str()) && c.status == "True")
+                })
+                .map(|c| c.type_.clone()),
+            ready: status
+                .and_then(|s| s.conditions.as_ref())
+                .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")),
+            boot_id: info.map(|i| i.boot_id.clone()).unwrap_or_default(),
+            os_image: info.map(|i| i.os_image.clone()).unwrap_or_default(),
+            unschedulable,
+            held: annotation(&node.metadata, names::HOLD_ANNOTATION).is_some(),
+            claims: claims::owned(&node.metadata),
+            claimed_since: claims::since(&node.metadata),
+            set_by_others: claims::set_by_others(&node.metadata, unschedulable),
+            set_otherwise: claims::set_otherwise(&node.metadata),
+            unowned: claims::unowned(&node.metadata, unschedulable),
+            volumes: status.map_or(0, attached_volumes),
+            deleting: node.metadata.deletion_timestamp.is_some(),
+        })
+    }
+
+    fn key_of(object: &Node) -> String {
+        key_of(&object.metadata)
+    }
+}
+
+/// Returns the status, with the agent's messages for users on one line each: from here they go into records, conditions
+/// and Events of the operator. Values that are only compared (boots, nonces) are not among them.
+fn plain_status(shadow: &BottlerocketShadow) -> BottlerocketShadowStatus {
+    let mut status = shadow.status.clone().unwrap_or_default();
+    let agent = &mut status.agent;
+    let texts = [
+        agent.variant.as_mut(),
+        agent.arch.as_mut(),
+        agent.updates.as_mut().and_then(|updates| updates.refresh_failure.as_mut()),
+        agent.failure.as_mut().map(|failure| &mut failure.message),
+        agent.host.as_mut().and_then(|host| host.conflicting_lock.as_mut()),
+    ];
+    for text in texts.into_iter().flatten() {
+        *text = plain(text);
+    }
+    status
+}
+
+impl Projection for ShadowFacts {
+    type Object = BottlerocketShadow;
+
+    fn key(&self) -> String {
+        self.node.clone()
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    fn project(shadow: &BottlerocketShadow) -> Option<Self> {
+        let meta = &shadow.metadata;
+        Some(Self {
+            node: Self::key_of(shadow),
+            uid: text(meta.uid.as_ref()),
+            resource_version: text(meta.resource_version.as_ref()),
+            generation: meta.generation.unwrap_or_default(),
+            owner_uid: meta.owner_references.iter().flatten().find(|o| o.kind == "Node").map(|o| o.uid.clone()),
+            spec: shadow.spec.clone(),
+            status: plain_status(shadow),
+            deleting: meta.deletion_timestamp.is_some(),
+            retry: request(meta, names::RETRY_ANNOTATION),
+            release: request(meta, names::RELEASE_ANNOTATION),
+        })
+    }
+
+    /// Returns the node that the shadow is named after.
+    fn key_of(shadow: &BottlerocketShadow) -> String {
+        names::node_of_shadow(shadow.metadata.name.as_deref().unwrap_or_default()).to_owned()
+    }
+}
+
+impl Projection for OperatorFacts {
+    type Object = BottlerocketUpdateOperator;
+
+    fn key(&self) -> String {
+        names::OPERATOR_NAME.to_owned()
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    fn project(operator: &BottlerocketUpdateOperator) -> Option<Self> {
+        let meta = &operator.metadata;
+        (meta.name.as_deref() == Some(names::OPERATOR_NAME) && meta.deletion_timestamp.is_none()).then(|| Self {
+            uid: text(meta.uid.as_ref()),
+            resource_version: text(meta.resource_version.as_ref()),
+            generation: meta.generation.unwrap_or_default(),
+            spec: operator.spec.clone(),
+            status: operator.status.clone().unwrap_or_default(),
+            resume: request(meta, names::RESUME_ANNOTATION),
+            approve_step: request(meta, names::APPROVE_STEP_ANNOTATION),
+            rotate_certificates: request(meta, names::ROTATE_CERTIFICATES_ANNOTATION),
+            misunderstood: misunderstood(Place::Operator, meta.annotations.iter().flat_map(BTreeMap::keys)),
+            rotate_signing_key: request(meta, names::ROTATE_SIGNING_KEY_ANNOTATION),
+        })
+    }
+
+    fn key_of(operator: &BottlerocketUpdateOperator) -> String {
+        operator.metadata.name.clone().unwrap_or_default()
+    }
+}
+
+/// Returns the PersistentVolumeClaim of a pod's volume: one that it names, or one that is made for the pod.
+fn claim(pod: &ObjectMeta, volume: &Volume) -> Option<String> {
+    let named = volume.persistent_volume_claim.as_ref().map(|source| source.claim_name.clone());
+    let own = || volume.ephemeral.as_ref().map(|_| format!("{}-{}", text(pod.name.as_ref()), volume.name));
+    named.or_else(own)
+}
+
+/// Returns the containers of a pod, those first that start before the others.
+fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let status = pod.status.iter();
+    status.flat_map(|s| s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten()))
+}
+
+/// Returns the time at which a container last ended before it was restarted. Kubelets write whole seconds: it ended
+/// before the next one.
+fn restarted_at(container: &ContainerStatus) -> Option<Timestamp> {
+    let ended = container.last_state.as_ref()?.terminated.as_ref()?.finished_at.as_ref()?.0;
+    (container.restart_count > 0).then(|| ended.checked_add(SignedDuration::from_secs(1)).unwrap_or(ended))
+}
+
+/// Returns the reason why a pod is not Ready: the state of the first container that is neither ready nor done, else the
+/// condition that is not true.
+fn trouble(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let is_true = |type_: &str| status.conditions.iter().flatten().any(|c| c.type_ == type_ && c.status == "True");
+    if is_true("Ready") {
+        return None;
+    }
+    let state = |container: &ContainerStatus| {
+        let state = container.state.as_ref()?;
+        let reason = match (&state.waiting, &state.terminated) {
+            (Some(waiting), _) => waiting.reason.clone()?,
+            (None, Some(ended)) if ended.exit_code != 0 => format!("exit code {}", ended.exit_code),
+            _ => return None,
+        };
+        Some(format!("container {}: {reason}", container.name))
+    };
+    let not_true = || {
+        let condition = status.conditions.iter().flatten().find(|c| c.status != "True" && c.reason.is_some())?;
+        condition.reason.clone()
+    };
+    let text = containers(pod).find_map(state).or_else(not_true).unwrap_or_else(|| "not Ready".to_owned());
+    Some(cut(&plain(&text), 128))
+}
+
+impl PodFacts {
+    /// Makes the facts of a pod.
+    pub fn of(pod: &Pod) -> Self {
+        let meta = &pod.metadata;
+        let owner = meta.owner_references.iter().flatten().find(|o| o.controller == Some(true));
+        let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+        let spec = pod.spec.as_ref();
+        Self {
+            namespace: text(meta.namespace.as_ref()),
+            name: text(meta.name.as_ref()),
+            uid: text(meta.uid.as_ref()),
+            resource_version: text(meta.resource_version.as_ref()),
+            node: spec.and_then(|s| s.node_name.clone()).unwrap_or_default(),
+            finished: matches!(phase, Some("Succeeded" | "Failed")),
+            terminating: meta.deletion_timestamp.is_some(),
+            ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
+            pending: phase == Some("Pending"),
+            empty_dir: spec.iter().flat_map(|s| s.volumes.iter().flatten()).any(|volume| volume.empty_dir.is_some()),
+            volume_claims: spec
+                .iter()
+                .flat_map(|s| s.volumes.iter().flatten())
+                .filter_map(|v| claim(meta, v))
+                .collect(),
+            tolerates_cordon: spec.iter().flat_map(|s| s.tolerations.iter().flatten()).any(tolerates_cordon),
+            critical: spec.and_then(|s| s.priority).is_some_and(|priority| priority >= CRITICAL),
+            mirror: annotation(meta, "kubernetes.io/config.mirror").is_some(),
+            daemon_set: owner.filter(|o| o.kind == "DaemonSet" && o.api_version == "apps/v1").map(|o| o.name.clone()),
+            daemon_set_is: DaemonSetIs::Unknown,
+            controller: owner.map(|o| format!("{} {}", o.kind, o.name)),
+            controller_uid: owner.map(|o| o.uid.clone()),
+            labels: meta.labels.clone().unwrap_or_default(),
+            ready: pod
+                .status
+                .as_ref()
+                .and_then(|s| s.conditions.as_ref())
+                .is_some_and(|conditions| conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")),
+            restarts: containers(pod).map(|container| container.restart_count).max().unwrap_or_default(),
+            restarted_at: containers(pod).filter_map(restarted_at).max(),
+            trouble: trouble(pod),
+        }
+    }
+}
+
+impl Projection for PodFacts {
+    type Object = Pod;
+
+    fn key(&self) -> String {
+        key(Some(&self.namespace), &self.name)
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    fn matters(&self, old: &Self) -> bool {
+        Self { resource_version: old.resource_version.clone(), ..self.clone() } != *old
+    }
+
+    fn project(pod: &Pod) -> Option<Self> {
+        Some(Self::of(pod))
+    }
+
+    fn key_of(pod: &Pod) -> String {
+        key_of(&pod.metadata)
+    }
+}
+
+impl Projection for BudgetFacts {
+    type Object = PodDisruptionBudget;
+
+    fn key(&self) -> String {
+        key(Some(&self.namespace), &self.name)
+    }
+
+    fn resource_version(&self) -> &str {
+        &self.resource_version
+    }
+
+    /// Only a budget that allows more than before can unblock a drain, or a node that could never be drained.
+    fn matters(&self, old: &Self) -> bool {
+        self.allowed > old.allowed
+            || (self.desired, self.expected, self.lets_unhealthy_go)
+                != (old.desired, old.expected, old.lets_unhealthy_go)
+            || self.selector != old.selector
+    }
+
+    fn project(budget: &PodDisruptionBudget) -> Option<Self> {
+        Some(Self {
+            namespace: text(budget.metadata.namespace.as_ref()),
+            name: text(budget.metadata.name.as_ref()),
+            resource_version: text(budget.metadata.resource_version.as_ref()),
+            allowed: budget.status.as_ref().map_or(0, |s| s.disruptions_allowed.unwrap_or(0)),
+            desired: budget.status.as_ref().map_or(0, |s| s.desired_healthy.unwrap_or(0)),
+            expected: budget.status.as_ref().map_or(0, |s| s.expected_pods.unwrap_or(0)),
+            lets_unhealthy_go: budget
+                .spec
+                .as_ref()
+                .is_some_and(|s| s.unhealthy_pod_eviction_policy.as_deref() == Some("AlwaysAllow")),
+            selector: budget.spec.as_ref().and_then(|s| s.selector.clone()).and_then(|s| s.try_into().ok()),
+        })
+    }
+
+    fn key_of(budget: &PodDisruptionBudget) -> String {
+        key_of(&budget.metadata)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn volume_claims_of_a_pod_are_those_that_it_names_and_those_that_are_made_for_it() {
+        let volumes = json!([
+            {"name": "data", "persistentVolumeClaim": {"claimName": "data-db-0"}},
+            {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
+            {"name": "cache", "emptyDir": {}},
+        ]);
+        let pod = json!({"metadata": {"name": "db-0"}, "spec": {"containers": [], "volumes": volumes}});
+        let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+        assert_eq!(facts.volume_claims, ["data-db-0", "db-0-scratch"]);
+    }
+
+    #[test]
+    fn tolerations_of_the_cordon_are_recognised() {
+        for (toleration, expected) in [
+            (json!({"operator": "Exists"}), true),
+            (json!({"operator": "Exists", "effect": "NoSchedule"}), true),
+            (json!({"operator": "Exists", "effect": "NoExecute"}), false),
+            (json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}), true),
+            (json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}), true),
+            (json!({"key": "node.kubernetes.io/unschedulable", "value": "no"}), false),
+            (json!({"key": "node.kubernetes.io/not-ready", "operator": "Exists"}), false),
+        ] {
+            let pod = json!({"spec": {"containers": [], "tolerations": [toleration]}});
+            let facts = PodFacts::of(&serde_json::from_value(pod).unwrap());
+            assert_eq!(facts.tolerates_cordon, expected, "{toleration}");
+        }
+    }
+
+    #[test]
+    fn the_version_of_a_node_is_read_from_its_os_image() {
+        let node = |image: &str| NodeFacts { os_image: image.into(), ..NodeFacts::default() };
+        assert_eq!(node("Bottlerocket OS 1.20.5 (aws-k8s-1.37)").os_version(), Some(semver::Version::new(1, 20, 5)));
+        assert_eq!(node("Debian GNU/Linux 12 (bookworm)").os_version(), None);
+    }
+
+    #[test]
+    fn pod_names_its_last_restart_and_why_it_is_not_ready() {
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
+        let ended =
+            |second: i64| serde_json::json!({"terminated": {"exitCode": 1, "finishedAt": at(second).to_string()}});
+        let pod = |status: serde_json::Value| {
+            PodFacts::of(&serde_json::from_value(serde_json::json!({"metadata": {}, "status": status})).unwrap())
+        };
+        let container = |name: &str, restarts: i32, state: serde_json::Value, last: serde_json::Value| {
+            serde_json::json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": restarts,
+                "state": state, "lastState": last})
+        };
+        let running = serde_json::json!({"running": {"startedAt": at(0).to_string()}});
+        let waiting = serde_json::json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        let crashed = pod(serde_json::json!({
+            "initContainerStatuses": [container("sidecar", 4, running.clone(), ended(5))],
+            "containerStatuses": [
+                container("app", 2, waiting, ended(9)),
+                container("other", 0, running.clone(), ended(20)),
+            ],
+        }));
+        let expected = (4, Some(at(10)), Some("container app: CrashLoopBackOff"));
+        assert_eq!((crashed.restarts, crashed.restarted_at, crashed.trouble.as_deref()), expected);
+        for (sentence, status, expected) in [
+            ("no status yet", serde_json::json!({}), Some("not Ready")),
+            (
+                "no place",
+                serde_json::json!({"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}),
+                Some("Unschedulable"),
+            ),
+            (
+                "it has just ended",
+                serde_json::json!({"containerStatuses": [container("app", 0, ended(1), serde_json::json!({}))]}),
+                Some("container app: exit code 1"),
+            ),
+            (
+                "its probe fails",
+                serde_json::json!({
+                    "containerStatuses": [container("app", 0, running, serde_json::json!({}))],
+                    "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}],
+                }),
+                Some("ContainersNotReady"),
+            ),
+            ("it is Ready", serde_json::json!({"conditions": [{"type": "Ready", "status": "True"}]}), None),
+        ] {
+            let pod = pod(status);
+            assert_eq!((pod.trouble.as_deref(), pod.restarted_at), (expected, None), "{sentence}");
+        }
+    }
+}

@@ -1,0 +1,539 @@
+//! The planner's input: slim projections of the objects, folded into one immutable [`ClusterView`].
+//!
+//! Nothing here is a default for something that was not seen: an unknown fact is an `Option`, and a reason to wait.
+
+mod facts;
+mod projection;
+mod standing;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::operator::{BottlerocketUpdateOperatorSpec, BottlerocketUpdateOperatorStatus, Slot};
+use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState, Progress, Record, Step};
+
+use crate::claims::{Part, Parts};
+use crate::wait::Wait;
+
+pub use projection::{Projection, newer};
+pub use standing::Standings;
+
+/// A Node, as far as decisions about updates go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// The name.
+    pub name: String,
+    /// The uid: a node re-created under its name is another node.
+    pub uid: String,
+    /// The version of the object that these facts were read from. Heartbeats change it, so it wakes no loop.
+    pub resource_version: String,
+    /// True if it carries the label that puts it under the operator.
+    pub labelled: bool,
+    /// The labels. Shared, since a view is created again for each plan.
+    pub labels: Arc<BTreeMap<String, String>>,
+    /// A shortage on its kubelet: the type of a condition such as `DiskPressure`, where one is true.
+    pub pressure: Option<String>,
+    /// True if its kubelet reports it Ready.
+    pub ready: bool,
+    /// The boot id that its kubelet reports.
+    pub boot_id: String,
+    /// The kubelet's name of the operating system, with the version in it.
+    pub os_image: String,
+    /// True if it is cordoned.
+    pub unschedulable: bool,
+    /// True if a user has set a hold.
+    pub held: bool,
+    /// The claims of the operator by field ownership, perhaps shared with others.
+    pub claims: Parts,
+    /// Time at which they were claimed, or last changed, by the API server's clock.
+    pub claimed_since: Option<Timestamp>,
+    /// Fields of the same set that others have set.
+    pub set_by_others: Parts,
+    /// Fields of that set with another value than the operator would set.
+    pub set_otherwise: Parts,
+    /// Fields with the operator's value and without an owner, as after a reset of managedFields.
+    pub unowned: Parts,
+    /// Number of volumes attached to it, as known to its kubelet and the attach controller.
+    pub volumes: usize,
+    /// True if it is being deleted.
+    pub deleting: bool,
+}
+
+impl NodeFacts {
+    /// Returns whether the operator claims anything of it.
+    pub fn claimed(&self) -> bool {
+        !self.claims.is_empty()
+    }
+
+    /// Returns whether it is cordoned, and not by the operator.
+    pub fn cordoned_by_others(&self) -> bool {
+        self.unschedulable && !self.claims.has(Part::Cordon)
+    }
+
+    /// Returns the zone; nodes without one are a zone together.
+    pub fn zone(&self) -> &str {
+        self.labels.get(models::names::ZONE_LABEL).map_or("", String::as_str)
+    }
+
+    /// Returns the priority of its update: higher comes first.
+    pub fn priority(&self) -> i64 {
+        self.labels.get(models::names::PRIORITY_LABEL).and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    /// Returns whether its operating system is Bottlerocket.
+    pub fn bottlerocket(&self) -> bool {
+        self.os_image.starts_with("Bottlerocket OS")
+    }
+
+    /// Returns the version in the name of the operating system, e.g. `1.20.5` of
+    /// `Bottlerocket OS 1.20.5 (aws-k8s-1.37)`.
+    pub fn os_version(&self) -> Option<semver::Version> {
+        self.os_image.split_whitespace().find_map(|word| semver::Version::parse(word.trim_start_matches('v')).ok())
+    }
+}
+
+/// A shadow, as far as decisions need it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ShadowFacts {
+    /// The node that it is named after.
+    pub node: String,
+    /// The uid.
+    pub uid: String,
+    /// The version of the object. Every write of the operator carries it.
+    pub resource_version: String,
+    /// The generation, which rises with each change of the spec.
+    pub generation: i64,
+    /// The uid of the Node that owns it.
+    pub owner_uid: Option<String>,
+    /// The desired state.
+    pub spec: BottlerocketShadowSpec,
+    /// The agent status and the controller status.
+    pub status: BottlerocketShadowStatus,
+    /// True if it is being deleted.
+    pub deleting: bool,
+    /// The value of the annotation that requests another try.
+    pub retry: Option<String>,
+    /// The value of the annotation that requests the attempt's end.
+    pub release: Option<String>,
+}
+
+/// The operator's resource.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OperatorFacts {
+    /// The uid.
+    pub uid: String,
+    /// The version of the object.
+    pub resource_version: String,
+    /// The generation.
+    pub generation: i64,
+    /// The policy.
+    pub spec: BottlerocketUpdateOperatorSpec,
+    /// The recorded status.
+    pub status: BottlerocketUpdateOperatorStatus,
+    /// The value of the annotation that requests to settle failures.
+    pub resume: Option<String>,
+    /// The value of the annotation that approves a canary step.
+    pub approve_step: Option<String>,
+    /// The value of the annotation that requests a new certificate authority.
+    pub rotate_certificates: Option<String>,
+    /// The value of the annotation that requests a new signing key.
+    pub rotate_signing_key: Option<String>,
+    /// Annotations that are meant as requests and cannot be carried out, each as a sentence.
+    pub misunderstood: Vec<String>,
+}
+
+/// A pod on a node whose pods are watched.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+    /// The uid.
+    pub uid: String,
+    /// The version of the object.
+    pub resource_version: String,
+    /// The node that it is bound to.
+    pub node: String,
+    /// True if it has ended (phase Succeeded or Failed).
+    pub finished: bool,
+    /// True if it is being deleted.
+    pub terminating: bool,
+    /// Time by which it has to have ended: the end of the grace period of its deletion.
+    pub ends_by: Option<Timestamp>,
+    /// True if it waits for a node, an image or its first start (phase Pending). Budgets do not guard it.
+    pub pending: bool,
+    /// True if it mirrors a static pod of the kubelet.
+    pub mirror: bool,
+    /// True if it has an `emptyDir`.
+    pub empty_dir: bool,
+    /// The names of the PersistentVolumeClaims that it uses.
+    pub volume_claims: Vec<String>,
+    /// True if it may be placed on a cordoned node.
+    pub tolerates_cordon: bool,
+    /// True if its priority is one of those that the cluster itself needs.
+    pub critical: bool,
+    /// Kind and name of its controller.
+    pub controller: Option<String>,
+    /// Uid of its controller; absent for a bare pod.
+    pub controller_uid: Option<String>,
+    /// The DaemonSet that is its controller. Only Kubernetes' own (`apps/v1`) is one, as for `kubectl drain`.
+    pub daemon_set: Option<String>,
+    /// The known state of that DaemonSet.
+    pub daemon_set_is: DaemonSetIs,
+    /// The labels, which budgets select by.
+    pub labels: BTreeMap<String, String>,
+    /// True if its kubelet reports it Ready.
+    pub ready: bool,
+    /// Highest number of restarts among its containers.
+    pub restarts: i32,
+    /// Time at which a container of it last ended before it was restarted, by the node's clock, to the end of that
+    /// second.
+    pub restarted_at: Option<Timestamp>,
+    /// The reason why it is not Ready, as far as its status has one.
+    pub trouble: Option<String>,
+}
+
+/// The known state of a DaemonSet that a pod names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DaemonSetIs {
+    /// Unknown so far.
+    #[default]
+    Unknown,
+    /// It exists, or did when it was read.
+    There,
+    /// It does not exist: the pod is an orphan, which nothing would bring back.
+    Gone,
+    /// The API server gives no answer.
+    Unreadable,
+}
+
+/// A PodDisruptionBudget.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BudgetFacts {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+    /// The version of the object.
+    pub resource_version: String,
+    /// Number of pods that may be evicted now.
+    pub allowed: i32,
+    /// Number of its pods that have to be healthy.
+    pub desired: i32,
+    /// Number of its pods when all are there.
+    pub expected: i32,
+    /// True if pods that are not Ready may be evicted regardless of it.
+    pub lets_unhealthy_go: bool,
+    /// The selector of its pods; `None` if it cannot be read.
+    pub selector: Option<kube::core::Selector>,
+}
+
+/// Number of restarts of a container from which on its pod counts as crash-looping. Each reboot of a node restarts once
+/// what stays on it.
+const CRASH_LOOP: i32 = 3;
+
+/// Maximum time since the last restart of a container that crash-loops.
+const CRASH_LOOP_PAUSE: jiff::SignedDuration = jiff::SignedDuration::from_hours(1);
+
+impl PodFacts {
+    /// Returns whether it is not Ready, or Ready at this moment between two crashes.
+    pub fn is_unhealthy(&self, now: Timestamp) -> bool {
+        let recent = self.restarted_at.is_some_and(|at| now.duration_since(at) < CRASH_LOOP_PAUSE);
+        !self.ready || (recent && self.restarts >= CRASH_LOOP)
+    }
+
+    /// Returns the name for users: namespace and name.
+    pub fn title(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+impl BudgetFacts {
+    /// Returns whether its selector matches this pod.
+    pub fn selects(&self, pod: &PodFacts) -> bool {
+        use kube::core::SelectorExt as _;
+        pod.namespace == self.namespace && self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels))
+    }
+
+    /// Returns whether it would refuse this pod even with all its pods healthy, so that no waiting helps.
+    pub fn never_lets_go(&self, pod: &PodFacts) -> bool {
+        self.selects(pod)
+            && !pod.pending
+            && self.expected > 0
+            && self.desired >= self.expected
+            && (pod.ready || !self.lets_unhealthy_go)
+    }
+}
+
+/// The last answer to the eviction of a pod; kept in memory only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocked {
+    /// The budget that refuses, where one does.
+    pub budget: Option<String>,
+    /// The API server's message.
+    pub message: String,
+    /// Time of the first request of those with the same answer.
+    pub since: Timestamp,
+    /// Time of the next try.
+    pub retry_at: Timestamp,
+    /// True if another try is pointless: the drain fails.
+    pub fatal: bool,
+    /// True if it was accepted.
+    pub accepted: bool,
+    /// True if it was deleted and not evicted.
+    pub deleted: bool,
+}
+
+/// An eviction or deletion that was sent and has no answer so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// Time of sending.
+    pub since: Timestamp,
+    /// True if it deletes the pod past its budgets.
+    pub deletes: bool,
+}
+
+/// The reason against draining a staged node at the last check; kept in memory only.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refused {
+    /// The reason.
+    pub wait: Wait,
+    /// Time of the next check.
+    pub again_at: Timestamp,
+}
+
+/// Observations of a node's own Lease. Its times are the node's own, whose clock may be off: they are compared with
+/// each other only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseLooks {
+    /// The time of renewal at the first observation; `None` if there was no Lease.
+    pub first: Option<Timestamp>,
+    /// The time of renewal at the last observation.
+    pub last: Option<Timestamp>,
+    /// Time of the last observation, by the operator's clock.
+    pub looked_at: Timestamp,
+}
+
+impl LeaseLooks {
+    /// Takes in another observation.
+    pub fn look(before: Option<Self>, renewed: Option<Timestamp>, now: Timestamp) -> Self {
+        Self { first: before.map_or(renewed, |b| b.first), last: renewed, looked_at: now }
+    }
+
+    /// Returns whether the node has renewed it since the first observation.
+    pub fn alive(&self) -> bool {
+        self.last.is_some() && self.last != self.first
+    }
+}
+
+/// The kind of a node on which the pods of an owner are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// The node does not run the version.
+    NotUpdated,
+    /// The node runs the version, and a pod has had enough time on it to become healthy.
+    Updated,
+    /// The node runs the version, and a pod may still need time.
+    JustUpdated,
+}
+
+/// Health of the pods of one owner on other nodes than the one that is judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnerHealth {
+    /// Number of Ready pods on nodes that run the version.
+    pub updated_ready: usize,
+    /// Number of pods that have had enough time and are not Ready on nodes that run the version.
+    pub updated_failing: usize,
+    /// Number of healthy pods on nodes that do not run it.
+    pub others_healthy: usize,
+    /// Number of unhealthy pods on nodes that do not run it, or on none.
+    pub others_unhealthy: usize,
+}
+
+impl OwnerHealth {
+    /// Counts one more pod; `on` is `None` for one without a node.
+    pub fn count(&mut self, pod: &PodFacts, on: Option<Compared>, now: Timestamp) {
+        let counter = match on {
+            None => &mut self.others_unhealthy,
+            Some(Compared::NotUpdated) if pod.is_unhealthy(now) => &mut self.others_unhealthy,
+            Some(Compared::NotUpdated) => &mut self.others_healthy,
+            Some(Compared::Updated | Compared::JustUpdated) if pod.ready => &mut self.updated_ready,
+            Some(Compared::Updated) => &mut self.updated_failing,
+            Some(Compared::JustUpdated) => return,
+        };
+        *counter += 1;
+    }
+
+    /// Returns whether a further pod that fails on an updated node is evidence against the version: the owner's pods
+    /// fail on updated nodes alone, and on more than one.
+    pub fn is_evidence(&self) -> bool {
+        self.updated_failing > 0 && self.updated_ready == 0 && self.others_healthy > 0 && self.others_unhealthy == 0
+    }
+}
+
+/// One node with all related objects and facts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeView {
+    /// The Node.
+    pub facts: NodeFacts,
+    /// The shadow, if the node has one and owns it.
+    pub shadow: Option<ShadowFacts>,
+    /// The pods on it, where they are watched.
+    pub pods: Option<Vec<PodFacts>>,
+    /// The last answers to evictions, by the pod's uid.
+    pub blocked: BTreeMap<String, Blocked>,
+    /// Evictions under way, by the pod's uid.
+    pub in_flight: BTreeMap<String, InFlight>,
+    /// The reason against a drain at the last check.
+    pub refused: Option<Refused>,
+    /// Observations of the node's own Lease; read only where a release depends on it.
+    pub lease: Option<LeaseLooks>,
+    /// Health of the pods of owners (uid) on other nodes; read only where a pod fails on this one after its update.
+    pub owners: BTreeMap<String, OwnerHealth>,
+    /// Number of claims of the node in this attempt, as far as this leader knows: more than one means that another
+    /// client has removed the claim.
+    pub claims_made: u32,
+    /// Time since which no pod of the agent on it has been Ready, as observed by this process; `None` while one is.
+    pub agent_missing: Option<Timestamp>,
+    /// Time for which this process has observed the state in which a wait for its host begins, by the monotonic clock
+    /// ([`Standings`]).
+    pub stood: Duration,
+}
+
+impl NodeView {
+    /// Returns the attempt under way.
+    pub fn progress(&self) -> Option<&Progress> {
+        self.shadow.as_ref()?.status.controller.progress.as_ref()
+    }
+
+    /// Returns the record of its attempts.
+    pub fn record(&self) -> Option<&Record> {
+        self.shadow.as_ref()?.status.controller.record.as_ref()
+    }
+
+    /// Returns the step of the attempt under way.
+    pub fn step(&self) -> Option<Step> {
+        self.progress().map(|progress| progress.step)
+    }
+
+    /// Returns whether the attempt under way has gone on from its image, which disrupts nothing, to the node.
+    pub fn past_staging(&self) -> bool {
+        self.step().is_some_and(|step| !matches!(step, Step::Staging | Step::Staged))
+    }
+
+    /// Returns whether the node has rebooted since its desired state, which only the controller writes, required that
+    /// in the attempt under way. Such a node gets again a slot that was lost with the operator's resource.
+    pub fn has_rebooted_as_desired(&self) -> bool {
+        let (Some(shadow), Some(progress)) = (&self.shadow, self.progress()) else { return false };
+        let BottlerocketShadowSpec { state, attempt, boot_id, .. } = &shadow.spec;
+        matches!(progress.step, Step::Rebooting | Step::Returning | Step::Monitoring)
+            && (*state, *attempt) == (HostState::RebootedIntoUpdate, progress.attempt)
+            && boot_id.as_ref().is_some_and(|before| *before != self.facts.boot_id)
+    }
+
+    /// Returns whether the node is, or may be, out of service because of the operator. A node with a hold is out of
+    /// service because of its user, also where the cordon is the operator's, once its desired state is withdrawn.
+    pub fn disrupted(&self) -> bool {
+        let withdrawn = || self.shadow.as_ref().is_none_or(|shadow| shadow.spec.state == HostState::Idle);
+        match self.progress() {
+            Some(progress) => progress.disruptive || self.facts.claimed(),
+            None => self.facts.claimed() && !(self.facts.held && withdrawn()),
+        }
+    }
+}
+
+/// The answer to an expression.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// An empty result: all is well.
+    Quiet {
+        /// Time since which each answer has been empty.
+        since: Timestamp,
+    },
+    /// A result with at least one series.
+    Firing {
+        /// The first series, for a user.
+        series: String,
+    },
+    /// No answer, or none that can be read.
+    Failed {
+        /// The error.
+        message: String,
+    },
+}
+
+/// The other replicas of the controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standby {
+    /// There is no other replica.
+    #[default]
+    None,
+    /// Another replica exists, but cannot lead at present: it is not Ready, or its node is out of service.
+    NotReady,
+    /// Another replica is Ready on another node.
+    Ready,
+}
+
+/// The complete input of a plan.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClusterView {
+    /// The nodes under the operator, and those that still have a claim or other state of the operator, by name.
+    pub nodes: BTreeMap<String, NodeView>,
+    /// The operator's resource, if it exists.
+    pub operator: Option<OperatorFacts>,
+    /// The node that this controller runs on.
+    pub own_node: Option<String>,
+    /// Time since which this controller leads. A step that a new leader finds past its deadline gets a short grace.
+    pub leader_since: Timestamp,
+    /// Nodes with an action under way: nothing is decided about them until it is done.
+    pub busy: BTreeSet<String>,
+    /// Those of them whose last action failed and that are in back-off: none of their actions is under way.
+    pub paused: BTreeSet<String>,
+    /// Nodes (uid) whose slot is removed by a write that may still arrive, of this leader or of the previous one.
+    /// Nothing is begun with such a slot: it may be another's already.
+    pub retracted: BTreeSet<String>,
+    /// The budgets in the namespaces of the watched pods.
+    pub budgets: Vec<BudgetFacts>,
+    /// The answers to the expressions that nodes wait for.
+    pub expressions: BTreeMap<String, Answer>,
+    /// True until every cache is known to be at least as new as this leadership: nothing is decided on such a view.
+    pub stale: bool,
+    /// Readiness of another replica of the controller to take over.
+    pub standby: Standby,
+    /// Time since which no pod of the web API has been Ready, as observed by this process; `None` while one is.
+    pub web_api_missing: Option<Timestamp>,
+    /// True if another replica handed the lead over to this one, which has assigned no slot since: it does not hand it
+    /// back.
+    pub handed_over: bool,
+    /// The known facts about keys and certificates.
+    pub tls: TlsFacts,
+}
+
+impl ClusterView {
+    /// Returns the slots that may be used: without those that are about to be removed.
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        let slots = self.operator.iter().flat_map(|operator| &operator.status.slots);
+        slots.filter(|slot| !self.retracted.contains(&slot.uid))
+    }
+}
+
+/// The facts about keys and certificates for plans.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsFacts {
+    /// The id of the key that signs now.
+    pub signing_key: Option<String>,
+    /// The id of the key that signs when a rotation is over. A new leader signs with the one before it for as long as
+    /// it waits, and what the newest one has signed already stays as it is.
+    pub newest_key: Option<String>,
+    /// The ids of that key and of the one before it. Signatures of any other key are no longer accepted.
+    pub signing_keys: BTreeSet<String>,
+    /// The last request for new certificates that was begun.
+    pub rotated_certificates: Option<String>,
+    /// The last request for a new signing key that was begun.
+    pub rotated_signing_key: Option<String>,
+    /// The problem with them, for users.
+    pub problem: Option<String>,
+}
