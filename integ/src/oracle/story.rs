@@ -321,6 +321,15 @@ impl Story {
         self.change_pod(pod, |pod| pod.terminating = true);
     }
 
+    /// Deletes a collection: the answer, a list, has the revision of the last write, and was requested before it.
+    pub(super) fn delete_collection_meanwhile(&mut self, user: &str) {
+        let mut record = self.record(user, "deletecollection", "", "pods", "shop", "");
+        record.received = self.clock - SignedDuration::from_secs(1);
+        let revision = self.world.revision.to_string();
+        record.response = Some(json!({"kind": "PodList", "metadata": {"resourceVersion": revision}, "items": []}));
+        self.audit.push(record);
+    }
+
     fn remove(&mut self, user: &str, verb: &str, resource: &str, pod: &str, options: Value, code: u16) {
         self.tick();
         let (namespace, name) = parts(pod);

@@ -61,6 +61,10 @@ impl Writers {
     pub(super) fn read(audit: &[Record]) -> Self {
         let mut all: HashMap<u64, Writer> = HashMap::new();
         for record in audit.iter().filter(|record| record.is_write() && record.succeeded()) {
+            // The answer to the deletion of a collection is a list, at the revision at which it was read.
+            if record.verb == "deletecollection" {
+                continue;
+            }
             let Some(revision) = record.response.as_ref().and_then(revision) else { continue };
             // A write that changes nothing answers with the revision that it found. If the request named that revision
             // itself, it is certain to be one; else the first one received is the writer.

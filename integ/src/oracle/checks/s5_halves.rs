@@ -77,6 +77,14 @@ mod tests {
     }
 
     #[test]
+    fn a_deletion_of_other_objects_at_the_same_revision_is_no_write_of_a_shadow() {
+        let mut story = Story::new(&["a"]);
+        story.agent("a", |agent| agent.observed_generation = Some(7));
+        story.delete_collection_meanwhile("system:serviceaccount:kube-system:namespace-controller");
+        assert_eq!(story.judge().violations, []);
+    }
+
+    #[test]
     fn a_report_of_another_hosts_boot_is_caught() {
         let mut story = Story::new(&["a", "b"]);
         story.agent("a", |agent| agent.boot_id = Some("b-boot-1".into()));
