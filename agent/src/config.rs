@@ -37,4 +37,17 @@ pub struct Config {
     /// Log filter: a level, or a list such as `info,agent=debug`.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log_filter: String,
+
+    /// Log format.
+    #[arg(long, env = "BRUPOP_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// The format of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// A line of text for each entry.
+    Text,
+    /// A JSON object for each entry, in one line.
+    Json,
 }

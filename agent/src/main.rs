@@ -1,6 +1,6 @@
 //! Entry point: arguments, telemetry, and [`agent::run`].
 
-use agent::config::Config;
+use agent::config::{Config, LogFormat};
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::Targets;
@@ -10,10 +10,12 @@ use tracing_subscriber::util::SubscriberInitExt;
 fn main() -> anyhow::Result<()> {
     let config = Config::parse();
     let filter: Targets = config.log_filter.parse()?;
-    tracing_subscriber::registry()
-        .with(tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr))
-        .with(filter)
-        .init();
+    let log = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr);
+    let registry = tracing_subscriber::registry().with(filter);
+    match config.log_format {
+        LogFormat::Text => registry.with(log).init(),
+        LogFormat::Json => registry.with(log.json().flatten_event(true)).init(),
+    }
     // One thread does all the work; the only other one resolves names, and needs little.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

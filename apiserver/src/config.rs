@@ -59,6 +59,19 @@ pub struct Config {
     /// Log filter, in the syntax of RUST_LOG, such as info,apiserver=debug.
     #[arg(long, env = "RUST_LOG", default_value = "info,actix_server=warn")]
     pub log_filter: String,
+
+    /// Log format.
+    #[arg(long, env = "BRUPOP_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// The format of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// A line of text for each entry.
+    Text,
+    /// A JSON object for each entry, in one line.
+    Json,
 }
 
 /// Maximum configurable age of a stream: a token lives this long by default, and an older stream would not have

@@ -1,7 +1,7 @@
 //! Entry point: arguments, telemetry, and the web API until a signal ends it.
 
 use anyhow::Context as _;
-use apiserver::Config;
+use apiserver::{Config, LogFormat};
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -9,7 +9,11 @@ use tracing_subscriber::EnvFilter;
 fn main() -> anyhow::Result<()> {
     let config = Config::parse();
     let filter = EnvFilter::try_new(&config.log_filter).context("--log-filter")?;
-    tracing_subscriber::fmt().json().flatten_event(true).with_env_filter(filter).with_writer(std::io::stderr).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    match config.log_format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);

@@ -1,7 +1,7 @@
-//! `brupop-controller`: arguments, telemetry, signals, and then [`controller::run`].
+//! `brupop-controller`: arguments, log, signals, and then [`controller::run`].
 
 use clap::Parser;
-use controller::config::Config;
+use controller::config::{Config, LogFormat};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -10,7 +10,11 @@ async fn main() -> anyhow::Result<()> {
     let config = Config::parse();
     let filter = tracing_subscriber::EnvFilter::try_new(&config.log_filter)
         .map_err(|e| anyhow::anyhow!("--log-filter (RUST_LOG): {e}"))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    match config.log_format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
 
     let (stop, stopped) = watch::channel(false);
     let mut terminate = signal(SignalKind::terminate())?;

@@ -44,13 +44,16 @@ fn deployment(options: &Options) -> Deployment {
         name: "apiserver".to_owned(),
         image: Some(image(COMPONENT, options)),
         image_pull_policy: Some("IfNotPresent".to_owned()),
-        args: pod::args([
-            format!("--listen=$(POD_IP):{TLS_PORT}"),
-            format!("--plain-listen=$(POD_IP):{}", pod::PLAIN_PORT),
-            format!("--tls-dir={TLS_DIRECTORY}"),
-            format!("--namespace={SYSTEM_NAMESPACE}"),
-            format!("--agent-namespace={AGENT_NAMESPACE}"),
-        ]),
+        args: pod::args(
+            [
+                format!("--listen=$(POD_IP):{TLS_PORT}"),
+                format!("--plain-listen=$(POD_IP):{}", pod::PLAIN_PORT),
+                format!("--tls-dir={TLS_DIRECTORY}"),
+                format!("--namespace={SYSTEM_NAMESPACE}"),
+                format!("--agent-namespace={AGENT_NAMESPACE}"),
+            ],
+            options,
+        ),
         env: Some(vec![pod::field("POD_IP", "status.podIP")]),
         ports: Some(vec![pod::port("https", TLS_PORT), pod::port("metrics", pod::PLAIN_PORT)]),
         readiness_probe: Some(pod::probe("/readyz", 5)),

@@ -29,7 +29,7 @@ fn deployment(options: &Options) -> Deployment {
         name: "controller".to_owned(),
         image: Some(image(COMPONENT, options)),
         image_pull_policy: Some("IfNotPresent".to_owned()),
-        args: Some(args),
+        args: pod::args(args, options),
         env: Some(vec![
             pod::field("POD_NAME", "metadata.name"),
             pod::field("NODE_NAME", "spec.nodeName"),

@@ -36,6 +36,8 @@ pub struct Options {
     /// The cluster's domain, if it is not `cluster.local`: for the names in the web API's certificate. Agents use
     /// `SERVICE.NAMESPACE.svc`, which is valid in any.
     pub cluster_domain: Option<String>,
+    /// Format of the programs' logs, `text` or `json`; absent: their default, text.
+    pub log_format: Option<String>,
     /// Further arguments of the controller.
     pub controller_args: Vec<String>,
 }
@@ -48,6 +50,7 @@ impl Default for Options {
             controller_replicas: 2,
             apiserver_replicas: 3,
             cluster_domain: None,
+            log_format: None,
             controller_args: Vec::new(),
         }
     }

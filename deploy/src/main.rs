@@ -39,6 +39,9 @@ enum Print {
         /// The cluster's domain, if it is not cluster.local.
         #[arg(long)]
         cluster_domain: Option<String>,
+        /// Format of the programs' logs; text if it is absent.
+        #[arg(long, value_parser = ["text", "json"])]
+        log_format: Option<String>,
         /// A further argument of the controller, such as --serving-certificate=provided; may be given repeatedly.
         #[arg(long, allow_hyphen_values = true)]
         controller_arg: Vec<String>,
@@ -69,9 +72,9 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     match arguments.print {
         None => {}
         Some(Print::Crds) => print!("{}", files::definitions()?),
-        Some(Print::Manifest { registry, tag, cluster_domain, controller_arg }) => {
+        Some(Print::Manifest { registry, tag, cluster_domain, log_format, controller_arg }) => {
             let controller_args = controller_arg;
-            let mut options = Options { registry, cluster_domain, controller_args, ..Options::default() };
+            let mut options = Options { registry, cluster_domain, log_format, controller_args, ..Options::default() };
             if let Some(tag) = tag {
                 options.tag = tag;
             }

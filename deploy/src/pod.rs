@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::Component;
 use crate::object::selector;
+use crate::{Component, Options};
 
 /// An arbitrary user other than root: nothing in the images belongs to it.
 const USER: i64 = 65532;
@@ -140,6 +140,8 @@ pub(crate) fn one_at_a_time() -> DeploymentStrategy {
     }
 }
 
-pub(crate) fn args<const N: usize>(words: [String; N]) -> Option<Vec<String>> {
-    Some(words.into())
+/// Returns a program's arguments: these, and those that all programs have.
+pub(crate) fn args(words: impl IntoIterator<Item = String>, options: &Options) -> Option<Vec<String>> {
+    let common = options.log_format.iter().map(|format| format!("--log-format={format}"));
+    Some(words.into_iter().chain(common).collect())
 }
