@@ -14,6 +14,8 @@
 
 mod attempt;
 #[cfg(test)]
+mod attempt_cases;
+#[cfg(test)]
 mod cases;
 #[cfg(test)]
 mod drain_cases;
