@@ -1,4 +1,4 @@
-//! What an attempt's next step requires of the agent's report, of the host and of the leader.
+//! Requirements of an attempt's next step: the agent's report, the host, the leader.
 
 use models::condition::{Condition, ConditionStatus};
 use models::shadow::{
