@@ -383,7 +383,7 @@ pub(super) async fn what_is_not_in_the_schema_is_left_out(client: Client) -> any
     Ok(())
 }
 
-/// Checks that the policies in the documentation are accepted.
+/// Checks that the policies in the documentation, and the examples as they are, are accepted.
 pub(super) async fn what_the_documentation_shows_is_accepted(client: Client) -> anyhow::Result<()> {
     let resource = ApiResource::erase::<BottlerocketUpdateOperator>(&());
     let operators: Api<DynamicObject> = Api::namespaced_with(client, SYSTEM_NAMESPACE, &resource);
@@ -400,6 +400,15 @@ pub(super) async fn what_the_documentation_shows_is_accepted(client: Client) -> 
             answer.with_context(|| format!("{file}: {block}"))?;
         }
     }
+    let mut examples = 0;
+    for file in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies"))? {
+        let file = file?.path();
+        let shown: Value = serde_saphyr::from_str(&std::fs::read_to_string(&file)?)?;
+        let answer = operators.patch("default", &params, &Patch::Apply(shown)).await;
+        answer.with_context(|| file.display().to_string())?;
+        examples += 1;
+    }
+    assert_eq!(examples, 5);
     Ok(())
 }
 

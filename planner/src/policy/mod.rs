@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_that_the_documentation_shows_can_be_obeyed() {
+    fn every_policy_that_the_documentation_and_the_examples_show_can_be_obeyed() {
         let pages = [include_str!("../../../docs/policy.md"), include_str!("../../../docs/expressions.md")];
         let blocks = pages.iter().flat_map(|page| page.split("```yaml\n").skip(1));
         let mut shown = 0;
@@ -496,6 +496,15 @@ mod tests {
             shown += 1;
         }
         assert_eq!(shown, 8);
+        let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies");
+        for file in std::fs::read_dir(examples).unwrap() {
+            let file = file.unwrap().path();
+            let object: serde_json::Value = serde_saphyr::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+            let spec: BottlerocketUpdateOperatorSpec = serde_json::from_value(object["spec"].clone()).unwrap();
+            assert_eq!(Policy::from_spec(&spec).err(), None, "{}", file.display());
+            shown += 1;
+        }
+        assert_eq!(shown, 13);
     }
 
     #[test]
