@@ -230,6 +230,24 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_has_the_time_of_its_last_apply_and_no_other_clients() {
+        let at = |second: u32| format!("2026-01-01T00:00:{second:02}Z");
+        let applied = |manager: &str, operation: &str, second: u32| {
+            let mut entry = entry(manager, operation, "", &all_fields());
+            entry["time"] = json!(at(second));
+            entry
+        };
+        let entries = [
+            applied(names::CONTROLLER_MANAGER, "Apply", 5),
+            applied(names::CONTROLLER_MANAGER, "Apply", 3),
+            applied(names::CONTROLLER_MANAGER, "Update", 8),
+            applied("platform-team", "Apply", 9),
+        ];
+        assert_eq!(since(&meta(json!({"managedFields": entries}))), Some(at(5).parse().unwrap()));
+        assert_eq!(since(&meta(json!({"managedFields": [applied("platform-team", "Apply", 9)]}))), None);
+    }
+
+    #[test]
     fn a_part_is_ours_only_by_our_own_apply_to_the_main_resource() {
         for (sentence, manager, operation, subresource, ours) in [
             ("our apply", names::CONTROLLER_MANAGER, "Apply", "", true),

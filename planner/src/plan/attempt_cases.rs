@@ -266,3 +266,32 @@ fn an_attempt_that_nothing_backs_takes_part_in_the_budget_only_if_its_host_may_h
         assert_eq!(ended, Some((Step::Releasing, disruptive)), "{sentence}: {:?}", made.waits);
     }
 }
+
+#[test]
+fn pods_are_watched_from_the_drain_to_the_end_of_the_soak() {
+    for (step, state, watched) in [
+        (Step::LeavingBalancer, HostState::StagedUpdate, true),
+        (Step::Draining, HostState::StagedUpdate, true),
+        (Step::Rebooting, HostState::RebootedIntoUpdate, true),
+        (Step::Returning, HostState::RebootedIntoUpdate, true),
+        (Step::Monitoring, HostState::RebootedIntoUpdate, true),
+        (Step::Releasing, HostState::Idle, false),
+    ] {
+        assert_eq!(plan_at(at("a", step, 0, state), 1).pods.contains("a"), watched, "{step:?}");
+    }
+}
+
+#[test]
+fn expressions_of_a_node_with_a_slot_are_queried_before_it_is_drained() {
+    let (mut view, _) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+    let policy = with_policy(
+        &mut view,
+        serde_json::json!({
+            "prometheus": {"url": "http://prometheus:9090"},
+            "health": {"before": {"expressions": [{"name": "errors", "query": "errors{node=\"$node\"} > 0"}]}},
+        }),
+    );
+    let made = plan(&view, &policy, t(1));
+    assert_eq!(made.expressions, [r#"errors{node="a"} > 0"#.to_owned()].into());
+    assert_eq!(step_of(&made), None, "{:?}", made.actions);
+}

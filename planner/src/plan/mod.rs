@@ -39,6 +39,8 @@ mod requests;
 mod rollout;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod slot_cases;
 mod slots;
 mod survey;
 mod versions;

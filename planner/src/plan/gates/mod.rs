@@ -93,6 +93,25 @@ pub(super) mod testing {
     }
 
     #[test]
+    fn a_download_ahead_of_time_passes_the_gates_of_the_fleet_and_none_of_those_of_a_disruption() {
+        let ahead = |policy: &mut Policy| policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
+        for gate in [stage, begin] {
+            let off = asked(gate, |_, policy| {
+                ahead(policy);
+                policy.enabled = false;
+            });
+            assert_eq!(off, Some(Wait::Disabled));
+            let not_ready = asked(gate, |view, policy| {
+                ahead(policy);
+                view.nodes.get_mut("a").unwrap().facts.ready = false;
+            });
+            assert_eq!(not_ready, None, "nothing is disrupted");
+        }
+        let not_ready = asked(begin, |view, _| view.nodes.get_mut("a").unwrap().facts.ready = false);
+        assert_eq!(not_ready, Some(Wait::NodeNotReady), "without pre-staging the disruption follows");
+    }
+
+    #[test]
     fn every_gate_lets_a_sound_node_pass() {
         for gate in [stage, start, begin, canary::gate] {
             assert_eq!(asked(gate, |_, _| {}), None);
