@@ -320,8 +320,68 @@ pub(super) fn status(
 
 #[cfg(test)]
 mod tests {
+    use models::shadow::{HostState, Step};
+
     use super::*;
-    use crate::fixtures::t;
+    use crate::fixtures::{NEW, at, cluster, node, t};
+
+    #[test]
+    fn every_node_is_counted_for_what_it_does_and_once() {
+        let on = |name: &str, change: &dyn Fn(&mut NodeView)| {
+            let mut node = node(name);
+            change(&mut node);
+            node
+        };
+        let record = |node: &mut NodeView, failures| {
+            let record = &mut node.shadow.as_mut().unwrap().status.controller.record;
+            record.get_or_insert_default().failures = failures;
+        };
+        let current = |node: &mut NodeView| {
+            let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+            agent.current_version = Some(NEW);
+            agent.updates.as_mut().unwrap().chosen_version = None;
+        };
+        let nodes = vec![
+            on("current-1", &current),
+            on("current-2", &|node| {
+                current(node);
+                record(node, 0);
+            }),
+            at("drained", Step::Draining, 0, HostState::StagedUpdate),
+            at("staged-1", Step::Staged, 0, HostState::StagedUpdate),
+            at("staged-2", Step::Staged, 0, HostState::StagedUpdate),
+            on("held", &|node| {
+                node.facts.held = true;
+                record(node, 1);
+            }),
+            on("failed", &|node| record(node, 2)),
+            on("left", &|node| node.facts.labelled = false),
+        ];
+        let (mut view, policy) = cluster(nodes, &["drained"]);
+        // The conditions are written already.
+        let held = &mut view.nodes.get_mut("held").unwrap().shadow.as_mut().unwrap().status.conditions;
+        held.push(Condition {
+            type_: shadow::BLOCKED.into(),
+            status: models::condition::ConditionStatus::True,
+            reason: Wait::Held.as_str().into(),
+            message: Wait::Held.to_string(),
+            last_transition_time: t(0),
+            observed_generation: None,
+        });
+        let made = crate::plan::plan(&view, &policy, t(1));
+        let counts = counts(&view, &made);
+        let found = (counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed);
+        assert_eq!(found, (7, 2, 1, 2, 1, 2), "{:?} {:?}", made.waits, made.actions);
+    }
+
+    #[test]
+    fn a_window_says_whether_it_is_open_and_when_that_ends() {
+        let until = WindowState::Open { until: Some(t(5)) };
+        let closed = WindowState::Closed { opens: Some(t(9)), blackout: false };
+        assert_eq!((open(&until), changes(&until)), (true, Some(t(5))));
+        assert_eq!((open(&closed), changes(&closed)), (false, Some(t(9))));
+        assert_eq!(changes(&WindowState::Open { until: None }), None);
+    }
 
     #[test]
     fn a_policy_that_cannot_be_obeyed_hides_no_trouble_with_certificates() {
