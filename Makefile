@@ -37,18 +37,18 @@ lint: tools tools-lint words ## Check format, lints, words and generated files
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) build --workspace --bins --locked
 	"$(TARGET)/debug/brupop-deploy" --check
-	@! $(CARGO) tree --locked -p planner -e normal --prefix none | grep -E '^(tokio|hyper|reqwest|actix-web|prometheus|tracing) ' || { echo "make: the planner depends on no client, HTTP, log or metrics crate (docs/architecture.md)" >&2; exit 1; }
+	@tree=$$($(CARGO) tree --locked -p planner -e normal --prefix none) && ! grep -E '^(tokio|hyper|reqwest|actix-web|prometheus|tracing) ' <<<"$$tree" || { echo "make: the planner depends on no client, HTTP, log or metrics crate (docs/architecture.md)" >&2; exit 1; }
 
 # docs/glossary.md has the words to use instead.
 .PHONY: words
 words: ## Check that docs, manifests and doc comments follow the glossary
 	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
-	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
+	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests examples --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 .PHONY: test-unit
 test-unit: tools ## Run the tests that need no control plane
 	$(CARGO) test --workspace --locked --lib --bins -- --skip control_plane
-	$(CARGO) test --workspace --locked --test host_golden
+	$(CARGO) test --workspace --locked --test host_golden --test layers --test docs
 
 .PHONY: test-scenarios
 test-scenarios: tools control-plane next ## Run the end-to-end scenarios alone
@@ -126,7 +126,7 @@ release: tools ## Build all programs as they ship
 	$(CARGO) build --release --locked -p apiserver -p controller -p cli
 
 .PHONY: manifests
-manifests: build ## Write the generated files anew: manifests and the reference of the resources
+manifests: build ## Write the generated files again: manifests and the reference of the resources
 	"$(TARGET)/debug/brupop-deploy" --write
 
 .PHONY: fmt

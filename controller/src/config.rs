@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use clap::Parser;
 use models::names;
 
-/// Decides which Bottlerocket node updates, when and to what version; cordons, drains, issues the permit, and judges
-/// the result.
+/// Carries out the plan for each Bottlerocket node: cordons, drains, issues the permit, releases.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "brupop-controller", version)]
 pub struct Config {

@@ -1,9 +1,8 @@
-//! The controller: decides which node updates, when and to what version; cordons, drains, issues the permit, and judges
-//! the result.
+//! The controller: carries out the plan for each Bottlerocket node: cordons, drains, issues the permit, releases.
 //!
 //! ```text
 //! view ──► plan ──► lint ──► apply
-//! (gather)  (the planner)    (I/O, makes no choices)
+//! (gather)  (the planner)    (I/O; no choices but the last check before a permit)
 //! ```
 
 pub mod apply;

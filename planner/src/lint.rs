@@ -17,7 +17,7 @@ use crate::view::{ClusterView, NodeView, PodFacts};
 /// One broken property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The property, by its number in the design: `S1` and so on.
+    /// The property, by its number in `docs/testing.md`: `S1` and so on.
     pub property: &'static str,
     /// The node whose action breaks it; absent where it is the slots.
     pub node: Option<String>,

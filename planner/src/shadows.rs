@@ -1,4 +1,4 @@
-//! The shadows to create and to delete. A separate loop, so that it never waits for an update.
+//! The shadows to create and to delete, independent of the plan.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
-//! Carries out decisions, and makes none: one function per action. Each is guarded by the uid and the resourceVersion
-//! of the object that the decision was made on, and preceded by a check that this process still leads.
+//! Carries out decisions, and makes none but the last check before a permit: one function per action. Each is guarded
+//! by the uid or the resourceVersion of the object that the decision was made on, and preceded by a check that this
+//! process still leads.
 
 mod event;
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! Checks for a slot, and the reasons that the other nodes get.
 
 use models::condition::{Condition, ConditionStatus};
+use models::operator::KnownVersion;
 use models::shadow::{BLOCKED, HostState, Step};
 use serde_json::{Value, json};
 
-use super::{Plan, Wait, plan};
+use super::{Action, Plan, Wait, plan};
+use crate::claims::Parts;
 use crate::fixtures::*;
 use crate::view::{NodeView, Refused, Standby};
 
@@ -143,4 +145,61 @@ fn a_refused_node_wakes_nobody_while_there_is_no_free_slot() {
     assert!(made.wake.is_none_or(|wake| wake > t(10)), "{:?}", made.wake);
     let made = plan_beside(json!({"maxUnavailable": 2}), refused);
     assert!(made.pods.contains("b"), "there is room to check it at once");
+}
+
+/// The idle nodes that begin to download.
+fn begun(made: &Plan) -> usize {
+    made.actions.keys().filter(|name| name.starts_with("idle")).count()
+}
+
+#[test]
+fn twice_as_many_nodes_as_there_are_free_slots_begin_and_the_others_know_their_place() {
+    let idle = || (0..8).map(|n| node(&format!("idle-{n}")));
+    let (mut view, _) = cluster(idle().collect(), &[]);
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 3}));
+    let made = plan(&view, &policy, t(1));
+    assert_eq!(begun(&made), 6);
+    assert_eq!(made.waits["idle-7"], Wait::Queued { position: 7, behind: Some("idle-6".into()) });
+
+    // One that gets a slot now, and one that downloads, take their part of the room.
+    let mut downloading = at("downloading", Step::Staging, 0, HostState::StagedUpdate);
+    downloading.shadow.as_mut().unwrap().status.agent.state = Some(HostState::Idle);
+    let staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    let (mut view, _) = cluster(idle().chain([downloading, staged]).collect(), &[]);
+    let policy = with_policy(&mut view, json!({"maxUnavailable": 3}));
+    let made = plan(&view, &policy, t(1));
+    assert_eq!(made.slots.as_ref().map(Vec::len), Some(1));
+    assert_eq!(begun(&made), 2 * 3 - 2);
+    // Behind the staged one.
+    assert_eq!(made.waits["idle-7"], Wait::Queued { position: 8, behind: Some("idle-6".into()) });
+}
+
+#[test]
+fn the_leader_wakes_when_a_version_is_old_enough_and_never_in_the_past() {
+    for (second, expected) in [(1, Some(t(100))), (99, Some(t(100))), (100, None), (101, None)] {
+        let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);
+        let policy = with_policy(&mut view, json!({"version": {"minimumAge": "100s"}, "enabled": false}));
+        view.operator.as_mut().unwrap().status.versions = vec![KnownVersion {
+            version: NEW,
+            variant: "aws-k8s-1.37".into(),
+            arch: "x86_64".into(),
+            first_seen: t(0),
+            failed: Vec::new(),
+            quarantined: None,
+        }];
+        let made = plan(&view, &policy, t(second));
+        assert_eq!(made.wake.filter(|wake| *wake <= t(100)), expected, "at {second} s");
+    }
+}
+
+#[test]
+fn a_drain_ends_with_the_first_action_that_is_not_part_of_it() {
+    let (view, policy) = draining(json!({}), vec![]);
+    let after_the_drain = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    assert!(Plan::ends_drain(&after_the_drain), "{after_the_drain:?}");
+    let (mut view, policy) = draining(json!({}), vec![pod("a", false)]);
+    view.nodes.get_mut("a").unwrap().facts.claims = Parts::default();
+    let claim = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
+    assert!(matches!(claim, Action::Claim { .. }) && !Plan::ends_drain(&claim), "{claim:?}");
+    assert!(Plan::ends_drain(&Action::Release));
 }
