@@ -96,7 +96,7 @@ fuzz: tools ## Feed every reader of outside data with odd bytes, for FUZZ_SECOND
 	@fuzz/run.sh
 
 .PHONY: mutants
-mutants: tools ## Change the planner's rules one by one and list the changes that no test notices; hours for all (ARGS="-f planner/src/lint.rs")
+mutants: tools ## Change the planner's rules one by one and list the changes that no test notices; hours for all (ARGS="--re src/lint.rs")
 	@command -v cargo-mutants >/dev/null || { echo "make: cargo-mutants is needed: cargo install --locked cargo-mutants" >&2; exit 1; }
 	$(CARGO) mutants --no-shuffle --output "$(TARGET)" $(ARGS)
 
