@@ -6,6 +6,7 @@ use models::shadow::{
 };
 
 use super::{Action, Plan, Wait, plan};
+use crate::claims::Part;
 use crate::fixtures::*;
 use crate::view::{NodeView, ShadowFacts};
 
@@ -294,4 +295,39 @@ fn expressions_of_a_node_with_a_slot_are_queried_before_it_is_drained() {
     let made = plan(&view, &policy, t(1));
     assert_eq!(made.expressions, [r#"errors{node="a"} > 0"#.to_owned()].into());
     assert_eq!(step_of(&made), None, "{:?}", made.actions);
+}
+
+#[test]
+fn a_drain_records_what_other_clients_had_set_before() {
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.facts.set_by_others = [Part::ScaleDown].into_iter().collect();
+    let made = plan_at(staged, 1);
+    let drain = status_of(&made).and_then(|status| status.drain.as_ref()).unwrap();
+    assert_eq!(drain.preexisting, [Part::ScaleDown.name()]);
+}
+
+#[test]
+fn a_pod_that_comes_after_the_drain_resumes_it_once() {
+    let asking = |restarted: bool| {
+        let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+        node.pods = Some(vec![pod("a", false)]);
+        let shadow = shadow(&mut node);
+        shadow.status.agent.armed = Some(armed(ArmedPhase::Arming));
+        shadow.status.controller.drain = Some(DrainStatus { restarted, ..DrainStatus::default() });
+        plan_at(node, 1)
+    };
+    let first = asking(false);
+    assert_eq!(step_of(&first), Some(Step::Draining));
+    assert!(status_of(&first).unwrap().drain.as_ref().unwrap().restarted, "recorded, so that it is once");
+    let second = asking(true);
+    assert_eq!(step_of(&second), Some(Step::Releasing));
+    assert_eq!(status_of(&second).unwrap().record.as_ref().unwrap().last.as_ref().unwrap().reason, "PodsReturn");
+}
+
+#[test]
+fn a_release_counts_from_the_failure() {
+    let mut deleted = at("a", Step::Draining, 0, HostState::StagedUpdate);
+    deleted.facts.deleting = true;
+    let made = plan_at(deleted, 50);
+    assert_eq!(status_of(&made).unwrap().progress.as_ref().unwrap().since, t(50));
 }
