@@ -331,3 +331,24 @@ fn a_release_counts_from_the_failure() {
     let made = plan_at(deleted, 50);
     assert_eq!(status_of(&made).unwrap().progress.as_ref().unwrap().since, t(50));
 }
+
+#[test]
+fn a_boot_into_another_version_is_the_versions_fault_only_if_its_image_was_armed_in_this_attempt() {
+    let back = |request: Option<models::shadow::Armed>| {
+        let mut node = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
+        node.facts.boot_id = "b2".into();
+        // Its agent is silent since.
+        shadow(&mut node).status.agent.armed = request;
+        let made = plan_at(node, 24 * 3600);
+        status_of(&made).unwrap().record.as_ref().unwrap().last.as_ref().unwrap().reason.clone()
+    };
+    let of_another = models::shadow::Armed { attempt: 2, ..armed(ArmedPhase::Activated) };
+    for (sentence, request, expected) in [
+        ("armed", Some(armed(ArmedPhase::Activated)), "BootFellBack"),
+        ("about to be armed", Some(armed(ArmedPhase::Arming)), "RebootedByOther"),
+        ("armed in another attempt", Some(of_another), "RebootedByOther"),
+        ("not armed", None, "RebootedByOther"),
+    ] {
+        assert_eq!(back(request), expected, "{sentence}");
+    }
+}
