@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use models::log::LogFormat;
 
 /// Drives the update API of one Bottlerocket host to the desired state of its BottlerocketShadow.
 ///
@@ -38,16 +39,7 @@ pub struct Config {
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log_filter: String,
 
-    /// Log format.
-    #[arg(long, env = "BRUPOP_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    /// Log format: `text` or `json`.
+    #[arg(long, env = "BRUPOP_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-}
-
-/// The format of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    /// A line of text for each entry.
-    Text,
-    /// A JSON object for each entry, in one line.
-    Json,
 }

@@ -1,7 +1,8 @@
 //! Entry point: arguments, telemetry, and [`agent::run`].
 
-use agent::config::{Config, LogFormat};
+use agent::config::Config;
 use clap::Parser;
+use models::log::LogFormat;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;

@@ -351,7 +351,7 @@ mod tests {
             token_file: PathBuf::new(),
             trust_dir: folder.path().to_owned(),
             log_filter: String::new(),
-            log_format: crate::config::LogFormat::Text,
+            log_format: models::log::LogFormat::Text,
         };
         let server = Server::new(&config);
         let trusted = || server.client.borrow().as_ref().map(|(bundle, _)| String::from_utf8(bundle.clone()).unwrap());

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use models::duration::Duration;
+use models::log::LogFormat;
 use models::names;
 
 /// The web API between the agents and the cluster: each agent reads its own node's shadow and reports into its status.
@@ -60,18 +61,9 @@ pub struct Config {
     #[arg(long, env = "RUST_LOG", default_value = "info,actix_server=warn")]
     pub log_filter: String,
 
-    /// Log format.
-    #[arg(long, env = "BRUPOP_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    /// Log format: `text` or `json`.
+    #[arg(long, env = "BRUPOP_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-}
-
-/// The format of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    /// A line of text for each entry.
-    Text,
-    /// A JSON object for each entry, in one line.
-    Json,
 }
 
 /// Maximum configurable age of a stream: a token lives this long by default, and an older stream would not have

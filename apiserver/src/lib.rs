@@ -30,7 +30,7 @@ mod streams;
 mod tls;
 mod write;
 
-pub use config::{Config, LogFormat};
+pub use config::Config;
 pub use server::{RunError, run};
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Entry point: arguments, telemetry, and the web API until a signal ends it.
 
 use anyhow::Context as _;
-use apiserver::{Config, LogFormat};
+use apiserver::Config;
 use clap::Parser as _;
+use models::log::LogFormat;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 

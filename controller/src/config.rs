@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use clap::Parser;
+use models::log::LogFormat;
 use models::names;
 
 /// Carries out the plan for each Bottlerocket node: cordons, drains, issues the permit, releases.
@@ -50,18 +51,9 @@ pub struct Config {
     /// Log filter, e.g. `info` or `controller=debug,kube=warn`.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log_filter: String,
-    /// Log format.
-    #[arg(long, env = "BRUPOP_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    /// Log format: `text` or `json`.
+    #[arg(long, env = "BRUPOP_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-}
-
-/// The format of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    /// A line of text for each entry.
-    Text,
-    /// A JSON object for each entry, in one line.
-    Json,
 }
 
 /// The issuer of the web API's certificate.

@@ -63,36 +63,26 @@ impl Labelling {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
-
-    use planner::labels::labels;
-    use planner::policy::Policy;
 
     use super::*;
 
-    fn node() -> NodeFacts {
-        NodeFacts {
-            name: "a".into(),
-            os_image: "Bottlerocket OS 1.20.5 (aws-k8s-1.37)".into(),
-            labels: Arc::new(BTreeMap::from([("kubernetes.io/os".into(), "linux".into())])),
-            ..NodeFacts::default()
-        }
-    }
-
     fn fleet(size: usize) -> BTreeMap<String, NodeFacts> {
-        (0..size).map(|n| format!("node-{n}")).map(|name| (name.clone(), NodeFacts { name, ..node() })).collect()
+        (0..size)
+            .map(|n| format!("node-{n}"))
+            .map(|name| (name.clone(), NodeFacts { name, ..NodeFacts::default() }))
+            .collect()
     }
 
     #[test]
     fn a_fleet_is_labelled_a_few_nodes_at_a_time_and_each_once() {
-        let (policy, now) = (Policy { label_nodes: true, ..Policy::default() }, Instant::now());
+        let now = Instant::now();
         let mut nodes = fleet(AT_ONCE * 2 + 3);
         let mut labelling = Labelling::default();
         let mut rounds = Vec::new();
         while !nodes.is_empty() {
-            let begun = labelling.begin(labels(&nodes, &policy), now);
-            assert!(labelling.begin(labels(&nodes, &policy), now).is_empty(), "what is under way is not begun again");
+            let begun = labelling.begin(nodes.values().collect(), now);
+            assert!(labelling.begin(nodes.values().collect(), now).is_empty(), "what is under way is not begun again");
             rounds.push(begun.len());
             for node in begun {
                 labelling.ended(&node.name, None, now);
@@ -104,15 +94,14 @@ mod tests {
 
     #[test]
     fn a_node_that_cannot_be_labelled_is_left_alone_for_longer_and_longer_and_holds_up_nobody() {
-        let policy = Policy { label_nodes: true, ..Policy::default() };
         let (nodes, mut now) = (fleet(1), Instant::now());
         let mut labelling = Labelling::default();
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            assert_eq!(labelling.begin(labels(&nodes, &policy), now).len(), 1);
+            assert_eq!(labelling.begin(nodes.values().collect(), now).len(), 1);
             labelling.ended("node-0", Some(&ApplyError::NoKey), now);
-            assert!(labelling.begin(labels(&nodes, &policy), now).is_empty(), "tried again at once");
-            assert_eq!(labelling.begin(labels(&fleet(2), &policy), now).len(), 1, "the other one");
+            assert!(labelling.begin(nodes.values().collect(), now).is_empty(), "tried again at once");
+            assert_eq!(labelling.begin(fleet(2).values().collect(), now).len(), 1, "the other one");
             labelling.ended("node-1", None, now);
             let again = labelling.wake().unwrap();
             pauses.push(again - now);

@@ -1,7 +1,8 @@
 //! `brupop-controller`: arguments, log, signals, and then [`controller::run`].
 
 use clap::Parser;
-use controller::config::{Config, LogFormat};
+use controller::config::Config;
+use models::log::LogFormat;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 

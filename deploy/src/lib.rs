@@ -36,8 +36,8 @@ pub struct Options {
     /// The cluster's domain, if it is not `cluster.local`: for the names in the web API's certificate. Agents use
     /// `SERVICE.NAMESPACE.svc`, which is valid in any.
     pub cluster_domain: Option<String>,
-    /// Format of the programs' logs, `text` or `json`; absent: their default, text.
-    pub log_format: Option<String>,
+    /// Format of the programs' logs; absent: their default, text.
+    pub log_format: Option<models::log::LogFormat>,
     /// Further arguments of the controller.
     pub controller_args: Vec<String>,
 }

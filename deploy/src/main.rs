@@ -39,9 +39,9 @@ enum Print {
         /// The cluster's domain, if it is not cluster.local.
         #[arg(long)]
         cluster_domain: Option<String>,
-        /// Format of the programs' logs; text if it is absent.
-        #[arg(long, value_parser = ["text", "json"])]
-        log_format: Option<String>,
+        /// Format of the programs' logs: `text`, which is the default, or `json`.
+        #[arg(long)]
+        log_format: Option<models::log::LogFormat>,
         /// A further argument of the controller, such as --serving-certificate=provided; may be given repeatedly.
         #[arg(long, allow_hyphen_values = true)]
         controller_arg: Vec<String>,

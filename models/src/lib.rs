@@ -13,6 +13,7 @@ pub mod agent_step;
 pub mod condition;
 pub mod duration;
 pub mod listen;
+pub mod log;
 pub mod names;
 #[cfg(feature = "next")]
 pub mod next;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::condition::{Condition, ConditionStatus};
 use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
 use models::reason::FailureReason;
 use models::shadow::{
@@ -145,6 +146,18 @@ pub(crate) fn updated() -> Record {
         ended: t(50),
     };
     Record { last: Some(last), ..Record::default() }
+}
+
+/// A condition that is True since 0 s.
+pub(crate) fn condition(type_: &str, reason: &str, message: &str) -> Condition {
+    Condition {
+        type_: type_.into(),
+        status: ConditionStatus::True,
+        reason: reason.into(),
+        message: message.into(),
+        last_transition_time: t(0),
+        observed_generation: None,
+    }
 }
 
 pub(crate) fn armed(phase: ArmedPhase) -> Armed {

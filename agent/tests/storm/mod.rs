@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use agent::config::{Config, LogFormat};
+use agent::config::Config;
 use integ::host::{Event, EventKind, ShutdownBy};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, LocalSet};
@@ -104,7 +104,7 @@ impl Within {
             token_file: bench.path("token"),
             trust_dir: bench.path("trust"),
             log_filter: String::new(),
-            log_format: LogFormat::Text,
+            log_format: models::log::LogFormat::Text,
         };
         let (shutdown, asked) = oneshot::channel::<()>();
         let task = tokio::task::spawn_local(agent::run(config, async {

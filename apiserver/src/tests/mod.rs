@@ -24,7 +24,7 @@ use crate::limit::Allowance;
 use crate::server::{Patience, Running};
 use crate::shadow::tests::stored;
 use crate::tls::tests::{Directory, pair, pair_for};
-use crate::{Config, LogFormat, RunError};
+use crate::{Config, RunError};
 
 /// Time-out of a test. Nothing is expected to take long.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -275,7 +275,7 @@ impl Server {
             connections_per_source: 8,
             ipv6_source_prefix: 128,
             log_filter: String::new(),
-            log_format: LogFormat::Text,
+            log_format: models::log::LogFormat::Text,
         };
         let running = Running::start(&config, patience, world.client()).await.unwrap();
         let (api, plain) = (running.api, running.plain);

@@ -53,7 +53,7 @@ pub(crate) const FORBIDDEN: (u16, &str) = (403, "forbidden");
 impl Court {
     /// Installs the operator on four nodes and waits until it is idle.
     pub(crate) async fn open() -> anyhow::Result<Self> {
-        let log_format = Some("json".to_owned());
+        let log_format = Some(models::log::LogFormat::Json);
         let deploy =
             deploy::Options { controller_replicas: 1, apiserver_replicas: 1, log_format, ..deploy::Options::default() };
         let bed = Bed::start(BedOptions { nodes: 4, deploy, ..BedOptions::default() }).await?;

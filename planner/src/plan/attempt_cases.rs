@@ -1,6 +1,5 @@
 //! Requirements of an attempt's next step: the agent's report, the host, the leader.
 
-use models::condition::{Condition, ConditionStatus};
 use models::shadow::{
     ArmedPhase, ControllerReport, DrainStatus, HOST_REACHABLE, HostPolicy, HostState, OfferedUpdates, Permit, Step,
 };
@@ -141,22 +140,11 @@ fn an_empty_node_goes_on_to_its_reboot_only_while_the_image_is_known_to_be_stage
     }
 }
 
-fn reachable(reason: &str) -> Condition {
-    Condition {
-        type_: HOST_REACHABLE.into(),
-        status: ConditionStatus::True,
-        reason: reason.into(),
-        message: String::new(),
-        last_transition_time: t(0),
-        observed_generation: None,
-    }
-}
-
 #[test]
 fn a_host_that_another_client_armed_is_left_alone_until_a_user_permits_to_disarm_it_in_this_boot() {
     let idle = |reason: &str| {
         let mut node = node("a");
-        shadow(&mut node).status.conditions.push(reachable(reason));
+        shadow(&mut node).status.conditions.push(condition(HOST_REACHABLE, reason, ""));
         node
     };
     let blocked = |made: &Plan| match made.actions.get("a") {
@@ -337,7 +325,7 @@ fn a_boot_into_another_version_is_the_versions_fault_only_if_its_image_was_armed
     let back = |request: Option<models::shadow::Armed>| {
         let mut node = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
         node.facts.boot_id = "b2".into();
-        // Its agent is silent since.
+        // Its agent has been silent since the boot.
         shadow(&mut node).status.agent.armed = request;
         let made = plan_at(node, 24 * 3600);
         status_of(&made).unwrap().record.as_ref().unwrap().last.as_ref().unwrap().reason.clone()

@@ -477,14 +477,7 @@ fn what_is_ours_by_the_record_is_taken_back_also_where_nobody_owns_it() {
         let status = &mut back.shadow.as_mut().unwrap().status;
         let preexisting = theirs.into_iter().map(str::to_owned).collect();
         status.controller.drain = Some(models::shadow::DrainStatus { preexisting, ..Default::default() });
-        status.conditions = vec![models::condition::Condition {
-            type_: models::shadow::CORDONED.into(),
-            status: models::condition::ConditionStatus::True,
-            reason: "Updating".into(),
-            message: String::new(),
-            last_transition_time: t(0),
-            observed_generation: None,
-        }];
+        status.conditions = vec![condition(models::shadow::CORDONED, "Updating", "")];
         let (view, policy) = cluster(vec![back], &["a"]);
         let made = plan(&view, &policy, t(1));
         assert_eq!(made.actions.get("a") == Some(&Action::Release), released, "{theirs:?}: {:?}", made.actions);

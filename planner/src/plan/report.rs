@@ -323,7 +323,7 @@ mod tests {
     use models::shadow::{HostState, Step};
 
     use super::*;
-    use crate::fixtures::{NEW, at, cluster, node, t};
+    use crate::fixtures::{NEW, at, cluster, condition, node, t};
 
     #[test]
     fn every_node_is_counted_for_what_it_does_and_once() {
@@ -360,14 +360,7 @@ mod tests {
         let (mut view, policy) = cluster(nodes, &["drained"]);
         // The conditions are written already.
         let held = &mut view.nodes.get_mut("held").unwrap().shadow.as_mut().unwrap().status.conditions;
-        held.push(Condition {
-            type_: shadow::BLOCKED.into(),
-            status: models::condition::ConditionStatus::True,
-            reason: Wait::Held.as_str().into(),
-            message: Wait::Held.to_string(),
-            last_transition_time: t(0),
-            observed_generation: None,
-        });
+        held.push(condition(shadow::BLOCKED, Wait::Held.as_str(), &Wait::Held.to_string()));
         let made = crate::plan::plan(&view, &policy, t(1));
         let counts = counts(&view, &made);
         let found = (counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed);

@@ -1,6 +1,5 @@
 //! Checks for a slot, and the reasons that the other nodes get.
 
-use models::condition::{Condition, ConditionStatus};
 use models::operator::KnownVersion;
 use models::shadow::{BLOCKED, HostState, Step};
 use serde_json::{Value, json};
@@ -66,14 +65,8 @@ fn a_node_without_a_shadow_says_what_is_missing() {
 fn blocked_before(name: &str) -> NodeView {
     let mut node = at(name, Step::Staged, 0, HostState::StagedUpdate);
     let wait = Wait::AgentNotReady;
-    node.shadow.as_mut().unwrap().status.conditions.push(Condition {
-        type_: BLOCKED.into(),
-        status: ConditionStatus::True,
-        reason: wait.as_str().into(),
-        message: wait.to_string(),
-        last_transition_time: t(0),
-        observed_generation: None,
-    });
+    let blocked = condition(BLOCKED, wait.as_str(), &wait.to_string());
+    node.shadow.as_mut().unwrap().status.conditions.push(blocked);
     node
 }
 

@@ -1,0 +1,50 @@
+//! The format of the programs' logs.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The format of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// A line of text for each entry.
+    Text,
+    /// A JSON object for each entry, in one line.
+    Json,
+}
+
+/// Error of a string that is not a [`LogFormat`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no log format: write text or json")]
+pub struct ParseLogFormatError(String);
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        })
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = ParseLogFormatError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = [Self::Text, Self::Json].into_iter().find(|format| format.to_string() == text);
+        known.ok_or_else(|| ParseLogFormatError(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_format_is_read_as_it_is_written_and_another_word_is_an_error_that_names_them() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            assert_eq!(format.to_string().parse(), Ok(format));
+        }
+        let error = "JSON".parse::<LogFormat>().unwrap_err();
+        assert_eq!(error.to_string(), "'JSON' is no log format: write text or json");
+    }
+}
