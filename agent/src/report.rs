@@ -4,7 +4,7 @@
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
 use models::plain::cut;
-use models::shadow::{Armed, Failure, FoundSettings, HOST_REACHABLE, HostState, OfferedUpdates};
+use models::shadow::{Armed, Failure, FoundSettings, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, OfferedUpdates, UNSUPPORTED_STATE};
 use models::wire::AgentStatus;
 
 use crate::host::types::{Command, UpdateState, UpdateStatus};
@@ -219,8 +219,8 @@ fn failing(mut reported: OfferedUpdates, failure: &str) -> OfferedUpdates {
 fn condition(reach: &Reach, now: Timestamp) -> Condition {
     let (holds, reason, message) = match reach {
         Reach::Answered => (true, "Answered", String::new()),
-        Reach::ArmedByOther => (true, "HostArmedByOther", "an image that we did not arm is armed".to_owned()),
-        Reach::Unsupported(what) => (true, "UnsupportedState", what.clone()),
+        Reach::ArmedByOther => (true, HOST_ARMED_BY_OTHER, "an image that we did not arm is armed".to_owned()),
+        Reach::Unsupported(what) => (true, UNSUPPORTED_STATE, what.clone()),
         Reach::DisarmFails(message) => (true, "DeactivateFailed", message.clone()),
         Reach::Settings { reason, message } => (true, *reason, message.clone()),
         Reach::Unreachable { reason, message } => (false, *reason, message.clone()),

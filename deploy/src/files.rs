@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
-use crate::{Options, crds, objects, openapi, reference, yaml};
+use crate::{Options, crds, objects, openapi, reference, waiting, yaml};
 
 /// The command that generates the files; it is in each of them and in the message about a stale one.
 pub const COMMAND: &str = "cargo run -p deploy -- --write";
@@ -29,6 +29,7 @@ pub fn all() -> anyhow::Result<Vec<File>> {
         File { path: "deploy/manifests/brupop.yaml", content: manifest(&Options::default())? },
         File { path: "deploy/manifests/force.yaml", content: force()? },
         File { path: "docs/resources.md", content: reference::markdown()? },
+        File { path: "docs/waiting.md", content: waiting::markdown()? },
         File { path: "docs/openapi.yaml", content: web_api()? },
     ])
 }

@@ -18,6 +18,7 @@ mod pod;
 mod policy;
 pub mod reference;
 mod rights;
+pub mod waiting;
 pub mod yaml;
 
 use serde_json::Value;

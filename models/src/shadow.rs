@@ -24,6 +24,10 @@ pub const CONTROLLER_CONDITIONS: &[&str] = &[CORDONED, DRAINED, BLOCKED, HEALTHY
 
 /// `HostReachable`: the agent reached the host API when it reported last (agent).
 pub const HOST_REACHABLE: &str = "HostReachable";
+/// Reason of [`HOST_REACHABLE`]: another client armed an image on the host.
+pub const HOST_ARMED_BY_OTHER: &str = FailureReason::HostArmedByOther.as_str();
+/// Reason of [`HOST_REACHABLE`]: the agent does not know the desired state.
+pub const UNSUPPORTED_STATE: &str = "UnsupportedState";
 /// `Cordoned`: the operator has cordoned the node (controller).
 pub const CORDONED: &str = "Cordoned";
 /// `Drained`: every pod to evict has left (controller).

@@ -14,12 +14,60 @@ use super::survey::Survey;
 use super::{Note, Plan, Wait, requests};
 use crate::policy::{Policy, PolicyError, WindowState};
 use crate::view::{Answer, ClusterView, NodeView, OperatorFacts, TlsFacts};
+use crate::wait::WaitReason;
 
 /// The number of reasons that the operator's status names.
 const REASONS: usize = 32;
 
 /// The maximum length of the policy in force, as JSON.
 const POLICY_LENGTH: usize = 65_536;
+
+/// The Events at the beginning and at the end of a condition.
+struct Turn {
+    /// The type of the condition.
+    type_: &'static str,
+    /// The reason of the Event at its beginning; the condition has it too, except where several share one Event.
+    begins: &'static str,
+    /// The reason of the Event at its end.
+    ends: &'static str,
+    /// The message of the Event at its end.
+    message: &'static str,
+}
+
+/// The conditions whose changes users are told about. Of one type, the first row is for reasons without one of their own.
+const TURNS: &[Turn] = &[
+    Turn {
+        type_: FROZEN,
+        begins: "Frozen",
+        ends: "Resumed",
+        message: "no version is held back any more: new updates start",
+    },
+    Turn {
+        type_: DEGRADED,
+        begins: "InvalidPolicy",
+        ends: "PolicyValid",
+        message: "every field of the policy can be obeyed: it is in force",
+    },
+    Turn {
+        type_: DEGRADED,
+        begins: CERTIFICATES,
+        ends: "CertificatesValid",
+        message: "keys and certificates are valid",
+    },
+    Turn {
+        type_: DEGRADED,
+        begins: NOT_SERVED,
+        ends: "ShadowsServed",
+        message: "the API server serves the shadows",
+    },
+    Turn { type_: DEGRADED, begins: WEB_API, ends: "WebApiReady", message: "a pod of the web API is Ready" },
+    Turn {
+        type_: DEGRADED,
+        begins: MISUNDERSTOOD,
+        ends: "RequestsUnderstood",
+        message: "every annotation that is meant as a request is known",
+    },
+];
 
 /// No expression keeps all nodes waiting.
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
@@ -31,7 +79,7 @@ const CERTIFICATES: &str = "CertificatesInvalid";
 pub const NOT_SERVED: &str = "ShadowsNotServed";
 
 /// The operator is degraded: no agent can report or get a reboot permit.
-const WEB_API: &str = Wait::WebApiNotReady.as_str();
+const WEB_API: &str = WaitReason::WebApiNotReady.as_str();
 
 /// The operator is degraded although its policy and its certificates are valid.
 const MISUNDERSTOOD: &str = "UnknownRequest";
@@ -191,36 +239,23 @@ fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Con
 /// rejected or valid again. Conditions that only come and go emit none.
 pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
     let mut notes = Vec::new();
-    for (type_, begins, ends) in [(FROZEN, "Frozen", "Resumed"), (DEGRADED, "InvalidPolicy", "PolicyValid")] {
+    for type_ in [FROZEN, DEGRADED] {
         let Some(now) = find_condition(new, type_) else { continue };
         let before = find_condition(old, type_);
         let held = before.is_some_and(|c| c.status == ConditionStatus::True);
         let holds = now.status == ConditionStatus::True;
-        let changed = before.is_none_or(|c| c.message != now.message);
-        let (begins, ends) = match if holds { Some(now) } else { before } {
-            Some(condition) if condition.reason == CERTIFICATES => (CERTIFICATES, "CertificatesValid"),
-            Some(condition) if condition.reason == NOT_SERVED => (NOT_SERVED, "ShadowsServed"),
-            Some(condition) if condition.reason == WEB_API => (WEB_API, "WebApiReady"),
-            Some(condition) if condition.reason == MISUNDERSTOOD => (MISUNDERSTOOD, "RequestsUnderstood"),
-            _ => (begins, ends),
-        };
-        if holds && (!held || changed) {
-            notes.push(Note { warning: true, reason: begins, message: now.message.clone() });
+        let reason = if holds { &now.reason } else { before.map_or("", |c| &c.reason) };
+        let mut rows = TURNS.iter().filter(|turn| turn.type_ == type_);
+        let Some(turn) = rows.clone().find(|turn| turn.begins == reason).or_else(|| rows.next()) else { continue };
+        if holds && (!held || before.is_none_or(|c| c.message != now.message)) {
+            notes.push(Note { warning: true, reason: turn.begins, message: now.message.clone() });
         } else if held && !holds {
-            let message = match type_ {
-                FROZEN => "no version is held back any more: new updates start",
-                _ if ends == "CertificatesValid" => "keys and certificates are valid",
-                _ if ends == "ShadowsServed" => "the API server serves the shadows",
-                _ if ends == "WebApiReady" => "a pod of the web API is Ready",
-                _ if ends == "RequestsUnderstood" => "every annotation that is meant as a request is known",
-                _ => "every field of the policy can be obeyed: it is in force",
-            };
-            notes.push(Note { warning: false, reason: ends, message: message.to_owned() });
+            notes.push(Note { warning: false, reason: turn.ends, message: turn.message.to_owned() });
         }
     }
     match (true_condition(old, BLOCKED), true_condition(new, BLOCKED)) {
         (None, Some(now)) => {
-            let reason = if now.reason == "ExpressionFires" { "ExpressionFires" } else { "ExpressionFails" };
+            let reason = now.reason.parse().unwrap_or(WaitReason::ExpressionFails).as_str();
             notes.push(Note { warning: true, reason, message: now.message.clone() });
         }
         (Some(_), None) => {

@@ -6,6 +6,7 @@ use semver::Version;
 
 use super::{Case, unblock};
 use crate::plan::{Action, Decision, Verdict, Wait, gates, want};
+use crate::wait::WaitReason;
 
 impl Case<'_> {
     /// Cleans up after an interrupted attempt if nothing is under way, else checks if a new one may begin.
@@ -204,7 +205,7 @@ impl Case<'_> {
         }
         let conditions = &self.shadow.status.conditions;
         let unable = models::condition::find_condition(conditions, models::shadow::HOST_REACHABLE)
-            .is_some_and(|condition| condition.reason == "UnsupportedState");
+            .is_some_and(|condition| condition.reason == models::shadow::UNSUPPORTED_STATE);
         let answered = self.caught_up() && self.shadow.status.agent.state == Some(HostState::PlannedUpdate);
         let rebooted = self.facts().boot_id != progress.boot_id;
         if answered || unable || rebooted {
@@ -228,7 +229,7 @@ impl Case<'_> {
             return Decision::act(self.step(progress, Step::Staged, |_| {}));
         }
         let stored = models::condition::find_condition(&self.shadow.status.conditions, models::shadow::BLOCKED);
-        if !looked && stored.is_some_and(|c| Wait::is_of_a_look(&c.reason)) {
+        if !looked && stored.is_some_and(|c| c.reason.parse().is_ok_and(WaitReason::is_check_finding)) {
             return Decision::wait(wait);
         }
         self.with_blocked(Decision::wait(wait))

@@ -140,7 +140,7 @@ impl<'a> Case<'a> {
     /// Returns whether another client armed an image on the host.
     pub(super) fn armed_by_other(&self) -> bool {
         models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
-            .is_some_and(|c| c.reason == "HostArmedByOther")
+            .is_some_and(|c| c.reason == models::shadow::HOST_ARMED_BY_OTHER)
     }
 
     /// The version lock that another client set on the host, if it conflicts with the operator's.
@@ -370,7 +370,8 @@ impl<'a> Case<'a> {
         let wanted = wait.blocks().then(|| wait.as_str());
         let now = stored.map(|c| c.reason.as_str());
         // The finding of a check names a pod or a series, and another one may be the first by now.
-        let same_text = !wanted.is_some_and(Wait::is_of_a_look) || stored.is_some_and(|c| wait.is_recorded(&c.message));
+        let finding = wanted.is_some() && wait.reason().is_check_finding();
+        let same_text = !finding || stored.is_some_and(|c| wait.is_recorded(&c.message));
         if wanted == now && same_text {
             return decision;
         }

@@ -1,0 +1,202 @@
+//! The properties of each reason: what the node waits for, and what ends it.
+
+use std::fmt;
+
+use strum::EnumIter;
+
+use super::WaitReason;
+
+/// The party whose next step a waiting node needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumIter)]
+pub enum WaitsFor {
+    /// No party: there is nothing to update.
+    Nothing,
+    /// A user.
+    User,
+    /// The schedule, or the end of another interval.
+    Time,
+    /// Its turn: the budget, other nodes, or a canary step.
+    Turn,
+    /// The version: the policy, or the versions that the host offers.
+    Version,
+    /// The node's host.
+    Host,
+    /// The agent or the web API.
+    Operator,
+    /// The health of nodes.
+    Nodes,
+    /// The node's pods.
+    Pods,
+    /// Prometheus.
+    Prometheus,
+    /// The update itself, which has begun.
+    Update,
+}
+
+impl fmt::Display for WaitsFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nothing => "nothing",
+            Self::User => "a user",
+            Self::Time => "time",
+            Self::Turn => "its turn",
+            Self::Version => "the version",
+            Self::Host => "the host",
+            Self::Operator => "the operator's pods",
+            Self::Nodes => "nodes",
+            Self::Pods => "pods",
+            Self::Prometheus => "Prometheus",
+            Self::Update => "the update",
+        })
+    }
+}
+
+impl WaitReason {
+    /// Returns the reason as one fixed word.
+    pub const fn as_str(self) -> &'static str {
+        self.into_str()
+    }
+
+    /// Returns true if the reason is found by a check of the node's pods or expressions, which are read for the next
+    /// nodes only.
+    pub const fn is_check_finding(self) -> bool {
+        matches!(
+            self,
+            Self::DrainRefused
+                | Self::BudgetNeverAllows
+                | Self::MultipleBudgets
+                | Self::PodsNotReady
+                | Self::ExpressionFires
+                | Self::ExpressionFails
+        )
+    }
+
+    /// Returns whether the reason is the node's own and lasting, so that the shadow's `Blocked` condition shows it.
+    /// Reasons that the fleet shares are shown once, in the operator's status.
+    pub const fn blocks(self) -> bool {
+        matches!(
+            self,
+            Self::Held
+                | Self::Cordoned
+                | Self::AgentNotReady
+                | Self::RefreshFails
+                | Self::HostArmedByOther
+                | Self::BackOff
+                | Self::DrainRefused
+                | Self::DrainBlocked
+                | Self::NodeNotBack
+                | Self::DisarmPending
+                | Self::LockedByOther
+                | Self::NodePressure
+                | Self::PodsNotReady
+                | Self::BudgetNeverAllows
+                | Self::MultipleBudgets
+                | Self::ExpressionFires
+                | Self::ExpressionFails
+                | Self::Settling
+                | Self::AttemptsExhausted
+        )
+    }
+
+    /// Returns the party whose next step the node needs, and what ends the wait: the row of `docs/waiting.md`.
+    pub const fn ends_with(self) -> (WaitsFor, &'static str) {
+        use WaitsFor::{Host, Nodes, Nothing, Operator, Pods, Prometheus, Time, Turn, Update, User, Version};
+        match self {
+            Self::UpToDate => (Nothing, "The host offers nothing newer."),
+            Self::NotLabelled => {
+                (Nothing, "The label `bottlerocket.aws/updater-interface-version=2.0.0`, if the node is to be updated.")
+            }
+            Self::NoOperatorResource => (User, "Create the `BottlerocketUpdateOperator` named `default`."),
+            Self::PolicyUnusable => (User, "Correct the fields that the condition `Degraded` names."),
+            Self::Disabled => (User, "Set `spec.enabled` to true."),
+            Self::Frozen => (User, "Find the cause in the condition `Frozen`, then [resume](policy.md#requests)."),
+            Self::Quarantined => (User, "As for `Frozen`. To skip the version, exclude it before you resume."),
+            Self::Held => (User, "Remove the annotation `brupop.bottlerocket.aws/hold` from the node."),
+            Self::Cordoned => (User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
+            Self::Deleting => (User, "The deletion of the node; a finalizer may keep it."),
+            Self::NoShadow => (Operator, "The agent's pod on the node, and the log of the web API."),
+            Self::NoReport => (Operator, "The agent's first report in this boot: see the log of its pod on the node."),
+            Self::AgentNotReady => (Operator, "A Ready pod of the agent on the node: see its log."),
+            Self::AgentBehind => (Operator, "The agent's confirmation of the desired state: see the log of its pod."),
+            Self::WebApiNotReady => (Operator, "A Ready pod of the web API: see its log."),
+            Self::RefreshFails => (Host, "A successful check for updates; the message is the host's own."),
+            Self::HostArmedByOther => {
+                (Host, "Reboot the host or disarm it, or let the operator do that: [retry](policy.md#requests).")
+            }
+            Self::DisarmPending => (Host, "The agent's confirmation that nothing of the operator is armed."),
+            Self::BackOff => (Time, "The end of the back-off, or [retry](policy.md#requests)."),
+            Self::WindowClosed => (Time, "The next window."),
+            Self::Blackout => (Time, "The end of the blackout."),
+            Self::TooYoung => (Version, "`spec.version.minimumAge`, since a second node was offered the version."),
+            Self::Excluded => (Version, "Another version, or a change of `spec.version.exclude`."),
+            Self::NotWanted => (Version, "The end of this attempt; policy has another target by now."),
+            Self::NotOffered => (Version, "The release of a version for `spec.version.target`, or another target."),
+            Self::WaveNotCome => (Version, "The node's wave of the release, or `spec.version.ignoreWaves: true`."),
+            Self::NotChosen => (Version, "Set `settings.updates.version-lock` to `latest` on the host."),
+            Self::Pinning => (Version, "The agent sets the host's version lock."),
+            Self::LockedByOther => {
+                (Version, "Set `settings.updates.version-lock` to `latest` on the host; another client has locked it.")
+            }
+            Self::Queued => (Turn, "The nodes before it."),
+            Self::CanaryStep => (Turn, "The nodes of the canary step, its soak, or its approval."),
+            Self::GroupFull => (Turn, "The other nodes of its group: `maxUnavailable` of the group."),
+            Self::ZoneBusy => (Turn, "The nodes of another zone: `strategy.oneZoneAtATime`."),
+            Self::BudgetUsedUp => (Turn, "Nodes that are out of service for other reasons: they count too."),
+            Self::HandingOver => (Turn, "Another replica of the controller takes over the lead."),
+            Self::NodeNotReady => (Nodes, "The node: `kubectl describe node`."),
+            Self::NodePressure => (Nodes, "The node's condition that the message names."),
+            Self::UnhealthyNodes => (Nodes, "Other nodes: fewer of them not Ready than `health.before.maxUnhealthyNodes`."),
+            Self::ReadingPods => (Pods, "The list of the node's pods."),
+            Self::PodsNotReady => (Pods, "The pods on the node: `health.before.podsReady`."),
+            Self::DrainRefused => (Pods, "Delete or move the pod, or change `spec.drain.barePods` or `.emptyDir`."),
+            Self::BudgetNeverAllows => (Pods, "A PodDisruptionBudget that allows one disruption, or one more pod."),
+            Self::MultipleBudgets => (Pods, "One PodDisruptionBudget per pod: the eviction API refuses several."),
+            Self::AskingExpressions => (Prometheus, "The first answer."),
+            Self::ExpressionFires => (Prometheus, "An empty result of the expression."),
+            Self::ExpressionFails => (Prometheus, "An answer: see [expressions](expressions.md)."),
+            Self::Acting => (Update, "A write that is under way."),
+            Self::Staging => (Update, "The download of the image."),
+            Self::LeavingBalancer => (Update, "The end of `loadBalancer.leaveBeforeDrain`."),
+            Self::Draining => (Update, "Pods that are being evicted or are terminating."),
+            Self::DrainBlocked => (Update, "The PodDisruptionBudget or the pod that the message names."),
+            Self::DetachingVolumes => (Update, "The detachment of the volumes of deleted pods."),
+            Self::AwaitingAgent => (Update, "The agent's request for its permit."),
+            Self::AwaitingReboot => (Update, "The reboot."),
+            Self::AwaitingReady => (Update, "The node, to become Ready after the reboot."),
+            Self::Soaking => (Update, "The end of `health.after.soak`."),
+            Self::Settling => (Update, "The pods on the updated node, until `health.after.timeout`."),
+            Self::NodeNotBack => (Update, "A node that may still reboot after a failure: see its console."),
+            Self::AttemptsExhausted => (User, "Delete the shadow; it is created again with attempt 0."),
+        }
+    }
+}
+
+impl fmt::Display for WaitReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::str::FromStr;
+
+    use strum::IntoEnumIterator;
+
+    use super::*;
+
+    #[test]
+    fn every_reason_is_read_back_from_its_word() {
+        for reason in WaitReason::iter() {
+            assert_eq!(WaitReason::from_str(reason.as_str()), Ok(reason));
+        }
+        assert!(WaitReason::from_str("NoSuchReason").is_err());
+    }
+
+    #[test]
+    fn a_finding_of_a_check_is_shown_on_the_node_that_has_it() {
+        for reason in WaitReason::iter().filter(|reason| reason.is_check_finding()) {
+            assert!(reason.blocks(), "{reason}");
+        }
+    }
+}
