@@ -317,7 +317,8 @@ impl Wait {
     /// Returns whether the reason is the node's own and lasting, so that the shadow's `Blocked` condition shows it.
     /// Reasons that the fleet shares are shown once, in the operator's status.
     pub fn blocks(&self) -> bool {
-        let shared = matches!(self, Self::ExpressionFires { shared: true, .. } | Self::ExpressionFails { shared: true, .. });
+        let shared =
+            matches!(self, Self::ExpressionFires { shared: true, .. } | Self::ExpressionFails { shared: true, .. });
         self.reason().blocks() && !shared
     }
 

@@ -145,7 +145,9 @@ impl WaitReason {
             Self::HandingOver => (Turn, "Another replica of the controller takes over the lead."),
             Self::NodeNotReady => (Nodes, "The node: `kubectl describe node`."),
             Self::NodePressure => (Nodes, "The node's condition that the message names."),
-            Self::UnhealthyNodes => (Nodes, "Other nodes: fewer of them not Ready than `health.before.maxUnhealthyNodes`."),
+            Self::UnhealthyNodes => {
+                (Nodes, "Other nodes: fewer of them not Ready than `health.before.maxUnhealthyNodes`.")
+            }
             Self::ReadingPods => (Pods, "The list of the node's pods."),
             Self::PodsNotReady => (Pods, "The pods on the node: `health.before.podsReady`."),
             Self::DrainRefused => (Pods, "Delete or move the pod, or change `spec.drain.barePods` or `.emptyDir`."),

@@ -1,9 +1,11 @@
 //! The report on the fleet in the operator's status: counts, reasons, versions, the rollout, conditions.
 
+mod events;
+
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use models::condition::{Condition, ConditionStatus, find_condition, set_condition, true_condition};
+use models::condition::{Condition, find_condition, set_condition, true_condition};
 use models::operator::{
     BLOCKED, BottlerocketUpdateOperatorStatus, Counts, DEGRADED, ENABLED, FROZEN, PROGRESSING, WINDOW_OPEN,
     WaitingCount,
@@ -16,58 +18,13 @@ use crate::policy::{Policy, PolicyError, WindowState};
 use crate::view::{Answer, ClusterView, NodeView, OperatorFacts, TlsFacts};
 use crate::wait::WaitReason;
 
+pub use events::news;
+
 /// The number of reasons that the operator's status names.
 const REASONS: usize = 32;
 
 /// The maximum length of the policy in force, as JSON.
 const POLICY_LENGTH: usize = 65_536;
-
-/// The Events at the beginning and at the end of a condition.
-struct Turn {
-    /// The type of the condition.
-    type_: &'static str,
-    /// The reason of the Event at its beginning; the condition has it too, except where several share one Event.
-    begins: &'static str,
-    /// The reason of the Event at its end.
-    ends: &'static str,
-    /// The message of the Event at its end.
-    message: &'static str,
-}
-
-/// The conditions whose changes users are told about. Of one type, the first row is for reasons without one of their own.
-const TURNS: &[Turn] = &[
-    Turn {
-        type_: FROZEN,
-        begins: "Frozen",
-        ends: "Resumed",
-        message: "no version is held back any more: new updates start",
-    },
-    Turn {
-        type_: DEGRADED,
-        begins: "InvalidPolicy",
-        ends: "PolicyValid",
-        message: "every field of the policy can be obeyed: it is in force",
-    },
-    Turn {
-        type_: DEGRADED,
-        begins: CERTIFICATES,
-        ends: "CertificatesValid",
-        message: "keys and certificates are valid",
-    },
-    Turn {
-        type_: DEGRADED,
-        begins: NOT_SERVED,
-        ends: "ShadowsServed",
-        message: "the API server serves the shadows",
-    },
-    Turn { type_: DEGRADED, begins: WEB_API, ends: "WebApiReady", message: "a pod of the web API is Ready" },
-    Turn {
-        type_: DEGRADED,
-        begins: MISUNDERSTOOD,
-        ends: "RequestsUnderstood",
-        message: "every annotation that is meant as a request is known",
-    },
-];
 
 /// No expression keeps all nodes waiting.
 const EXPRESSIONS_QUIET: &str = "ExpressionsQuiet";
@@ -230,47 +187,9 @@ fn blocked(view: &ClusterView, policy: &Policy, plan: &Plan, stored: Option<&Con
         }
     });
     let Some(wait) = wait else { return stored.map(|_| (false, EXPRESSIONS_QUIET, String::new())) };
-    let same = stored.filter(|c| c.reason == wait.as_str() && wait.is_recorded(&c.message));
+    let same = stored.filter(|c| wait.is_recorded(&c.message));
     let message = same.map_or_else(|| wait.to_string(), |c| c.message.clone());
     Some((true, wait.as_str(), message.chars().take(2000).collect()))
-}
-
-/// Returns the Events for users when `new` conditions replace `old` ones: the rollout stopped or goes on, the policy is
-/// rejected or valid again. Conditions that only come and go emit none.
-pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
-    let mut notes = Vec::new();
-    for type_ in [FROZEN, DEGRADED] {
-        let Some(now) = find_condition(new, type_) else { continue };
-        let before = find_condition(old, type_);
-        let held = before.is_some_and(|c| c.status == ConditionStatus::True);
-        let holds = now.status == ConditionStatus::True;
-        let reason = if holds { &now.reason } else { before.map_or("", |c| &c.reason) };
-        let mut rows = TURNS.iter().filter(|turn| turn.type_ == type_);
-        let Some(turn) = rows.clone().find(|turn| turn.begins == reason).or_else(|| rows.next()) else { continue };
-        if holds && (!held || before.is_none_or(|c| c.message != now.message)) {
-            notes.push(Note { warning: true, reason: turn.begins, message: now.message.clone() });
-        } else if held && !holds {
-            notes.push(Note { warning: false, reason: turn.ends, message: turn.message.to_owned() });
-        }
-    }
-    match (true_condition(old, BLOCKED), true_condition(new, BLOCKED)) {
-        (None, Some(now)) => {
-            let reason = now.reason.parse().unwrap_or(WaitReason::ExpressionFails).as_str();
-            notes.push(Note { warning: true, reason, message: now.message.clone() });
-        }
-        (Some(_), None) => {
-            let message = "no node waits for an expression that concerns all nodes any more".to_owned();
-            notes.push(Note { warning: false, reason: EXPRESSIONS_QUIET, message });
-        }
-        _ => {}
-    }
-    let awaits = |conditions| find_condition(conditions, PROGRESSING).filter(|c| c.reason == APPROVAL);
-    if let Some(now) = awaits(new)
-        && awaits(old).is_none_or(|before| before.message != now.message)
-    {
-        notes.push(Note { warning: false, reason: APPROVAL, message: now.message.clone() });
-    }
-    notes
 }
 
 /// The operator's status, without its slots.
@@ -354,133 +273,4 @@ pub(super) fn status(
 }
 
 #[cfg(test)]
-mod tests {
-    use models::shadow::{HostState, Step};
-
-    use super::*;
-    use crate::fixtures::{NEW, at, cluster, condition, node, t};
-
-    #[test]
-    fn every_node_is_counted_for_what_it_does_and_once() {
-        let on = |name: &str, change: &dyn Fn(&mut NodeView)| {
-            let mut node = node(name);
-            change(&mut node);
-            node
-        };
-        let record = |node: &mut NodeView, failures| {
-            let record = &mut node.shadow.as_mut().unwrap().status.controller.record;
-            record.get_or_insert_default().failures = failures;
-        };
-        let current = |node: &mut NodeView| {
-            let agent = &mut node.shadow.as_mut().unwrap().status.agent;
-            agent.current_version = Some(NEW);
-            agent.updates.as_mut().unwrap().chosen_version = None;
-        };
-        let nodes = vec![
-            on("current-1", &current),
-            on("current-2", &|node| {
-                current(node);
-                record(node, 0);
-            }),
-            at("drained", Step::Draining, 0, HostState::StagedUpdate),
-            at("staged-1", Step::Staged, 0, HostState::StagedUpdate),
-            at("staged-2", Step::Staged, 0, HostState::StagedUpdate),
-            on("held", &|node| {
-                node.facts.held = true;
-                record(node, 1);
-            }),
-            on("failed", &|node| record(node, 2)),
-            on("left", &|node| node.facts.labelled = false),
-        ];
-        let (mut view, policy) = cluster(nodes, &["drained"]);
-        // The conditions are written already.
-        let held = &mut view.nodes.get_mut("held").unwrap().shadow.as_mut().unwrap().status.conditions;
-        held.push(condition(shadow::BLOCKED, Wait::Held.as_str(), &Wait::Held.to_string()));
-        let made = crate::plan::plan(&view, &policy, t(1));
-        let counts = counts(&view, &made);
-        let found = (counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed);
-        assert_eq!(found, (7, 2, 1, 2, 1, 2), "{:?} {:?}", made.waits, made.actions);
-    }
-
-    #[test]
-    fn a_window_says_whether_it_is_open_and_when_that_ends() {
-        let until = WindowState::Open { until: Some(t(5)) };
-        let closed = WindowState::Closed { opens: Some(t(9)), blackout: false };
-        assert_eq!((open(&until), changes(&until)), (true, Some(t(5))));
-        assert_eq!((open(&closed), changes(&closed)), (false, Some(t(9))));
-        assert_eq!(changes(&WindowState::Open { until: None }), None);
-    }
-
-    #[test]
-    fn a_policy_that_cannot_be_obeyed_hides_no_trouble_with_certificates() {
-        let error = PolicyError { field: "spec.schedule".to_owned(), message: "x".repeat(3000) };
-        let trouble = TlsFacts { problem: Some("brupop-ca is invalid".to_owned()), ..TlsFacts::default() };
-        let (ca, none) = ("brupop-ca is invalid", TlsFacts::default());
-        for (sentence, errors, tls, web_api, reason, told) in [
-            ("neither", vec![], none.clone(), false, "AsExpected", vec![]),
-            ("no web API", vec![], none.clone(), true, WEB_API, vec!["no pod of the web API is Ready"]),
-            ("the one", vec![], trouble.clone(), false, CERTIFICATES, vec![ca]),
-            ("the one, and no web API", vec![], trouble.clone(), true, CERTIFICATES, vec![ca]),
-            ("the other", vec![error.clone()], none, false, "InvalidPolicy", vec!["spec.schedule"]),
-            ("both", vec![error], trouble, false, "InvalidPolicy", vec!["spec.schedule", ca]),
-        ] {
-            let (_, word, message) = degraded(&errors, &Policy::default(), &tls, web_api, &[]);
-            assert_eq!(word, reason, "{sentence}");
-            assert!(told.iter().all(|told| message.contains(told)), "{sentence}: {message}");
-            assert!(message.chars().count() <= 2000, "{sentence}");
-        }
-    }
-
-    fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
-        let condition = |(holds, message): (bool, &str)| Condition {
-            type_: FROZEN.to_owned(),
-            status: holds.into(),
-            reason: "x".to_owned(),
-            message: message.to_owned(),
-            last_transition_time: t(0),
-            observed_generation: None,
-        };
-        frozen.into_iter().map(condition).collect()
-    }
-
-    #[test]
-    fn a_canary_step_that_waits_for_approval_emits_one_event_with_the_command() {
-        let wait = Wait::CanaryStep { step: 2, until: None, approval: true, nodes: vec![] };
-        let mut plan = Plan::default();
-        plan.waits.insert("a".to_owned(), wait);
-        let (_, reason, message) = progress(false, &plan);
-        let waiting = |reason: &str, message: &str| {
-            let mut condition = conditions(Some((false, message))).remove(0);
-            (condition.type_, condition.reason) = (PROGRESSING.to_owned(), reason.to_owned());
-            vec![condition]
-        };
-        let (idle, approval) = (waiting("Idle", ""), waiting(reason, &message));
-        let notes = news(&idle, &approval);
-        assert!(notes.len() == 1 && notes[0].reason == "AwaitingApproval", "{notes:?}");
-        assert!(notes[0].message.contains("kubectl annotate bruo default -n <namespace>"), "{notes:?}");
-        assert_eq!(news(&approval, &approval), []);
-        assert_eq!(news(&approval, &idle), []);
-    }
-
-    #[test]
-    fn a_request_that_is_not_understood_degrades_the_operator() {
-        let unknown = ["the annotation brupop.bottlerocket.aws/resum is not known".to_owned()];
-        let (holds, reason, message) = degraded(&[], &Policy::default(), &TlsFacts::default(), false, &unknown);
-        assert!(holds && reason == "UnknownRequest" && message.contains("resum"), "{reason}: {message}");
-    }
-
-    #[test]
-    fn a_person_hears_when_the_rollout_stops_and_when_it_goes_on_and_each_once() {
-        for (sentence, old, new, told) in [
-            ("nothing has failed yet", None, Some((false, "")), None),
-            ("the first failure", Some((false, "")), Some((true, "1.20.5")), Some("Frozen")),
-            ("at once, with the first status ever", None, Some((true, "1.20.5")), Some("Frozen")),
-            ("it is known", Some((true, "1.20.5")), Some((true, "1.20.5")), None),
-            ("another version fails too", Some((true, "1.20.5")), Some((true, "1.20.5; 1.20.6")), Some("Frozen")),
-            ("a person resumed", Some((true, "1.20.5")), Some((false, "")), Some("Resumed")),
-        ] {
-            let notes = news(&conditions(old), &conditions(new));
-            assert_eq!(notes.iter().map(|n| n.reason).collect::<Vec<_>>(), Vec::from_iter(told), "{sentence}");
-        }
-    }
-}
+mod tests;

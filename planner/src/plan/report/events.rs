@@ -1,0 +1,87 @@
+//! The Events about the operator: what users are told when its conditions change.
+
+use models::condition::{Condition, ConditionStatus, find_condition, true_condition};
+use models::operator::{BLOCKED, DEGRADED, FROZEN, PROGRESSING};
+
+use super::{APPROVAL, CERTIFICATES, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED, Note, WEB_API};
+use crate::wait::WaitReason;
+
+/// The Events at the beginning and at the end of a condition.
+struct Turn {
+    /// The type of the condition.
+    type_: &'static str,
+    /// The reason of the Event at its beginning; the condition has it too, except where several share one Event.
+    begins: &'static str,
+    /// The reason of the Event at its end.
+    ends: &'static str,
+    /// The message of the Event at its end.
+    message: &'static str,
+}
+
+/// The conditions whose changes users are told about. Of one type, the first row is for reasons without one of their own.
+const TURNS: &[Turn] = &[
+    Turn {
+        type_: FROZEN,
+        begins: "Frozen",
+        ends: "Resumed",
+        message: "no version is held back any more: new updates start",
+    },
+    Turn {
+        type_: DEGRADED,
+        begins: "InvalidPolicy",
+        ends: "PolicyValid",
+        message: "every field of the policy can be obeyed: it is in force",
+    },
+    Turn {
+        type_: DEGRADED,
+        begins: CERTIFICATES,
+        ends: "CertificatesValid",
+        message: "keys and certificates are valid",
+    },
+    Turn { type_: DEGRADED, begins: NOT_SERVED, ends: "ShadowsServed", message: "the API server serves the shadows" },
+    Turn { type_: DEGRADED, begins: WEB_API, ends: "WebApiReady", message: "a pod of the web API is Ready" },
+    Turn {
+        type_: DEGRADED,
+        begins: MISUNDERSTOOD,
+        ends: "RequestsUnderstood",
+        message: "every annotation that is meant as a request is known",
+    },
+];
+
+/// Returns the Events for users when `new` conditions replace `old` ones: the rollout stopped or goes on, the policy is
+/// rejected or valid again. Conditions that only come and go emit none.
+pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
+    let mut notes = Vec::new();
+    for type_ in [FROZEN, DEGRADED] {
+        let Some(now) = find_condition(new, type_) else { continue };
+        let before = find_condition(old, type_);
+        let held = before.is_some_and(|c| c.status == ConditionStatus::True);
+        let holds = now.status == ConditionStatus::True;
+        let reason = if holds { &now.reason } else { before.map_or("", |c| &c.reason) };
+        let mut rows = TURNS.iter().filter(|turn| turn.type_ == type_);
+        let Some(turn) = rows.clone().find(|turn| turn.begins == reason).or_else(|| rows.next()) else { continue };
+        if holds && (!held || before.is_none_or(|c| c.message != now.message)) {
+            notes.push(Note { warning: true, reason: turn.begins, message: now.message.clone() });
+        } else if held && !holds {
+            notes.push(Note { warning: false, reason: turn.ends, message: turn.message.to_owned() });
+        }
+    }
+    match (true_condition(old, BLOCKED), true_condition(new, BLOCKED)) {
+        (None, Some(now)) => {
+            let reason = now.reason.parse().unwrap_or(WaitReason::ExpressionFails).as_str();
+            notes.push(Note { warning: true, reason, message: now.message.clone() });
+        }
+        (Some(_), None) => {
+            let message = "no node waits for an expression that concerns all nodes any more".to_owned();
+            notes.push(Note { warning: false, reason: EXPRESSIONS_QUIET, message });
+        }
+        _ => {}
+    }
+    let awaits = |conditions| find_condition(conditions, PROGRESSING).filter(|c| c.reason == APPROVAL);
+    if let Some(now) = awaits(new)
+        && awaits(old).is_none_or(|before| before.message != now.message)
+    {
+        notes.push(Note { warning: false, reason: APPROVAL, message: now.message.clone() });
+    }
+    notes
+}

@@ -1,0 +1,208 @@
+//! Tables of what the status and the Events say of a fleet.
+
+use models::shadow::{HostState, Step};
+
+use super::*;
+use crate::fixtures::{NEW, at, cluster, condition, node, t};
+
+#[test]
+fn every_node_is_counted_for_what_it_does_and_once() {
+    let on = |name: &str, change: &dyn Fn(&mut NodeView)| {
+        let mut node = node(name);
+        change(&mut node);
+        node
+    };
+    let record = |node: &mut NodeView, failures| {
+        let record = &mut node.shadow.as_mut().unwrap().status.controller.record;
+        record.get_or_insert_default().failures = failures;
+    };
+    let current = |node: &mut NodeView| {
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+        agent.current_version = Some(NEW);
+        agent.updates.as_mut().unwrap().chosen_version = None;
+    };
+    let nodes = vec![
+        on("current-1", &current),
+        on("current-2", &|node| {
+            current(node);
+            record(node, 0);
+        }),
+        at("drained", Step::Draining, 0, HostState::StagedUpdate),
+        at("staged-1", Step::Staged, 0, HostState::StagedUpdate),
+        at("staged-2", Step::Staged, 0, HostState::StagedUpdate),
+        on("held", &|node| {
+            node.facts.held = true;
+            record(node, 1);
+        }),
+        on("failed", &|node| record(node, 2)),
+        on("left", &|node| node.facts.labelled = false),
+    ];
+    let (mut view, policy) = cluster(nodes, &["drained"]);
+    // The conditions are written already.
+    let held = &mut view.nodes.get_mut("held").unwrap().shadow.as_mut().unwrap().status.conditions;
+    held.push(condition(shadow::BLOCKED, Wait::Held.as_str(), &Wait::Held.to_string()));
+    let made = crate::plan::plan(&view, &policy, t(1));
+    let counts = counts(&view, &made);
+    let found = (counts.total, counts.current, counts.updating, counts.staged, counts.blocked, counts.failed);
+    assert_eq!(found, (7, 2, 1, 2, 1, 2), "{:?} {:?}", made.waits, made.actions);
+}
+
+#[test]
+fn a_window_says_whether_it_is_open_and_when_that_ends() {
+    let until = WindowState::Open { until: Some(t(5)) };
+    let closed = WindowState::Closed { opens: Some(t(9)), blackout: false };
+    assert_eq!((open(&until), changes(&until)), (true, Some(t(5))));
+    assert_eq!((open(&closed), changes(&closed)), (false, Some(t(9))));
+    assert_eq!(changes(&WindowState::Open { until: None }), None);
+}
+
+#[test]
+fn a_policy_that_cannot_be_obeyed_hides_no_trouble_with_certificates() {
+    let error = PolicyError { field: "spec.schedule".to_owned(), message: "x".repeat(3000) };
+    let trouble = TlsFacts { problem: Some("brupop-ca is invalid".to_owned()), ..TlsFacts::default() };
+    let (ca, none) = ("brupop-ca is invalid", TlsFacts::default());
+    for (sentence, errors, tls, web_api, reason, told) in [
+        ("neither", vec![], none.clone(), false, "AsExpected", vec![]),
+        ("no web API", vec![], none.clone(), true, WEB_API, vec!["no pod of the web API is Ready"]),
+        ("the one", vec![], trouble.clone(), false, CERTIFICATES, vec![ca]),
+        ("the one, and no web API", vec![], trouble.clone(), true, CERTIFICATES, vec![ca]),
+        ("the other", vec![error.clone()], none, false, "InvalidPolicy", vec!["spec.schedule"]),
+        ("both", vec![error], trouble, false, "InvalidPolicy", vec!["spec.schedule", ca]),
+    ] {
+        let (_, word, message) = degraded(&errors, &Policy::default(), &tls, web_api, &[]);
+        assert_eq!(word, reason, "{sentence}");
+        assert!(told.iter().all(|told| message.contains(told)), "{sentence}: {message}");
+        assert!(message.chars().count() <= 2000, "{sentence}");
+    }
+}
+
+fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
+    let condition = |(holds, message): (bool, &str)| Condition {
+        type_: FROZEN.to_owned(),
+        status: holds.into(),
+        reason: "x".to_owned(),
+        message: message.to_owned(),
+        last_transition_time: t(0),
+        observed_generation: None,
+    };
+    frozen.into_iter().map(condition).collect()
+}
+
+#[test]
+fn a_canary_step_that_waits_for_approval_emits_one_event_with_the_command() {
+    let wait = Wait::CanaryStep { step: 2, until: None, approval: true, nodes: vec![] };
+    let mut plan = Plan::default();
+    plan.waits.insert("a".to_owned(), wait);
+    let (_, reason, message) = progress(false, &plan);
+    let waiting = |reason: &str, message: &str| {
+        let mut condition = conditions(Some((false, message))).remove(0);
+        (condition.type_, condition.reason) = (PROGRESSING.to_owned(), reason.to_owned());
+        vec![condition]
+    };
+    let (idle, approval) = (waiting("Idle", ""), waiting(reason, &message));
+    let notes = news(&idle, &approval);
+    assert!(notes.len() == 1 && notes[0].reason == "AwaitingApproval", "{notes:?}");
+    assert!(notes[0].message.contains("kubectl annotate bruo default -n <namespace>"), "{notes:?}");
+    assert_eq!(news(&approval, &approval), []);
+    assert_eq!(news(&approval, &idle), []);
+}
+
+#[test]
+fn a_request_that_is_not_understood_degrades_the_operator() {
+    let unknown = ["the annotation brupop.bottlerocket.aws/resum is not known".to_owned()];
+    let (holds, reason, message) = degraded(&[], &Policy::default(), &TlsFacts::default(), false, &unknown);
+    assert!(holds && reason == "UnknownRequest" && message.contains("resum"), "{reason}: {message}");
+}
+
+#[test]
+fn a_person_hears_when_the_rollout_stops_and_when_it_goes_on_and_each_once() {
+    for (sentence, old, new, told) in [
+        ("nothing has failed yet", None, Some((false, "")), None),
+        ("the first failure", Some((false, "")), Some((true, "1.20.5")), Some("Frozen")),
+        ("at once, with the first status ever", None, Some((true, "1.20.5")), Some("Frozen")),
+        ("it is known", Some((true, "1.20.5")), Some((true, "1.20.5")), None),
+        ("another version fails too", Some((true, "1.20.5")), Some((true, "1.20.5; 1.20.6")), Some("Frozen")),
+        ("a person resumed", Some((true, "1.20.5")), Some((false, "")), Some("Resumed")),
+    ] {
+        let notes = news(&conditions(old), &conditions(new));
+        assert_eq!(notes.iter().map(|n| n.reason).collect::<Vec<_>>(), Vec::from_iter(told), "{sentence}");
+    }
+}
+
+#[test]
+fn every_cause_of_a_degraded_operator_has_an_event_of_its_own_for_its_beginning_and_its_end() {
+    let degraded = |holds: bool, reason: &str| {
+        let mut condition = conditions(Some((holds, if holds { "why" } else { "" }))).remove(0);
+        (condition.type_, condition.reason) = (DEGRADED.to_owned(), reason.to_owned());
+        vec![condition]
+    };
+    let good = degraded(false, "AsExpected");
+    for (cause, ends, told) in [
+        ("InvalidPolicy", "PolicyValid", "every field of the policy"),
+        (CERTIFICATES, "CertificatesValid", "keys and certificates"),
+        (NOT_SERVED, "ShadowsServed", "serves the shadows"),
+        (WEB_API, "WebApiReady", "the web API"),
+        (MISUNDERSTOOD, "RequestsUnderstood", "annotation"),
+    ] {
+        let bad = degraded(true, cause);
+        assert_eq!(news(&good, &bad), [Note { warning: true, reason: cause, message: "why".to_owned() }]);
+        let over = news(&bad, &good);
+        assert!(matches!(&over[..], [note] if note.reason == ends && note.message.contains(told)), "{cause}: {over:?}");
+        assert!(!over[0].warning, "{cause}");
+    }
+}
+
+#[test]
+fn nodes_are_counted_by_reason_the_most_frequent_first() {
+    let (view, _) = cluster(["a", "b", "c", "d"].map(node).to_vec(), &[]);
+    let mut plan = Plan::default();
+    for (name, wait) in [("a", Wait::Held), ("b", Wait::NodeNotReady), ("c", Wait::NodeNotReady), ("d", Wait::UpToDate)]
+    {
+        plan.waits.insert(name.to_owned(), wait);
+    }
+    let counted: Vec<_> = waiting(&view, &plan).into_iter().map(|row| (row.reason, row.nodes)).collect();
+    assert_eq!(counted, [("NodeNotReady".to_owned(), 2), ("Held".to_owned(), 1)]);
+}
+
+#[test]
+fn the_window_condition_names_what_is_open_and_what_comes_next() {
+    let schedule = |spec: serde_json::Value| {
+        let spec = serde_json::json!({"schedule": spec});
+        Policy::from_spec(&serde_json::from_value(spec).unwrap()).unwrap()
+    };
+    let at_eight = serde_json::json!([{"cron": "0 8 * * *", "duration": "1h"}]);
+    let at_ten = serde_json::json!([{"cron": "0 10 * * *", "duration": "1h"}]);
+    let (view, _) = cluster(vec![node("a")], &[]);
+    // t(0) is 08:00 on 15 January 2027.
+    for (sentence, policy, holds, reason, message) in [
+        ("no windows", Policy::default(), true, "AlwaysOpen", ""),
+        ("in one", schedule(serde_json::json!({"windows": at_eight})), true, "Open", "until 2027-01-15T09:00:00Z"),
+        (
+            "before one",
+            schedule(serde_json::json!({"windows": at_ten})),
+            false,
+            "Closed",
+            "the next one opens at 2027-01-15T10:00:00Z",
+        ),
+        (
+            "in a blackout",
+            schedule(
+                serde_json::json!({"windows": at_eight, "blackouts": [{"from": "2027-01-15", "to": "2027-01-15"}]}),
+            ),
+            false,
+            "Blackout",
+            "the next one opens at 2027-01-16T08:00:00Z",
+        ),
+    ] {
+        let (open, word, text) = window(&Survey::of(&view, &policy, t(0)));
+        assert_eq!((open, word, text.as_str()), (holds, reason, message), "{sentence}");
+    }
+}
+
+#[test]
+fn an_expression_for_all_nodes_keeps_its_first_message_until_it_says_something_else() {
+    let wait = |series: &str| Wait::ExpressionFires { name: "errors".into(), series: series.into(), shared: true };
+    assert!(wait("{} 8").is_recorded(&wait("{} 7").to_string()), "another value is the same message");
+    assert!(!wait("{} 8").is_recorded("the expression latency returned {} 7"));
+    assert!(!Wait::Held.is_recorded(&wait("{} 7").to_string()));
+}
