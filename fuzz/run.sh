@@ -17,7 +17,7 @@ done
 RUSTFLAGS="${flags[*]}" CARGO_TARGET_DIR="$work" "$cargo" build --locked --target "$host"
 
 failed=()
-for seeds in seeds/*/; do
+for seeds in seeds/*/*/; do
     target=$(basename "$seeds")
     [[ ${FUZZ_TARGETS:-$target} == *"$target"* ]] || continue
     mkdir -p "$work/corpus/$target" "crashes/$target"

@@ -1,5 +1,5 @@
-//! The fuzz targets: each reader of outside input, and the invariants that hold for any input. They also run as a plain
-//! test over the checked-in inputs (`fuzz/`); there is no other caller.
+//! The fuzz targets: each parser of outside input, and the invariants that hold for any input. The unit tests run them over
+//! the inputs that are kept (`fuzz/`), the fuzzer over its own; no program contains them.
 
 use jiff::Timestamp;
 use models::permit::PermitClaims;
@@ -11,25 +11,22 @@ use serde_json::Value;
 use crate::host::types::{OsInfo, UpdateState, UpdateStatus};
 use crate::memory::{AttemptKey, Memory, OrderKey};
 use crate::report::{Reach, Word, build, differs};
-use crate::server::{Buffer, problem_text, usable};
+use crate::server::{Buffer, problem_text};
 use crate::settings::{Asked, HostSettings, decide};
 use crate::situation::Facts;
 use crate::statement::{node_uid, open};
 
-/// The targets by name.
-pub const TARGETS: &[models::FuzzTarget] = &[
+/// A target: its name, and what is run over an input.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
     ("host_replies", host_replies),
     ("stream_lines", stream_lines),
     ("problem_bodies", problem_bodies),
     ("statements", statements),
     ("host_settings", host_settings),
 ];
-
-/// Returns the authorities of a bundle that this agent trusts, as DER. The invariants are next to the controller's, in
-/// `fuzz/src/both.rs`.
-pub fn trusted(bundle: &[u8]) -> Vec<Vec<u8>> {
-    usable(bundle).iter().map(|certificate| certificate.to_vec()).collect()
-}
 
 /// Maximum lengths that the shadow's schema accepts; a longer text would have every report rejected.
 const LONGEST_VERSION: usize = 64;
@@ -148,13 +145,25 @@ fn host_settings(data: &[u8]) {
         let Ok(asked) = Asked::of(Some(&policy)) else { continue };
         let decision = decide(&asked, &now, &FoundSettings::default());
         if decision.change.version_lock.is_some() {
-            assert!(now.version_lock.as_deref().is_none_or(|lock| lock == "latest"), "somebody's lock is replaced");
+            assert!(
+                now.version_lock.as_deref().is_none_or(|lock| lock == "latest"),
+                "another client's lock is replaced"
+            );
         }
         if decision.change.ignore_waves.is_some() {
-            assert!(now.ignore_waves != Some(true), "somebody's setting is replaced");
+            assert!(now.ignore_waves != Some(true), "another client's setting is replaced");
         }
         for text in [&decision.record.version_lock, &decision.record.conflicting_lock].into_iter().flatten() {
             assert!(text.chars().count() <= 64, "a lock that no schema takes: {text}");
         }
     }
+}
+
+#[cfg(test)]
+#[path = "../../fuzz/src/seeds.rs"]
+mod seeds;
+
+#[test]
+fn every_invariant_holds_for_all_inputs_that_are_kept() {
+    seeds::hold("agent", TARGETS);
 }

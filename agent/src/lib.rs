@@ -11,7 +11,7 @@ pub mod backoff;
 pub mod boot;
 pub mod config;
 pub mod drive;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod host;
 pub mod memory;

@@ -4,7 +4,9 @@
 use jiff::Timestamp;
 use models::condition::{Condition, set_condition};
 use models::plain::cut;
-use models::shadow::{Armed, Failure, FoundSettings, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, OfferedUpdates, UNSUPPORTED_STATE};
+use models::shadow::{
+    Armed, Failure, FoundSettings, HOST_ARMED_BY_OTHER, HOST_REACHABLE, HostState, OfferedUpdates, UNSUPPORTED_STATE,
+};
 use models::wire::AgentStatus;
 
 use crate::host::types::{Command, UpdateState, UpdateStatus};

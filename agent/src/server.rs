@@ -214,7 +214,7 @@ fn is_resource_version(text: &str) -> bool {
 }
 
 /// Returns the authorities of a bundle. Unreadable or untrustworthy ones are left out without affecting others.
-pub(crate) fn usable(bundle: &[u8]) -> Vec<CertificateDer<'static>> {
+pub fn usable(bundle: &[u8]) -> Vec<CertificateDer<'static>> {
     let text = String::from_utf8_lossy(bundle);
     let blocks = text.match_indices(BEGIN).map(|(at, _)| {
         let block = &text[at..];

@@ -1,5 +1,5 @@
-//! The fuzz targets: each reader of outside input, and the invariants that hold for any input. They also run as a plain
-//! test over the checked-in inputs (`fuzz/`); there is no other caller.
+//! The fuzz targets: each parser of outside input, and the invariants that hold for any input. The unit tests run them over
+//! the inputs that are kept (`fuzz/`), the fuzzer over its own; no program contains them.
 
 use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use jiff::Timestamp;
@@ -12,8 +12,11 @@ use crate::etag::{etag, parse_if_match};
 use crate::shadow::ResourceVersion;
 use crate::tls::{CertificateSlot, read_pair};
 
-/// The targets by name.
-pub const TARGETS: &[models::FuzzTarget] = &[
+/// A target: its name, and what is run over an input.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
     ("status_bodies", status_bodies),
     ("bearer_tokens", bearer_tokens),
     ("cluster_keys", cluster_keys),
@@ -135,4 +138,13 @@ fn serving_pairs(data: &[u8]) {
     for at in moments.into_iter().chain(beside) {
         assert_eq!(slot.serves(at).is_ok(), from <= at && at < until, "good from {from} until {until}, at {at}");
     }
+}
+
+#[cfg(test)]
+#[path = "../../fuzz/src/seeds.rs"]
+mod seeds;
+
+#[test]
+fn every_invariant_holds_for_all_inputs_that_are_kept() {
+    seeds::hold("apiserver", TARGETS);
 }

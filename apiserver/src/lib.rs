@@ -15,7 +15,7 @@ pub mod config;
 mod connections;
 mod etag;
 mod follow;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod heads;
 mod limit;

@@ -1,5 +1,5 @@
-//! Fuzz targets: each parser of external input, and its invariants. A plain test runs the same over the checked-in
-//! inputs (`fuzz/`). Nothing else calls it.
+//! The fuzz targets: each parser of outside input, and the invariants that hold for any input. The unit tests run them over
+//! the inputs that are kept (`fuzz/`), the fuzzer over its own; no program contains them.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -18,8 +18,11 @@ use planner::expressions::for_node;
 use planner::policy::{Policy, Schedule, WindowState};
 use planner::view::{Answer, NodeFacts, Projection as _, ShadowFacts};
 
-/// The targets by name.
-pub const TARGETS: &[models::FuzzTarget] = &[
+/// A target: its name, and what is run over an input.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
     ("schedules", schedules),
     ("policies", policies),
     ("durations", durations),
@@ -31,12 +34,6 @@ pub const TARGETS: &[models::FuzzTarget] = &[
     ("secrets", crate::tls::fuzzing::secrets),
     ("api_answers", api_answers),
 ];
-
-/// Returns the authorities of a bundle as DER, and the bundle that is made of them. The invariants are beside the
-/// agent's, in `fuzz/src/both.rs`.
-pub fn authorities(bundle: &str) -> (Vec<Vec<u8>>, String) {
-    crate::tls::fuzzing::authorities(bundle)
-}
 
 /// Returns the moments under test: before, within and after changes of the clocks, and the ends of time.
 fn moments() -> impl Iterator<Item = Timestamp> {
@@ -206,4 +203,13 @@ fn api_answers(data: &[u8]) {
             _ => {}
         }
     }
+}
+
+#[cfg(test)]
+#[path = "../../fuzz/src/seeds.rs"]
+mod seeds;
+
+#[test]
+fn every_invariant_holds_for_all_inputs_that_are_kept() {
+    seeds::hold("controller", TARGETS);
 }

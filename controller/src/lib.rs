@@ -16,7 +16,7 @@ pub mod definitions;
 pub mod driver;
 pub mod eviction;
 pub mod expressions;
-#[doc(hidden)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod http;
 pub mod labels;

@@ -1,5 +1,5 @@
-//! Feeds one target with bytes: the one that `BRUPOP_FUZZ` names. What has to hold is in the crates, in `fuzzing`,
-//! and beside this, in `both`.
+//! Feeds one target with bytes: the one that `BRUPOP_FUZZ` names. The invariants are in
+//! `fuzzing` of each crate, and in `both`.
 
 #![no_main]
 

@@ -26,6 +26,3 @@ pub mod reason;
 pub mod schema;
 pub mod shadow;
 pub mod wire;
-
-/// A reader of outside data under its name, as the fuzzer takes it: it gets bytes, and panics if something does not hold.
-pub type FuzzTarget = (&'static str, fn(&[u8]));

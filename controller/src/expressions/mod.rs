@@ -30,6 +30,7 @@ use ledger::Ledger;
 use planner::policy::Prometheus;
 use planner::view::Answer;
 
+#[cfg(any(test, fuzzing))]
 pub(crate) use answer::read as read_answer;
 pub(crate) use ledger::{KINDS, kind};
 

@@ -10,6 +10,7 @@ mod peers;
 #[cfg(test)]
 mod tests;
 
+#[cfg(any(test, fuzzing))]
 pub(crate) use date::date;
 pub use date::dated;
 pub use election::{Next, Observed, Parameters, Record, next};

@@ -20,7 +20,7 @@ const END: &str = "-----END CERTIFICATE-----";
 
 /// One certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Certificate {
+pub struct Certificate {
     /// A digest of the certificate.
     pub(super) id: Id,
     /// The certificate as it was found, PEM.
@@ -48,7 +48,7 @@ impl Certificate {
 
     /// Parses all of a text, and returns whether there is nothing else in it: a block that is no certificate, or other
     /// text.
-    pub(super) fn read_all(text: &str) -> (Vec<Self>, bool) {
+    pub fn read_all(text: &str) -> (Vec<Self>, bool) {
         let (mut found, mut clean, mut rest) = (Vec::new(), true, text);
         while let Some(begin) = rest.find(BEGIN) {
             clean &= rest[..begin].trim().is_empty();
@@ -69,7 +69,7 @@ impl Certificate {
     }
 
     /// Returns the DER bytes.
-    pub(super) fn der(&self) -> &[u8] {
+    pub fn der(&self) -> &[u8] {
         &self.der
     }
 
@@ -78,12 +78,12 @@ impl Certificate {
     }
 
     /// Returns whether it can be trusted as an authority.
-    pub(super) fn is_anchor(&self) -> bool {
+    pub fn is_anchor(&self) -> bool {
         RootCertStore::empty().add(self.der.clone()).is_ok()
     }
 
     /// Returns the names that it is valid for, in lower case.
-    pub(super) fn names(&self) -> Vec<String> {
+    pub fn names(&self) -> Vec<String> {
         let Ok((_, certificate)) = x509_parser::parse_x509_certificate(&self.der) else { return Vec::new() };
         let Ok(Some(names)) = certificate.subject_alternative_name() else { return Vec::new() };
         let name = |name: &x509_parser::extensions::GeneralName<'_>| match name {
@@ -95,7 +95,7 @@ impl Certificate {
 }
 
 /// Returns the text of a bundle.
-pub(super) fn bundle<'a>(certificates: impl IntoIterator<Item = &'a Certificate>) -> String {
+pub fn bundle<'a>(certificates: impl IntoIterator<Item = &'a Certificate>) -> String {
     certificates.into_iter().map(|certificate| format!("{}\n", certificate.pem.trim())).collect()
 }
 

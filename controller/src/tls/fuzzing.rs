@@ -10,26 +10,13 @@ use models::names;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::certificate::{Certificate, bundle, is_pair};
+use super::certificate::{Certificate, is_pair};
 use super::material::PermitKey;
 use super::provided::provided;
 use super::store::{CERTIFICATE, Contents, KEY, KeyRing, PROVIDED, Safe, SecretFacts, TrustFacts, secret};
 
 /// The host name of the web API for agents.
 const HOST: &str = "brupop-apiserver.brupop-system.svc";
-
-/// Returns the authorities of a bundle, and the bundle that is made of them again.
-pub(crate) fn authorities(text: &str) -> (Vec<Vec<u8>>, String) {
-    let (all, _) = Certificate::read_all(text);
-    for certificate in &all {
-        assert!(certificate.names().iter().all(|name| *name == name.to_ascii_lowercase()));
-    }
-    let anchors: Vec<&Certificate> = all.iter().filter(|certificate| certificate.is_anchor()).collect();
-    let published = bundle(anchors.iter().copied());
-    let (again, clean) = Certificate::read_all(&published);
-    assert!(clean && again.iter().eq(anchors.iter().copied()), "what is published is not what was read: {published}");
-    (anchors.into_iter().map(|certificate| certificate.der().to_vec()).collect(), published)
-}
 
 /// A Secret and a ConfigMap of the same contents, as text.
 #[derive(Default, Deserialize)]
@@ -64,20 +51,23 @@ pub(crate) fn secrets(data: &[u8]) {
     }
     let known: BTreeSet<_> = own.iter().map(|(id, _)| id.clone()).collect();
     let foreign = map.published(&[]).keys;
-    assert!(foreign.len() <= 1, "a key of nobody is known: {foreign:?}");
+    assert!(foreign.len() <= 1, "a key without an owner is known: {foreign:?}");
     let published = map.published(&own).keys;
     assert!(published.difference(&known).all(|id| foreign.contains(id)), "{published:?} of {known:?}");
     let listed: Value =
         map.text(names::TRUST_PERMIT_KEYS).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    let somebody_elses = |key: &Value| own.iter().all(|(_, own)| own != key);
-    if listed["keys"].as_array().is_some_and(|keys| keys.iter().any(somebody_elses)) {
+    let foreign_key = |key: &Value| own.iter().all(|(_, own)| own != key);
+    if listed["keys"].as_array().is_some_and(|keys| keys.iter().any(foreign_key)) {
         assert!(!published.is_subset(&known), "another's key is taken for ours");
     }
 
     for second in [0, 1_800_000_000, 253_402_207_200] {
         let now = Timestamp::from_second(second).unwrap_or(Timestamp::MAX);
         let Ok(anchors) = provided(Some(&found), &[HOST.to_owned()], now) else { continue };
-        assert!(!anchors.is_empty() && anchors.iter().all(Certificate::is_anchor), "nobody that agents could trust");
+        assert!(
+            !anchors.is_empty() && anchors.iter().all(Certificate::is_anchor),
+            "no authority that agents could trust"
+        );
         let (chain, key) = (found.text(CERTIFICATE).unwrap_or_default(), found.text(KEY).unwrap_or_default());
         assert!(is_pair(&Certificate::read_all(chain).0, key) && found.text(PROVIDED).is_some(), "half a pair");
     }

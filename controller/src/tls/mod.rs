@@ -6,7 +6,8 @@
 
 #[cfg(test)]
 mod cases;
-mod certificate;
+pub mod certificate;
+#[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod keeper;
 mod material;

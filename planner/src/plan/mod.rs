@@ -35,6 +35,8 @@ mod quarantine;
 #[cfg(test)]
 mod release_cases;
 mod report;
+#[cfg(test)]
+mod request_cases;
 mod requests;
 mod rollout;
 #[cfg(test)]

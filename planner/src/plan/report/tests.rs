@@ -206,3 +206,39 @@ fn an_expression_for_all_nodes_keeps_its_first_message_until_it_says_something_e
     assert!(!wait("{} 8").is_recorded("the expression latency returned {} 7"));
     assert!(!Wait::Held.is_recorded(&wait("{} 7").to_string()));
 }
+
+#[test]
+fn the_status_keeps_the_last_valid_policy_and_the_last_revision_that_every_node_follows() {
+    let reported = |view: &ClusterView, policy: &Policy| crate::plan::plan(view, policy, t(1)).status.unwrap();
+    let current = || {
+        let mut node = node("a");
+        let agent = &mut node.shadow.as_mut().unwrap().status.agent;
+        agent.current_version = Some(NEW);
+        agent.updates.as_mut().unwrap().chosen_version = None;
+        node
+    };
+    let with_last = |nodes: Vec<NodeView>| {
+        let (mut view, policy) = cluster(nodes, &[]);
+        let status = &mut view.operator.as_mut().unwrap().status;
+        (status.current_revision, status.policy_in_force) = (Some("last".into()), Some("the last".into()));
+        (view, policy)
+    };
+
+    let (view, policy) = with_last(vec![current()]);
+    let all = reported(&view, &policy);
+    assert!(all.update_revision.is_some() && all.current_revision == all.update_revision, "{all:?}");
+    assert_eq!(all.policy_in_force, serde_json::to_string(&view.operator.as_ref().unwrap().spec).ok());
+
+    let (view, policy) = with_last(vec![]);
+    assert_eq!(reported(&view, &policy).current_revision.as_deref(), Some("last"), "no node follows anything");
+
+    let (view, policy) = with_last(vec![current(), node("b")]);
+    assert_eq!(reported(&view, &policy).current_revision.as_deref(), Some("last"), "one node does not follow yet");
+
+    let (mut view, _) = with_last(vec![current()]);
+    let spec = serde_json::json!({"schedule": {"windows": [{"cron": "x", "duration": "1h"}]}});
+    view.operator.as_mut().unwrap().spec = serde_json::from_value(spec).unwrap();
+    let unusable = reported(&view, &Policy { unusable: true, ..Policy::default() });
+    assert_eq!(unusable.update_revision, None, "no policy, no revision of it");
+    assert_eq!(unusable.policy_in_force.as_deref(), Some("the last"));
+}

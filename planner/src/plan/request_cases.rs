@@ -1,0 +1,80 @@
+//! Tables of one-shot requests: each is carried out once, and acknowledged where the user looks for it.
+
+use models::operator::FROZEN;
+use models::shadow::{HostState, Record, Step, VersionFailure};
+
+use super::{Action, plan};
+use crate::fixtures::{NEW, at, cluster, failure, node, t, written};
+use crate::view::{ClusterView, ShadowFacts};
+
+fn shadow(view: &mut ClusterView) -> &mut ShadowFacts {
+    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap()
+}
+
+/// The acknowledged `retry` and `release` of node `a`.
+fn acknowledged(view: &mut ClusterView) -> (Option<String>, Option<String>) {
+    let requests = shadow(view).status.controller.record.clone().unwrap_or_default().requests.unwrap_or_default();
+    (requests.retry, requests.release)
+}
+
+#[test]
+fn a_resume_is_acknowledged_with_the_end_of_the_freeze_when_every_failure_is_settled() {
+    for (sentence, resolved_by, done) in
+        [("a failure is left", None, false), ("all failures are settled", Some("monday".to_owned()), true)]
+    {
+        let mut failed = node("a");
+        let version_failures = vec![VersionFailure { resolved_by, ..failure(NEW) }];
+        let record = Record { version_failures, ..Record::default() };
+        failed.shadow.as_mut().unwrap().status.controller.record = Some(record);
+        let (mut view, policy) = cluster(vec![failed], &[]);
+        view.operator.as_mut().unwrap().resume = Some("monday".into());
+        let made = plan(&view, &policy, t(1));
+        let status = made.status.unwrap();
+        let resume = status.requests.clone().and_then(|requests| requests.resume);
+        assert_eq!(resume, done.then(|| "monday".to_owned()), "{sentence}");
+        let frozen = models::condition::true_condition(&status.conditions, FROZEN).is_some();
+        assert_eq!(frozen, !done, "{sentence}");
+    }
+}
+
+#[test]
+fn a_retry_ends_the_back_off_once_and_is_acknowledged_in_the_record() {
+    let mut waiting = node("a");
+    let record = Record { failures: 1, not_before: Some(t(1000)), ..Record::default() };
+    waiting.shadow.as_mut().unwrap().status.controller.record = Some(record);
+    let (mut view, policy) = cluster(vec![waiting], &[]);
+    view.operator.as_mut().unwrap().spec.enabled = Some(false);
+    let policy = crate::policy::Policy { enabled: false, ..policy };
+    shadow(&mut view).retry = Some("now".into());
+    let made = plan(&view, &policy, t(1));
+    written(&mut view, &made.actions["a"]);
+    assert_eq!(acknowledged(&mut view), (Some("now".into()), None));
+    assert_eq!(shadow(&mut view).status.controller.record.as_ref().unwrap().not_before, None);
+    assert_eq!(plan(&view, &policy, t(2)).actions.get("a"), None, "it is carried out once");
+    shadow(&mut view).retry = Some("again".into());
+    assert!(plan(&view, &policy, t(3)).actions.contains_key("a"), "another value is another request");
+}
+
+#[test]
+fn a_release_of_a_node_that_is_in_service_is_acknowledged_and_changes_nothing_else() {
+    let (mut view, policy) = cluster(vec![node("a")], &[]);
+    view.operator.as_mut().unwrap().spec.enabled = Some(false);
+    let policy = crate::policy::Policy { enabled: false, ..policy };
+    shadow(&mut view).release = Some("now".into());
+    let made = plan(&view, &policy, t(1));
+    written(&mut view, &made.actions["a"]);
+    assert_eq!(acknowledged(&mut view), (None, Some("now".into())));
+    assert_eq!(plan(&view, &policy, t(2)).actions.get("a"), None, "it is carried out once");
+}
+
+#[test]
+fn a_release_during_an_attempt_is_acknowledged_with_its_end() {
+    let (mut view, policy) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate)], &["a"]);
+    shadow(&mut view).release = Some("now".into());
+    let made = plan(&view, &policy, t(1));
+    assert!(matches!(made.actions["a"], Action::Status { .. }), "{:?}", made.actions);
+    written(&mut view, &made.actions["a"]);
+    let progress = shadow(&mut view).status.controller.progress.clone();
+    assert_eq!(progress.map(|progress| progress.step), Some(Step::Releasing));
+    assert_eq!(acknowledged(&mut view), (None, Some("now".into())));
+}
