@@ -1,6 +1,7 @@
 //! Checks for a slot, and the reasons that the other nodes get.
 
 use models::operator::KnownVersion;
+use models::reason::FailureReason;
 use models::shadow::{BLOCKED, HostState, Step};
 use serde_json::{Value, json};
 
@@ -25,7 +26,7 @@ fn reason(made: &Plan) -> &'static str {
 }
 
 #[test]
-fn nobody_is_checked_while_there_is_no_free_slot() {
+fn no_node_is_checked_while_there_is_no_free_slot() {
     let made = plan_beside(json!({"maxUnavailable": 1}), |_| {});
     assert_eq!(made.pods, ["a".to_owned()].into());
     assert_eq!(made.waits["b"], Wait::Queued { position: 0, behind: Some("a".into()) });
@@ -127,7 +128,7 @@ fn only_the_leaders_own_node_waits_for_the_others() {
 }
 
 #[test]
-fn a_refused_node_wakes_nobody_while_there_is_no_free_slot() {
+fn a_refused_node_wakes_no_leader_while_there_is_no_free_slot() {
     let refused = |node: &mut NodeView| {
         if node.facts.name == "b" {
             let wait = Wait::PodsNotReady { pod: "shop/web".into(), count: 1 };
@@ -195,4 +196,44 @@ fn a_drain_ends_with_the_first_action_that_is_not_part_of_it() {
     let claim = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
     assert!(matches!(claim, Action::Claim { .. }) && !Plan::ends_drain(&claim), "{claim:?}");
     assert!(Plan::ends_drain(&Action::Release));
+}
+
+#[test]
+fn a_failure_that_freezes_the_rollout_gives_no_slot_in_the_same_plan() {
+    for (reason, free) in [(FailureReason::BootFellBack, false), (FailureReason::HostArmedByOther, true)] {
+        let mut failed = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
+        failed.facts.boot_id = "b2".into();
+        failed.shadow.as_mut().unwrap().status.agent.failure = Some(models::shadow::Failure {
+            attempt: 1,
+            step: HostState::RebootedIntoUpdate,
+            reason,
+            message: String::new(),
+            time: t(1),
+        });
+        let (mut view, _) = cluster(vec![failed, at("b", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+        let policy = with_policy(&mut view, json!({"maxUnavailable": 2}));
+        let made = plan(&view, &policy, t(2));
+        let given = made.slots.as_ref().is_some_and(|slots| slots.iter().any(|slot| slot.node == "b"));
+        assert_eq!(given, free, "{reason}: {:?} {:?}", made.actions, made.waits);
+    }
+}
+
+#[test]
+fn a_slot_outlasts_the_write_that_begins_its_drain() {
+    let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    staged.pods = Some(vec![]);
+    let (view, policy) = cluster(vec![staged], &["a"]);
+    let made = plan(&view, &policy, t(1));
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{:?}", made.actions) };
+    assert_eq!(status.report.progress.as_ref().map(|progress| progress.step), Some(Step::Draining));
+    assert_eq!(made.slots, None, "the slot stays as it is recorded");
+}
+
+#[test]
+fn a_write_of_the_slots_retracts_those_that_it_removes_or_replaces() {
+    let slot =
+        |node: &str, since| models::operator::Slot { uid: format!("uid-{node}"), node: node.into(), since: t(since) };
+    let before = [slot("a", 1), slot("b", 1), slot("c", 1)];
+    let after = [slot("b", 1), slot("c", 2), slot("d", 2)];
+    assert_eq!(super::slots::retracted(&before, &after), ["uid-a".to_owned(), "uid-c".to_owned()].into());
 }

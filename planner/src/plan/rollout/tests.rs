@@ -1,0 +1,318 @@
+//! Tables of canary steps: who may begin, who is named, what an approval is for.
+
+use std::time::Duration;
+
+use models::operator::CountOrPercent;
+
+use super::*;
+use crate::fixtures::{NEW, cluster, node, progress, t, updated};
+use crate::policy::CanaryStep;
+
+/// `done` nodes updated, `moving` under way, of `total`.
+fn fleet(total: usize, done: usize, moving: usize) -> ClusterView {
+    let nodes = (0..total).map(|number| {
+        let mut node = node(&format!("n{number:02}"));
+        let status = &mut node.shadow.as_mut().unwrap().status;
+        if number < done {
+            status.controller.record = Some(updated());
+        } else if number < done + moving {
+            status.controller.progress = Some(progress(Step::Draining, 1));
+        }
+        node
+    });
+    let (mut view, _) = cluster(nodes.collect(), &[]);
+    view.operator.as_mut().unwrap().status.active_rollouts = vec![rollout(NEW)];
+    view
+}
+
+fn rollout(version: Version) -> ActiveRollout {
+    ActiveRollout {
+        version,
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        started: t(0),
+        steps_passed: 0,
+        step_done: None,
+        approved: false,
+        ended: None,
+    }
+}
+
+fn of<'a>(rollouts: &'a Rollouts, version: &Version) -> &'a Rollout {
+    rollouts.of(&node("any"), version).unwrap()
+}
+
+fn one(rollouts: &Rollouts) -> &Rollout {
+    of(rollouts, &NEW)
+}
+
+/// Follows the rollouts where the first node of each kind has these target versions.
+fn wanting(view: &ClusterView, policy: &Policy, versions: &[Version], second: i64) -> Rollouts {
+    let kinds: BTreeMap<Key, &NodeView> = view.nodes.values().map(|node| (key(node, &NEW), node)).collect();
+    let wanted = kinds.values().flat_map(|node| versions.iter().map(|version| (*node, version)));
+    follow(view, policy, wanted, t(second))
+}
+
+fn followed(view: &ClusterView, policy: &Policy, second: i64) -> Rollouts {
+    wanting(view, policy, &[NEW], second)
+}
+
+fn step(nodes: &str, soak: u64, manual: bool) -> CanaryStep {
+    let nodes = nodes.parse().map_or_else(|_| CountOrPercent::Percent(nodes.into()), CountOrPercent::Count);
+    CanaryStep { nodes, soak: Duration::from_secs(soak), manual }
+}
+
+fn policy(canary: &[CanaryStep]) -> Policy {
+    Policy { present: true, canary: canary.to_vec(), ..Policy::default() }
+}
+
+#[test]
+fn a_step_lets_as_many_nodes_start_as_it_names() {
+    for (sentence, steps, done, moving, room) in [
+        ("no steps, no limit", vec![], 0, 0, None),
+        ("one node first", vec![step("1", 0, false)], 0, 0, Some(1)),
+        ("the one is on its way", vec![step("1", 0, false)], 0, 1, Some(0)),
+        ("the one is done and the step is passed", vec![step("1", 0, false)], 1, 0, None),
+        ("a percentage is of all nodes", vec![step("30%", 0, false)], 1, 1, Some(1)),
+        (
+            "a later step counts the nodes of earlier ones",
+            vec![step("1", 0, false), step("5", 0, false)],
+            2,
+            1,
+            Some(2),
+        ),
+        ("a soak holds all back", vec![step("1", 600, false)], 1, 0, Some(0)),
+        ("an approval is waited for", vec![step("1", 0, true)], 1, 0, Some(0)),
+    ] {
+        let rollouts = followed(&fleet(10, done, moving), &policy(&steps), 100);
+        assert_eq!(one(&rollouts).room_to_begin(), room, "{sentence}");
+        assert_eq!(one(&rollouts).wait.is_some(), room.is_some(), "{sentence}");
+    }
+}
+
+#[test]
+fn nodes_that_are_staged_ahead_of_time_take_nothing_from_a_step() {
+    let mut view = fleet(10, 0, 6);
+    for node in view.nodes.values_mut() {
+        if let Some(progress) = &mut node.shadow.as_mut().unwrap().status.controller.progress {
+            (progress.step, progress.disruptive) = (Step::Staged, false);
+        }
+    }
+    let rollouts = followed(&view, &policy(&[step("2", 0, false)]), 100);
+    assert_eq!((one(&rollouts).room_to_begin(), one(&rollouts).room_for_slots()), (Some(2), Some(2)));
+}
+
+#[test]
+fn a_soak_is_counted_from_the_steps_last_node_and_over_restarts() {
+    let policy = policy(&[step("1", 600, false)]);
+    let mut view = fleet(4, 1, 0);
+    let rollouts = followed(&view, &policy, 100);
+    assert_eq!((rollouts.wake, one(&rollouts).room_to_begin()), (Some(t(700)), Some(0)));
+    view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+    assert_eq!(one(&followed(&view, &policy, 699)).room_to_begin(), Some(0));
+    let passed = followed(&view, &policy, 700);
+    assert_eq!((one(&passed).room_to_begin(), passed.active[0].steps_passed), (None, 1));
+}
+
+#[test]
+fn an_approval_passes_one_step_and_no_more() {
+    let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
+    let mut view = fleet(4, 1, 0);
+    view.operator.as_mut().unwrap().approve_step = Some("yes".into());
+    let rollouts = followed(&view, &policy, 100);
+    assert!(rollouts.approval_taken);
+    assert_eq!(rollouts.active[0].steps_passed, 1);
+    assert_eq!(one(&rollouts).room_to_begin(), Some(1), "the second step's node");
+    // Acknowledged: the same value approves nothing more.
+    let operator = view.operator.as_mut().unwrap();
+    operator.status.active_rollouts = rollouts.active;
+    operator.status.requests.get_or_insert_default().approve_step = Some("yes".into());
+    let mut two = fleet(4, 2, 0);
+    two.operator = view.operator;
+    let rollouts = followed(&two, &policy, 101);
+    assert_eq!(one(&rollouts).wait, Some(Wait::CanaryStep { step: 2, until: None, approval: true, nodes: vec![] }));
+}
+
+#[test]
+fn approval_that_comes_while_the_step_soaks_is_kept_until_the_soak_ends() {
+    let policy = policy(&[step("1", 600, true), step("2", 0, true)]);
+    let mut view = fleet(4, 1, 0);
+    view.operator.as_mut().unwrap().approve_step = Some("early".into());
+    let soaking = followed(&view, &policy, 100);
+    assert!(soaking.approval_taken && soaking.active[0].approved, "it is recorded, and acknowledged");
+    let operator = view.operator.as_mut().unwrap();
+    (operator.status.active_rollouts, operator.approve_step) = (soaking.active, None);
+    assert_eq!(one(&followed(&view, &policy, 699)).room_to_begin(), Some(0), "the soak is waited for");
+    let soaked = followed(&view, &policy, 700);
+    assert_eq!((soaked.active[0].steps_passed, one(&soaked).room_to_begin()), (1, Some(1)));
+}
+
+#[test]
+fn approval_without_a_finished_step_approves_none() {
+    for (sentence, steps, done) in [
+        ("the step's node is not done", vec![step("1", 600, true)], 0),
+        ("the step that soaks needs no approval", vec![step("1", 600, false), step("2", 0, true)], 1),
+        ("there are no steps", vec![], 0),
+    ] {
+        let mut view = fleet(4, done, 0);
+        view.operator.as_mut().unwrap().approve_step = Some("early".into());
+        let rollouts = followed(&view, &policy(&steps), 100);
+        assert!(rollouts.approval_taken, "{sentence}: it is acknowledged");
+        assert_eq!(rollouts.active[0].steps_passed, 0, "{sentence}");
+    }
+}
+
+/// Nodes of two architectures.
+fn two_kinds(done: &[&str]) -> ClusterView {
+    let mut view = fleet(4, 0, 0);
+    for (name, node) in &mut view.nodes {
+        let status = &mut node.shadow.as_mut().unwrap().status;
+        if matches!(name.as_str(), "n02" | "n03") {
+            status.agent.arch = Some("aarch64".into());
+        }
+        if done.contains(&name.as_str()) {
+            status.controller.record = Some(updated());
+        }
+    }
+    let arm = ActiveRollout { arch: "aarch64".into(), ..rollout(NEW) };
+    view.operator.as_mut().unwrap().status.active_rollouts.push(arm);
+    view
+}
+
+#[test]
+fn step_counts_for_each_variant_and_architecture() {
+    let room = |view: &ClusterView, steps: &[CanaryStep]| {
+        let rollouts = followed(view, &policy(steps), 100);
+        ["n00", "n02"].map(|name| rollouts.of(&view.nodes[name], &NEW).unwrap().room_to_begin())
+    };
+    let one = [step("1", 0, false)];
+    assert_eq!(room(&two_kinds(&[]), &one), [Some(1), Some(1)]);
+    assert_eq!(room(&two_kinds(&["n00"]), &one), [None, Some(1)], "one kind passes no step for the other");
+    assert_eq!(room(&two_kinds(&["n00", "n02"]), &one), [None, None]);
+    assert_eq!(room(&two_kinds(&["n00"]), &[step("50%", 0, false)]), [None, Some(1)], "of the nodes of its kind");
+}
+
+#[test]
+fn approval_is_for_one_step_of_one_version_for_all_kinds_that_wait_for_it() {
+    let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
+    let mut view = two_kinds(&["n00", "n02"]);
+    view.operator.as_mut().unwrap().approve_step = Some("yes".into());
+    let rollouts = followed(&view, &policy, 100);
+    assert!(rollouts.approval_taken);
+    assert_eq!(rollouts.active.iter().map(|active| active.steps_passed).collect::<Vec<_>>(), [1, 1]);
+}
+
+#[test]
+fn approval_counts_for_every_kind_whose_step_soaks_however_far_apart_they_end() {
+    let policy = policy(&[step("1", 600, true), step("2", 0, true)]);
+    let mut view = two_kinds(&["n00", "n02"]);
+    let operator = view.operator.as_mut().unwrap();
+    operator.approve_step = Some("yes".into());
+    for (active, done) in operator.status.active_rollouts.iter_mut().zip([0, 300]) {
+        active.step_done = Some(t(done));
+    }
+    let soaking = followed(&view, &policy, 400);
+    assert!(soaking.approval_taken);
+    let operator = view.operator.as_mut().unwrap();
+    (operator.status.active_rollouts, operator.approve_step) = (soaking.active, None);
+    for (now, expected) in [(650, [1, 0]), (950, [1, 1])] {
+        let mut passed: Vec<_> = followed(&view, &policy, now).active.iter().map(|r| r.steps_passed).collect();
+        passed.sort_by(|a, b| b.cmp(a));
+        assert_eq!(passed, expected, "{now}");
+    }
+}
+
+#[test]
+fn rollout_that_comes_back_passes_its_steps_again() {
+    let policy = policy(&[step("1", 0, false)]);
+    let older = Version::new(1, 20, 1);
+    let mut view = fleet(4, 1, 0);
+    let out = followed(&view, &policy, 100);
+    assert_eq!(one(&out).room_to_begin(), None, "the step is passed");
+    view.operator.as_mut().unwrap().status.active_rollouts = out.active;
+    let idle = wanting(&view, &policy, &[], 200);
+    view.operator.as_mut().unwrap().status.active_rollouts = idle.active;
+    assert_eq!(one(&followed(&view, &policy, 300)).room_to_begin(), None, "a node that comes late is no canary");
+
+    let back = wanting(&view, &policy, std::slice::from_ref(&older), 400);
+    assert_eq!(of(&back, &older).room_to_begin(), Some(1), "the way back has steps of its own");
+    assert_eq!(back.active[1].ended, Some(t(400)));
+    view.operator.as_mut().unwrap().status.active_rollouts = back.active;
+    let again = followed(&view, &policy, 500);
+    assert_eq!(one(&again).room_to_begin(), Some(1), "and so has the next way out");
+    assert_eq!((again.active[0].started, again.active.len()), (t(500), 2));
+}
+
+#[test]
+fn nodes_of_a_step_are_named_to_those_that_wait_for_it() {
+    let policy = policy(&[step("2", 0, false)]);
+    let mut view = fleet(4, 0, 2);
+    view.nodes.get_mut("n01").unwrap().facts.ready = false;
+    let rollouts = followed(&view, &policy, 100);
+    let text = one(&rollouts).wait.as_ref().unwrap().to_string();
+    assert_eq!(text, "canary step 1 is not passed; it waits for n00, n01 (not Ready)");
+}
+
+#[test]
+fn another_version_begins_at_the_first_step_and_nodes_of_the_last_one_do_not_count() {
+    let policy = policy(&[step("1", 0, false)]);
+    let view = fleet(4, 2, 0);
+    let newer = Version::new(1, 21, 0);
+    let rollouts = wanting(&view, &policy, std::slice::from_ref(&newer), 100);
+    assert_eq!(of(&rollouts, &newer).room_to_begin(), Some(1));
+    assert_eq!((&rollouts.active[0].version, rollouts.active[0].started), (&newer, t(100)));
+    assert_eq!(rollouts.active[1].version, NEW, "the last one stays to be read, and in case it comes back");
+}
+
+#[test]
+fn each_version_has_to_pass_the_steps_by_nodes_of_its_own() {
+    let policy = policy(&[step("1", 0, false)]);
+    let newer = Version::new(1, 21, 0);
+    // One node was updated to the older of two versions that are under way, after both had begun.
+    let mut view = fleet(4, 1, 0);
+    view.operator.as_mut().unwrap().status.active_rollouts.push(rollout(newer.clone()));
+    let rollouts = wanting(&view, &policy, &[NEW, newer.clone()], 100);
+    assert_eq!(of(&rollouts, &NEW).room_to_begin(), None, "passed");
+    assert_eq!(of(&rollouts, &newer).room_to_begin(), Some(1), "not passed by the other one's node");
+}
+
+#[test]
+fn a_step_that_is_passed_stays_passed_when_its_nodes_are_deleted() {
+    let policy = policy(&[step("2", 0, false)]);
+    let mut view = fleet(4, 2, 0);
+    let rollouts = followed(&view, &policy, 100);
+    view.operator.as_mut().unwrap().status.active_rollouts = rollouts.active;
+    view.nodes.retain(|name, _| name != "n00" && name != "n01");
+    assert_eq!(one(&followed(&view, &policy, 101)).room_to_begin(), None);
+}
+
+#[test]
+fn a_step_counts_and_names_the_nodes_that_are_or_will_be_out_of_service() {
+    let policy = policy(&[step("9", 0, false)]);
+    let mut view = fleet(9, 0, 6);
+    // Two are only staged, and one of these has a slot.
+    for name in ["n00", "n01"] {
+        let shadow = view.nodes.get_mut(name).unwrap().shadow.as_mut().unwrap();
+        let progress = shadow.status.controller.progress.as_mut().unwrap();
+        (progress.step, progress.disruptive) = (Step::Staged, false);
+    }
+    let slot = models::operator::Slot { uid: "uid-n01".into(), node: "n01".into(), since: t(1) };
+    view.operator.as_mut().unwrap().status.slots = vec![slot];
+    let rollouts = followed(&view, &policy, 100);
+    let rollout = one(&rollouts);
+    assert_eq!((rollout.under_way, rollout.disrupted), (5, 5), "all but the one that is only staged");
+    let nodes = ["n01", "n02", "n03"].map(str::to_owned).to_vec();
+    let wait = Wait::CanaryStep { step: 1, until: None, approval: false, nodes };
+    assert_eq!(rollout.wait, Some(wait), "the first few are named");
+}
+
+#[test]
+fn a_node_that_downloads_its_image_counts_for_the_step_and_is_not_out_of_service() {
+    let mut view = fleet(4, 0, 1);
+    let progress = &mut view.nodes.get_mut("n00").unwrap().shadow.as_mut().unwrap().status.controller.progress;
+    *progress = Some(models::shadow::Progress { step: Step::Staging, disruptive: false, ..progress.clone().unwrap() });
+    let rollouts = followed(&view, &policy(&[step("2", 0, false)]), 100);
+    assert_eq!((one(&rollouts).under_way, one(&rollouts).disrupted), (1, 0));
+    let nodes = vec!["n00".to_owned()];
+    assert_eq!(one(&rollouts).wait, Some(Wait::CanaryStep { step: 1, until: None, approval: false, nodes }));
+}
