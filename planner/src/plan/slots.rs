@@ -168,7 +168,7 @@ mod tests {
     use models::operator::CountOrPercent;
 
     use super::*;
-    use crate::fixtures::{cluster, node, t};
+    use crate::fixtures::{cluster, node, progress, t};
     use crate::policy::{Group, GroupPolicy};
 
     #[test]
@@ -275,5 +275,44 @@ mod tests {
             let (_, got) = world(&policy("5", None, one_zone), &down, &out, &[]);
             assert_eq!(got, refusals, "{sentence}");
         }
+    }
+
+    /// A node for each reason why it keeps a slot, and for none.
+    fn one_each() -> ClusterView {
+        let mut claimed = node("claimed");
+        claimed.facts.claims = Parts::USUAL;
+        let mut draining = node("draining");
+        draining.shadow.as_mut().unwrap().status.controller.progress = Some(progress(Step::Draining, 0));
+        let (mut view, _) = cluster(vec![claimed, draining, node("busy"), node("wanting"), node("idle")], &[]);
+        view.busy.insert("busy".into());
+        view
+    }
+
+    #[test]
+    fn a_slot_stays_while_its_node_is_out_of_service_or_may_be_about_to_be() {
+        let view = one_each();
+        let recorded: Vec<Slot> = view
+            .nodes
+            .values()
+            .map(|node| Slot { uid: node.facts.uid.clone(), node: node.facts.name.clone(), since: t(0) })
+            .collect();
+        let names = |slots: Vec<Slot>| slots.into_iter().map(|slot| slot.node).collect::<Vec<_>>();
+        let held = recorded.iter().map(|slot| (slot.uid.as_str(), slot)).collect();
+        let kept_of = |held| names(kept(&view, held, &["wanting"].into(), t(9)));
+        assert_eq!(kept_of(&held), ["busy", "claimed", "draining", "wanting"]);
+        assert_eq!(kept_of(&BTreeMap::new()), ["claimed"], "a status alone gives no slot");
+    }
+
+    #[test]
+    fn a_node_with_a_slot_has_begun_with_its_claim_or_its_drain() {
+        let mut view = one_each();
+        let slots = view.nodes.values().map(|node| Slot {
+            uid: node.facts.uid.clone(),
+            node: node.facts.name.clone(),
+            since: t(0),
+        });
+        view.operator.as_mut().unwrap().status.slots = slots.collect();
+        let expected = ["busy", "idle", "wanting"].map(|name| format!("uid-{name}"));
+        assert_eq!(not_begun(&view), expected.into());
     }
 }
