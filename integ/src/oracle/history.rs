@@ -1,6 +1,7 @@
 //! The API server's history: every change of every relevant object, in etcd's order.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use models::shadow::{HostState, Step, UPDATED};
@@ -22,10 +23,11 @@ pub struct Change {
     pub object: Object,
 }
 
-/// Changes in the order of their revisions.
+/// Changes in the order of their revisions. A copy is cheap: scenarios look at the history after every change.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    changes: Vec<Change>,
+    changes: Arc<Vec<Change>>,
+    end: World,
 }
 
 /// A line of the timeline.
@@ -86,9 +88,20 @@ pub struct Shortfall {
 
 impl History {
     /// A history of these changes, which may come in any order.
-    pub fn new(mut changes: Vec<Change>) -> Self {
-        changes.sort_by_key(|change| change.revision);
-        Self { changes }
+    pub fn new(changes: Vec<Change>) -> Self {
+        let mut history = Self::default();
+        for change in changes {
+            history.add(change);
+        }
+        history
+    }
+
+    /// Adds a change. Those of one object have to come in order, and those of several may be a little out of order.
+    pub fn add(&mut self, change: Change) {
+        self.end.apply(&change);
+        let changes = Arc::make_mut(&mut self.changes);
+        let later = changes.iter().rev().take_while(|known| known.revision > change.revision).count();
+        changes.insert(changes.len() - later, change);
     }
 
     /// All changes in order.
@@ -100,7 +113,7 @@ impl History {
     /// Returns the final state.
     pub fn replay<'a>(&'a self, mut visit: impl FnMut(&'a Change, Option<&Object>, &World)) -> World {
         let mut world = World::default();
-        for change in &self.changes {
+        for change in self.changes.iter() {
             let before = world.apply(change);
             visit(change, before.as_ref(), &world);
         }
@@ -109,7 +122,7 @@ impl History {
 
     /// The cluster state at the end.
     pub fn end(&self) -> World {
-        self.replay(|_, _, _| {})
+        self.end.clone()
     }
 
     /// The steps of a node, each with the revision at which it began.
@@ -145,7 +158,7 @@ impl History {
     pub fn shortfalls(&self, namespace: &str) -> Vec<Shortfall> {
         let mut satisfied: BTreeSet<String> = BTreeSet::new();
         let mut all = Vec::new();
-        for change in &self.changes {
+        for change in self.changes.iter() {
             let Object::Budget(budget) = &change.object else { continue };
             if budget.namespace != namespace {
                 continue;
@@ -174,7 +187,7 @@ impl History {
     pub fn attempts(&self) -> Vec<Attempt> {
         let mut all: Vec<Attempt> = Vec::new();
         let mut open: BTreeMap<String, (usize, Option<Timestamp>)> = BTreeMap::new();
-        for change in &self.changes {
+        for change in self.changes.iter() {
             let Object::Shadow(shadow) = &change.object else { continue };
             let progress = if change.gone { None } else { shadow.status.controller.progress.as_ref() };
             let stale = |index: usize| progress.is_none_or(|progress| progress.attempt != all[index].attempt);

@@ -43,23 +43,17 @@ pub struct Recorder {
 }
 
 struct Shared {
-    changes: Mutex<Vec<Change>>,
-    /// The cluster state after the last change.
-    world: Mutex<World>,
+    history: Mutex<History>,
     failure: Mutex<Option<String>>,
     /// Number of changes.
     progress: watch::Sender<usize>,
 }
 
 impl Shared {
-    fn add(&self, changes: impl IntoIterator<Item = Change>) {
-        let mut all = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
-        for change in changes {
-            world.apply(&change);
-            all.push(change);
-        }
-        self.progress.send_replace(all.len());
+    fn add(&self, change: Change) {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        history.add(change);
+        self.progress.send_replace(history.changes().len());
     }
 
     fn fail(&self, error: &anyhow::Error) {
@@ -75,7 +69,7 @@ impl Shared {
     }
 
     fn history(&self) -> History {
-        History::new(self.changes.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -88,8 +82,7 @@ impl Recorder {
     pub async fn start(client: Client) -> anyhow::Result<Self> {
         let progress = watch::Sender::new(0);
         let shared = Arc::new(Shared {
-            changes: Mutex::default(),
-            world: Mutex::default(),
+            history: Mutex::default(),
             failure: Mutex::default(),
             progress,
         });
@@ -124,7 +117,7 @@ impl Recorder {
     /// When something was missed.
     pub fn now(&self) -> anyhow::Result<World> {
         self.shared.check()?;
-        Ok(self.shared.world.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        Ok(self.shared.history().end())
     }
 
     /// The history recorded so far; its end may be missing.
@@ -150,9 +143,12 @@ impl Recorder {
         let deadline = Instant::now() + limit;
         loop {
             progress.borrow_and_update();
-            let history = self.so_far()?;
-            if holds(&history) {
-                return Ok(history);
+            {
+                // Dropped before the next change: adding to a history that is shared copies it.
+                let history = self.so_far()?;
+                if holds(&history) {
+                    return Ok(history);
+                }
             }
             match tokio::time::timeout_at(deadline, progress.changed()).await {
                 Ok(changed) => changed.context("the recorder has ended")?,
@@ -342,7 +338,7 @@ impl Source {
             self.known.insert(identity(&object), object);
         }
         let object = Object::parse(self.kind, value)?;
-        self.shared.add([Change { revision, at: Timestamp::now(), gone, object }]);
+        self.shared.add(Change { revision, at: Timestamp::now(), gone, object });
         Ok(())
     }
 }

@@ -33,7 +33,7 @@ impl World {
         fn put<K: Ord, V>(map: &mut BTreeMap<K, Arc<V>>, key: K, value: &Arc<V>, gone: bool) -> Option<Arc<V>> {
             if gone { map.remove(&key) } else { map.insert(key, Arc::clone(value)) }
         }
-        self.revision = change.revision;
+        self.revision = self.revision.max(change.revision);
         let gone = change.gone;
         match &change.object {
             Object::Node(node) => put(&mut self.nodes, node.name.clone(), node, gone).map(Object::Node),
