@@ -81,11 +81,7 @@ impl Recorder {
     /// When the API server cannot be read.
     pub async fn start(client: Client) -> anyhow::Result<Self> {
         let progress = watch::Sender::new(0);
-        let shared = Arc::new(Shared {
-            history: Mutex::default(),
-            failure: Mutex::default(),
-            progress,
-        });
+        let shared = Arc::new(Shared { history: Mutex::default(), failure: Mutex::default(), progress });
         let mut watches = JoinSet::new();
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
         let start = definitions.list_metadata(&ListParams::default()).await.context("cannot list what is installed")?;

@@ -48,11 +48,7 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
         let Some(agent) = node.shadow.as_ref().map(|s| &s.status.agent) else { continue };
         let (Some(variant), Some(arch)) = (&agent.variant, &agent.arch) else { continue };
         let kind = kinds.entry((variant, arch)).or_default();
-        if let Some(current) = &agent.current_version
-            && kind.lowest.as_ref().is_none_or(|lowest| current < lowest)
-        {
-            kind.lowest = Some(current.clone());
-        }
+        kind.lowest = kind.lowest.take().into_iter().chain(agent.current_version.clone()).min();
         let Some(updates) = agent.updates.as_ref().filter(|u| u.refresh_failure.is_none()) else { continue };
         kind.told += 1;
         let offered: BTreeSet<&Version> = updates.available_versions.iter().chain(&updates.chosen_version).collect();
@@ -97,13 +93,11 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
         });
     }
     let mut known: Vec<KnownVersion> = known.into_values().collect();
-    if known.len() > KEPT {
-        // Failures are never dropped for want of room; then the newest versions matter most.
-        let matters = |v: &KnownVersion| (v.quarantined.is_some(), !v.failed.is_empty(), v.version.clone());
-        known.sort_by_cached_key(|version| std::cmp::Reverse(matters(version)));
-        known.truncate(KEPT);
-        known.sort_by(|a, b| (&a.variant, &a.arch, &a.version).cmp(&(&b.variant, &b.arch, &b.version)));
-    }
+    // Failures are never dropped for want of room; then the newest versions matter most.
+    let matters = |v: &KnownVersion| (v.quarantined.is_some(), !v.failed.is_empty(), v.version.clone());
+    known.sort_by_cached_key(|version| std::cmp::Reverse(matters(version)));
+    known.truncate(KEPT);
+    known.sort_by(|a, b| (&a.variant, &a.arch, &a.version).cmp(&(&b.variant, &b.arch, &b.version)));
     known
 }
 
@@ -143,6 +137,43 @@ mod tests {
             let known = known(&view, &Quarantine::of(&view, 1), t(5));
             let since = known.iter().find(|known| known.version == NEW).map(|known| known.first_seen);
             assert_eq!(since, begins.then(|| t(5)), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_version_is_new_while_one_node_of_the_kind_runs_an_older_one() {
+        for (sentence, running, new) in [
+            ("the first one does", [OLD, NEW], true),
+            ("the last one does", [NEW, OLD], true),
+            ("all run it", [NEW, NEW], false),
+        ] {
+            let nodes = ["a", "b"].into_iter().zip(running).map(|(name, current)| {
+                let mut node = offered(name, Some(&[NEW]));
+                node.shadow.as_mut().unwrap().status.agent.current_version = Some(current);
+                node
+            });
+            let (view, _) = cluster(nodes.collect(), &[]);
+            let known = known(&view, &Quarantine::of(&view, 1), t(5));
+            assert_eq!(known.iter().any(|known| known.version == NEW), new, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_version_stays_known_while_it_is_offered_or_has_failed_or_no_host_has_refreshed() {
+        let quarantined = Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(0) };
+        for (sentence, offers, failed, quarantined, stays) in [
+            ("it is offered", Some(&[NEW][..]), vec![], None, true),
+            ("it is offered no more", Some(&[OLD][..]), vec![], None, false),
+            ("a node failed with it", Some(&[OLD][..]), vec!["a".to_owned()], None, true),
+            ("it is quarantined", Some(&[OLD][..]), vec![], Some(quarantined), true),
+            ("no host has refreshed", None, vec![], None, true),
+        ] {
+            let (mut view, _) = cluster(vec![offered("a", offers)], &[]);
+            let key = ("aws-k8s-1.37".into(), "x86_64".into(), NEW);
+            let stored = KnownVersion { failed, quarantined, ..new_version(&key, t(0)) };
+            view.operator.as_mut().unwrap().status.versions = vec![stored];
+            let known = known(&view, &Quarantine::of(&view, 1), t(5));
+            assert_eq!(known.first().map(|known| known.first_seen), stays.then(|| t(0)), "{sentence}");
         }
     }
 

@@ -1,0 +1,337 @@
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use kube::client::Body;
+use serde_json::{Value, json};
+use tower_test::mock;
+
+use super::*;
+use crate::auth::keys::tests::{Issuer, claims, wanted};
+use crate::auth::token::tests::of;
+use crate::cluster::tests::{Fake, Seen, failure, fake};
+
+const NOW: i64 = 1_700_000_000;
+
+fn now() -> Timestamp {
+    Timestamp::from_second(NOW).unwrap()
+}
+
+fn answer(authenticated: bool, audiences: Value) -> Value {
+    let user = json!({"username": "u", "extra": {"authentication.kubernetes.io/node-name": ["a"]}});
+    let mut review = json!({"spec": {"token": "…"}, "status": {"authenticated": authenticated, "user": user}});
+    review["status"]["audiences"] = audiences;
+    review
+}
+
+fn good() -> (u16, Value) {
+    (201, answer(true, json!(["brupop-apiserver"])))
+}
+
+/// A reviewer, and its cluster with the currently published keys.
+struct World {
+    reviewer: Reviewer,
+    fake: Fake,
+    published: Arc<Mutex<Value>>,
+    issuer: Issuer,
+}
+
+impl World {
+    fn new(reviews: impl Fn() -> (u16, Value) + Send + 'static) -> Self {
+        let issuer = Issuer::new("k");
+        let published = Arc::new(Mutex::new(json!({"keys": [issuer.jwk()]})));
+        let keys = Arc::clone(&published);
+        let fake = fake(move |request| match request.path.as_str() {
+            "/openid/v1/jwks" => match keys.lock().unwrap().clone() {
+                Value::Null => failure(403, "Forbidden"),
+                keys => (200, keys),
+            },
+            _ => reviews(),
+        });
+        let reviewer = Reviewer::new(fake.cluster.clone(), wanted(), Metrics::new().unwrap(), now);
+        Self { reviewer, fake, published, issuer }
+    }
+
+    /// From the token to its bearer, as for a request.
+    async fn judge(&self, token: &Token) -> Result<Arc<Bearer>, ReviewError> {
+        if let Some(bearer) = self.reviewer.remembered(token) {
+            return Ok(bearer);
+        }
+        let standing = self.reviewer.check(token).await?;
+        self.reviewer.review(token, &standing).await
+    }
+
+    fn token(&self, name: &str, expires: i64) -> Token {
+        of(self.issuer.sign(&claims(name, expires)))
+    }
+
+    fn publish(&self, keys: Value) {
+        *self.published.lock().unwrap() = keys;
+    }
+
+    fn asked(&self, path: &str) -> Vec<Seen> {
+        self.fake.requests().into_iter().filter(|request| request.path.ends_with(path)).collect()
+    }
+
+    fn reviews(&self) -> usize {
+        self.asked("/tokenreviews").len()
+    }
+
+    fn looks(&self) -> usize {
+        self.asked("/jwks").len()
+    }
+}
+
+#[tokio::test]
+async fn the_review_asks_for_our_audience_and_believes_only_an_answer_that_names_it() {
+    for (audiences, good) in [
+        (json!(["brupop-apiserver"]), true),
+        (json!(["other", "brupop-apiserver"]), true),
+        (json!(["https://kubernetes.default.svc"]), false),
+        (json!([]), false),
+        (Value::Null, false),
+    ] {
+        let reply = answer(true, audiences.clone());
+        let world = World::new(move || (201, reply.clone()));
+        let token = world.token("a", NOW + 600);
+        let result = world.judge(&token).await;
+        if good {
+            assert_eq!(result.unwrap().node_name.as_deref(), Some("a"));
+        } else {
+            assert!(matches!(result, Err(ReviewError::Refused(Refusal::WrongAudience))), "{audiences}");
+        }
+        let asked = world.asked("/apis/authentication.k8s.io/v1/tokenreviews");
+        assert_eq!(asked[0].body["spec"]["audiences"], json!(["brupop-apiserver"]));
+        assert_eq!(asked[0].body["spec"]["token"], token.expose());
+    }
+}
+
+#[tokio::test]
+async fn what_the_cluster_did_not_sign_never_reaches_it_and_fills_no_memory() {
+    let world = World::new(good);
+    let forger = Issuer::new("k");
+    let mut invented = claims("a", NOW + 600);
+    invented["iss"] = json!("https://elsewhere");
+    let bad = [
+        (of("garbage".into()), Refusal::MalformedToken),
+        (of(forger.sign(&invented)), Refusal::Forged),
+        (of(Issuer::new("new").sign(&invented)), Refusal::UnknownKey),
+        (of(forger.sign(&claims("a", NOW + 600))), Refusal::Forged),
+        (of(Issuer::new("new").sign(&claims("a", NOW + 600))), Refusal::UnknownKey),
+        (world.token("a", NOW - 600), Refusal::Expired),
+    ];
+    for (token, refusal) in &bad {
+        for _ in 0..3 {
+            let result = world.judge(token).await;
+            assert!(matches!(result, Err(ReviewError::Refused(r)) if r == *refusal), "{refusal:?}: {result:?}");
+        }
+    }
+    assert_eq!(world.reviews(), 0);
+    assert_eq!(world.looks(), 1, "strangers do not make the server ask for keys");
+    assert!(world.reviewer.signed.slots().is_empty() && world.reviewer.unchecked.slots().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_key_of_the_cluster_is_found_when_its_first_token_comes() {
+    let world = World::new(good);
+    world.judge(&world.token("a", NOW + 600)).await.unwrap();
+    let new = Issuer::new("new");
+    let token = of(new.sign(&claims("b", NOW + 600)));
+    assert!(world.judge(&token).await.is_err(), "it is not published yet");
+    world.publish(json!({"keys": [world.issuer.jwk(), new.jwk()]}));
+    assert!(world.judge(&token).await.is_err(), "it was looked for a moment ago");
+    tokio::time::advance(Duration::from_secs(10)).await;
+    world.judge(&token).await.unwrap();
+    world.judge(&world.token("c", NOW + 600)).await.unwrap();
+    assert_eq!(world.looks(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_keys_the_review_alone_decides() {
+    let world = World::new(good);
+    world.publish(Value::Null);
+    world.judge(&of("opaque".into())).await.unwrap();
+    world.judge(&world.token("a", NOW + 600)).await.unwrap();
+    assert_eq!((world.reviews(), world.looks()), (2, 1));
+    world.publish(json!({"keys": [world.issuer.jwk()]}));
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let result = world.judge(&of("another".into())).await;
+    assert!(matches!(result, Err(ReviewError::Refused(Refusal::MalformedToken))), "now there are keys");
+    assert_eq!((world.reviews(), world.looks()), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_that_were_read_stay_when_they_cannot_be_read_again() {
+    let world = World::new(good);
+    world.judge(&world.token("a", NOW + 600)).await.unwrap();
+    world.publish(Value::Null);
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let unknown = of(Issuer::new("new").sign(&claims("b", NOW + 600)));
+    assert!(matches!(world.judge(&unknown).await, Err(ReviewError::NoKeys)), "nobody can tell that it is bad");
+    assert!(matches!(world.judge(&unknown).await, Err(ReviewError::NoKeys)), "nor a moment later");
+    assert_eq!(world.looks(), 2);
+    world.judge(&world.token("c", NOW + 600)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_good_token_is_reviewed_once_in_five_seconds_and_by_one_of_many_at_a_time() {
+    let world = World::new(good);
+    let token = world.token("a", NOW + 600);
+    assert!(world.reviewer.remembered(&token).is_none());
+    let (a, b, c) = tokio::join!(world.judge(&token), world.judge(&token), world.judge(&token));
+    assert!(a.is_ok() && b.is_ok() && c.is_ok());
+    assert_eq!(world.reviews(), 1);
+    assert!(world.reviewer.remembered(&token).is_some());
+    tokio::time::advance(GOOD_FOR + Duration::from_millis(1)).await;
+    assert!(world.reviewer.remembered(&token).is_none());
+    world.judge(&token).await.unwrap();
+    assert_eq!(world.reviews(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bad_token_is_forgotten_after_a_second() {
+    let world = World::new(|| (201, json!({"spec": {}, "status": {"error": "no"}})));
+    let token = world.token("a", NOW + 600);
+    for _ in 0..3 {
+        let result = world.judge(&token).await;
+        assert!(matches!(result, Err(ReviewError::Refused(Refusal::NotAuthenticated))));
+    }
+    assert_eq!(world.reviews(), 1);
+    assert!(world.reviewer.remembered(&token).is_none(), "what is known to be bad is not good");
+    tokio::time::advance(BAD_FOR + Duration::from_millis(1)).await;
+    assert!(world.judge(&token).await.is_err());
+    assert_eq!(world.reviews(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_that_anybody_can_write_take_no_turn_and_no_memory_of_those_that_the_cluster_signed() {
+    let world = World::new(good);
+    world.publish(Value::Null);
+    world.judge(&of("a".into())).await.unwrap();
+    assert_eq!((world.reviewer.signed.slots().len(), world.reviewer.unchecked.slots().len()), (0, 1));
+    let turns = world.reviewer.unchecked.permits.acquire_many(8).await.unwrap();
+    assert!(matches!(world.judge(&of("b".into())).await, Err(ReviewError::Busy)));
+    let signed = Standing::Signed { node: None };
+    world.reviewer.review(&world.token("c", NOW + 600), &signed).await.unwrap();
+    drop(turns);
+    world.judge(&of("b".into())).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn so_many_tokens_are_remembered_and_those_above_are_judged_anew_until_others_are_forgotten() {
+    let world = World::new(good);
+    let (early, late) = (world.token("early", NOW + 600), world.token("late", NOW + 600));
+    world.judge(&early).await.unwrap();
+    let lane = &world.reviewer.signed;
+    let asked_for = lane.slot(of("asked for".into()).digest());
+    let asking = asked_for.lock().await;
+    for number in 2..10_000 {
+        let slot = lane.slot(of(number.to_string()).digest());
+        let (verdict, until) = (Err(Refusal::NotAuthenticated), Instant::now() + BAD_FOR);
+        *slot.try_lock().unwrap() = Some(Remembered { verdict, until });
+    }
+    assert_eq!(lane.slots().len(), 10_000);
+    for reviews in [2, 3] {
+        world.judge(&late).await.unwrap();
+        assert_eq!((world.reviews(), lane.slots().len()), (reviews, 10_000));
+    }
+    assert!(world.reviewer.remembered(&early).is_some(), "nothing that counts makes room");
+
+    tokio::time::advance(BAD_FOR + Duration::from_millis(1)).await;
+    world.judge(&late).await.unwrap();
+    assert!(world.reviewer.remembered(&late).is_some() && world.reviewer.remembered(&early).is_some());
+    assert_eq!(lane.slots().len(), 3, "what is asked for right now stays too");
+    assert!(Arc::ptr_eq(&lane.slot(of("asked for".into()).digest()), &asked_for));
+    drop(asking);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_tokens_so_many_are_asked_about_at_a_time_and_the_others_are_told_to_come_again() {
+    let (service, mut slow) = mock::pair::<http::Request<Body>, http::Response<Body>>();
+    let cluster = Cluster::new(kube::Client::new(service, "default"), "brupop-system".into(), Metrics::new().unwrap());
+    let reviewer = Arc::new(Reviewer::new(cluster, wanted(), Metrics::new().unwrap(), now));
+    let review = |number: usize| {
+        let reviewer = Arc::clone(&reviewer);
+        let standing = Standing::Signed { node: None };
+        tokio::spawn(async move { reviewer.review(&of(number.to_string()), &standing).await })
+    };
+    let judged: Vec<_> = (0..40).map(review).collect();
+    let mut asked = Vec::new();
+    // No request gets an answer, for longer than any waits for a review.
+    while let Ok(Some((_, reply))) = timeout(TURN + Duration::from_secs(1), slow.next_request()).await {
+        asked.push(reply);
+    }
+    assert_eq!(asked.len(), 32);
+    for reply in asked {
+        let body = Body::from(good().1.to_string().into_bytes());
+        reply.send_response(http::Response::builder().status(201).body(body).unwrap());
+    }
+    let (mut known, mut busy) = (0, 0);
+    for judged in judged {
+        match judged.await.unwrap() {
+            Ok(_) => known += 1,
+            Err(ReviewError::Busy) => busy += 1,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    assert_eq!((known, busy), (32, 8));
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_that_do_not_come_hold_no_token_up_for_long() {
+    let world = World::new(good);
+    world.judge(&world.token("a", NOW + 600)).await.unwrap();
+    let looking = world.reviewer.keys.looking().await;
+    let began = Instant::now();
+    let unknown = of(Issuer::new("new").sign(&claims("b", NOW + 600)));
+    let (first, second) = tokio::join!(world.judge(&unknown), world.judge(&unknown));
+    assert!(first.is_err() && second.is_err());
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    drop(looking);
+}
+
+#[tokio::test]
+async fn two_tokens_share_nothing() {
+    let world = World::new(good);
+    world.judge(&world.token("a", NOW + 600)).await.unwrap();
+    world.judge(&world.token("b", NOW + 600)).await.unwrap();
+    assert_eq!(world.reviews(), 2);
+}
+
+#[tokio::test]
+async fn a_token_past_its_expiry_is_never_answered_from_memory() {
+    let world = World::new(good);
+    // This server's clock may be ahead of the cluster's, so the token is reviewed.
+    let token = world.token("a", NOW - 1);
+    world.judge(&token).await.unwrap();
+    world.judge(&token).await.unwrap();
+    assert_eq!(world.reviews(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clock_that_is_set_forward_past_a_tokens_expiry_ends_what_is_remembered_of_it() {
+    static CLOCK: AtomicI64 = AtomicI64::new(NOW);
+    let mut world = World::new(good);
+    world.reviewer.now = || Timestamp::from_second(CLOCK.load(Ordering::Relaxed)).unwrap();
+    let token = world.token("a", NOW + 20);
+    world.judge(&token).await.unwrap();
+    assert!(world.reviewer.remembered(&token).is_some());
+    CLOCK.store(NOW + 20, Ordering::Relaxed);
+    assert!(world.reviewer.remembered(&token).is_none());
+}
+
+#[tokio::test]
+async fn an_api_server_in_trouble_makes_no_token_bad() {
+    let world = World::new(|| failure(500, "InternalError"));
+    let token = world.token("a", NOW + 600);
+    assert!(matches!(world.judge(&token).await, Err(ReviewError::Unavailable(_))));
+    assert!(matches!(world.judge(&token).await, Err(ReviewError::Unavailable(_))));
+    assert_eq!(world.reviews(), 2);
+}
+
+#[test]
+fn a_good_token_is_remembered_no_longer_than_it_lives() {
+    let at = |seconds: i64| Timestamp::from_second(NOW + seconds).unwrap();
+    assert_eq!(good_for(Some(at(600)), now()), GOOD_FOR);
+    assert_eq!(good_for(Some(at(2)), now()), Duration::from_secs(2));
+    assert_eq!(good_for(Some(at(-2)), now()), Duration::ZERO);
+    assert_eq!(good_for(None, now()), GOOD_FOR);
+}

@@ -1,0 +1,147 @@
+//! The answers to what was sent, and what the leader remembers of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use planner::view::{Blocked, ClusterView, LeaseLooks, Refused, newer};
+use planner::wait::Wait;
+use tokio::time::Instant;
+
+use super::Driver;
+use super::memory::RefusedLook;
+use crate::apply::{self, ApplyError, Evicted, Outcome};
+use crate::eviction::{Meaning, pause};
+
+/// Time for an accepted eviction to show in the watch before it is requested again.
+const ACCEPTED: Duration = Duration::from_secs(30);
+
+/// First pause for a node whose pods prevent a drain.
+const FIRST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Longest pause for such a node.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
+
+/// The end of a write.
+pub(super) enum Done {
+    Operator(Result<(), ApplyError>),
+    Shadow(String, Result<(), ApplyError>),
+    Label(String, Result<(), ApplyError>),
+}
+
+impl Driver {
+    /// Records the refused candidates, so that they are checked again after a pause that grows.
+    pub(super) fn remember_refused(&mut self, view: &ClusterView, refused: BTreeMap<String, Wait>, now: Timestamp) {
+        let generation = view.operator.as_ref().map(|operator| operator.generation);
+        for (name, wait) in refused {
+            let last = &mut self.memory.entry(name).or_default().refused;
+            let pause = match last {
+                // The node is watched, since there are slots enough.
+                Some(last) if last.what.again_at > now && last.generation == generation => {
+                    last.what.wait = wait;
+                    continue;
+                }
+                Some(last) => last.pause.saturating_mul(2).min(LONGEST_PAUSE),
+                None => FIRST_PAUSE,
+            };
+            let again_at = jiff::SignedDuration::try_from(pause).ok().and_then(|p| now.checked_add(p).ok());
+            let what = Refused { wait, again_at: again_at.unwrap_or(now) };
+            *last = Some(RefusedLook { what, pause, generation });
+        }
+    }
+
+    /// Takes in the answer to an eviction, or its timeout. The answer to a request that was given up meanwhile is
+    /// ignored.
+    pub(super) fn answered(&mut self, evicted: Evicted) {
+        let Some(memory) = self.memory.get_mut(&evicted.node) else { return };
+        if memory.in_flight.get(&evicted.uid).is_none_or(|sent| sent.request != evicted.request) {
+            return;
+        }
+        let Some(sent) = memory.in_flight.remove(&evicted.uid) else { return };
+        let now = crate::clock::now();
+        let namespace = evicted.namespace;
+        let (accepted, fatal, budget, retry) = match evicted.means {
+            Meaning::Leaves | Meaning::OtherPod => (true, false, None, ACCEPTED),
+            Meaning::Blocked { budget, retry } => (false, false, budget.map(|b| format!("{namespace}/{b}")), retry),
+            Meaning::Retry(retry) => (false, false, None, retry),
+            Meaning::Fatal => (false, true, None, ACCEPTED),
+        };
+        if let Some(budget) = &budget {
+            let last = self.refused_at.entry(budget.clone()).or_default();
+            match sent.budgets.get(budget) {
+                Some(before) if newer(before, last) => last.clone_from(before),
+                Some(_) => {}
+                // For a budget created meanwhile any version is new.
+                None => last.clear(),
+            }
+        }
+        let alike = memory.blocked.get(&evicted.uid).filter(|old| old.accepted == accepted);
+        let since = alike.map_or(sent.what.since, |old| old.since);
+        let refused = Duration::try_from(now.duration_since(since)).unwrap_or_default();
+        let retry = if accepted { retry } else { pause(retry, refused) };
+        let retry_at = jiff::SignedDuration::try_from(retry).ok().and_then(|s| now.checked_add(s).ok()).unwrap_or(now);
+        let (message, deleted) = (evicted.message, sent.what.deletes);
+        let answer = Blocked { budget, message, since, retry_at, fatal, accepted, deleted };
+        memory.blocked.insert(evicted.uid, answer);
+    }
+
+    pub(super) fn ended(&mut self, outcome: Outcome) {
+        let memory = self.memory.entry(outcome.node).or_default();
+        memory.busy = false;
+        match outcome.result {
+            Ok(learned) => {
+                memory.failures = 0;
+                memory.claims = memory.claims.saturating_add(u32::from(learned.claimed));
+                memory.owners.extend(learned.owner);
+                if let Some((renewed, now)) = learned.lease {
+                    memory.lease = Some(LeaseLooks::look(memory.lease, renewed, now));
+                }
+            }
+            Err(error) => {
+                memory.paused_until = Some(Instant::now() + apply::pause(&error, memory.failures));
+                memory.failures = memory.failures.saturating_add(1);
+            }
+        }
+    }
+
+    pub(super) fn written(&mut self, done: Done) {
+        match done {
+            Done::Operator(result) => {
+                self.operator_busy = false;
+                match &result {
+                    Ok(()) => self.operator_failures = 0,
+                    Err(error) => self.applier.metrics.rejected(error.what(), error.code()),
+                }
+                if let Err(error) = result {
+                    self.operator_paused = Some(Instant::now() + apply::pause(&error, self.operator_failures));
+                    self.operator_failures = self.operator_failures.saturating_add(1);
+                    if error.code() != Some(409) {
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            "the operator's status could not be written"
+                        );
+                    }
+                }
+            }
+            Done::Shadow(node, Ok(())) => {
+                self.shadow_changes.remove(&node);
+            }
+            Done::Shadow(node, Err(error)) => {
+                self.applier.metrics.rejected(error.what(), error.code());
+                tracing::warn!(node, error = &error as &dyn std::error::Error, "a shadow could not be made or deleted");
+                self.shadow_changes.insert(node, Some(Instant::now() + Duration::from_secs(2)));
+            }
+            Done::Label(node, result) => {
+                if let Err(error) = &result {
+                    self.applier.metrics.rejected(error.what(), error.code());
+                }
+                if let Err(error) = &result
+                    && error.code() != Some(409)
+                {
+                    tracing::warn!(node, error = error as &dyn std::error::Error, "a node could not be labelled");
+                }
+                self.labelling.ended(&node, result.as_ref().err(), Instant::now());
+            }
+        }
+    }
+}

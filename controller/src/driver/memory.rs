@@ -1,0 +1,89 @@
+//! The leader's memory: what it has under way, and what it has learned, besides what Kubernetes keeps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use planner::view::{Blocked, InFlight, LeaseLooks, OwnerHealth, PodFacts, Refused};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::Instant;
+
+use crate::cache::Cache;
+
+/// A request for the eviction of a pod without an answer so far.
+pub(super) struct Sent {
+    pub(super) request: u64,
+    pub(super) what: InFlight,
+    /// The versions of the budgets of its namespace at the time of the request, by the budget's key.
+    pub(super) budgets: Arc<BTreeMap<String, String>>,
+    pub(super) task: AbortHandle,
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The leader's memory of a node besides what Kubernetes keeps. Its loss costs a repeated request, never a wrong one.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// The last answer, by the pod's uid.
+    pub(super) blocked: BTreeMap<String, Blocked>,
+    /// The evictions under way, by the pod's uid.
+    pub(super) in_flight: BTreeMap<String, Sent>,
+    pub(super) refused: Option<RefusedLook>,
+    pub(super) lease: Option<LeaseLooks>,
+    pub(super) owners: BTreeMap<String, OwnerHealth>,
+    /// Number of claims of the node in this attempt.
+    pub(super) claims: u32,
+    pub(super) agent_missing: Option<Timestamp>,
+    pub(super) busy: bool,
+    /// True if the node is not busy with an urgent write.
+    pub(super) can_wait: bool,
+    pub(super) failures: u32,
+    pub(super) paused_until: Option<Instant>,
+}
+
+/// The last check of a staged node that ruled out a drain.
+pub(super) struct RefusedLook {
+    pub(super) what: Refused,
+    /// The pause before the next check.
+    pub(super) pause: Duration,
+    /// The generation of the policy at the check.
+    pub(super) generation: Option<i64>,
+}
+
+pub(super) struct PodWatch {
+    pub(super) cache: Cache<PodFacts>,
+    pub(super) task: JoinHandle<()>,
+}
+
+impl Drop for PodWatch {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A write of the slots that was sent, by this leader or perhaps by the previous one, and may not have arrived.
+pub(super) struct Retracting {
+    /// The version of the operator's resource that it was decided on, and is valid for.
+    pub(super) base: String,
+    /// The nodes (uid) whose slots it removes.
+    pub(super) slots: BTreeSet<String>,
+}
+
+impl Retracting {
+    /// Adds a further write of the kind. One without an answer may still arrive, as long as the resource is unchanged.
+    pub(super) fn with(before: Option<Self>, base: &str, slots: BTreeSet<String>) -> Self {
+        let mut all = before.filter(|before| before.base == base).map(|before| before.slots).unwrap_or_default();
+        all.extend(slots);
+        Self { base: base.to_owned(), slots: all }
+    }
+
+    /// Returns the nodes whose slots are about to be removed, where the resource is known in this version.
+    pub(super) fn at(&self, version: &str) -> BTreeSet<String> {
+        if self.base == version { self.slots.clone() } else { BTreeSet::new() }
+    }
+}

@@ -1,0 +1,157 @@
+//! The actions of a plan: each is sent in a task of its own, whose answer comes back to the loop.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
+use kube::runtime::watcher;
+use planner::labels::labels;
+use planner::plan::{Evictions, Plan};
+use planner::policy::Policy;
+use planner::shadows::{Change, changes};
+use planner::view::{ClusterView, InFlight, Projection as _};
+use tokio::time::Instant;
+
+use super::Driver;
+use super::answers::Done;
+use super::memory::{PodWatch, Retracting, Sent};
+use crate::apply::ApplyError;
+use crate::cache::Cache;
+use crate::writes::{self, Priority};
+
+/// Interval of writes of the operator's status when only its counts changed.
+const STATUS_PERIOD: Duration = Duration::from_secs(1);
+
+impl Driver {
+    pub(super) fn act(&mut self, view: &ClusterView, plan: &mut Plan) {
+        let under_way = self.memory.values().filter(|memory| memory.busy && memory.can_wait).count();
+        for (node, action, priority) in writes::begin(std::mem::take(&mut plan.actions), view, under_way) {
+            let memory = self.memory.entry(node.facts.name.clone()).or_default();
+            memory.busy = true;
+            memory.can_wait = priority != Priority::Urgent;
+            if Plan::ends_drain(&action) {
+                memory.in_flight.clear();
+            }
+            self.applier.spawn(node.clone(), action, self.outcomes.0.clone());
+        }
+    }
+
+    /// Sends evictions, each in a task of its own; none of them keeps the node busy.
+    pub(super) fn evict(&mut self, evictions: BTreeMap<String, Evictions>, now: Timestamp) {
+        for (name, Evictions { pods, grace, delete }) in evictions {
+            // The versions before the request. A budget can refuse a pod and allow it again before the refusal arrives;
+            // read then, that change would pass for one that the refusal included.
+            let concerned = self.budgets.select(|budget| pods.iter().any(|pod| pod.namespace == budget.namespace));
+            let budgets: BTreeMap<_, _> =
+                concerned.into_iter().map(|budget| (budget.key(), budget.resource_version)).collect();
+            let budgets = Arc::new(budgets);
+            let memory = self.memory.entry(name.clone()).or_default();
+            for pod in pods {
+                self.requests += 1;
+                let (request, uid, done) = (self.requests, pod.uid.clone(), self.evicted.0.clone());
+                let task = self.applier.spawn_eviction(name.clone(), pod, (grace, delete), request, done);
+                let what = InFlight { since: now, deletes: delete };
+                memory.in_flight.insert(uid, Sent { request, what, budgets: budgets.clone(), task });
+            }
+        }
+    }
+
+    /// Writes slots at once and counts at most once a second, never two writes at a time.
+    pub(super) fn write_operator(&mut self, view: &ClusterView, plan: &Plan) -> Option<Instant> {
+        let (Some(status), Some(operator)) = (&plan.status, &view.operator) else { return None };
+        if *status == operator.status || self.operator_busy {
+            return None;
+        }
+        let now = Instant::now();
+        if let Some(until) = self.operator_paused.filter(|until| *until > now) {
+            return Some(until);
+        }
+        let due = self.operator_written.map_or(now, |at| at + STATUS_PERIOD);
+        if plan.slots.is_none() && due > now {
+            return Some(due);
+        }
+        self.operator_busy = true;
+        let taken = planner::plan::retracted(&operator.status.slots, &status.slots);
+        self.retracting = Some(Retracting::with(self.retracting.take(), &operator.resource_version, taken));
+        self.operator_written = Some(now);
+        let (applier, view, status, done) = (self.applier.clone(), view.clone(), status.clone(), self.done.0.clone());
+        tokio::spawn(async move {
+            let result = applier.write_operator(&view, &status).await;
+            if result.as_ref().is_err_and(ApplyError::is_unknown) {
+                applier.read_operator().await;
+            }
+            let _ = done.send(Done::Operator(result));
+        });
+        None
+    }
+
+    pub(super) fn change_shadows(&mut self, policy: &Policy) {
+        let now = Instant::now();
+        self.shadow_changes.retain(|_, retry| retry.is_none_or(|at| at > now));
+        let under_way = self.shadow_changes.values().filter(|retry| retry.is_none()).count();
+        let mut places = writes::AT_A_TIME.saturating_sub(under_way);
+        for change in changes(&self.applier.nodes.items(), &self.applier.shadows.items()) {
+            if places == 0 {
+                break;
+            }
+            let (Change::Create { node, .. } | Change::Delete { node, .. }) = &change;
+            if self.shadow_changes.contains_key(node) {
+                continue;
+            }
+            places -= 1;
+            self.shadow_changes.insert(node.clone(), None);
+            let host = models::shadow::HostPolicy {
+                refresh_interval: Some(policy.refresh_interval),
+                ..models::shadow::HostPolicy::default()
+            };
+            let (applier, done) = (self.applier.clone(), self.done.0.clone());
+            tokio::spawn(async move {
+                let (node, result) = match change {
+                    Change::Create { node, uid } => {
+                        let result = applier.create_shadow(&node, &uid, host).await;
+                        (node, result)
+                    }
+                    Change::Delete { node, uid } => {
+                        let result = applier.delete_shadow(&node, &uid).await;
+                        (node, result)
+                    }
+                };
+                if result.as_ref().is_err_and(ApplyError::is_unknown) {
+                    applier.read_node(&node).await;
+                }
+                let _ = done.send(Done::Shadow(node, result));
+            });
+        }
+    }
+
+    /// Puts nodes that run Bottlerocket under the operator, if policy asks for that.
+    pub(super) fn label_nodes(&mut self, policy: &Policy) {
+        let nodes = self.applier.nodes.items();
+        for node in self.labelling.begin(labels(&nodes, policy), Instant::now()) {
+            let (applier, done) = (self.applier.clone(), self.done.0.clone());
+            tokio::spawn(async move {
+                let result = applier.label(&node).await;
+                if result.as_ref().is_err_and(ApplyError::is_unknown) {
+                    applier.read_node(&node.name).await;
+                }
+                let _ = done.send(Done::Label(node.name, result));
+            });
+        }
+    }
+
+    /// Watches pods only on the nodes that need it, so memory does not grow with the cluster's pods.
+    pub(super) fn watch_pods(&mut self, wanted: &BTreeSet<String>) {
+        self.pods.retain(|node, _| wanted.contains(node));
+        for node in wanted {
+            self.pods.entry(node.clone()).or_insert_with(|| {
+                let cache = Cache::new(self.changed.clone());
+                let api: Api<kube::core::DeserializeGuard<Pod>> = Api::all(self.applier.client.clone());
+                let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+                PodWatch { task: tokio::spawn(cache.run(api, config)), cache }
+            });
+        }
+    }
+}

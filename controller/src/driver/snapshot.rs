@@ -1,0 +1,149 @@
+//! The snapshot that a plan is made of, from the caches and the leader's memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use models::shadow::Step;
+use planner::view::{Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused, newer};
+use planner::wait::Wait;
+use tokio::time::Instant;
+
+use super::Driver;
+use super::memory::{Memory, Retracting};
+use crate::cache::Cache;
+
+/// The time since which something is missing; `None` while it is there, or not known.
+fn missing_since(since: Option<Timestamp>, there: Option<bool>, now: Timestamp) -> Option<Timestamp> {
+    (there == Some(false)).then(|| since.unwrap_or(now))
+}
+
+impl Memory {
+    /// Forgets what the node's step has outlived.
+    fn forget(&mut self, node: &NodeView) {
+        if node.step() != Some(Step::Draining) {
+            self.in_flight.clear();
+        }
+        if node.progress().is_none() {
+            self.blocked.clear();
+            self.lease = None;
+            self.owners.clear();
+            self.claims = 0;
+        }
+        if !matches!(node.step(), Some(Step::Staging | Step::Staged)) {
+            self.refused = None;
+        }
+    }
+
+    /// Returns the last answers to evictions. A pod whose budget has changed since its refusal may be tried at once.
+    fn answers(
+        &self,
+        budgets: &Cache<BudgetFacts>,
+        refused_at: &BTreeMap<String, String>,
+        now: Timestamp,
+    ) -> BTreeMap<String, Blocked> {
+        let mut answers = self.blocked.clone();
+        for blocked in answers.values_mut() {
+            let Some(key) = &blocked.budget else { continue };
+            let seen = refused_at.get(key).map_or("", String::as_str);
+            let lets_go = match budgets.get(key) {
+                Some(budget) => budget.allowed > 0 && newer(&budget.resource_version, seen),
+                // The pod was deleted.
+                None => !seen.is_empty(),
+            };
+            if lets_go {
+                blocked.retry_at = now;
+            }
+        }
+        answers
+    }
+
+    /// Returns the last check that ruled out a drain, if it was made under the policy of this generation.
+    fn refused(&self, budgets: &Cache<BudgetFacts>, generation: Option<i64>, now: Timestamp) -> Option<Refused> {
+        let last = self.refused.as_ref().filter(|last| last.generation == generation)?;
+        let mut refused = last.what.clone();
+        if let Wait::BudgetNeverAllows { budget, .. } = &refused.wait
+            && budgets.get(budget).is_none_or(|budget| budget.desired < budget.expected)
+        {
+            refused.again_at = now;
+        }
+        Some(refused)
+    }
+}
+
+impl Driver {
+    pub(super) fn view(&mut self, now: Timestamp) -> ClusterView {
+        let nodes = self.applier.nodes.items();
+        let mut shadows = self.applier.shadows.items();
+        self.memory.retain(|name, memory| memory.busy || nodes.contains_key(name));
+        // Of all nodes, also of those that left the view: a pause in the past would wake the loop again and again.
+        let clock = Instant::now();
+        for memory in self.memory.values_mut() {
+            memory.paused_until = memory.paused_until.filter(|until| *until > clock);
+        }
+        let mut view = ClusterView {
+            operator: self.applier.operator.get(models::names::OPERATOR_NAME),
+            own_node: self.own_node.clone(),
+            leader_since: self.leader_since,
+            stale: !self.reading.done(),
+            standby: self.peers.standby(self.own_node.as_deref(), &nodes),
+            tls: self.applier.signer.facts(),
+            ..ClusterView::default()
+        };
+        self.web_api_missing = missing_since(self.web_api_missing, self.peers.is_web_api_ready(), now);
+        view.web_api_missing = self.web_api_missing;
+        let with_agent = self.peers.nodes_with_agent();
+        for (name, facts) in nodes {
+            let shadow = shadows.remove(&name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
+            if !facts.labelled && !facts.claimed() && shadow.is_none() {
+                continue;
+            }
+            let mut node = NodeView { facts, shadow, ..NodeView::default() };
+            if let Some(watch) = self.pods.get(&name).filter(|w| w.cache.synced()) {
+                let mut pods: Vec<PodFacts> = watch.cache.items().into_values().collect();
+                self.daemon_sets.mark(&mut pods);
+                node.pods = Some(pods);
+            }
+            let has_agent = with_agent.as_ref().map(|nodes| nodes.contains(&name));
+            self.recall(&mut view, &mut node, has_agent, now);
+            view.nodes.insert(name, node);
+        }
+        if let Some(operator) = view.operator.as_ref().filter(|_| !view.stale) {
+            let version = &operator.resource_version;
+            let first = || Retracting::with(None, version, planner::plan::not_begun(&view));
+            view.retracted = self.retracting.get_or_insert_with(first).at(version);
+        }
+        self.handed_over &= !view.slots().any(|slot| slot.since >= self.leader_since);
+        view.handed_over = self.handed_over;
+        self.standings.look(&mut view.nodes, clock.into_std());
+        let namespaces: BTreeSet<&str> =
+            view.nodes.values().flat_map(|n| n.pods.iter().flatten()).map(|pod| pod.namespace.as_str()).collect();
+        view.expressions = self.expressions.answers(now);
+        view.budgets = self.budgets.select(|budget| namespaces.contains(budget.namespace.as_str()));
+        view
+    }
+
+    /// Adds what the leader remembers of a node to the snapshot.
+    fn recall(&mut self, view: &mut ClusterView, node: &mut NodeView, has_agent: Option<bool>, now: Timestamp) {
+        let name = &node.facts.name;
+        if has_agent == Some(false) {
+            self.memory.entry(name.clone()).or_default();
+        }
+        let Some(memory) = self.memory.get_mut(name) else { return };
+        if memory.busy || memory.paused_until.is_some() {
+            view.busy.insert(name.clone());
+        }
+        if memory.paused_until.is_some() {
+            view.paused.insert(name.clone());
+        }
+        memory.agent_missing = missing_since(memory.agent_missing, has_agent, now);
+        memory.forget(node);
+        let generation = view.operator.as_ref().map(|operator| operator.generation);
+        node.agent_missing = memory.agent_missing;
+        node.claims_made = memory.claims;
+        node.blocked = memory.answers(&self.budgets, &self.refused_at, now);
+        node.refused = memory.refused(&self.budgets, generation, now);
+        node.in_flight = memory.in_flight.iter().map(|(uid, sent)| (uid.clone(), sent.what)).collect();
+        node.lease = memory.lease;
+        node.owners.clone_from(&memory.owners);
+    }
+}

@@ -1,0 +1,327 @@
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::Event;
+use planner::plan::{Action, Evictions, Plan};
+use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
+
+use super::*;
+use crate::apply::ApplyError;
+use crate::eviction::Meaning;
+use crate::leader::Leadership;
+
+fn cache<P: planner::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
+    let cache = Cache::new(changed.clone());
+    cache.take(Event::Init);
+    cache.take(Event::InitDone);
+    cache
+}
+
+type Server = tower_test::mock::Handle<http::Request<kube::client::Body>, http::Response<kube::client::Body>>;
+
+/// Returns the driver of a leader with nothing to do, and the cache of its nodes.
+fn driver() -> (Driver, Cache<NodeFacts>) {
+    let (driver, nodes, _) = driver_and_server();
+    (driver, nodes)
+}
+
+fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
+    let (service, server) =
+        tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
+    let client = kube::Client::new(service, "default");
+    let changed = Arc::new(watch::channel(0).0);
+    let nodes = cache::<NodeFacts>(&changed);
+    let applier = Applier::new(
+        client,
+        "brupop-system".into(),
+        "me".into(),
+        Leadership::forever(),
+        crate::tls::Signer::default(),
+        crate::metrics::Metrics::new().unwrap(),
+        nodes.clone(),
+        cache::<ShadowFacts>(&changed),
+        cache::<OperatorFacts>(&changed),
+    );
+    let peers = Peers { identity: "me".into(), pods: cache(&changed), agents: cache(&changed) };
+    let expressions = Expressions::start(changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
+    let reading = Reading::default();
+    let driver = Driver::new(applier, cache(&changed), peers, reading, expressions, changed, None, crate::clock::now());
+    (driver, nodes, server)
+}
+
+#[tokio::test(start_paused = true)]
+async fn policy_change_for_a_large_fleet_delays_no_eviction_and_is_no_burst_of_writes() {
+    let (mut driver, _, mut server) = driver_and_server();
+    let (mut view, mut actions) = (ClusterView::default(), BTreeMap::new());
+    for number in 0..=5000 {
+        let name = format!("node-{number:04}");
+        let facts = NodeFacts { name: name.clone(), ..NodeFacts::default() };
+        let shadow = Some(ShadowFacts { node: name.clone(), ..ShadowFacts::default() });
+        view.nodes.insert(name.clone(), NodeView { facts, shadow, ..NodeView::default() });
+        actions.insert(name, Action::Spec { spec: Box::default() });
+    }
+    let pod = planner::plan::Eviction { namespace: "shop".into(), name: "web".into(), uid: "u".into() };
+    let evictions = Evictions { pods: vec![pod], grace: None, delete: false };
+    let plan = || Plan { actions: actions.clone(), ..Plan::default() };
+    driver.act(&view, &mut plan());
+    driver.evict(BTreeMap::from([("node-5000".to_owned(), evictions)]), crate::clock::now());
+    let mut unanswered = Vec::new();
+    // The clock moves on as soon as nothing else is to be done.
+    while let Ok(Some((request, reply))) = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await {
+        unanswered.push((request.uri().path().to_owned(), reply));
+    }
+    let evictions = unanswered.iter().filter(|(path, _)| path.ends_with("/eviction")).count();
+    assert_eq!((evictions, unanswered.len()), (1, 1 + crate::writes::AT_A_TIME));
+    // The next one begins when one has ended.
+    let (_, reply) =
+        unanswered.iter().position(|(path, _)| path.contains("brs-")).map(|at| unanswered.remove(at)).unwrap();
+    reply.send_response(http::Response::builder().status(409).body(kube::client::Body::empty()).unwrap());
+    let outcome = driver.outcomes.1.recv().await.unwrap();
+    let done = outcome.node.clone();
+    driver.ended(outcome);
+    view.busy.extend(driver.memory.iter().filter(|(_, memory)| memory.busy).map(|(name, _)| name.clone()));
+    view.busy.insert(done);
+    driver.act(&view, &mut plan());
+    let next = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await;
+    // The reply is kept: a dropped one is a lost answer, after which the node is read again.
+    assert!(matches!(next, Ok(Some(_))));
+    let another = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await;
+    assert!(another.is_err(), "more than {} at a time", crate::writes::AT_A_TIME);
+}
+
+#[tokio::test]
+async fn a_leader_that_hands_over_ends_its_work_and_one_that_is_stopped_meanwhile_stops() {
+    for (stopped, end) in [(false, End::HandedOver), (true, End::Stopped)] {
+        let (mut driver, _) = driver();
+        let (_stop, stop) = watch::channel(stopped);
+        driver.hand_over();
+        let ended = tokio::time::timeout(Duration::from_secs(60), driver.run(&Calls::default(), stop)).await;
+        assert_eq!(ended, Ok(end));
+    }
+}
+
+fn take<P: planner::view::Projection>(cache: &Cache<P>, object: serde_json::Value) {
+    cache.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(object).unwrap()))));
+}
+
+/// Takes in node `a` and its shadow with this step and this desired state.
+fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str, order: &serde_json::Value) {
+    take(
+        nodes,
+        serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5", "labels": {
+            models::names::INTERFACE_LABEL: models::names::INTERFACE_VERSION}}}),
+    );
+    let shadow = serde_json::json!({
+        "metadata": {"name": "brs-a", "uid": "shadow-1", "resourceVersion": "6", "ownerReferences": [
+            {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "node-1"}]},
+        "spec": order,
+        "status": {"progress": {"step": step, "since": "2026-01-01T00:00:00Z",
+            "started": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5", "disruptive": true}}});
+    take(&driver.applier.shadows, shadow);
+}
+
+fn evictions(pods: &[&str]) -> BTreeMap<String, Evictions> {
+    let pod = |name: &&str| planner::plan::Eviction {
+        namespace: "shop".into(),
+        name: (*name).into(),
+        uid: format!("uid-{name}"),
+    };
+    let pods = pods.iter().map(pod).collect();
+    BTreeMap::from([("a".to_owned(), Evictions { pods, grace: None, delete: false })])
+}
+
+fn refusal(pod: &str, request: u64) -> Evicted {
+    Evicted {
+        node: "a".into(),
+        namespace: "shop".into(),
+        uid: format!("uid-{pod}"),
+        request,
+        means: Meaning::Blocked { budget: Some("web".into()), retry: Duration::from_secs(5) },
+        message: String::new(),
+    }
+}
+
+#[tokio::test]
+async fn evictions_under_way_keep_no_node_busy_and_end_with_the_drain() {
+    let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    let (mut driver, nodes) = driver();
+    take_node_in(&driver, &nodes, "Draining", &order);
+    let now = crate::clock::now();
+    driver.evict(evictions(&["first", "second"]), now);
+    let view = driver.view(now);
+    assert!(view.busy.is_empty());
+    assert_eq!(view.nodes["a"].in_flight.keys().collect::<Vec<_>>(), ["uid-first", "uid-second"]);
+    // An answered request leaves the answer alone, and a replaced request leaves none.
+    driver.answered(refusal("first", 1));
+    driver.answered(refusal("second", 1));
+    let view = driver.view(now);
+    assert_eq!(view.nodes["a"].in_flight.keys().collect::<Vec<_>>(), ["uid-second"]);
+    assert_eq!(view.nodes["a"].blocked.keys().collect::<Vec<_>>(), ["uid-first"]);
+    driver.applier.shadows.forget("a");
+    take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
+    assert!(driver.view(now).nodes["a"].in_flight.is_empty());
+    driver.answered(refusal("second", 2));
+    assert_eq!(driver.view(now).nodes["a"].blocked.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_that_is_stopped_waits_for_the_answers_to_its_evictions() {
+    let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    let (mut driver, nodes, mut server) = driver_and_server();
+    take_node_in(&driver, &nodes, "Draining", &order);
+    driver.evict(evictions(&["web"]), crate::clock::now());
+    let (request, reply) = server.next_request().await.unwrap();
+    assert!(request.uri().path().ends_with("/eviction"));
+    let (_stop, stop) = watch::channel(true);
+    let calls = Calls::default();
+    let mut run = std::pin::pin!(driver.run(&calls, stop));
+    let early = tokio::time::timeout(Duration::from_secs(10), run.as_mut()).await;
+    assert!(early.is_err(), "an eviction that is cut off may cost its budget two minutes");
+    let body = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}).to_string();
+    reply.send_response(http::Response::builder().status(201).body(body.into_bytes().into()).unwrap());
+    assert_eq!(tokio::time::timeout(Duration::from_secs(5), run).await, Ok(End::Stopped));
+}
+
+#[tokio::test]
+async fn pod_that_is_refused_for_long_is_asked_for_more_seldom() {
+    let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    let seconds = jiff::SignedDuration::from_secs;
+    for (refused, pause) in [(0, 5), (60, 30), (600, 60)] {
+        let (mut driver, nodes) = driver();
+        take_node_in(&driver, &nodes, "Draining", &order);
+        let now = crate::clock::now();
+        driver.evict(evictions(&["web"]), now - seconds(refused));
+        driver.answered(refusal("web", 1));
+        let retry_at = driver.view(now).nodes["a"].blocked["uid-web"].retry_at;
+        assert!(retry_at >= now + seconds(pause), "after {refused} s: {retry_at}, at {now}");
+    }
+}
+
+#[tokio::test]
+async fn a_budget_that_lets_go_before_its_refusal_is_heard_of_is_not_missed() {
+    let budget = |version: &str, allowed: i32| {
+        serde_json::json!({"metadata": {"namespace": "shop", "name": "web", "resourceVersion": version},
+            "status": {"disruptionsAllowed": allowed, "currentHealthy": 2, "desiredHealthy": 2, "expectedPods": 3}})
+    };
+    for (sentence, meanwhile, now_due) in [
+        ("the budget is as it was before the eviction", vec![], false),
+        ("it has counted the eviction before", vec![budget("8", 0)], false),
+        ("it lets another go already", vec![budget("8", 0), budget("9", 1)], true),
+    ] {
+        let (mut driver, nodes) = driver();
+        take_node_in(
+            &driver,
+            &nodes,
+            "Draining",
+            &serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"}),
+        );
+        take(&driver.budgets, budget("7", 1));
+        let now = crate::clock::now();
+        driver.view(now);
+        driver.evict(evictions(&["first", "second"]), now);
+        for change in meanwhile {
+            take(&driver.budgets, change);
+        }
+        driver.answered(refusal("second", 2));
+        let blocked = &driver.view(now).nodes["a"].blocked["uid-second"];
+        assert_eq!(blocked.retry_at <= now, now_due, "{sentence}: {blocked:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_leader_decides_nothing_before_every_cache_has_been_read_since_it_leads() {
+    let (mut driver, nodes) = driver();
+    take_node_in(&driver, &nodes, "Staged", &serde_json::json!({"state": "StagedUpdate", "attempt": 1}));
+    let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
+    take(
+        &driver.applier.operator,
+        serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
+            "spec": {}, "status": {"slots": [slot]}}),
+    );
+    driver.reading = Reading::default().of(&driver.budgets);
+    assert_eq!(driver.turn(), None);
+    assert!(!driver.writing() && driver.retracting.is_none());
+    driver.reading = Reading::default();
+    driver.turn();
+    assert!(driver.writing());
+}
+
+#[tokio::test]
+async fn a_slot_is_on_its_way_out_until_the_resource_has_changed_whatever_is_heard_of_its_write() {
+    let operator = |version: &str, slots: serde_json::Value| {
+        serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": version},
+            "spec": {}, "status": {"slots": slots}})
+    };
+    let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
+    let (mut driver, _) = driver();
+    // The previous leader may be about to remove the slots that the first read shows.
+    take(&driver.applier.operator, operator("6", serde_json::json!([slot])));
+    let now = crate::clock::now();
+    assert_eq!(driver.view(now).slots().count(), 0);
+    take(&driver.applier.operator, operator("7", serde_json::json!([slot])));
+    let view = driver.view(now);
+    assert_eq!(view.slots().count(), 1);
+    let without = |view: &ClusterView| {
+        let mut status = view.operator.as_ref().unwrap().status.clone();
+        status.slots.clear();
+        Plan { slots: Some(Vec::new()), status: Some(status), ..Plan::default() }
+    };
+    driver.write_operator(&view, &without(&view));
+    let sent = driver.view(now);
+    assert!(sent.retracted.contains("node-1") && sent.slots().count() == 0, "{:?}", sent.retracted);
+    // The result of this write is unknown.
+    driver.written(Done::Operator(Err(ApplyError::NoKey)));
+    assert_eq!(driver.view(now).slots().count(), 0);
+    // A further write that removes nothing does not settle the first one.
+    driver.operator_paused = None;
+    let mut counts = without(&view);
+    counts.slots = Some(view.operator.as_ref().unwrap().status.slots.clone());
+    counts.status.as_mut().unwrap().slots = counts.slots.clone().unwrap();
+    counts.status.as_mut().unwrap().observed_generation = Some(5);
+    driver.write_operator(&view, &counts);
+    assert_eq!(driver.view(now).slots().count(), 0);
+    // The resource has changed: it records the slots, and no write for the version before it can arrive any more.
+    take(&driver.applier.operator, operator("8", serde_json::json!([slot])));
+    assert_eq!(driver.view(now).slots().count(), 1);
+}
+
+#[tokio::test]
+async fn a_new_leader_goes_on_with_a_slot_with_which_something_was_begun() {
+    for (step, begun) in [("Staging", false), ("Staged", false), ("Draining", true), ("Monitoring", true)] {
+        let (mut driver, nodes) = driver();
+        take_node_in(&driver, &nodes, step, &serde_json::json!({"state": "StagedUpdate", "attempt": 1}));
+        take(
+            &driver.applier.operator,
+            serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": "7"},
+                "spec": {}, "status": {"slots": [{"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"}]}}),
+        );
+        assert_eq!(driver.view(crate::clock::now()).slots().count(), usize::from(begun), "{step}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_is_seen_to_stand_in_its_release_for_as_long_as_this_leader_has_looked() {
+    let (mut driver, nodes) = driver();
+    take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
+    // However often it checks in between, and whatever the clock shows.
+    let now = crate::clock::now();
+    assert_eq!(driver.view(now).nodes["a"].stood, Duration::ZERO);
+    for milliseconds in [2, 4] {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        assert!(driver.view(now).nodes["a"].stood >= Duration::from_millis(milliseconds));
+    }
+}
+
+/// An action failed, then the shadow was removed (its node has lost the label, or was created again without it).
+#[tokio::test]
+async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
+    let (mut driver, nodes) = driver();
+    take(&nodes, serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}));
+    // An earlier action about it failed, and the pause after that is over.
+    driver.memory.entry("a".into()).or_default().paused_until = Some(Instant::now());
+    let mut in_the_past = 0;
+    for _ in 0..100 {
+        if driver.turn().is_some_and(|wake| wake <= Instant::now()) {
+            in_the_past += 1;
+        }
+    }
+    assert_eq!(in_the_past, 0, "turns that want to be followed by another one at once");
+}

@@ -1,0 +1,118 @@
+use std::collections::HashSet;
+
+use super::*;
+
+fn all() -> Vec<Situation> {
+    [false, true].into_iter().flat_map(all_with).collect()
+}
+
+fn all_with(perhaps_armed: bool) -> Vec<Situation> {
+    let mut out = Vec::new();
+    for order in [Order::Idle, Order::Stage, Order::Reboot, Order::Unknown] {
+        for failed in [false, true] {
+            for boot in [Boot::Same, Boot::Other] {
+                for image in [Image::Nothing, Image::Staged, Image::Doubtful, Image::Ready] {
+                    for armed_by in [ArmedBy::ThisAttempt, ArmedBy::OlderAttempt, ArmedBy::Other] {
+                        for may_disarm in [false, true] {
+                            for mark in [Mark::Activated, Mark::Not] {
+                                for running in [Running::Wanted, Running::Old, Running::Third] {
+                                    out.push(Situation {
+                                        order,
+                                        failed,
+                                        boot,
+                                        image,
+                                        perhaps_armed,
+                                        armed_by,
+                                        may_disarm,
+                                        mark,
+                                        running,
+                                    });
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn no_cell_is_missing_and_no_row_is_dead() {
+    let mut used = HashSet::new();
+    for situation in all() {
+        let row = TABLE.iter().position(|row| row.fits(&situation));
+        used.insert(row.unwrap_or_else(|| panic!("no row for {situation:?}")));
+    }
+    let dead: Vec<_> = (0..TABLE.len()).filter(|i| !used.contains(i)).map(|i| TABLE[i]).collect();
+    assert!(dead.is_empty(), "{dead:?}");
+}
+
+#[test]
+fn a_host_is_armed_only_by_an_open_order_to_reboot_in_its_own_boot_with_a_trusted_image() {
+    for s in all() {
+        if matches!(step(&s), Step::Arm) {
+            assert!(s.order == Order::Reboot && !s.failed && s.boot == Boot::Same && s.image == Image::Staged, "{s:?}");
+        }
+        if matches!(step(&s), Step::RebootArmed) {
+            assert!(
+                s.order == Order::Reboot && !s.failed && s.boot == Boot::Same && s.armed_by == ArmedBy::ThisAttempt,
+                "{s:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_somebody_else_armed_is_disarmed_only_under_idle_and_with_a_persons_word() {
+    for s in all() {
+        if s.image == Image::Ready && s.armed_by == ArmedBy::Other {
+            let disarms = step(&s) == Step::Deactivate;
+            assert_eq!(disarms, s.order == Order::Idle && s.may_disarm, "{s:?}");
+        }
+    }
+}
+
+#[test]
+fn a_persons_word_changes_nothing_else() {
+    for s in all() {
+        let theirs = s.order == Order::Idle && s.image == Image::Ready && s.armed_by == ArmedBy::Other;
+        if s.may_disarm && !theirs {
+            assert_eq!(step(&s), step(&Situation { may_disarm: false, ..s }), "{s:?}");
+        }
+    }
+}
+
+#[test]
+fn a_withdrawn_order_always_ends_disarmed_also_after_a_failed_attempt() {
+    for s in all() {
+        if s.order == Order::Idle && s.image == Image::Ready && s.armed_by != ArmedBy::Other {
+            assert_eq!(step(&s), Step::Deactivate, "{s:?}");
+        }
+    }
+}
+
+#[test]
+fn idle_and_staged_are_never_reached_while_the_disk_may_be_armed() {
+    for s in all().into_iter().filter(|s| s.perhaps_armed) {
+        let reached = matches!(step(&s), Step::Reached(HostState::Idle | HostState::StagedUpdate));
+        assert!(!reached, "{s:?}");
+    }
+}
+
+#[test]
+fn an_image_that_was_armed_once_in_an_attempt_is_not_armed_again_in_it() {
+    for s in all().into_iter().filter(|s| s.mark == Mark::Activated) {
+        assert_ne!(step(&s), Step::Arm, "{s:?}");
+    }
+}
+
+#[test]
+fn only_a_boot_that_was_armed_for_is_charged_to_the_version() {
+    for s in all() {
+        if step(&s) == Step::Fail(FailureReason::BootFellBack) {
+            assert!(s.mark == Mark::Activated && s.running == Running::Old && s.boot == Boot::Other, "{s:?}");
+        }
+    }
+}

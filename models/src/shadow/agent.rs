@@ -1,0 +1,178 @@
+//! The agent's part of a shadow's status.
+
+use jiff::Timestamp;
+use semver::Version;
+use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "crd")]
+use schemars::JsonSchema;
+
+use super::HostState;
+use crate::reason::FailureReason;
+#[cfg(feature = "crd")]
+use crate::schema::{StatusWord, VersionText};
+
+/// Updates that a host offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct OfferedUpdates {
+    /// Version that the host would take; absent when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
+    pub chosen_version: Option<Version>,
+    /// Versions that the host may take now, newest first, with the running and older ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(with = "Vec<VersionText>", length(max = 64), extend("x-kubernetes-list-type" = "atomic")))]
+    pub available_versions: Vec<Version>,
+    /// Time of the host's last successful check for updates. Written only together with another change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub last_refresh: Option<Timestamp>,
+    /// Error of the host's last check for updates; absent if it succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
+    pub refresh_failure: Option<String>,
+}
+
+/// Phase of arming.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+pub enum ArmedPhase {
+    /// The agent is about to arm the host, and requests a permit.
+    Arming,
+    /// The image is armed: any reboot takes it.
+    Activated,
+    /// A phase of another version of the agent.
+    #[serde(other)]
+    #[cfg_attr(feature = "crd", schemars(skip))]
+    Unknown,
+}
+
+/// Agent's record about arming, written before it acts, so that the next boot can be judged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Armed {
+    /// Number of the attempt.
+    pub attempt: i64,
+    /// Boot in which the host was armed.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub boot_id: String,
+    /// Version of the image.
+    #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
+    pub version: Version,
+    /// Phase: `Arming` or `Activated`.
+    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
+    pub phase: ArmedPhase,
+    /// Nonce that a permit has to answer.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub nonce: String,
+}
+
+/// Failure of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Failure {
+    /// Number of the attempt. While it is that of `spec`, nothing but `Idle` is carried out.
+    pub attempt: i64,
+    /// Desired state when it failed: `Idle`, `StagedUpdate` or `RebootedIntoUpdate`.
+    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
+    pub step: HostState,
+    /// Reason, as one fixed word.
+    pub reason: FailureReason,
+    /// Explanation for users.
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
+    pub message: String,
+    /// Time of the failure.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub time: Timestamp,
+}
+
+/// Settings of the host before the operator changed them, those that it applied, and a lock that prevents it. Written
+/// before a change, so that it can be undone after a crash.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct FoundSettings {
+    /// `settings.updates.version-lock` before it was changed; absent where it was not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub version_lock: Option<String>,
+    /// `settings.updates.ignore-waves` before it was changed; absent where it was not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_waves: Option<bool>,
+    /// Settings that were applied or are about to be; absent when none has to be put back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub applied: Option<AppliedSettings>,
+    /// Version lock that another client set and that conflicts with the desired one. It is left alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub conflicting_lock: Option<String>,
+}
+
+/// Settings of the host that the operator applied, or is about to apply.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AppliedSettings {
+    /// `settings.updates.version-lock`; absent where it was not applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub version_lock: Option<String>,
+    /// Applied lock that `versionLock` replaces, until the host has been seen to hold the new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub replaces: Option<String>,
+    /// `settings.updates.ignore-waves`; absent where it was not applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_waves: Option<bool>,
+}
+
+/// Agent's report about its host. It builds all of it each time, starting from the stored one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AgentReport {
+    /// State reached, `Idle`, `StagedUpdate` or `RebootedIntoUpdate`, computed from the host each time: it may go
+    /// backwards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<StatusWord>"))]
+    pub state: Option<HostState>,
+    /// Generation of the shadow that this report answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Running version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
+    pub current_version: Option<Version>,
+    /// Running variant, such as `aws-k8s-1.37`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub variant: Option<String>,
+    /// Architecture, such as `x86_64`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 32)))]
+    pub arch: Option<String>,
+    /// ID of the running boot, as the kernel names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub boot_id: Option<String>,
+    /// Updates that the host offers; absent until it has checked in this boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub updates: Option<OfferedUpdates>,
+    /// Image that the agent is about to arm or has armed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub armed: Option<Armed>,
+    /// Failure of the last attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+    /// Settings of the host before the operator changed them, and those that it applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<FoundSettings>,
+    /// Field that the next version adds.
+    #[cfg(feature = "next")]
+    #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
+    pub agent_novelty: crate::next::Novelty,
+}

@@ -1,0 +1,323 @@
+//! The controller's part of a shadow's status.
+
+use jiff::Timestamp;
+use semver::Version;
+use serde::{Deserialize, Serialize};
+
+#[cfg(feature = "crd")]
+use schemars::JsonSchema;
+
+#[cfg(feature = "crd")]
+use super::MOST_ATTEMPTS;
+use crate::reason::FailureReason;
+#[cfg(feature = "crd")]
+use crate::schema::{StatusWord, VersionText};
+
+/// Step of a node's update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+pub enum Step {
+    /// The agent downloads the image. Nothing is disrupted.
+    Staging,
+    /// The image is staged; the node waits for a slot.
+    Staged,
+    /// The node holds a slot and is out of external load balancers.
+    LeavingBalancer,
+    /// The node is cordoned and its pods are evicted.
+    Draining,
+    /// The desired state is the reboot into the new version.
+    Rebooting,
+    /// The node is in another boot, and not Ready yet.
+    Returning,
+    /// The node runs the new version and is watched for the soak time.
+    Monitoring,
+    /// The attempt has failed: its desired state is withdrawn and the node is being released.
+    Releasing,
+    /// Step that the next version adds: the agent is asked to take note of the attempt.
+    #[cfg(feature = "next")]
+    Planning,
+    /// A step of another version of the controller. What it asks for is not known, so the attempt ends.
+    #[serde(other)]
+    #[cfg_attr(feature = "crd", schemars(skip))]
+    Unknown,
+}
+
+impl Step {
+    /// All steps that this version knows.
+    pub const ALL: [Self; 8] = [
+        Self::Staging,
+        Self::Staged,
+        Self::LeavingBalancer,
+        Self::Draining,
+        Self::Rebooting,
+        Self::Returning,
+        Self::Monitoring,
+        Self::Releasing,
+    ];
+
+    /// The step as one fixed word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Staging => "Staging",
+            Self::Staged => "Staged",
+            Self::LeavingBalancer => "LeavingBalancer",
+            Self::Draining => "Draining",
+            Self::Rebooting => "Rebooting",
+            Self::Returning => "Returning",
+            Self::Monitoring => "Monitoring",
+            Self::Releasing => "Releasing",
+            #[cfg(feature = "next")]
+            Self::Planning => "Planning",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+/// Attempt under way: its step and start. Deadlines are counted from `since`, so they survive restarts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Progress {
+    /// Step: `Staging`, `Staged`, `LeavingBalancer`, `Draining`, `Rebooting`, `Returning`, `Monitoring` or `Releasing`.
+    #[cfg_attr(feature = "crd", schemars(with = "StatusWord"))]
+    pub step: Step,
+    /// Time at which the step began.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub since: Timestamp,
+    /// Number of the attempt.
+    #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
+    pub attempt: i64,
+    /// Boot in which the step began.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub boot_id: String,
+    /// Version that the attempt is for, which `spec` no longer names once the desired state is withdrawn.
+    #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
+    pub version: Version,
+    /// Version that ran when the attempt began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
+    pub from: Option<Version>,
+    /// Time at which the attempt began.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub started: Timestamp,
+    /// While `Releasing`: true if a permit was issued in this attempt, so that the host may still act on it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub permit_issued: bool,
+    /// True once the soak was restarted, after another boot or a time in which the node was not Ready.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub soak_restarted: bool,
+    /// True while the attempt holds a slot and may have claims on the node.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disruptive: bool,
+    /// While `Monitoring`: time from which the node has been watched; the soak itself may have been restarted since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub watched_since: Option<Timestamp>,
+}
+
+/// A pod to evict from the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DrainedPod {
+    /// Namespace of the pod.
+    #[cfg_attr(feature = "crd", schemars(length(max = 63)))]
+    pub namespace: String,
+    /// Name of the pod.
+    #[cfg_attr(feature = "crd", schemars(length(max = 253)))]
+    pub name: String,
+    /// UID of the pod: a pod of the same name with another UID is another pod.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub uid: String,
+}
+
+/// A pod that does not leave, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Blocker {
+    /// Namespace and name of the pod.
+    #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
+    pub pod: String,
+    /// Namespace and name of the PodDisruptionBudget that refuses, if one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 320)))]
+    pub budget: Option<String>,
+    /// Answer of the API server.
+    #[cfg_attr(feature = "crd", schemars(length(max = 512)))]
+    pub message: String,
+    /// Time from which it has not left.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub since: Timestamp,
+}
+
+/// An owner whose pods come to a cordoned node without tolerating the cordon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ReturnedOwner {
+    /// UID of the owner.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub uid: String,
+    /// Number of times that new pods of it were found on the node.
+    pub times: i64,
+}
+
+/// State of the drain. Written when it changes, not on a timer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct DrainStatus {
+    /// Pods to evict, recorded before the first eviction.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic")))]
+    pub pods: Vec<DrainedPod>,
+    /// Number of these pods that have left: counted while a budget blocks the drain, and when it ends.
+    #[serde(default)]
+    pub removed: i64,
+    /// First few pods that do not leave.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
+    pub blockers: Vec<Blocker>,
+    /// Owners (uid) of evicted pods that tolerate the cordon: what comes back is left to the reboot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
+    pub evicted_owners: Vec<String>,
+    /// Owners whose pods came to the node during its drain although they do not tolerate the cordon.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 256), extend("x-kubernetes-list-type" = "atomic")))]
+    pub returned_owners: Vec<ReturnedOwner>,
+    /// Labels and annotations, by name, that the operator claims on the node and that another manager had set before. The release
+    /// leaves them in place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 8), inner(length(max = 128)), extend("x-kubernetes-list-type" = "atomic")))]
+    pub preexisting: Vec<String>,
+    /// True once the drain was restarted for a pod that was bound to the node while it was being cordoned.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restarted: bool,
+    /// Time from which pods are deleted past their PodDisruptionBudgets, as `drain.atDeadline: Force` asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub forced_since: Option<Timestamp>,
+}
+
+/// Result of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AttemptResult {
+    /// Number of the attempt.
+    #[cfg_attr(feature = "crd", schemars(range(min = 0, max = MOST_ATTEMPTS)))]
+    pub attempt: i64,
+    /// Version that ran before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<VersionText>"))]
+    pub from: Option<Version>,
+    /// Version that the attempt was for.
+    #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
+    pub version: Version,
+    /// `Updated`, or the reason of the failure.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub reason: String,
+    /// Explanation for users.
+    #[cfg_attr(feature = "crd", schemars(length(max = 1024)))]
+    pub message: String,
+    /// Time at which it began.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub started: Timestamp,
+    /// Time at which it ended.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub ended: Timestamp,
+}
+
+/// The word in [`AttemptResult::reason`] for an attempt that did what it was made for.
+pub const UPDATED: &str = "Updated";
+
+/// A failure that counts against a version until it is resolved by `resume`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct VersionFailure {
+    /// Version.
+    #[cfg_attr(feature = "crd", schemars(with = "VersionText"))]
+    pub version: Version,
+    /// Variant that it failed on.
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub variant: String,
+    /// Architecture that it failed on.
+    #[cfg_attr(feature = "crd", schemars(length(max = 32)))]
+    pub arch: String,
+    /// Reason of the failure.
+    pub reason: FailureReason,
+    /// Time of the failure.
+    #[cfg_attr(feature = "crd", schemars(with = "String", extend("format" = "date-time")))]
+    pub time: Timestamp,
+    /// Value of the `resume` request that resolved it; absent while it counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub resolved_by: Option<String>,
+}
+
+/// One-shot requests that were carried out, each with the value of its annotation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ShadowRequests {
+    /// `brupop.bottlerocket.aws/retry`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub retry: Option<String>,
+    /// `brupop.bottlerocket.aws/release`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 64)))]
+    pub release: Option<String>,
+}
+
+/// Record of a node's earlier attempts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// Number of failed attempts since the last successful one.
+    #[serde(default)]
+    pub failures: i64,
+    /// Result of the last attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<AttemptResult>,
+    /// Time before which no attempt starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "crd", schemars(with = "Option<String>", extend("format" = "date-time")))]
+    pub not_before: Option<Timestamp>,
+    /// Owners (uid) of pods that were unhealthy before the node was last drained. Their pods are not waited for after
+    /// that update, and are no evidence against the version on any node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 256), inner(length(max = 64)), extend("x-kubernetes-list-type" = "atomic")))]
+    pub unhealthy_before: Vec<String>,
+    /// One-shot requests that were carried out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<ShadowRequests>,
+    /// Failures that count against versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "crd", schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic")))]
+    pub version_failures: Vec<VersionFailure>,
+}
+
+/// The controller's part of a shadow's status, without its conditions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct ControllerReport {
+    /// Attempt under way; absent when the node is idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// State of the drain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainStatus>,
+    /// Record of earlier attempts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<Record>,
+    /// Field that the next version adds.
+    #[cfg(feature = "next")]
+    #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
+    pub controller_novelty: crate::next::Novelty,
+}

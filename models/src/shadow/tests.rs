@@ -1,0 +1,62 @@
+use super::*;
+
+#[test]
+fn an_order_of_a_newer_controller_reads_as_unknown() {
+    let spec: BottlerocketShadowSpec =
+        serde_json::from_str(r#"{"state": "Hibernate", "attempt": 3, "novelty": true}"#).unwrap();
+    assert_eq!(spec.state, HostState::Unknown);
+    assert_eq!(spec.attempt, 3);
+}
+
+#[test]
+fn a_word_of_another_version_takes_nothing_away_that_stands_beside_it() {
+    let status: BottlerocketShadowStatus = serde_json::from_str(
+        r#"{
+        "state": "Hibernating", "currentVersion": "1.20.0", "novelty": {"a": 1},
+        "armed": {"attempt": 3, "bootId": "b", "version": "1.20.5", "phase": "Pondering", "nonce": "n"},
+        "failure": {"attempt": 3, "step": "Hibernate", "reason": "EatenByMoths", "message": "m", "time": "2026-01-01T00:00:00Z"},
+        "progress": {"step": "Pondering", "since": "2026-01-01T00:00:00Z", "attempt": 3, "bootId": "b", "version": "1.20.5",
+            "started": "2026-01-01T00:00:00Z", "disruptive": true},
+        "record": {"failures": 2}}"#,
+    )
+    .unwrap();
+    assert_eq!(status.agent.state, Some(HostState::Unknown));
+    assert_eq!(status.agent.current_version, Some(Version::new(1, 20, 0)));
+    assert_eq!(status.agent.armed.as_ref().map(|a| (a.attempt, a.phase)), Some((3, ArmedPhase::Unknown)));
+    let failure = status.agent.failure.as_ref().map(|f| (f.attempt, f.step, f.reason));
+    assert_eq!(failure, Some((3, HostState::Unknown, FailureReason::Unknown)));
+    let progress = status.controller.progress.as_ref().map(|p| (p.step, p.attempt, p.disruptive));
+    assert_eq!(progress, Some((Step::Unknown, 3, true)));
+    assert_eq!(status.controller.record.as_ref().map(|r| r.failures), Some(2));
+    // What is written back in its place is what the schema accepts.
+    let written = serde_json::to_value(&status).unwrap();
+    assert_eq!((&written["state"], &written["failure"]["step"]), (&"Unknown".into(), &"Unknown".into()));
+}
+
+#[test]
+fn a_condition_of_a_type_that_nobody_knows_is_in_neither_half() {
+    let status: BottlerocketShadowStatus = serde_json::from_str(
+        r#"{"conditions": [{"type": "Novel", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}"#,
+    )
+    .unwrap();
+    assert!(status.agent_half().conditions.is_empty() && status.controller_half().conditions.is_empty());
+}
+
+#[test]
+fn the_two_halves_of_a_status_share_nothing_and_lose_nothing() {
+    let text = r#"{
+        "state": "Idle", "observedGeneration": 4, "currentVersion": "1.20.0", "bootId": "b",
+        "record": {"failures": 2},
+        "conditions": [
+            {"type": "HostReachable", "status": "True", "reason": "Answered", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+            {"type": "Blocked", "status": "False", "reason": "None", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        ]}"#;
+    let status: BottlerocketShadowStatus = serde_json::from_str(text).unwrap();
+    let agent = serde_json::to_value(status.agent_half()).unwrap();
+    let controller = serde_json::to_value(status.controller_half()).unwrap();
+    assert_eq!(agent["conditions"][0]["type"], "HostReachable");
+    assert_eq!(controller["conditions"][0]["type"], "Blocked");
+    assert_eq!(agent["currentVersion"], "1.20.0");
+    assert_eq!(controller["record"]["failures"], 2);
+    assert!(agent.get("record").is_none() && controller.get("state").is_none());
+}

@@ -1,0 +1,312 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
+use models::reason::FailureReason;
+use models::shadow::{BottlerocketShadowSpec, DrainStatus, DrainedPod};
+use serde_json::json;
+
+use super::*;
+use crate::claims::Parts;
+use crate::fixtures::{NEW, at, cluster, node, pod, progress, t};
+use crate::plan::Eviction;
+
+/// A staged node `a`, a node `b` that is drained, and an idle node `c`, in zones `a`, `b` and `a`; `a` and `b` are
+/// in group `db`.
+fn world(spec: serde_json::Value, frozen: bool) -> (ClusterView, Policy) {
+    let staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
+    let mut drained = at("b", Step::Draining, 0, HostState::StagedUpdate);
+    let addon = |uid: &str, owner: &str| PodFacts {
+        uid: uid.into(),
+        controller_uid: Some(owner.into()),
+        tolerates_cordon: true,
+        ..pod("b", false)
+    };
+    drained.pods = Some(vec![
+        PodFacts { uid: "new".into(), ..pod("b", false) },
+        pod("b", false),
+        addon("addon-1", "one"),
+        addon("addon-2", "one"),
+        addon("addon-3", "two"),
+    ]);
+    let listed = |uid: &str| DrainedPod { namespace: "shop".into(), name: uid.into(), uid: uid.into() };
+    drained.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus {
+        pods: vec![listed("p-b"), listed("addon-1")],
+        evicted_owners: vec!["one".into()],
+        ..DrainStatus::default()
+    });
+    // Nodes that another user has cordoned: an idle one, and a staged one that has a slot.
+    let (mut idle, mut cordoned) = (node("d"), at("e", Step::Staged, 0, HostState::StagedUpdate));
+    (idle.facts.unschedulable, cordoned.facts.unschedulable) = (true, true);
+    let mut nodes = vec![staged, drained, node("c"), idle, cordoned];
+    for (node, (zone, tier)) in nodes.iter_mut().zip([("a", "db"), ("b", "db"), ("a", "web")]) {
+        let labels = [(models::names::ZONE_LABEL, zone), ("tier", tier)];
+        node.facts.labels = Arc::new(labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
+    }
+    let (mut view, _) = cluster(nodes, &["b", "e"]);
+    let operator = view.operator.as_mut().unwrap();
+    operator.spec = serde_json::from_value::<BottlerocketUpdateOperatorSpec>(spec).unwrap();
+    if frozen {
+        operator.status.versions = vec![KnownVersion {
+            version: NEW,
+            variant: "aws-k8s-1.37".into(),
+            arch: "x86_64".into(),
+            first_seen: t(0),
+            failed: vec![],
+            quarantined: Some(Quarantined {
+                since: t(0),
+                reason: FailureReason::BootFellBack,
+                nodes: vec!["x".into()],
+            }),
+        }];
+    }
+    let policy = Policy::from_spec(&operator.spec).unwrap();
+    (view, policy)
+}
+
+fn slots(nodes: &[&str]) -> Plan {
+    let slot = |n: &&str| Slot { uid: format!("uid-{n}"), node: (*n).into(), since: t(0) };
+    Plan { slots: Some(nodes.iter().map(slot).collect()), ..Plan::default() }
+}
+
+fn acts(node: &str, action: Action) -> Plan {
+    Plan { actions: BTreeMap::from([(node.to_owned(), action)]), ..Plan::default() }
+}
+
+fn removes(node: &str, evictions: Evictions) -> Plan {
+    Plan { evictions: BTreeMap::from([(node.to_owned(), evictions)]), ..Plan::default() }
+}
+
+fn goes_to(node: &str, step: Step) -> Plan {
+    let mut status = models::shadow::ControllerStatus::default();
+    status.report.progress = Some(progress(step, 0));
+    acts(node, Action::Status { status: Box::new(status), note: None })
+}
+
+fn reboot(node: &str, boot: &str) -> Plan {
+    let spec = BottlerocketShadowSpec {
+        state: HostState::RebootedIntoUpdate,
+        version: Some(NEW),
+        attempt: 1,
+        boot_id: Some(boot.into()),
+        ..BottlerocketShadowSpec::default()
+    };
+    acts(node, Action::Spec { spec: Box::new(spec) })
+}
+
+fn evicts(node: &str, uid: &str) -> Plan {
+    let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
+    removes(node, Evictions { pods: vec![pod], grace: None, delete: false })
+}
+
+fn deletes(node: &str, uid: &str) -> Plan {
+    let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: uid.into() };
+    removes(node, Evictions { pods: vec![pod], grace: None, delete: true })
+}
+
+#[test]
+fn a_plan_that_breaks_a_safety_property_is_found_and_a_good_one_is_not() {
+    let groups = |limit: u32| {
+        json!({"maxUnavailable": 3, "nodeGroups":
+            [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": limit}]})
+    };
+    let two = || json!({"maxUnavailable": 2});
+    let zones = || json!({"maxUnavailable": 3, "strategy": {"oneZoneAtATime": true}});
+    for (sentence, spec, frozen, plan, property) in [
+        ("two slots of two", two(), false, slots(&["b", "a"]), None),
+        ("two slots of one", json!({}), false, slots(&["b", "a"]), Some("S1")),
+        ("a budget that was lowered takes no slot away", json!({}), false, slots(&["b"]), None),
+        ("two slots of two in a group", groups(2), false, slots(&["b", "a"]), None),
+        ("two slots of one in a group", groups(1), false, slots(&["b", "a"]), Some("S1")),
+        ("a node outside the group is none of its", groups(1), false, slots(&["b", "c"]), None),
+        ("a slot in another zone", zones(), false, slots(&["b", "a"]), Some("S1")),
+        ("two slots in one zone", zones(), false, slots(&["a", "c"]), None),
+        ("a slot while frozen", two(), true, slots(&["b", "a"]), Some("S8")),
+        ("a drain under way goes on while frozen", two(), true, evicts("b", "p-b"), None),
+        ("an attempt begins while frozen", two(), true, goes_to("c", Step::Staging), Some("S8")),
+        ("an attempt begins", two(), false, goes_to("c", Step::Staging), None),
+        ("an image that was wiped is staged again while frozen", two(), true, goes_to("a", Step::Staging), None),
+        ("a drain without a slot", two(), false, goes_to("a", Step::Draining), Some("S1")),
+        ("an attempt on a cordoned node", two(), false, goes_to("d", Step::Staging), Some("S4")),
+        ("a drain of a cordoned node", two(), false, goes_to("e", Step::Draining), Some("S4")),
+        (
+            "a drain of a cordoned node that policy asks for",
+            json!({"maxUnavailable": 2, "drain": {"cordonedNodes": "Update"}}),
+            false,
+            goes_to("e", Step::Draining),
+            None,
+        ),
+        (
+            "a cordon without a slot",
+            two(),
+            false,
+            acts("a", Action::Claim { parts: Parts::CORDON, note: None }),
+            Some("S1"),
+        ),
+        ("a deletion that policy does not ask for", two(), false, deletes("b", "p-b"), Some("S6")),
+        (
+            "a deletion that policy asks for",
+            json!({"drain": {"atDeadline": "Force"}}),
+            false,
+            deletes("b", "p-b"),
+            None,
+        ),
+        ("a reboot before the drain", two(), false, reboot("a", "b1"), Some("S3")),
+        ("a reboot of another boot", two(), false, reboot("b", "b0"), Some("S2")),
+        ("an eviction of a pod that is not there", two(), false, evicts("b", "other"), Some("S6")),
+        ("an eviction of an add-on that is recorded", two(), false, evicts("b", "addon-1"), None),
+        ("an eviction of an add-on that came back", two(), false, evicts("b", "addon-2"), Some("S6")),
+        ("an eviction of an add-on without a record", two(), false, evicts("b", "addon-3"), Some("S6")),
+        ("an eviction of another pod without a record", two(), false, evicts("b", "new"), Some("S6")),
+        ("an eviction from a node without a cordon", two(), false, evicts("c", "p-c"), Some("S1")),
+    ] {
+        let (view, policy) = world(spec, frozen);
+        let mut linted = plan.clone();
+        let findings = lint(&view, &policy, &mut linted);
+        assert_eq!(findings.first().map(|f| f.property), property, "{sentence}: {findings:?}");
+        match property {
+            None => assert_eq!(linted, plan, "{sentence}"),
+            Some(_) => {
+                let left = linted.actions.len() + linted.evictions.len();
+                assert!(linted.slots.is_none() && left == 0, "{sentence}: {linted:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn drain_for_a_version_that_is_no_longer_offered_is_found() {
+    for (offered, property) in [(true, None), (false, Some("S7"))] {
+        let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
+        let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) };
+        view.operator.as_mut().unwrap().status.slots.push(slot);
+        let agent = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.agent;
+        agent.updates.as_mut().unwrap().chosen_version = offered.then_some(NEW);
+        let findings = lint(&view, &policy, &mut goes_to("a", Step::Draining));
+        assert_eq!(findings.first().map(|f| f.property), property, "{findings:?}");
+    }
+}
+
+#[test]
+fn drain_under_way_goes_on_when_its_version_is_no_longer_offered_and_so_does_staging() {
+    for plan in [goes_to("b", Step::Draining), goes_to("a", Step::Staged)] {
+        let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
+        for node in ["a", "b"] {
+            let agent = &mut view.nodes.get_mut(node).unwrap().shadow.as_mut().unwrap().status.agent;
+            agent.updates.as_mut().unwrap().chosen_version = None;
+        }
+        assert_eq!(lint(&view, &policy, &mut plan.clone()), []);
+    }
+}
+
+#[test]
+fn desired_reboot_is_that_of_the_attempt_which_has_drained_the_node() {
+    type Change = fn(&mut models::shadow::Progress);
+    let cases: [(&str, Change, Option<&str>); 4] = [
+        ("as it has to be", |_| {}, None),
+        ("while it drains", |progress| progress.step = Step::Draining, Some("S3")),
+        ("another attempt", |progress| progress.attempt = 2, Some("S3")),
+        ("of an attempt that disrupted nothing", |progress| progress.disruptive = false, Some("S3")),
+    ];
+    for (sentence, change, property) in cases {
+        let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
+        let controller = &mut view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap().status.controller;
+        let mut attempt = progress(Step::Rebooting, 0);
+        change(&mut attempt);
+        controller.progress = Some(attempt);
+        let findings = lint(&view, &policy, &mut reboot("b", "b1"));
+        assert_eq!(findings.first().map(|f| f.property), property, "{sentence}: {findings:?}");
+    }
+}
+
+#[test]
+fn slot_that_is_given_again_while_it_is_taken_away_is_a_new_one() {
+    for (retracted, property) in [(false, None), (true, Some("S1"))] {
+        let (mut view, policy) = world(json!({}), false);
+        let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) };
+        view.operator.as_mut().unwrap().status.slots.push(slot);
+        if retracted {
+            view.retracted = ["uid-a".to_owned()].into();
+        }
+        let findings = lint(&view, &policy, &mut slots(&["b", "e", "a"]));
+        assert_eq!(findings.first().map(|f| f.property), property, "{findings:?}");
+    }
+}
+
+#[test]
+fn request_under_way_is_not_repeated_and_a_deletion_may_follow_an_eviction() {
+    for (sentence, deletes_now, property) in [("the same", true, Some("S6")), ("an eviction", false, None)] {
+        let (mut view, policy) = world(json!({"drain": {"atDeadline": "Force"}}), false);
+        let sent = crate::view::InFlight { since: t(0), deletes: deletes_now };
+        view.nodes.get_mut("b").unwrap().in_flight.insert("p-b".into(), sent);
+        let findings = lint(&view, &policy, &mut deletes("b", "p-b"));
+        assert_eq!(findings.first().map(|f| f.property), property, "{sentence} is under way: {findings:?}");
+    }
+}
+
+#[test]
+fn record_that_can_hold_no_more_pods_stops_no_drain() {
+    for (pods, property) in [(LISTED_PODS, Some("S6")), (LISTED_PODS + 1, None)] {
+        let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
+        let node = view.nodes.get_mut("b").unwrap();
+        node.pods = Some((0..pods).map(|n| PodFacts { uid: format!("pod-{n}"), ..pod("b", false) }).collect());
+        node.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus::default());
+        let findings = lint(&view, &policy, &mut evicts("b", "pod-0"));
+        assert_eq!(findings.first().map(|f| f.property), property, "{pods} pods: {findings:?}");
+    }
+}
+
+#[test]
+fn what_starts_nothing_on_other_nodes_goes_on_beside_what_is_wrong() {
+    let (view, policy) = world(json!({"maxUnavailable": 2}), false);
+    let mut plan = goes_to("a", Step::Draining);
+    plan.actions.insert("b".into(), Action::LookAtLease);
+    plan.actions.extend(goes_to("c", Step::Staging).actions);
+    assert_eq!(lint(&view, &policy, &mut plan).len(), 1);
+    assert_eq!(plan.actions, BTreeMap::from([("b".to_owned(), Action::LookAtLease)]), "c begins nothing new");
+
+    let mut plan = reboot("a", "b0");
+    plan.actions.insert("b".into(), Action::LookAtLease);
+    assert_eq!(lint(&view, &policy, &mut plan).len(), 1);
+    assert_eq!(plan.actions.keys().collect::<Vec<_>>(), ["b"], "what is wrong is dropped, though it starts nothing");
+}
+
+#[test]
+fn claimed_node_goes_on_where_the_plan_gives_back_the_slot_that_it_lost_with_the_operators_resource() {
+    let gives = |nodes: &[&str]| Plan { slots: slots(nodes).slots, ..evicts("b", "p-b") };
+    for (plan, property) in [(gives(&["b"]), None), (gives(&[]), Some("S1")), (evicts("b", "p-b"), Some("S1"))] {
+        let (mut view, policy) = world(json!({"maxUnavailable": 1}), false);
+        view.operator.as_mut().unwrap().status.slots.clear();
+        let mut linted = plan.clone();
+        let findings = lint(&view, &policy, &mut linted);
+        assert_eq!(findings.first().map(|f| f.property), property, "{plan:?}: {findings:?}");
+    }
+    let unclaimed =
+        Plan { slots: slots(&["a"]).slots, ..acts("a", Action::Claim { parts: Parts::CORDON, note: None }) };
+    let (mut view, policy) = world(json!({"maxUnavailable": 1}), false);
+    view.operator.as_mut().unwrap().status.slots.clear();
+    assert_eq!(lint(&view, &policy, &mut unclaimed.clone()).len(), 1, "a slot that is only planned begins nothing");
+}
+
+#[test]
+fn nothing_is_decided_on_a_view_that_may_be_stale() {
+    let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
+    view.stale = true;
+    for mut plan in [slots(&["b", "a"]), acts("b", Action::Release), evicts("b", "p-b")] {
+        let findings = lint(&view, &policy, &mut plan);
+        assert_eq!((findings.len(), findings[0].property), (1, "S1"));
+        assert_eq!(plan, Plan::default());
+    }
+    assert!(lint(&view, &policy, &mut crate::plan::plan(&view, &policy, t(1))).is_empty());
+}
+
+#[test]
+fn a_release_goes_through_beside_whatever_is_wrong() {
+    let (view, policy) = world(json!({}), true);
+    let mut plan = slots(&["b", "a"]);
+    plan.actions.insert("b".into(), Action::Release);
+    plan.actions.insert("c".into(), goes_to("c", Step::Staging).actions.remove("c").unwrap());
+    assert!(!lint(&view, &policy, &mut plan).is_empty());
+    assert_eq!(plan.actions, BTreeMap::from([("b".to_owned(), Action::Release)]));
+    assert_eq!(plan.slots, None);
+}

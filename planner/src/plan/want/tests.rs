@@ -1,0 +1,351 @@
+use std::time::Duration;
+
+use models::operator::BottlerocketUpdateOperatorSpec;
+use models::shadow::OfferedUpdates;
+
+use super::*;
+
+fn v(text: &str) -> Version {
+    text.parse().unwrap()
+}
+
+fn t(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+fn host(current: &str, chosen: Option<&str>, available: &[&str]) -> AgentReport {
+    AgentReport {
+        current_version: Some(v(current)),
+        variant: Some("aws-k8s-1.37".into()),
+        arch: Some("x86_64".into()),
+        updates: Some(OfferedUpdates {
+            chosen_version: chosen.map(v),
+            available_versions: available.iter().map(|text| v(text)).collect(),
+            ..OfferedUpdates::default()
+        }),
+        ..AgentReport::default()
+    }
+}
+
+fn known(version: &str, first_seen: i64) -> KnownVersion {
+    KnownVersion {
+        version: v(version),
+        variant: "aws-k8s-1.37".into(),
+        arch: "x86_64".into(),
+        first_seen: t(first_seen),
+        failed: vec![],
+        quarantined: None,
+    }
+}
+
+fn policy(version: &str) -> Policy {
+    let spec: BottlerocketUpdateOperatorSpec = serde_json::from_str(&format!(r#"{{"version": {version}}}"#)).unwrap();
+    Policy::from_spec(&spec).unwrap()
+}
+
+#[test]
+fn what_a_host_is_to_become() {
+    let wave = |version: &str| Err(Wait::WaveNotCome { version: v(version) });
+    let not_offered = |target: &str| Err(Wait::NotOffered { target: target.to_owned(), newest: Some(v("1.20.5")) });
+    let pinning = |version: &str| Err(Wait::Pinning { version: v(version) });
+    let offers = ["1.20.5", "1.20.4", "1.20.0", "1.19.0"];
+    for (sentence, policy_text, host, known, pin, expected) in [
+        (
+            "latest takes what the host chooses",
+            r#"{}"#,
+            host("1.20.0", Some("1.20.5"), &offers),
+            vec![],
+            None,
+            Ok(v("1.20.5")),
+        ),
+        ("latest never goes down", r#"{}"#, host("1.20.9", Some("1.20.5"), &offers), vec![], None, Err(Wait::UpToDate)),
+        (
+            "a host that is offered nothing is up to date",
+            r#"{}"#,
+            host("1.20.0", None, &["1.20.0"]),
+            vec![],
+            None,
+            Err(Wait::UpToDate),
+        ),
+        (
+            "a host whose wave has not come says so",
+            r#"{}"#,
+            host("1.20.0", None, &["1.20.0"]),
+            vec![known("1.20.5", 0)],
+            None,
+            wave("1.20.5"),
+        ),
+        (
+            "a host whose own lock passes over what it is offered says so",
+            r#"{}"#,
+            host("1.20.0", None, &offers),
+            vec![known("1.20.5", 0)],
+            None,
+            Err(Wait::NotChosen { version: v("1.20.5") }),
+        ),
+        (
+            "latest takes the newest version below an excluded one, by the host's lock",
+            r#"{"exclude": ["1.20.5"]}"#,
+            host("1.20.0", Some("1.20.5"), &offers),
+            vec![],
+            Some("1.20.4"),
+            pinning("1.20.4"),
+        ),
+        (
+            "an excluded version is not taken where there is no other one",
+            r#"{"exclude": ["1.20.5"]}"#,
+            host("1.20.4", Some("1.20.5"), &offers),
+            vec![],
+            None,
+            Err(Wait::Excluded { version: v("1.20.5"), rule: "1.20.5".into() }),
+        ),
+        (
+            "an exact version that the host chooses is taken",
+            r#"{"target": "1.20.4"}"#,
+            host("1.20.0", Some("1.20.4"), &offers),
+            vec![],
+            Some("1.20.4"),
+            Ok(v("1.20.4")),
+        ),
+        (
+            "an exact version below the running one is taken",
+            r#"{"target": "1.19.0"}"#,
+            host("1.20.5", Some("1.19.0"), &offers),
+            vec![],
+            Some("1.19.0"),
+            Ok(v("1.19.0")),
+        ),
+        (
+            "the host has to be told first",
+            r#"{"target": "1.20.4"}"#,
+            host("1.20.0", Some("1.20.5"), &offers),
+            vec![],
+            Some("1.20.4"),
+            pinning("1.20.4"),
+        ),
+        (
+            "an exact version that runs already stays pinned",
+            r#"{"target": "1.20.0"}"#,
+            host("1.20.0", Some("1.20.5"), &offers),
+            vec![],
+            Some("1.20.0"),
+            Err(Wait::UpToDate),
+        ),
+        (
+            "an exact version that nobody offers is waited for",
+            r#"{"target": "1.30.0"}"#,
+            host("1.20.0", Some("1.20.5"), &offers),
+            vec![],
+            Some("1.30.0"),
+            not_offered("1.30.0"),
+        ),
+        (
+            "an exact version that others are offered waits for its wave",
+            r#"{"target": "1.20.6"}"#,
+            host("1.20.0", None, &["1.20.0"]),
+            vec![known("1.20.6", 0)],
+            Some("1.20.6"),
+            wave("1.20.6"),
+        ),
+        (
+            "a range takes its highest version",
+            r#"{"target": "<1.20.5"}"#,
+            host("1.20.0", Some("1.20.4"), &offers),
+            vec![],
+            Some("1.20.4"),
+            Ok(v("1.20.4")),
+        ),
+        (
+            "a range leads down as well",
+            r#"{"target": "~1.19"}"#,
+            host("1.20.0", Some("1.19.0"), &offers),
+            vec![],
+            Some("1.19.0"),
+            Ok(v("1.19.0")),
+        ),
+        (
+            "a range keeps the highest version that runs",
+            r#"{"target": "~1.20"}"#,
+            host("1.20.5", None, &offers),
+            vec![],
+            Some("1.20.5"),
+            Err(Wait::UpToDate),
+        ),
+        (
+            "a range passes over what is excluded",
+            r#"{"target": "~1.20", "exclude": ["1.20.5"]}"#,
+            host("1.20.0", Some("1.20.4"), &offers),
+            vec![],
+            Some("1.20.4"),
+            Ok(v("1.20.4")),
+        ),
+        (
+            "a range that excludes all but lower ones leaves the running version",
+            r#"{"target": "~1.20", "exclude": [">1.20.0"]}"#,
+            host("1.20.0", Some("1.20.5"), &offers),
+            vec![],
+            Some("1.20.0"),
+            Err(Wait::UpToDate),
+        ),
+        (
+            "an empty range is waited for",
+            r#"{"target": "~2.0"}"#,
+            host("1.20.0", None, &offers),
+            vec![],
+            None,
+            not_offered("~2.0"),
+        ),
+        (
+            "a target without its patch is a range",
+            r#"{"target": "1.19"}"#,
+            host("1.20.0", Some("1.20.5"), &offers),
+            vec![],
+            Some("1.19.0"),
+            pinning("1.19.0"),
+        ),
+        (
+            "an excluded minor release covers no later one",
+            r#"{"exclude": ["1.19"]}"#,
+            host("1.20.0", Some("1.20.5"), &offers),
+            vec![],
+            None,
+            Ok(v("1.20.5")),
+        ),
+        (
+            "a range of which all versions are excluded names the newest and the rule",
+            r#"{"target": "1.19", "exclude": ["<1.20"]}"#,
+            host("1.20.0", Some("1.20.5"), &offers),
+            vec![],
+            None,
+            Err(Wait::Excluded { version: v("1.19.0"), rule: "<1.20".into() }),
+        ),
+    ] {
+        let pin = pin.map(v);
+        let got = want(&policy(policy_text), &known, &host, None, t(0));
+        assert_eq!(got, Want { pin, version: expected }, "{sentence}");
+    }
+}
+
+#[test]
+fn a_lock_in_the_range_stays_while_the_host_has_not_looked() {
+    let mut host = host("1.20.5", None, &[]);
+    host.updates = None;
+    let range = policy(r#"{"target": "<1.20.0"}"#);
+    assert_eq!(want(&range, &[], &host, Some(&v("1.19.0")), t(0)).pin, Some(v("1.19.0")));
+    assert_eq!(want(&range, &[], &host, Some(&v("1.20.4")), t(0)).pin, None, "a lock of an earlier policy");
+    assert_eq!(want(&policy("{}"), &[], &host, Some(&v("1.19.0")), t(0)).pin, None, "latest locks nothing");
+}
+
+#[test]
+fn a_version_has_to_be_known_for_its_age_before_it_is_taken() {
+    let mut policy = policy("{}");
+    policy.minimum_age = Duration::from_secs(3600);
+    let host = host("1.20.0", Some("1.20.5"), &["1.20.5", "1.20.0"]);
+    let young = |until: Option<i64>| Err(Wait::TooYoung { version: v("1.20.5"), until: until.map(t) });
+    assert_eq!(want(&policy, &[], &host, None, t(0)).version, young(None), "nobody else has seen it");
+    assert_eq!(want(&policy, &[known("1.20.5", 0)], &host, None, t(3599)).version, young(Some(3600)));
+    assert_eq!(want(&policy, &[known("1.20.5", 0)], &host, None, t(3600)).version, Ok(v("1.20.5")));
+    let elsewhere = KnownVersion { arch: "aarch64".into(), ..known("1.20.5", 0) };
+    assert_eq!(want(&policy, &[elsewhere], &host, None, t(3600)).version, young(None), "another kind of host");
+}
+
+#[test]
+fn latest_takes_the_newest_version_that_is_old_enough() {
+    let policy = Policy { minimum_age: Duration::from_secs(3600), ..policy("{}") };
+    // A release every half an hour.
+    let known = [known("1.20.3", -2000), known("1.20.4", -3000), known("1.20.5", -1200), known("1.20.6", 600)];
+    let offers = ["1.20.6", "1.20.5", "1.20.4", "1.20.3", "1.20.0"];
+    let pinning = |version: &str| Err(Wait::Pinning { version: v(version) });
+    let young = |version: &str, until| Err(Wait::TooYoung { version: v(version), until: Some(t(until)) });
+    let newest = || host("1.20.0", Some("1.20.6"), &offers);
+    for (sentence, host, locked, now, pin, version) in [
+        ("nothing is old enough", newest(), None, 500, None, young("1.20.6", 4200)),
+        ("an older one is", newest(), None, 700, Some("1.20.4"), pinning("1.20.4")),
+        (
+            "the host has chosen it",
+            host("1.20.0", Some("1.20.4"), &offers),
+            Some("1.20.4"),
+            800,
+            Some("1.20.4"),
+            Ok(v("1.20.4")),
+        ),
+        (
+            "a newer one has become old enough since",
+            host("1.20.0", Some("1.20.4"), &offers),
+            Some("1.20.4"),
+            2400,
+            Some("1.20.5"),
+            pinning("1.20.5"),
+        ),
+        (
+            "it was withdrawn",
+            host("1.20.0", None, &["1.20.6", "1.20.0"]),
+            Some("1.20.4"),
+            800,
+            None,
+            young("1.20.6", 4200),
+        ),
+        (
+            "it runs, and the lock is put back",
+            host("1.20.4", None, &offers),
+            Some("1.20.4"),
+            800,
+            None,
+            young("1.20.6", 4200),
+        ),
+        ("it runs without a lock", host("1.20.4", Some("1.20.6"), &offers), None, 800, None, young("1.20.6", 4200)),
+        (
+            "a version below that the host's own lock chooses is taken",
+            host("1.20.0", Some("1.20.3"), &offers),
+            None,
+            5000,
+            None,
+            Ok(v("1.20.3")),
+        ),
+    ] {
+        let locked = locked.map(v);
+        let got = want(&policy, &known, &host, locked.as_ref(), t(now));
+        assert_eq!(got, Want { pin: pin.map(v), version }, "{sentence}");
+    }
+}
+
+#[test]
+fn lock_below_latest_stays_while_the_host_has_not_refreshed() {
+    let mut host = host("1.20.0", None, &[]);
+    host.updates = None;
+    assert_eq!(want(&policy("{}"), &[], &host, Some(&v("1.20.4")), t(0)).pin, Some(v("1.20.4")));
+}
+
+#[test]
+fn staged_version_is_superseded_when_it_is_withdrawn_or_a_newer_one_is_taken() {
+    let policy = policy("{}");
+    for (sentence, host, expected) in [
+        ("it is offered", host("1.20.0", Some("1.20.5"), &["1.20.5", "1.20.0"]), None),
+        ("it was withdrawn", host("1.20.0", None, &["1.20.0"]), Some("the host no longer offers 1.20.5")),
+        (
+            "it was withdrawn, and an older one is offered",
+            host("1.20.0", Some("1.20.4"), &["1.20.4", "1.20.0"]),
+            Some("1.20.4 has taken the place of 1.20.5 before the node was drained"),
+        ),
+        (
+            "a newer one is offered",
+            host("1.20.0", Some("1.20.6"), &["1.20.6", "1.20.5"]),
+            Some("1.20.6 has taken the place of 1.20.5 before the node was drained"),
+        ),
+    ] {
+        let wanted = want(&policy, &[], &host, None, t(0)).version;
+        assert_eq!(superseded(&host, &v("1.20.5"), &wanted).as_deref(), expected, "{sentence}");
+    }
+    let mut failing = host("1.20.0", None, &["1.20.0"]);
+    failing.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
+    assert_eq!(superseded(&failing, &v("1.20.5"), &Err(Wait::UpToDate)), None, "nothing is known");
+}
+
+#[test]
+fn a_host_that_cannot_look_waits_whatever_it_chose_before() {
+    let mut host = host("1.20.0", Some("1.20.5"), &["1.20.5"]);
+    host.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
+    let fails = Err(Wait::RefreshFails { message: "no route".into() });
+    assert_eq!(want(&policy("{}"), &[], &host, None, t(0)).version, fails);
+    assert_eq!(want(&policy(r#"{"target": "1.20.5"}"#), &[], &host, None, t(0)).version, fails);
+}

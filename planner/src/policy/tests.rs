@@ -1,0 +1,111 @@
+use super::*;
+
+fn spec(text: &str) -> BottlerocketUpdateOperatorSpec {
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn an_empty_resource_means_the_documented_defaults() {
+    let policy = Policy::from_spec(&BottlerocketUpdateOperatorSpec::default()).unwrap();
+    assert_eq!(policy, Policy { present: true, ..Policy::default() });
+}
+
+#[test]
+fn every_policy_that_the_documentation_and_the_examples_show_can_be_obeyed() {
+    let pages = [include_str!("../../../docs/policy.md"), include_str!("../../../docs/expressions.md")];
+    let blocks = pages.iter().flat_map(|page| page.split("```yaml\n").skip(1));
+    let mut shown = 0;
+    for block in blocks.map(|rest| rest.split("```").next().unwrap()) {
+        let object: serde_json::Value = serde_saphyr::from_str(block).unwrap();
+        // Beside policies there are built-in objects of Kubernetes.
+        if object.get("kind").is_some_and(|kind| kind != "BottlerocketUpdateOperator") {
+            continue;
+        }
+        let spec: BottlerocketUpdateOperatorSpec = serde_json::from_value(object["spec"].clone()).unwrap();
+        assert_eq!(Policy::from_spec(&spec).err(), None, "{block}");
+        shown += 1;
+    }
+    assert_eq!(shown, 8);
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/policies");
+    for file in std::fs::read_dir(examples).unwrap() {
+        let file = file.unwrap().path();
+        let object: serde_json::Value = serde_saphyr::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        let spec: BottlerocketUpdateOperatorSpec = serde_json::from_value(object["spec"].clone()).unwrap();
+        assert_eq!(Policy::from_spec(&spec).err(), None, "{}", file.display());
+        shown += 1;
+    }
+    assert_eq!(shown, 13);
+}
+
+#[test]
+fn the_wait_after_failures_doubles_up_to_a_day() {
+    let policy = Policy::default();
+    let minutes = |failures| policy.back_off_after(failures).as_secs() / 60;
+    assert_eq!([minutes(1), minutes(2), minutes(3), minutes(20), minutes(i64::MAX)], [10, 20, 40, 1440, 1440]);
+}
+
+#[test]
+fn what_cannot_be_obeyed_is_named_with_its_field() {
+    for (text, field) in [
+        (r#"{"maxUnavailable": "0%"}"#, "spec.maxUnavailable"),
+        (r#"{"version": {"target": "newest"}}"#, "spec.version.target"),
+        (
+            r#"{"prometheus": {"url": "http://p"}, "health": {"after": {"expressions": [{"name": "a", "query": "up{n=\"${node}\"}"}]}}}"#,
+            "spec.health.after.expressions[0].query",
+        ),
+        (r#"{"version": {"exclude": ["1.20.4", "never"]}}"#, "spec.version.exclude[1]"),
+        (r#"{"strategy": {"canary": [{"nodes": "200%"}]}}"#, "spec.strategy.canary[0].nodes"),
+        (
+            r#"{"schedule": {"windows": [{"cron": "0 2 * * *", "duration": "4h", "timeZone": "Mars/Base"}]}}"#,
+            "spec.schedule.windows[0].timeZone",
+        ),
+        (
+            r#"{"nodeGroups": [{"name": "db", "selector": {}, "schedule": {"windows": [{"cron": "61 2 * * *", "duration": "4h"}]}}]}"#,
+            "spec.nodeGroups[0].schedule.windows[0].cron",
+        ),
+        (r#"{"health": {"before": {"expressions": [{"name": "errors", "query": "up == 0"}]}}}"#, "spec.prometheus.url"),
+    ] {
+        let errors = Policy::from_spec(&spec(text)).unwrap_err();
+        assert_eq!(errors.iter().map(|e| e.field.as_str()).collect::<Vec<_>>(), [field], "{text}: {errors:?}");
+        assert!(!errors[0].message.is_empty());
+    }
+}
+
+#[test]
+fn a_policy_that_cannot_be_obeyed_leaves_the_last_good_one_in_force() {
+    let mut operator = OperatorFacts { spec: spec(r#"{"version": {"target": "newest"}}"#), ..OperatorFacts::default() };
+    let (policy, errors) = Policy::in_force(Some(&operator));
+    assert!(policy.present && policy.unusable, "nothing good is known");
+    assert_eq!(errors.len(), 1);
+
+    operator.status.policy_in_force = Some(r#"{"maxUnavailable": 3}"#.into());
+    let (policy, errors) = Policy::in_force(Some(&operator));
+    assert_eq!(policy.max_unavailable, CountOrPercent::Count(3));
+    assert!(!policy.unusable && errors.len() == 1);
+
+    operator.spec.enabled = Some(false);
+    assert!(!Policy::in_force(Some(&operator)).0.enabled, "the switch still switches off");
+    assert_eq!(Policy::in_force(None), (Policy::default(), vec![]));
+}
+
+#[test]
+fn a_node_follows_the_first_group_that_matches_and_the_rest_is_as_for_all() {
+    let policy = Policy::from_spec(&spec(
+        r#"{
+            "drain": {"timeout": "5m"}, "health": {"after": {"soak": "2m"}},
+            "nodeGroups": [
+                {"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "drain": {"timeout": "1h"}},
+                {"name": "rest", "selector": {}, "health": {"after": {"soak": "10s"}}}
+            ]}"#,
+    ))
+    .unwrap();
+    let node = |labels: &[(&str, &str)]| NodeFacts {
+        labels: std::sync::Arc::new(labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect()),
+        ..NodeFacts::default()
+    };
+    let db = policy.for_node(&node(&[("tier", "db")]));
+    assert_eq!((db.drain.timeout.as_secs(), db.after.soak.as_secs()), (3600, 120));
+    let rest = policy.for_node(&node(&[]));
+    assert_eq!((rest.drain.timeout.as_secs(), rest.after.soak.as_secs()), (300, 10));
+    assert_eq!(policy.all.after.soak.as_secs(), 120);
+}
