@@ -44,6 +44,8 @@ mod simulation;
 #[cfg(test)]
 mod slot_cases;
 mod slots;
+#[cfg(test)]
+mod stage_cases;
 mod survey;
 mod versions;
 mod want;

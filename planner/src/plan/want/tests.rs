@@ -349,3 +349,19 @@ fn a_host_that_cannot_look_waits_whatever_it_chose_before() {
     assert_eq!(want(&policy("{}"), &[], &host, None, t(0)).version, fails);
     assert_eq!(want(&policy(r#"{"target": "1.20.5"}"#), &[], &host, None, t(0)).version, fails);
 }
+
+#[test]
+fn the_version_that_a_host_runs_is_no_target_and_needs_no_age() {
+    let latest = policy(r#"{"minimumAge": "1h"}"#);
+    let same = host("1.20.5", Some("1.20.5"), &["1.20.5"]);
+    assert_eq!(want(&latest, &[], &same, None, t(0)).version, Err(Wait::UpToDate), "chosen, and running");
+    assert_eq!(no_longer(&latest, &[], &same, &v("1.20.5"), t(0)), None, "no way down, and no age is needed");
+    let older = Err(Wait::UpToDate);
+    assert_eq!(want(&latest, &[known("1.20.5", 0)], &same, None, t(0)).version, older);
+    let mut unasked = host("1.20.5", None, &[]);
+    unasked.updates = None;
+    let kept = want(&policy("{}"), &[], &unasked, Some(&v("1.20.6")), t(0)).pin;
+    assert_eq!(kept, Some(v("1.20.6")), "a lock ahead stays until the host has refreshed");
+    let reached = want(&policy("{}"), &[], &unasked, Some(&v("1.20.5")), t(0)).pin;
+    assert_eq!(reached, None, "a lock that is reached goes");
+}

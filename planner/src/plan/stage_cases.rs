@@ -1,0 +1,153 @@
+//! Tables of an attempt before its node is disrupted: what goes on with the download, and what ends it.
+
+use models::shadow::{AttemptResult, HostState, Record, Step};
+
+use super::{Action, Plan, plan};
+use crate::claims::Parts;
+use crate::fixtures::*;
+use crate::policy::Policy;
+use crate::view::{ClusterView, NodeView, ShadowFacts};
+
+type Change = fn(&mut ClusterView, &mut Policy);
+
+fn a(view: &mut ClusterView) -> &mut NodeView {
+    view.nodes.get_mut("a").unwrap()
+}
+
+fn shadow(view: &mut ClusterView) -> &mut ShadowFacts {
+    a(view).shadow.as_mut().unwrap()
+}
+
+/// What becomes of node `a`: a reason to wait, the reason of a failure, or the next write.
+fn outcome(made: &Plan) -> String {
+    match made.actions.get("a") {
+        None => made.waits.get("a").map_or_else(|| "nothing".to_owned(), |wait| wait.as_str().to_owned()),
+        Some(Action::Status { status, .. }) => {
+            let progress = status.report.progress.as_ref();
+            match progress.map(|progress| progress.step) {
+                Some(Step::Releasing) => {
+                    let last = status.report.record.as_ref().and_then(|record| record.last.as_ref());
+                    last.map_or_else(|| "released".to_owned(), |last| last.reason.clone())
+                }
+                Some(step) => format!("step {step:?}"),
+                None => "status".to_owned(),
+            }
+        }
+        Some(Action::Spec { spec }) => format!("order {:?} of {}", spec.state, spec.attempt),
+        Some(action) => format!("{action:?}"),
+    }
+}
+
+/// A node that downloads its image, in an attempt of its own.
+fn staging() -> (ClusterView, Policy) {
+    let (mut view, policy) = cluster(vec![at("a", Step::Staging, 0, HostState::StagedUpdate), node("b")], &[]);
+    shadow(&mut view).status.agent.state = Some(HostState::Idle);
+    (view, policy)
+}
+
+#[test]
+fn a_download_goes_on_in_its_boot_and_ends_when_its_reason_is_gone() {
+    let cases: &[(&str, Change, &str)] = &[
+        ("it is under way", |_, _| {}, "Staging"),
+        ("it is not ordered yet", |view, _| shadow(view).spec.attempt = 0, "order StagedUpdate of 1"),
+        ("a later attempt is ordered", |view, _| shadow(view).spec.attempt = 2, "ProgressLost"),
+        ("its order is gone", |view, _| shadow(view).spec.state = HostState::Idle, "ProgressLost"),
+        ("updates are switched off", |_, policy| policy.enabled = false, "Disabled"),
+        (
+            "updates are switched off, and it has a slot",
+            |view, policy| {
+                policy.enabled = false;
+                view.operator.as_mut().unwrap().status.slots =
+                    vec![models::operator::Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) }];
+            },
+            "Staging",
+        ),
+        (
+            "the host runs the version by now",
+            |view, _| shadow(view).status.agent.current_version = Some(NEW),
+            "UpdatedByOther",
+        ),
+        (
+            "the host ran the version in another boot, and has not reported in this one",
+            |view, _| {
+                a(view).facts.boot_id = "b2".into();
+                shadow(view).status.agent.current_version = Some(NEW);
+            },
+            "order StagedUpdate of 1",
+        ),
+        ("the host was rebooted", |view, _| a(view).facts.boot_id = "b2".into(), "order StagedUpdate of 1"),
+        (
+            "the image is there",
+            |view, _| shadow(view).status.agent.state = Some(HostState::StagedUpdate),
+            "step Staged",
+        ),
+    ];
+    for (sentence, change, expected) in cases {
+        let (mut view, mut policy) = staging();
+        change(&mut view, &mut policy);
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
+    }
+}
+
+#[test]
+fn a_download_has_until_its_deadline() {
+    let (view, policy) = staging();
+    let limit = i64::try_from(policy.stage.as_secs()).unwrap();
+    let before = plan(&view, &policy, t(limit - 1));
+    assert_eq!((outcome(&before).as_str(), before.wake), ("Staging", Some(t(limit))));
+    assert_eq!(outcome(&plan(&view, &policy, t(limit))), "StageTimedOut");
+}
+
+#[test]
+fn an_attempt_without_a_record_is_ended_and_takes_part_in_the_budget_where_its_node_may_be_out_of_service() {
+    let slot = |view: &mut ClusterView| {
+        view.operator.as_mut().unwrap().status.slots =
+            vec![models::operator::Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) }];
+    };
+    for (sentence, slotted, claimed, disruptive) in
+        [("neither slot nor claim", false, false, false), ("a slot", true, false, true), ("a claim", false, true, true)]
+    {
+        let (mut view, policy) = staging();
+        shadow(&mut view).status.controller.progress = None;
+        if slotted {
+            slot(&mut view);
+        }
+        if claimed {
+            a(&mut view).facts.claims = Parts::USUAL;
+        }
+        let made = plan(&view, &policy, t(1));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {made:?}") };
+        assert_eq!(outcome(&made), "ProgressLost", "{sentence}");
+        assert_eq!(status.report.progress.as_ref().unwrap().disruptive, disruptive, "{sentence}");
+    }
+}
+
+#[test]
+fn an_idle_node_begins_only_if_nothing_speaks_against_it() {
+    let cases: &[(&str, Change, &str)] = &[
+        ("nothing does", |_, _| {}, "step Staging"),
+        ("the node is being deleted", |view, _| a(view).facts.deleting = true, "Deleting"),
+        ("its shadow is being deleted", |view, _| shadow(view).deleting = true, "Deleting"),
+        ("it has lost its label", |view, _| a(view).facts.labelled = false, "NotLabelled"),
+        ("no report of this boot", |view, _| a(view).facts.boot_id = "b2".into(), "NoReport"),
+        ("the agent has not confirmed", |view, _| shadow(view).generation = 2, "AgentBehind"),
+    ];
+    for (sentence, change, expected) in cases {
+        let (mut view, mut policy) = cluster(vec![node("a")], &[]);
+        change(&mut view, &mut policy);
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
+    }
+}
+
+#[test]
+fn an_attempt_counts_from_the_highest_number_that_is_known() {
+    for (ordered, recorded, expected) in [(0, None, 1), (4, None, 5), (4, Some(7), 8), (7, Some(4), 8)] {
+        let (mut view, policy) = cluster(vec![node("a")], &[]);
+        shadow(&mut view).spec.attempt = ordered;
+        let last = recorded.map(|attempt| AttemptResult { attempt, ..updated().last.unwrap() });
+        shadow(&mut view).status.controller.record = last.map(|last| Record { last: Some(last), ..Record::default() });
+        let made = plan(&view, &policy, t(1));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{made:?}") };
+        assert_eq!(status.report.progress.as_ref().unwrap().attempt, expected, "{ordered} {recorded:?}");
+    }
+}
