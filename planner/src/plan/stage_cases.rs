@@ -76,11 +76,7 @@ fn a_download_goes_on_in_its_boot_and_ends_when_its_reason_is_gone() {
             "order StagedUpdate of 1",
         ),
         ("the host was rebooted", |view, _| a(view).facts.boot_id = "b2".into(), "order StagedUpdate of 1"),
-        (
-            "the image is there",
-            |view, _| shadow(view).status.agent.state = Some(HostState::StagedUpdate),
-            "step Staged",
-        ),
+        ("the image is there", |view, _| shadow(view).status.agent.state = Some(HostState::StagedUpdate), "Queued"),
     ];
     for (sentence, change, expected) in cases {
         let (mut view, mut policy) = staging();
