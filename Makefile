@@ -13,6 +13,8 @@ export RUST_TEST_THREADS ?= 4
 # Words that no doc comment begins with, and words that are not used in what users read.
 TITLES := (Whether|What|Who|Whose|How|Its|Why)
 WORDS := somebody|nobody|whoever|anew|of ours|given back
+# The same in code, names of tests included.
+NAMES := somebody|nobody|whoever|(^|[^a-z])anew([^a-z]|$$)|strangers?|given[ _]back
 # Arguments of the demo, e.g. make demo ARGS="--nodes 5 --keep"
 ARGS ?=
 
@@ -44,6 +46,7 @@ lint: tools tools-lint words ## Check format, lints, words and generated files
 words: ## Check that docs, manifests and doc comments follow the glossary
 	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
 	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests examples --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
+	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver cli controller deploy fuzz integ models planner || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 .PHONY: test-unit
 test-unit: tools ## Run the tests that need no control plane

@@ -228,7 +228,7 @@ mod tests {
         let mut memory = Memory::default();
         let good = status("Available", "1.20.5", "refresh", "Success", "");
         memory.learn(&good, &order(1));
-        assert_eq!(memory.chosen, None, "somebody else's look may be old");
+        assert_eq!(memory.chosen, None, "another client's look may be old");
         memory.asked_to_refresh = true;
         memory.learn(&good, &order(1));
         assert_eq!(memory.chosen, Some(Version::new(1, 20, 5)));

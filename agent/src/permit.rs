@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_was_signed_anew_is_the_same_policy() {
+    fn a_policy_that_was_signed_again_is_the_same_policy() {
         let signer = signer("k1");
         let with = |signature: &str| {
             let policy = HostPolicy { version_lock: Some("1.20.5".into()), ..HostPolicy::default() };

@@ -419,7 +419,7 @@ mod tests {
         let mut later = sent.clone();
         later.conditions[0].last_transition_time = Timestamp::from_second(60).unwrap();
         assert!(shortened.covers(&pruned, &later), "since when a condition holds is told by what is stored");
-        assert!(!shortened.covers(&sent, &sent), "somebody has stored all of it");
+        assert!(!shortened.covers(&sent, &sent), "another client has stored all of it");
         let news = built(&pruned, &facts("b1", NEW, None, ("", "")), &Word::Rest(HostState::Idle));
         assert!(!shortened.covers(&pruned, &news));
     }

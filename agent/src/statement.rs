@@ -131,7 +131,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_another_key_signed_or_somebody_changed_is_forged() {
+    fn what_another_key_signed_or_another_client_changed_is_forged() {
         let (ours, theirs) = (signer("k1"), signer("k1"));
         assert_eq!(read(&theirs.sign(&SAID), &ours.keys()), Err(StatementError::Forged));
         let jws = ours.sign(&SAID);

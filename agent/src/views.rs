@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_of_what_we_replaced_is_not_news_but_somebody_elses_change_is() {
+    fn an_echo_of_what_we_replaced_is_not_news_but_another_clients_change_is() {
         let views = Views::new();
         views.streamed(view("u", 1, "a"));
         views.answered(view("u", 1, "b"), "a");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shadow_made_anew_begins_anew() {
+    fn a_shadow_made_again_begins_again() {
         let views = Views::new();
         views.streamed(view("u", 9, "a"));
         views.streamed(view("v", 1, "b"));

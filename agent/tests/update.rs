@@ -408,7 +408,7 @@ fn reached(view: &ShadowView) -> Option<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_else_armed_is_left_alone_and_told() {
+async fn what_another_client_armed_is_left_alone_and_told() {
     let mut bench = Bench::new().await;
     bench.kill_agent().await;
     arm_by_another(&bench).await;
@@ -421,7 +421,7 @@ async fn what_somebody_else_armed_is_left_alone_and_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_else_armed_is_disarmed_at_a_persons_word_for_this_boot() {
+async fn what_another_client_armed_is_disarmed_at_a_persons_word_for_this_boot() {
     let mut bench = Bench::new().await;
     bench.kill_agent().await;
     arm_by_another(&bench).await;
@@ -442,7 +442,7 @@ async fn what_somebody_else_armed_is_disarmed_at_a_persons_word_for_this_boot() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_somebody_else_updates_or_takes_back_is_reported_and_no_failure() {
+async fn a_host_that_another_client_updates_or_takes_back_is_reported_and_no_failure() {
     let mut bench = Bench::new().await;
     for (lock, version) in [("latest", NEW), ("1.20.0", OLD)] {
         let boot = bench.boot();
@@ -484,7 +484,7 @@ async fn a_report_survives_a_refusal_and_a_lost_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_report_that_finds_another_state_is_built_anew_on_it() {
+async fn a_report_that_finds_another_state_is_built_again_on_it() {
     let bench = Bench::new().await;
     bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
     bench.stage(1);

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_of_a_type_that_nobody_knows_is_dropped_and_counted() {
+    fn a_condition_of_a_type_that_no_one_knows_is_dropped_and_counted() {
         let mut value = full();
         value["conditions"] = json!([condition("Novel"), condition("HostReachable"), condition("Newer")]);
         let report = body(&value).unwrap();

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_replica_that_is_not_behind_goes_on_at_once_and_asks_nobody() {
+    async fn a_replica_that_is_not_behind_goes_on_at_once_and_asks_no_one() {
         let (fake, store) = (cluster(None), store(vec![idle(10)]));
         assert_eq!(resumed(&fake, &store, 9).await.unwrap(), None);
         let same = resumed(&fake, &store, 10).await.unwrap();

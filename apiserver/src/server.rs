@@ -82,14 +82,14 @@ pub(crate) struct Patience {
     pub(crate) body: Duration,
     /// Maximum age of a connection without an authenticated agent. A valid token waits less even where the cluster's
     /// keys, a turn and the TokenReview all come at the last moment.
-    pub(crate) strangers: Duration,
+    pub(crate) unauthenticated: Duration,
 }
 
 impl Patience {
     pub(crate) const USUAL: Self = Self {
         refused: Allowance { burst: 200, every: Duration::from_millis(50) },
         body: Duration::from_secs(10),
-        strangers: Duration::from_secs(60),
+        unauthenticated: Duration::from_secs(60),
     };
 }
 
@@ -196,7 +196,7 @@ impl Running {
         let (api_listener, api) = listen(config.listen)?;
         let (plain_listener, plain) = listen(config.plain_listen)?;
         let connections =
-            Connections::new(sources, config.connections_per_source, patience.strangers, connections_refused);
+            Connections::new(sources, config.connections_per_source, patience.unauthenticated, connections_refused);
         let (api_app, warmed) = (app.clone(), app.clone());
         max_concurrent_tls_connect(HANDSHAKES);
         let builder = Server::build().workers(WORKERS).max_concurrent_connections(CONNECTIONS);

@@ -158,7 +158,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_shadow_of_two_nodes_or_of_something_else_is_nobodys() {
+    fn a_shadow_of_two_nodes_or_of_something_else_is_no_ones() {
         for owners in [
             json!([]),
             json!([{"apiVersion": "apps/v1", "kind": "Node", "name": "a", "uid": "node-1"}]),

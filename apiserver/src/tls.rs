@@ -313,7 +313,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_certificate_out_of_its_time_serves_nobody_and_a_new_one_does_at_once() {
+    async fn a_certificate_out_of_its_time_serves_no_one_and_a_new_one_does_at_once() {
         let now: Timestamp = "2026-06-01T00:00:00Z".parse().unwrap();
         let (directory, mut seen) = (Directory::new(), Vec::new());
         let mut watch = watch(&directory);

@@ -80,7 +80,7 @@ pub(crate) async fn uninstall(client: Client, namespace: &str, options: &Options
         Err(error) if is_gone(&error) => {}
         Err(error) => return Err(error).context("the operator's resource cannot be deleted; may you delete it?"),
     }
-    given_back(&client, options).await?;
+    released(&client, options).await?;
 
     let (workloads, rest): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| is_one_of(object, &WORKLOADS));
     let (containers, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|object| is_one_of(object, &CONTAINERS));
@@ -119,7 +119,7 @@ fn is_gone(error: &kube::Error) -> bool {
 }
 
 /// Waits until the controller has released every node.
-async fn given_back(client: &Client, options: &Options) -> anyhow::Result<()> {
+async fn released(client: &Client, options: &Options) -> anyhow::Result<()> {
     let (nodes, shadows): (Api<Node>, Api<BottlerocketShadow>) =
         (Api::all(client.clone()), Api::namespaced(client.clone(), names::SYSTEM_NAMESPACE));
     let deadline = Instant::now() + options.timeout.0;
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_removed_while_a_node_a_host_or_its_settings_are_not_given_back() {
+    fn nothing_is_removed_while_a_node_a_host_or_its_settings_are_not_released() {
         let idle = || shadow(&json!({"state": "Idle"}));
         let drained = shadow(&json!({"progress": {
             "step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z", "attempt": 1,

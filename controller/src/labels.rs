@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_cannot_be_labelled_is_left_alone_for_longer_and_longer_and_holds_up_nobody() {
+    fn a_node_that_cannot_be_labelled_is_left_alone_for_longer_and_longer_and_holds_up_no_one() {
         let (nodes, mut now) = (fleet(1), Instant::now());
         let mut labelling = Labelling::default();
         let mut pauses = Vec::new();
@@ -109,6 +109,6 @@ mod tests {
         }
         assert!(pauses.is_sorted() && pauses[0] < pauses[8] && pauses[8] <= Duration::from_secs(30), "{pauses:?}");
         labelling.begin(Vec::new(), now);
-        assert_eq!(labelling.wake(), None, "a node that is gone, or labelled by somebody else, wakes nobody");
+        assert_eq!(labelling.wake(), None, "a node that is gone, or labelled by another client, wakes no one");
     }
 }

@@ -329,7 +329,7 @@ fn a_process_sees_its_pod_as_in_a_container() {
             {"name": "token", "mountPath": "/var/run/token"},
             {"name": "low", "mountPath": "/etc/low"},
         ]);
-        let token = json!({"serviceAccountToken": {"path": "t", "audience": "somebody", "expirationSeconds": 600}});
+        let token = json!({"serviceAccountToken": {"path": "t", "audience": "tests", "expirationSeconds": 600}});
         let spec = json!({
             "automountServiceAccountToken": false,
             "terminationGracePeriodSeconds": 1,
@@ -362,7 +362,7 @@ fn a_process_sees_its_pod_as_in_a_container() {
         let reviews: Api<TokenReview> = Api::all(bed.client.clone());
         let review =
             |audience: &str| object(json!({"metadata": {}, "spec": {"token": token, "audiences": [audience]}}));
-        let seen = reviews.create(&PostParams::default(), &review("somebody")).await.unwrap().status.unwrap();
+        let seen = reviews.create(&PostParams::default(), &review("tests")).await.unwrap().status.unwrap();
         assert_eq!(seen.authenticated, Some(true), "{seen:?}");
         let user = seen.user.unwrap();
         assert_eq!(user.username.as_deref(), Some("system:serviceaccount:sees:default"));

@@ -251,8 +251,8 @@ mod tests {
     fn a_part_is_ours_only_by_our_own_apply_to_the_main_resource() {
         for (sentence, manager, operation, subresource, ours) in [
             ("our apply", names::CONTROLLER_MANAGER, "Apply", "", true),
-            ("somebody else's update", "kubectl-cordon", "Update", "", false),
-            ("somebody else's apply", "platform-team", "Apply", "", false),
+            ("another client's update", "kubectl-cordon", "Update", "", false),
+            ("another client's apply", "platform-team", "Apply", "", false),
             ("an update under our name", names::CONTROLLER_MANAGER, "Update", "", false),
             ("our apply to the status", names::CONTROLLER_MANAGER, "Apply", "status", false),
         ] {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reset_of_managed_fields_leaves_is_removed_only_where_it_is_nobodys() {
+    fn what_a_reset_of_managed_fields_leaves_is_removed_only_where_it_is_no_ones() {
         let as_we_set_it = json!({
             "labels": {BALANCER_LABEL: "brupop"},
             "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "true"},
@@ -292,8 +292,8 @@ mod tests {
         let cordon = json!({"f:spec": {"f:unschedulable": {}}});
         let reset = entry("before-first-apply", "Update", "", &all_fields());
         for (sentence, meta, before, left) in [
-            ("nobody owns anything", with(json!([])), vec![], parts(&Part::ALL)),
-            ("the reset's own manager is nobody", with(json!([reset])), vec![], parts(&Part::ALL)),
+            ("no one owns anything", with(json!([])), vec![], parts(&Part::ALL)),
+            ("the reset's own manager is no one", with(json!([reset])), vec![], parts(&Part::ALL)),
             (
                 "a person cordoned it since",
                 with(json!([entry("kubectl-cordon", "Update", "", &cordon)])),
@@ -311,7 +311,7 @@ mod tests {
         }
         let changed =
             meta(json!({"labels": {BALANCER_LABEL: "true"}, "annotations": {SCALE_DOWN_ANNOTATION: "false"}}));
-        assert_eq!(unowned(&changed, false), Parts::default(), "somebody changed it since");
+        assert_eq!(unowned(&changed, false), Parts::default(), "another client changed it since");
     }
 
     #[test]

@@ -185,7 +185,7 @@ mod tests {
             ),
             ("data must stay", with_data(), (PodsAtRisk::Refuse, PodsAtRisk::Refuse), Fate::Refused(Refusal::EmptyDir)),
             (
-                "data of a finished pod is nobody's",
+                "data of a finished pod is no one's",
                 PodFacts { finished: true, ..with_data() },
                 (PodsAtRisk::Refuse, PodsAtRisk::Refuse),
                 Fate::Stays,

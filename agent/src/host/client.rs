@@ -35,7 +35,7 @@ pub enum HostError {
     #[error("the host's socket does not exist")]
     SocketMissing(#[source] reqwest::Error),
     /// Nothing listens on the socket.
-    #[error("nobody listens on the host's socket")]
+    #[error("no process listens on the host's socket")]
     ConnectionRefused(#[source] reqwest::Error),
     /// The socket may not be opened: file permission, or SELinux.
     #[error("the host's socket may not be opened")]

@@ -47,11 +47,11 @@ fn the_lock_is_decided_by_policy_host_and_report() {
         ("also one that never had a lock", lock(NEW), unset.clone(), &nothing, &found_unset, writes("1.20.5")),
         ("a lock of ours stands", lock(NEW), has("1.20.5"), &set("1.20.5"), &set("1.20.5"), leave.clone()),
         ("whatever its form", lock(NEW), has("v1.20.5"), &set("1.20.5"), &set("1.20.5"), leave.clone()),
-        ("the same wish of somebody else is theirs", lock(NEW), has("v1.20.5"), &nothing, &nothing, leave.clone()),
+        ("the same wish of another client is theirs", lock(NEW), has("v1.20.5"), &nothing, &nothing, leave.clone()),
         ("another lock is theirs", lock(NEW), has("v1.19.0"), &nothing, &foreign("v1.19.0"), leave.clone()),
         ("also in place of ours", lock(NEW), has("v1.19.0"), &set("1.20.5"), &foreign("v1.19.0"), leave.clone()),
         ("it is told until it goes", lock(NEW), has("latest"), &foreign("v1.19.0"), &set("1.20.5"), writes("1.20.5")),
-        ("no lock is nobody's", lock(NEW), has("latest"), &set("1.20.5"), &set("1.20.5"), writes("1.20.5")),
+        ("no lock is no one's", lock(NEW), has("latest"), &set("1.20.5"), &set("1.20.5"), writes("1.20.5")),
         ("the pin moves", lock(OLD), has("1.20.5"), &set("1.20.5"), &replacing("1.20.0", "1.20.5"), writes("1.20.0")),
         (
             "and a crash before the change finds both as ours",
@@ -81,7 +81,14 @@ fn the_lock_is_decided_by_policy_host_and_report() {
         ),
         ("once", Asked::default(), has("latest"), &set("1.20.5"), &nothing, leave.clone()),
         ("never what was never set", Asked::default(), unset.clone(), &found_unset, &nothing, leave.clone()),
-        ("not what somebody changed since", Asked::default(), has("v1.19.0"), &set("1.20.5"), &nothing, leave.clone()),
+        (
+            "not what another client changed since",
+            Asked::default(),
+            has("v1.19.0"),
+            &set("1.20.5"),
+            &nothing,
+            leave.clone(),
+        ),
         ("a removed pin forgets their lock", Asked::default(), has("v1.19.0"), &foreign("v1.19.0"), &nothing, leave),
     ] {
         let decision = decide(&asked, &now, record);
@@ -103,7 +110,7 @@ fn waves_are_decided_by_policy_host_and_report() {
         ("asked", true, Some(false), &nothing, record(Some(false), true), Some(true)),
         ("asked of a host that never had it", true, None, &nothing, record(None, true), Some(true)),
         ("ours stands", true, Some(true), &record(Some(false), true), record(Some(false), true), None),
-        ("somebody wants the same", true, Some(true), &nothing, nothing.clone(), None),
+        ("another client wants the same", true, Some(true), &nothing, nothing.clone(), None),
         ("put back", false, Some(true), &record(Some(false), true), record(Some(false), true), Some(false)),
         ("put back where it was not set", false, Some(true), &record(None, true), record(None, true), Some(false)),
         ("changed since", false, Some(false), &record(Some(false), true), nothing.clone(), None),
@@ -174,7 +181,7 @@ fn a_host_is_read_as_it_answers() {
 }
 
 #[test]
-fn a_lock_that_is_no_version_is_asked_of_nobody() {
+fn a_lock_that_is_no_version_is_asked_of_no_one() {
     let asks = |lock: &str| {
         let policy = HostPolicy { version_lock: Some(lock.into()), ..HostPolicy::default() };
         Asked::of(Some(&policy))

@@ -33,7 +33,7 @@ fn locked(bench: &Bench, version: &str) -> bool {
     lock_of(bench) == VersionLock::parse(version).unwrap()
 }
 
-fn somebody_locks(bench: &Bench, version: &str) {
+fn another_client_locks(bench: &Bench, version: &str) {
     let version_lock = Some(VersionLock::parse(version).unwrap());
     bench.host.foreign_settings(UpdatesSettings { version_lock, ..UpdatesSettings::default() });
 }
@@ -204,11 +204,11 @@ async fn a_setting_that_was_never_set_is_put_back_to_its_default() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_changed_since_is_not_put_back() {
+async fn what_another_client_changed_since_is_not_put_back() {
     let bench = Bench::new().await;
     bench.ask(Some("1.20.5"), Some(true));
     until_chosen(&bench, NEW).await;
-    somebody_locks(&bench, "v1.20.0");
+    another_client_locks(&bench, "v1.20.0");
     let told = |v: &ShadowView| v.status.report.host.as_ref().is_some_and(|host| host.conflicting_lock.is_some());
     let view = bench.web.until("it is told", told).await;
     let own = AppliedSettings { ignore_waves: Some(true), ..AppliedSettings::default() };
@@ -226,9 +226,9 @@ async fn what_somebody_changed_since_is_not_put_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_somebody_else_set_is_respected_and_told() {
+async fn a_lock_that_another_client_set_is_respected_and_told() {
     let bench = Bench::new().await;
-    somebody_locks(&bench, "v1.20.0");
+    another_client_locks(&bench, "v1.20.0");
     bench.ask(Some("1.20.5"), None);
     let view = bench.web.until("it is told", |v| reach(v) == "LockedByOther" && v.status.report.host.is_some()).await;
     let foreign = FoundSettings { conflicting_lock: Some("v1.20.0".into()), ..FoundSettings::default() };
@@ -240,16 +240,16 @@ async fn a_lock_that_somebody_else_set_is_respected_and_told() {
     assert!(!bench.calls().iter().any(|call| call.contains("prepare")));
     // Once the other client removes its lock, policy rules.
     bench.withdraw();
-    somebody_locks(&bench, "latest");
+    another_client_locks(&bench, "latest");
     let view = until_chosen(&bench, NEW).await;
     assert_eq!((reach(&view).as_str(), view.status.report.host), ("Answered", Some(set("1.20.5"))));
     bench.staged(2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_of_somebody_else_that_wants_the_same_is_theirs_to_take_back() {
+async fn a_lock_of_another_client_that_wants_the_same_is_theirs_to_take_back() {
     let bench = Bench::new().await;
-    somebody_locks(&bench, "v1.20.5");
+    another_client_locks(&bench, "v1.20.5");
     bench.ask(Some("1.20.5"), None);
     until_chosen(&bench, NEW).await;
     bench.staged(1).await;
@@ -312,7 +312,7 @@ async fn a_crash_between_the_change_and_its_outcome_leaves_enough_to_put_back() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crash_while_a_pin_moves_leaves_neither_lock_to_a_stranger() {
+async fn a_crash_while_a_pin_moves_leaves_neither_lock_to_a_other_client() {
     let mut bench = Bench::with(|options| options.version = NEWEST).await;
     bench.ask(Some("1.20.5"), None);
     until_chosen(&bench, NEW).await;
@@ -361,7 +361,7 @@ async fn files_that_were_never_written_are_found_out_by_what_the_host_chooses() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_that_was_lost_before_its_commit_is_made_anew() {
+async fn a_change_that_was_lost_before_its_commit_is_made_again() {
     let bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     let lost = Transport::Status(422, "Tried to commit with no pending changes".into());
@@ -439,10 +439,10 @@ async fn settings_that_the_controller_did_not_sign_for_this_node_are_not_even_re
     let bench = Bench::new().await;
     let right = bench.policy(Some("1.20.5"), Some(true));
     let said = SettingsClaims::of("node-uid", &right).unwrap();
-    let stranger = Bench::without_agent().await;
+    let other = Bench::without_agent().await;
     for (what, signature) in [
         ("no signed statement", None),
-        ("signature is wrong", Some(stranger.sign(&said))),
+        ("signature is wrong", Some(other.sign(&said))),
         ("another node", Some(bench.sign(&SettingsClaims { node_uid: "another".into(), ..said.clone() }))),
         (
             "another version lock",
@@ -560,7 +560,7 @@ async fn nothing_is_put_back_while_an_image_is_armed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_else_has_pending_is_not_committed_with_ours() {
+async fn what_another_client_has_pending_is_not_committed_with_ours() {
     let bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     let socket = bench.host.socket();

@@ -80,7 +80,7 @@ impl<'a> World<'a> {
             && let Some(agent) = self.agent.take()
         {
             let ended = agent.end().await;
-            assert!(ended.is_err(), "an agent that nobody asked to end ends with an error");
+            assert!(ended.is_err(), "an agent that no one asked to end ends with an error");
             self.starts = Instant::now() + MINUTE / 6;
         }
         if self.agent.is_none() && Instant::now() >= self.starts {

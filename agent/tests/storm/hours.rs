@@ -78,7 +78,7 @@ const CASES: &[Case] = &[
         Some("Answered"),
     ),
     ("the host is locked", Trouble::Host("GET", "/updates", || Transport::Status(423, "".into())), Some("Answered")),
-    ("somebody else's command never ends", Trouble::Held, Some("Answered")),
+    ("another client's command never ends", Trouble::Held, Some("Answered")),
     ("the web API is down", Trouble::Web(Weather::Down), None),
     ("the web API says nothing", Trouble::Web(Weather::Mute), None),
     ("the web API speaks garbage", Trouble::Web(Weather::Garbled), None),
@@ -92,7 +92,7 @@ const CASES: &[Case] = &[
     ("the web API ends each stream, as it should", Trouble::Web(Weather::Brief), Some("Answered")),
     ("the web API loses its answers", Trouble::Web(Weather::AnswersLost), Some("Answered")),
     ("an older web API drops what it does not know", Trouble::Web(Weather::Prunes), None),
-    ("a newer web API says what nobody knows", Trouble::Web(Weather::Novel), Some("Answered")),
+    ("a newer web API says what no one knows", Trouble::Web(Weather::Novel), Some("Answered")),
 ];
 
 #[test]
@@ -308,7 +308,7 @@ fn a_socket_that_is_gone_or_stale_ends_the_agent_soon_and_a_new_one_goes_on() {
 }
 
 #[test]
-fn an_order_that_nobody_here_knows_is_told_and_moves_nothing() {
+fn an_order_that_no_one_here_knows_is_told_and_moves_nothing() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
@@ -336,7 +336,7 @@ fn an_order_that_nobody_here_knows_is_told_and_moves_nothing() {
 }
 
 #[test]
-fn an_update_state_that_nobody_here_knows_is_told_and_nothing_is_asked_of_the_host() {
+fn an_update_state_that_no_one_here_knows_is_told_and_nothing_is_asked_of_the_host() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();

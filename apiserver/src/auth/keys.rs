@@ -263,7 +263,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_token_for_somebody_else_or_of_another_time_is_refused() {
+    fn a_token_for_another_client_or_of_another_time_is_refused() {
         let issuer = Issuer::new("k");
         let keys = keys(&[&issuer]);
         let minute = LEEWAY.as_secs();

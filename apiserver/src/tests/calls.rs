@@ -58,7 +58,7 @@ async fn an_agent_reads_follows_and_reports() {
 }
 
 #[tokio::test]
-async fn nobody_else_gets_anything() {
+async fn no_other_client_gets_anything() {
     let server = Server::start(&world()).await;
     let shadow = "/v1/nodes/a/shadow";
     for path in [shadow, "/v1/nodes/a/shadow/watch"] {
@@ -294,7 +294,7 @@ async fn a_source_with_many_connections_gets_no_more_until_one_ends() {
 }
 
 #[tokio::test]
-async fn many_tokens_at_once_that_nobody_signed_are_no_way_past_the_limit() {
+async fn many_tokens_at_once_that_no_one_signed_are_no_way_past_the_limit() {
     let world = world().publishing();
     let server = Server::start(&world).await;
     let foreign = |number: usize| {

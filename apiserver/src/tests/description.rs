@@ -164,7 +164,7 @@ async fn every_answer_is_as_described_and_every_described_one_can_be_had() {
     server.stop().await;
 
     // Answers that take an outage, time, another method or another path. Each has its own test: those about outages are
-    // in `outages.rs`, that of a slow body in `strangers.rs`, and the others below.
+    // in `outages.rs`, that of a slow body in `unauthenticated.rs`, and the others below.
     let elsewhere = [404, 405, 408, 500, 503];
     let missing: Vec<_> =
         description.answers().into_iter().filter(|a| !had.contains(a) && !elsewhere.contains(&a.2)).collect();

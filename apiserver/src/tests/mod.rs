@@ -3,7 +3,7 @@
 mod calls;
 mod description;
 mod outages;
-mod strangers;
+mod unauthenticated;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -102,7 +102,7 @@ async fn many_streams_cost_the_cluster_one_watch() {
         // Each event here ends its watch.
         let (watches, deadline) = (usize::try_from(generation).unwrap(), Instant::now() + DEADLINE);
         while world.count("GET bottlerocketshadows watch") < watches {
-            assert!(Instant::now() < deadline, "nobody watches");
+            assert!(Instant::now() < deadline, "no one watches");
             sleep(Duration::from_millis(20)).await;
         }
         assert_eq!(world.count("GET bottlerocketshadows watch"), watches);

@@ -153,10 +153,10 @@ async fn no_permit_is_given_whatever_the_shadow_says_where_the_cluster_says_othe
         ("another Node has its name", with("/metadata/uid", json!("node-2"))),
         ("it is in another boot", with("/status/nodeInfo/bootID", json!("boot-2"))),
         ("it says nothing of its boot", with("/status", json!({}))),
-        ("somebody uncordoned it", with("/spec", json!({}))),
-        ("the cordon is somebody else's", with("/metadata/managedFields/0/manager", json!("kubectl-cordon"))),
+        ("another client uncordoned it", with("/spec", json!({}))),
+        ("the cordon is another client's", with("/metadata/managedFields/0/manager", json!("kubectl-cordon"))),
         ("it has left the operator", with("/metadata/labels", json!({}))),
-        ("somebody holds it", (held, vec![])),
+        ("another client holds it", (held, vec![])),
         ("it is being deleted", (leaving, vec![])),
     ] {
         let (result, orders) = issue_permit(node, pods, &signer).await;

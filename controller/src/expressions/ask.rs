@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_in_the_address_is_told_to_nobody() {
+    fn a_password_in_the_address_is_told_to_no_one() {
         let url = endpoint("http://me:secret@p/x?token=secret#secret").unwrap();
         assert_eq!(shown(&url), "http://p/x/api/v1/query");
     }

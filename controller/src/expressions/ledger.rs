@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_looked_at_when_its_kind_changes_and_when_it_is_quiet_anew() {
+    fn an_answer_is_looked_at_when_its_kind_changes_and_when_it_is_quiet_again() {
         let mut world = World::new();
         world.want(0, &["a"]);
         let quiet = |second| Answer::Quiet { since: t(second) };
@@ -293,7 +293,7 @@ mod tests {
             assert_eq!(world.ends(second, "a", answer.clone()), news, "{second}: {answer:?}");
         }
         world.want(7, &[]);
-        assert!(!world.ends(7, "a", quiet(7)), "nobody waits for it any more");
+        assert!(!world.ends(7, "a", quiet(7)), "no one waits for it any more");
         assert!(!world.ends(7, "never wanted", quiet(7)));
     }
 

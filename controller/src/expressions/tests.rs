@@ -237,7 +237,7 @@ async fn silence_fails_when_time_is_up() {
 }
 
 #[tokio::test]
-async fn nobody_there_fails_with_the_cause() {
+async fn no_one_there_fails_with_the_cause() {
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let settings = Prometheus { url: format!("http://me:secret@{address}"), timeout: AMPLE, interval: AMPLE };
     let told = why(ask_at(&settings).await);
@@ -406,7 +406,7 @@ async fn each_new_word_that_all_is_quiet_wakes_the_driver() {
 }
 
 #[tokio::test]
-async fn what_nobody_wants_any_more_is_not_asked() {
+async fn what_no_one_wants_any_more_is_not_asked() {
     let mut server = Server::start(|_, _| ok(FIRING)).await;
     let mut running = Running::start();
     running.want(&["a", "b"], &server.settings());

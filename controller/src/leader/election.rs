@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn who_handed_a_lease_over_takes_it_only_if_nobody_else_does() {
+    fn who_handed_a_lease_over_takes_it_only_if_no_other_does() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let after = Some(at(15));
@@ -131,8 +131,8 @@ mod tests {
             ("up to the end", Some(&free), at(14), Next::Wait(at(15))),
             ("and taken if it is still free", Some(&free), at(15), Next::Take),
             ("one that was deleted is no other", None, at(3), Next::Wait(at(15))),
-            ("and is made anew if nobody does", None, at(15), Next::Create),
-            ("one that somebody has taken is theirs as ever", Some(&others), at(12), Next::Wait(at(25))),
+            ("and is made again if no one does", None, at(15), Next::Create),
+            ("one that another client has taken is theirs as ever", Some(&others), at(12), Next::Wait(at(25))),
             ("until it has run out", Some(&others), at(25), Next::Take),
         ] {
             assert_eq!(next("a", observed, after, now), expected, "{sentence}");

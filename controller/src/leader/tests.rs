@@ -190,7 +190,7 @@ async fn a_leader_gives_the_lease_back_only_when_it_leads_no_more() {
 }
 
 #[tokio::test]
-async fn who_handed_over_leaves_the_lease_to_others_and_is_a_candidate_as_ever_once_somebody_took_it() {
+async fn who_handed_over_leaves_the_lease_to_others_and_is_a_candidate_as_ever_once_another_client_took_it() {
     let (server, api) = Server::start();
     server.held_by("");
     let candidate = stand(&api, Some(Instant::now() + Duration::from_secs(3600)));
@@ -206,7 +206,7 @@ async fn who_handed_over_leaves_the_lease_to_others_and_is_a_candidate_as_ever_o
 }
 
 #[tokio::test]
-async fn who_handed_over_leads_again_if_nobody_took_the_lease_in_time() {
+async fn who_handed_over_leads_again_if_no_one_took_the_lease_in_time() {
     let (server, api) = Server::start();
     server.held_by("");
     stand(&api, Some(Instant::now())).leads().await;
@@ -214,7 +214,7 @@ async fn who_handed_over_leads_again_if_nobody_took_the_lease_in_time() {
 }
 
 #[tokio::test]
-async fn a_leader_whose_lease_somebody_took_ends_at_once_with_an_error() {
+async fn a_leader_whose_lease_another_client_took_ends_at_once_with_an_error() {
     let (server, api) = Server::start();
     let candidate = stand(&api, None);
     candidate.leads().await;

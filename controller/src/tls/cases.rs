@@ -13,7 +13,7 @@ fn at(minute: i64) -> Timestamp {
 }
 
 #[test]
-fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_anew() {
+fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_again() {
     let days = |days: i64| at(days * 24 * 60);
     let known: Id = "a".into();
     let good = Leaf {
@@ -30,7 +30,7 @@ fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_anew() {
             source: Source::Managed,
             authorities: Authorities { newest, ..Authorities::default() },
             leaf: Some(leaf.clone()),
-            strangers: vec![],
+            foreign: vec![],
             asked: None,
         };
         let published = Published {
@@ -46,7 +46,7 @@ fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_anew() {
     let seen_for = [SignedDuration::from_hours(24), SignedDuration::ZERO];
     assert_eq!(seen_for.map(|seen_for| write(good.clone(), seen_for)), [None, None]);
     for (sentence, leaf) in [
-        ("nobody knows who issued it", Leaf { issuer: None, ..good.clone() }),
+        ("no one knows who issued it", Leaf { issuer: None, ..good.clone() }),
         ("other names, or another key beside it", Leaf { usable: false, ..good.clone() }),
         ("made by a clock that was ahead", Leaf { from: days(1), until: days(91), ..good.clone() }),
         ("two thirds of its life are over", Leaf { from: days(-61), until: days(29), ..good.clone() }),
@@ -70,7 +70,7 @@ fn rotating(stood: i64) -> Facts {
         issued: at(-1000),
     };
     let certificates =
-        Certificates { source: Source::Managed, authorities, leaf: Some(leaf), strangers: vec![], asked: None };
+        Certificates { source: Source::Managed, authorities, leaf: Some(leaf), foreign: vec![], asked: None };
     let signing = Signing { newest: Some("new key".into()), before: Some("old key".into()), ..Signing::default() };
     let ids = |ids: [&str; 2]| ids.map(str::to_owned).into();
     let since = [("old", -1000), ("new", 0), ("old key", -1000), ("new key", 0)];
@@ -159,7 +159,7 @@ fn requested_rotation_begins_at_once_under_a_new_leader() {
 
 /// Another client has deleted the Secret of the authorities and the ConfigMap together.
 #[test]
-fn what_nobody_understands_any_more_is_replaced_as_soon_as_its_successor_is_published() {
+fn what_no_one_understands_any_more_is_replaced_as_soon_as_its_successor_is_published() {
     for (sentence, published, expected) in [
         ("not published yet", vec![], None),
         ("published a moment ago", vec!["new"], Some(Write::Issue("new".into()))),

@@ -346,7 +346,7 @@ impl Keeper {
             });
             let unnamed = |certificate: &&Certificate| !safe.certificates().any(|known| known.id == certificate.id);
             Certificates {
-                strangers: others.iter().filter(unnamed).map(Certificate::authority).collect(),
+                foreign: others.iter().filter(unnamed).map(Certificate::authority).collect(),
                 source,
                 authorities: safe.facts(),
                 leaf,

@@ -92,7 +92,7 @@ pub(super) struct Certificates {
     pub(super) authorities: Authorities,
     pub(super) leaf: Option<Leaf>,
     /// The published authorities that no Secret names.
-    pub(super) strangers: Vec<Authority>,
+    pub(super) foreign: Vec<Authority>,
     /// The value of the annotation that requests a rotation, if that is still to be begun.
     pub(super) asked: Option<String>,
 }
@@ -337,14 +337,14 @@ impl Look<'_> {
     }
 
     fn managed(&self, facts: &Certificates) -> Half {
-        let Certificates { source: _, authorities, leaf, strangers, asked } = facts;
+        let Certificates { source: _, authorities, leaf, foreign, asked } = facts;
         let leaf = leaf.as_ref();
         // The contents of a deleted Secret are needed for as long as a client uses them, and no longer; an older Secret
         // that was restored lacks at most the issuer of the certificate in service.
-        let missed = |stranger: &&Authority| {
-            authorities.newest.is_none() || leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&stranger.id))
+        let missed = |foreign: &&Authority| {
+            authorities.newest.is_none() || leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&foreign.id))
         };
-        let missed = strangers.iter().filter(missed).map(|a| Kept { authority: a.clone(), until: Some(self.now) });
+        let missed = foreign.iter().filter(missed).map(|a| Kept { authority: a.clone(), until: Some(self.now) });
         let kept: Vec<Kept> = authorities.kept.iter().cloned().chain(missed).collect();
         let Some(newest) = &authorities.newest else {
             let published = self.published.authorities.clone();
@@ -433,7 +433,7 @@ impl Look<'_> {
     }
 
     fn provided(&self, facts: &Certificates, provided: Option<&[Authority]>) -> Half {
-        let Certificates { source: _, authorities, leaf, strangers: _, asked: _ } = facts;
+        let Certificates { source: _, authorities, leaf, foreign: _, asked: _ } = facts;
         let mut half = Half::default();
         let mut arranged = authorities.clone();
         if let Some(provided) = provided {

@@ -111,8 +111,8 @@ impl World {
             issuer: leaf.issuer.filter(|id| known(id) || published.authorities.contains(id)),
             ..leaf
         });
-        let strangers = published.authorities.iter().filter(|id| !known(id));
-        let strangers = strangers.map(|id| Authority { id: id.clone(), from: at(0), until: at(1_000_000) }).collect();
+        let foreign = published.authorities.iter().filter(|id| !known(id));
+        let foreign = foreign.map(|id| Authority { id: id.clone(), from: at(0), until: at(1_000_000) }).collect();
         let (newest, before, carried) = match &self.keys {
             Some((newest, before, carried)) => (Some(newest.clone()), before.clone(), carried.clone()),
             None => (None, None, None),
@@ -123,7 +123,7 @@ impl World {
                 asked: asked(&self.asked.0, &authorities.carried),
                 authorities,
                 leaf,
-                strangers,
+                foreign,
             }),
             signing: Some(Signing {
                 newest,

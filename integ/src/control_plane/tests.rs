@@ -75,7 +75,7 @@ async fn it_starts_serves_schedules_and_leaves_nothing_behind() {
 
     // Tokens: signed with an elliptic-curve key, for an audience.
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
-    let request: TokenRequest = serde_json::from_value(json!({"spec": {"audiences": ["somebody"]}})).unwrap();
+    let request: TokenRequest = serde_json::from_value(json!({"spec": {"audiences": ["tests"]}})).unwrap();
     let token = accounts.create_token_request("default", &PostParams::default(), &request).await.unwrap();
     assert_eq!(token.status.unwrap().token.unwrap().split('.').count(), 3);
 

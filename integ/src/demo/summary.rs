@@ -155,7 +155,7 @@ pub(super) fn held(
     let schedulable = world.nodes.values().all(|n| !n.claimed() && !n.fields.contains_key(&Field::Unschedulable));
     let idle = world.shadows.values().all(|s| s.step().is_none_or(|s| s == Step::Staged));
     let reached = if expects_freeze {
-        (*end == End::Frozen, "the failed boot froze the rollout and every node was given back".to_owned())
+        (*end == End::Frozen, "the failed boot froze the rollout and every node was released".to_owned())
     } else {
         (*end == End::Updated && on_target == world.nodes.len(), format!("every node is on {target}"))
     };

@@ -77,7 +77,7 @@ fn describe(step: Step, shadow: &Shadow) -> &'static str {
         Step::Rebooting => "the agent requests its permit",
         Step::Returning => "the node becomes Ready",
         Step::Monitoring => "watched for the soak time",
-        Step::Releasing => "the node is given back",
+        Step::Releasing => "the node is released",
         // Some programs of the test bed are built together with those of the next version.
         #[cfg(feature = "next")]
         Step::Planning => "the agent takes note",

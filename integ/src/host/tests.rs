@@ -357,7 +357,7 @@ async fn a_worker_of_an_earlier_boot_ends_nothing_in_a_later_one() {
 }
 
 #[tokio::test]
-async fn somebody_elses_command_is_seen_but_not_counted_as_a_call() {
+async fn another_clients_command_is_seen_but_not_counted_as_a_call() {
     let bench = bench().await;
     bench.host.foreign(Command::Refresh).await.unwrap();
     bench.host.foreign(Command::Prepare).await.unwrap();

@@ -274,7 +274,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_right_that_nobody_uses_is_found_down_to_its_object() {
+    fn a_right_that_no_one_uses_is_found_down_to_its_object() {
         let mut audit = nodes();
         audit.push(request("update", "coordination.k8s.io", "leases", "here/one", &json!({})));
         audit.push(request("update", "coordination.k8s.io", "leases", "there/two", &json!({})));

@@ -28,7 +28,12 @@ const fn way(verb: &'static str, resource: &'static str, guards: &'static [&'sta
 
 /// Writes by server-side apply.
 const APPLIES: &[Way] = &[
-    way("patch", "nodes", &[UID, VERSION], "claims and the label: an apply without the uid makes a deleted Node anew"),
+    way(
+        "patch",
+        "nodes",
+        &[UID, VERSION],
+        "claims and the label: an apply without the uid would create a deleted Node again",
+    ),
     way(
         "patch",
         "bottlerocketshadows",
@@ -36,7 +41,12 @@ const APPLIES: &[Way] = &[
         "orders and permits, each on the state that it was decided on",
     ),
     way("patch", "bottlerocketshadows/status", &[VERSION], "either half; the server ignores a uid here"),
-    way("patch", "bottlerocketupdateoperators/status", &[VERSION], "slots: whoever wins this write has the budget"),
+    way(
+        "patch",
+        "bottlerocketupdateoperators/status",
+        &[VERSION],
+        "slots: the client that wins this write has the budget",
+    ),
     way("patch", "configmaps", &[VERSION], "what agents trust: two leaders would undo each other's"),
 ];
 
@@ -45,18 +55,18 @@ const MADE_BY_APPLY: &str = "configmaps";
 
 /// All other writes.
 const OTHERS: &[Way] = &[
-    way("create", "bottlerocketshadows", &[], "an apply would make one anew that has just been deleted"),
+    way("create", "bottlerocketshadows", &[], "an apply would create one again that was just deleted"),
     way("delete", "bottlerocketshadows", &["/preconditions/uid"], "this very shadow"),
     way("create", "pods/eviction", &["/deleteOptions/preconditions/uid"], "this very pod"),
     way("delete", "pods", &["/preconditions/uid"], "this very pod, where policy says Force"),
     way("patch", "bottlerocketshadows/status", &[VERSION], "the end of an attempt of which another client owns fields"),
-    way("patch", "nodes", &[VERSION], "claims that nobody is recorded to own any more"),
+    way("patch", "nodes", &[VERSION], "claims that no one is recorded to own any more"),
     way("create", "leases", &[], "a race for it has one winner"),
     way("update", "leases", &[VERSION], "so has this one"),
     // Their bodies are not logged, so their guards cannot be checked here.
     way("create", "secrets", &[], "a race for it has one winner"),
     way("update", "secrets", &[], "carries the version that was read"),
-    way("create", "events", &[], "nobody decides by it"),
+    way("create", "events", &[], "no one decides by it"),
     way("patch", "events", &[], "a count on an Event of ours"),
     way("create", "tokenreviews", &[], "a question in the shape of a write"),
 ];

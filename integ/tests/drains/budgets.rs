@@ -7,13 +7,13 @@ use crate::fleet::Case;
 crate::cases![
     a_budget_lets_one_go_at_a_time_and_all_go_in_the_end,
     a_budget_in_percent_is_respected,
-    a_budget_that_is_deleted_in_mid_drain_holds_nobody_up_any_more,
+    a_budget_that_is_deleted_in_mid_drain_holds_no_one_up_any_more,
     a_budget_that_is_made_in_mid_drain_is_respected,
     a_budget_that_is_tightened_in_mid_drain_is_respected,
     a_budget_that_is_loosened_in_mid_drain_lets_the_drain_end,
     a_budget_that_could_never_allow_the_drain_is_named_before_the_node_is_touched,
     a_budget_that_selects_everything_holds_up_everything,
-    a_budget_that_selects_nothing_holds_nobody_up,
+    a_budget_that_selects_nothing_holds_no_one_up,
     a_blocked_pod_does_not_hold_back_the_others,
     two_budgets_on_one_pod_are_named_before_the_node_is_touched,
     pods_that_are_not_ready_go_where_their_budget_always_allows_it,
@@ -48,7 +48,7 @@ async fn held_up(case: &Case) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn a_budget_that_is_deleted_in_mid_drain_holds_nobody_up_any_more(case: Case) -> anyhow::Result<()> {
+async fn a_budget_that_is_deleted_in_mid_drain_holds_no_one_up_any_more(case: Case) -> anyhow::Result<()> {
     held_up(&case).await?;
     case.here(&["delete", "pdb", "web"]).await?;
     case.updated().await?;
@@ -124,7 +124,7 @@ async fn a_budget_that_selects_everything_holds_up_everything(case: Case) -> any
     Ok(())
 }
 
-async fn a_budget_that_selects_nothing_holds_nobody_up(case: Case) -> anyhow::Result<()> {
+async fn a_budget_that_selects_nothing_holds_no_one_up(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.budget("other", 0, json!({"maxUnavailable": 0})).await?;
     case.start_update().await?;

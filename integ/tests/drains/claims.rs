@@ -93,7 +93,7 @@ async fn a_person_who_cordons_the_node_in_mid_drain_finds_it_cordoned(case: Case
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), wish.to_string())?;
     let path = file.path().to_string_lossy().into_owned();
-    case.kubectl(&["apply", "--server-side", "--field-manager=somebody", "-f", &path]).await?;
+    case.kubectl(&["apply", "--server-side", "--field-manager=other", "-f", &path]).await?;
     case.let_go().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [Some("true"), None, None, None]);
@@ -146,7 +146,7 @@ async fn a_person_who_uncordons_again_and_again_gets_the_node_back(case: Case) -
     // Two of them in quick succession may count as one.
     for _ in 0..12 {
         case.kubectl(&["uncordon", &case.node]).await?;
-        let look = case.until("it is cordoned again, or given back", |look| look.cordoned() || look.step().is_none());
+        let look = case.until("it is cordoned again, or released", |look| look.cordoned() || look.step().is_none());
         if look.await?.step().is_none() {
             break;
         }

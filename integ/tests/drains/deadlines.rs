@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use crate::fleet::Case;
 
 crate::cases![
-    a_drain_that_a_budget_holds_up_is_given_up_at_its_deadline_and_charged_to_nobody,
+    a_drain_that_a_budget_holds_up_is_given_up_at_its_deadline_and_charged_to_no_one,
     a_pod_that_does_not_end_is_named_when_the_drain_is_given_up,
-    a_node_that_was_given_back_is_drained_again_when_a_person_asks,
+    a_node_that_was_released_is_drained_again_when_a_person_asks,
     pods_past_their_deadline_are_deleted_where_policy_says_so,
     node_is_forced_at_the_deadline_where_a_budget_could_never_allow_its_drain,
     pods_past_their_deadline_and_their_grace_are_deleted_without_it,
@@ -18,11 +18,11 @@ crate::cases![
     forced_pods_are_told_loudly,
     volumes_are_waited_for_where_policy_asks,
     volumes_hold_nothing_up_beyond_the_deadline,
-    volumes_are_nobodys_business_by_default,
+    volumes_are_no_ones_business_by_default,
     an_unreachable_node_is_given_up_and_nothing_on_it_is_forced,
 ];
 
-async fn a_drain_that_a_budget_holds_up_is_given_up_at_its_deadline_and_charged_to_nobody(
+async fn a_drain_that_a_budget_holds_up_is_given_up_at_its_deadline_and_charged_to_no_one(
     case: Case,
 ) -> anyhow::Result<()> {
     case.under("short").await?;
@@ -47,7 +47,7 @@ async fn a_pod_that_does_not_end_is_named_when_the_drain_is_given_up(case: Case)
     Ok(())
 }
 
-async fn a_node_that_was_given_back_is_drained_again_when_a_person_asks(case: Case) -> anyhow::Result<()> {
+async fn a_node_that_was_released_is_drained_again_when_a_person_asks(case: Case) -> anyhow::Result<()> {
     case.under("short").await?;
     case.deployment("web", 1, json!({})).await?;
     case.guard("web", 1).await?;
@@ -168,7 +168,7 @@ async fn volumes_hold_nothing_up_beyond_the_deadline(case: Case) -> anyhow::Resu
     Ok(())
 }
 
-async fn volumes_are_nobodys_business_by_default(case: Case) -> anyhow::Result<()> {
+async fn volumes_are_no_ones_business_by_default(case: Case) -> anyhow::Result<()> {
     volume(&case, &["kubernetes.io/csi/example.com^db"]).await?;
     case.start_update().await?;
     case.updated().await?;

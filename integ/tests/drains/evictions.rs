@@ -19,7 +19,7 @@ crate::cases![
     a_pod_that_tolerates_the_cordon_is_evicted_once_and_left_to_the_reboot_when_it_comes_back,
     a_critical_pod_that_tolerates_the_cordon_is_evicted_last_and_once,
     pods_that_their_template_binds_to_the_node_end_the_attempt_early,
-    a_pod_deleted_by_somebody_else_in_mid_drain_is_gone,
+    a_pod_deleted_by_another_client_in_mid_drain_is_gone,
     more_than_five_hundred_pods_are_drained,
     what_the_cluster_runs_on_goes_last,
     a_pod_keeps_its_own_grace_period,
@@ -283,7 +283,7 @@ async fn pods_that_their_template_binds_to_the_node_end_the_attempt_early(case: 
     Ok(())
 }
 
-async fn a_pod_deleted_by_somebody_else_in_mid_drain_is_gone(case: Case) -> anyhow::Result<()> {
+async fn a_pod_deleted_by_another_client_in_mid_drain_is_gone(case: Case) -> anyhow::Result<()> {
     case.drain_held_up(2).await?;
     // Deletion of pods past their budget by another client is not the operator's.
     case.here(&["delete", "pods", "-l", "app=web,pod-template-hash"]).await?;

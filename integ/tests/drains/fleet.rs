@@ -336,7 +336,7 @@ impl Case {
     /// Waits until the node runs [`NEW`] and is released.
     pub(crate) async fn updated(&self) -> anyhow::Result<Look> {
         self.until("the node is updated", |look| {
-            look.is_given_back() && look.shadow().is_some_and(|s| s.status.agent.current_version == Some(NEW))
+            look.is_released() && look.shadow().is_some_and(|s| s.status.agent.current_version == Some(NEW))
         })
         .await
     }
@@ -345,7 +345,7 @@ impl Case {
     pub(crate) async fn failed(&self, reason: &str) -> anyhow::Result<String> {
         let look = self
             .until(&format!("the attempt ends with {reason}"), |look| {
-                look.is_given_back() && look.last().is_some_and(|(last, _)| last == reason)
+                look.is_released() && look.last().is_some_and(|(last, _)| last == reason)
             })
             .await?;
         Ok(look.last().context("just seen")?.1)
@@ -392,7 +392,7 @@ impl Case {
     /// Ensures that the case leaves nothing: no attempt, no claim, no slot.
     pub(crate) async fn is_clean(&self) -> anyhow::Result<()> {
         self.until("the case leaves nothing behind", |look| {
-            look.world.nodes.get(&self.node).is_none_or(|_| look.is_given_back()) && !look.has_slot()
+            look.world.nodes.get(&self.node).is_none_or(|_| look.is_released()) && !look.has_slot()
         })
         .await?;
         Ok(())
@@ -434,7 +434,7 @@ impl Look {
     }
 
     /// Returns true if there is a shadow without an attempt under way, and nothing of the operator on the node.
-    pub(crate) fn is_given_back(&self) -> bool {
+    pub(crate) fn is_released(&self) -> bool {
         self.shadow().is_none_or(|shadow| shadow.step().is_none()) && !self.node().claimed()
     }
 

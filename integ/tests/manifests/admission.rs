@@ -86,10 +86,10 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     ensure!(end["progress"].is_null() && end["drain"].is_null() && end["state"] == "StagedUpdate", "{end}");
 
     // A client removes managedFields. The API server creates a new entry for all fields, and the agent reports again.
-    let nobodys = Patch::Merge(json!({"metadata": {"managedFields": [{}]}}));
-    admin.patch(NAME, &PatchParams::default(), &nobodys).await.context("owners taken away")?;
+    let unowned = Patch::Merge(json!({"metadata": {"managedFields": [{}]}}));
+    admin.patch(NAME, &PatchParams::default(), &unowned).await.context("owners taken away")?;
     ensure!(admin.get(NAME).await?.managed_fields().is_empty(), "there are owners left");
-    report(&web, "a report on what nobody owns", agents(&json!({"state": "Idle"}))).await?;
+    report(&web, "a report on what no one owns", agents(&json!({"state": "Idle"}))).await?;
     report(&web, "a report after it", agents(&whole)).await?;
     admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&order())).await?;
     controls(&controller, "the controller's word after it", json!({"record": {"failures": 3}})).await?;

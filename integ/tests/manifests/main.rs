@@ -30,7 +30,7 @@ async fn the_manifests_hold_on_a_real_api_server() -> anyhow::Result<()> {
     installing_again_changes_nothing(&control_plane).await?;
     pods_are_admitted(client.clone()).await?;
     pods::pods_hold_nothing_that_they_do_not_need(client.clone()).await?;
-    network::everybody_talks_to_whom_they_have_to_and_to_nobody_else(client.clone()).await?;
+    network::every_component_talks_to_those_that_it_has_to_and_to_no_other(client.clone()).await?;
     network::what_the_documentation_shows_opens_another_prometheus(client.clone()).await?;
     rules_of_the_shadow_hold(client.clone()).await?;
     policy::the_schema_refuses_what_it_can(client.clone()).await?;

@@ -33,13 +33,15 @@ const OUTSIDE: &str = "outside";
 const MONITORING: &str = "monitoring";
 const OTHER: &str = "default";
 
-pub(super) async fn everybody_talks_to_whom_they_have_to_and_to_nobody_else(client: Client) -> anyhow::Result<()> {
+pub(super) async fn every_component_talks_to_those_that_it_has_to_and_to_no_other(
+    client: Client,
+) -> anyhow::Result<()> {
     let policies: Vec<NetworkPolicy> = Api::<NetworkPolicy>::all(client.clone()).list(&Default::default()).await?.items;
     let ours = our_pods(&client).await?;
     let api = port(&ours[APISERVER], "https")?;
     let metrics: Vec<i32> =
         [APISERVER, CONTROLLER].iter().map(|of| port(&ours[*of], "metrics")).collect::<Result<_, _>>()?;
-    ensure!(ours[AGENT].spec.iter().flat_map(|s| &s.containers).all(|c| c.ports.is_none()), "nobody calls an agent");
+    ensure!(ours[AGENT].spec.iter().flat_map(|s| &s.containers).all(|c| c.ports.is_none()), "no one calls an agent");
     let namespaces = Api::<Namespace>::all(client).list(&Default::default()).await?;
     let labels_of = |name: &str| {
         let found = namespaces.iter().find(|namespace| namespace.name_any() == name);

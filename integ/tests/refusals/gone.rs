@@ -15,8 +15,8 @@ use crate::raw::Request;
 
 cases![
     of_a_deleted_pod_while_its_successor_is_served,
-    of_a_pod_made_anew_under_its_name,
-    of_a_node_made_anew_under_its_name
+    of_a_pod_made_again_under_its_name,
+    of_a_node_made_again_under_its_name
 ];
 
 /// Creates a pod of a service account on a node. No kubelet has to run it: a token is bound to it all the same.
@@ -72,7 +72,7 @@ async fn of_a_deleted_pod_while_its_successor_is_served(court: &Court) -> anyhow
     Ok(())
 }
 
-async fn of_a_pod_made_anew_under_its_name(court: &Court) -> anyhow::Result<()> {
+async fn of_a_pod_made_again_under_its_name(court: &Court) -> anyhow::Result<()> {
     let first = pod_on(&court.bed, AGENT_NAMESPACE, AGENT, "bare", POD_GOES).await?;
     let token =
         crate::court::token(&court.bed, AGENT_NAMESPACE, AGENT, models::names::TOKEN_AUDIENCE, Some(&first)).await?;
@@ -91,7 +91,7 @@ async fn of_a_pod_made_anew_under_its_name(court: &Court) -> anyhow::Result<()> 
     Ok(())
 }
 
-async fn of_a_node_made_anew_under_its_name(court: &Court) -> anyhow::Result<()> {
+async fn of_a_node_made_again_under_its_name(court: &Court) -> anyhow::Result<()> {
     let old = court.agents_token(NODE_GOES).await?;
     let member = court.bed.member(NODE_GOES)?;
     let nodes: Api<Node> = Api::all(court.bed.client.clone());

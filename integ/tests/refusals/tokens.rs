@@ -20,7 +20,7 @@ cases![
     of_the_web_api_itself,
     of_the_controller,
     for_the_clusters_own_api,
-    for_somebody_else,
+    for_another_client,
     expired,
     of_the_future,
     from_another_issuer,
@@ -84,9 +84,9 @@ async fn for_the_clusters_own_api(court: &Court) -> anyhow::Result<()> {
     court.refuses_token(&token, UNAUTHORIZED, "WrongAudience").await
 }
 
-async fn for_somebody_else(court: &Court) -> anyhow::Result<()> {
+async fn for_another_client(court: &Court) -> anyhow::Result<()> {
     let pod = agent_pod(&court.bed, WANTED).await?;
-    let token = token(&court.bed, AGENT_NAMESPACE, AGENT, "somebody-else", Some(&pod)).await?;
+    let token = token(&court.bed, AGENT_NAMESPACE, AGENT, "other-audience", Some(&pod)).await?;
     court.refuses_token(&token, UNAUTHORIZED, "WrongAudience").await
 }
 

@@ -17,10 +17,10 @@ use semver::Version;
 use serde_json::json;
 
 use crate::interfere::{
-    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, is_activate, is_armed,
-    permit_of, poll, signal, unblock, until_host,
+    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, is_activate, is_armed, permit_of, poll,
+    released, signal, unblock, until_host,
 };
-use crate::support::{Ending, NEW, Scene, is_given_back, last_reason, nodes, operator_condition, run, shadow_of};
+use crate::support::{Ending, NEW, Scene, is_released, last_reason, nodes, operator_condition, run, shadow_of};
 
 /// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
 /// before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
@@ -44,14 +44,14 @@ fn assert_rebooted_by_other_and_updated_later(ending: &Ending, node: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_somebody_else_reboots_in_mid_drain_is_given_back_and_updated_later() -> anyhow::Result<()> {
+async fn a_node_that_another_client_reboots_in_mid_drain_is_released_and_updated_later() -> anyhow::Result<()> {
     let mut target = String::new();
     let ending = run(nodes(2), async |scene| {
         target = blocked_drain(scene).await?;
         scene.bed.member(&target)?.host.foreign_reboot().await;
         let world = scene
-            .until("the attempt has failed and the node is given back", |world| {
-                last_reason(world, &target).as_deref() == Some("RebootedByOther") && is_given_back(world, &target)
+            .until("the attempt has failed and the node is released", |world| {
+                last_reason(world, &target).as_deref() == Some("RebootedByOther") && is_released(world, &target)
             })
             .await?;
         let shadow = shadow_of(&world, &target).context("just seen")?;
@@ -100,7 +100,7 @@ async fn a_power_loss_between_the_permit_and_the_arming_is_not_charged_to_the_ve
         scene.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
         host.power_loss().await;
         anyhow::ensure!(!is_armed(host));
-        given_back(scene, &target).await?;
+        released(scene, &target).await?;
         scene.updated().await?;
         Ok(())
     })

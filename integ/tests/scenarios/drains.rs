@@ -195,7 +195,7 @@ async fn an_operator_that_is_deleted_in_mid_drain_goes_on_when_it_is_installed_a
         }
         poll("no part of it is left", async || Ok(scene.bed.processes().is_empty().then_some(()))).await?;
         let world = scene.bed.recorder.now()?;
-        assert!(world.nodes[&target].claimed(), "nobody was there to give the node back");
+        assert!(world.nodes[&target].claimed(), "no one was there to give the node back");
         scene.bed.install().await?;
         unblock(scene).await?;
         scene.updated().await?;

@@ -25,7 +25,7 @@ async fn a_boot_that_falls_back_freezes_the_rollout_for_good() -> anyhow::Result
         let frozen = scene.until_operator("Frozen", ConditionStatus::True).await?;
         assert!(frozen.message.contains("1.20.5"), "{frozen:?}");
         scene
-            .until("every node is given back", |world| {
+            .until("every node is released", |world| {
                 world.shadows.values().all(|s| s.step().is_none())
                     && world.nodes.values().all(|n| !n.claimed() && n.ready)
                     && world.operator.as_ref().is_some_and(|o| o.status.slots.is_empty())

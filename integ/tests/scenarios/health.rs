@@ -9,7 +9,7 @@ use models::shadow::{BLOCKED, HEALTHY, Step};
 use serde_json::{Value, json};
 
 use crate::support::{
-    EVENTS_OF_NODES, OLD, SHOP, Scene, condition_of, is_given_back, is_on, is_updated, nodes, other, record, run,
+    EVENTS_OF_NODES, OLD, SHOP, Scene, condition_of, is_on, is_released, is_updated, nodes, other, record, run,
     shadow_of, status, step_of, until_event,
 };
 
@@ -132,8 +132,8 @@ async fn daemon_set_that_fails_on_updated_nodes_alone_freezes_the_rollout() -> a
         }
         scene.until_operator("Frozen", ConditionStatus::True).await?;
         let world = scene
-            .until("the second node is given back", |world| {
-                is_given_back(world, &done[1]) && status(world).slots.is_empty()
+            .until("the second node is released", |world| {
+                is_released(world, &done[1]) && status(world).slots.is_empty()
             })
             .await?;
         let failed = record(&world, &done[1]);

@@ -17,7 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, timeout_at};
 
 use crate::crashes::PATIENCE;
-use crate::support::{LIMIT, SHOP, Scene, is_given_back, shadow_of};
+use crate::support::{LIMIT, SHOP, Scene, is_released, shadow_of};
 
 /// Delay of a host's status response to an agent where a scenario needs the time to act: longer than a busy machine
 /// takes to see the desired state and to stop a process, shorter than the agent's timeout.
@@ -184,6 +184,6 @@ pub(crate) async fn withdraw(scene: &Scene, node: &str) -> anyhow::Result<()> {
 }
 
 /// Waits until a node has no attempt under way and nothing of the operator on it.
-pub(crate) async fn given_back(scene: &Scene, node: &str) -> anyhow::Result<World> {
-    scene.until("the node is given back", |world| is_given_back(world, node)).await
+pub(crate) async fn released(scene: &Scene, node: &str) -> anyhow::Result<World> {
+    scene.until("the node is released", |world| is_released(world, node)).await
 }

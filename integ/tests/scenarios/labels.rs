@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::interfere::{
     finish_command, is_activate, is_armed, is_call, release_into_a_blocked_drain, unblock, until_host, withdraw,
 };
-use crate::support::{LIMIT, NEW, OLD, Scene, is_given_back, is_on, is_updated, nodes, run, shadow_of, step_of};
+use crate::support::{LIMIT, NEW, OLD, Scene, is_on, is_released, is_updated, nodes, run, shadow_of, step_of};
 
 fn label() -> Field {
     Field::Label(INTERFACE_LABEL.to_owned())
@@ -51,7 +51,7 @@ async fn other_system(scene: &Scene, name: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_that_run_bottlerocket_come_under_the_operator_by_themselves_unless_somebody_said_no()
+async fn nodes_that_run_bottlerocket_come_under_the_operator_by_themselves_unless_another_client_said_no()
 -> anyhow::Result<()> {
     let mut options = BedOptions { labelled: false, ..nodes(3) };
     options.policy["labelNodes"] = json!(true);
@@ -163,7 +163,7 @@ async fn left(scene: &Scene, limit: Duration) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_loses_its_label_before_it_has_a_permit_is_given_back_and_loses_its_shadow() -> anyhow::Result<()> {
+async fn a_node_that_loses_its_label_before_it_has_a_permit_is_released_and_loses_its_shadow() -> anyhow::Result<()> {
     let ending = run(unlabelled(), async |scene| {
         scene.guarded_shop(4).await?;
         scene.bed.install().await?;
@@ -267,7 +267,7 @@ async fn pinned_node_without_its_label_keeps_the_record_of_its_settings_and_gets
 
 /// Checks an agent that is removed with the label, and so cannot disarm the host.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_loses_its_label_while_its_host_arms_is_given_back_and_keeps_its_shadow_as_long_as_it_is_armed()
+async fn a_node_that_loses_its_label_while_its_host_arms_is_released_and_keeps_its_shadow_as_long_as_it_is_armed()
 -> anyhow::Result<()> {
     let ending = run(unlabelled(), async |scene| {
         scene.bed.install().await?;
@@ -280,12 +280,12 @@ async fn a_node_that_loses_its_label_while_its_host_arms_is_given_back_and_keeps
         withdraw(scene, NODE).await?;
         finish_command(host).await?;
         let boot = host.snapshot().boot_id;
-        scene.bed.wait("the node is given back", CERTAIN, |history| is_given_back(&history.end(), NODE)).await?;
+        scene.bed.wait("the node is released", CERTAIN, |history| is_released(&history.end(), NODE)).await?;
         let snapshot = host.snapshot();
         anyhow::ensure!(is_armed(host) && snapshot.boot_id == boot, "the host is armed and was not rebooted");
         scene.renewals(2).await?;
         let world = scene.bed.recorder.so_far()?.end();
-        anyhow::ensure!(shadow_of(&world, NODE).is_some(), "nobody would know any more who armed the host");
+        anyhow::ensure!(shadow_of(&world, NODE).is_some(), "no one would know any more who armed the host");
 
         // After any reboot nothing of the operator is armed.
         host.foreign_reboot().await;

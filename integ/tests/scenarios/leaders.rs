@@ -191,7 +191,7 @@ async fn a_leader_that_is_deleted_gives_the_lease_back_and_the_other_goes_on() -
         scene
             .kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "pod", &old.pod, "--wait=false", "--ignore-not-found"])
             .await?;
-        another_leads(scene, &old).await.context("nobody follows the deleted leader")?;
+        another_leads(scene, &old).await.context("no one follows the deleted leader")?;
         unblock(scene).await?;
         scene.updated().await?;
         watching.abort();
@@ -199,8 +199,8 @@ async fn a_leader_that_is_deleted_gives_the_lease_back_and_the_other_goes_on() -
     })
     .await?;
     let holders = holders.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let given_back = holders.windows(3).any(|w| !w[0].1.is_empty() && w[1].1.is_empty() && !w[2].1.is_empty());
-    assert!(given_back, "the lease was given back and not waited for: {holders:?}");
+    let released = holders.windows(3).any(|w| !w[0].1.is_empty() && w[1].1.is_empty() && !w[2].1.is_empty());
+    assert!(released, "the lease was released and not waited for: {holders:?}");
     assert_eq!(ending.history.attempts().iter().filter(|a| a.updated()).count(), 2);
     assert_eq!(ending.verdict.stats.reboots, 2);
     Ok(())
@@ -241,8 +241,8 @@ async fn the_leader_hands_over_before_its_own_node_is_drained() -> anyhow::Resul
     });
     assert_eq!(first_drains.len(), 3);
     assert_eq!(leaders_drained, Vec::<String>::new(), "drained under a leader that ran there: {holders:?}");
-    let given_back = holders.windows(3).any(|w| !w[0].1.is_empty() && w[1].1.is_empty() && w[2].1 != w[0].1);
-    assert!(given_back, "the lease was given back and not waited for: {holders:?}");
+    let released = holders.windows(3).any(|w| !w[0].1.is_empty() && w[1].1.is_empty() && w[2].1 != w[0].1);
+    assert!(released, "the lease was released and not waited for: {holders:?}");
     Ok(())
 }
 

@@ -147,7 +147,7 @@ async fn an_attempt_before_its_permit_is_released_when_the_operators_resource_is
         let (node, _) = stuck_in_a_drain(scene).await?;
         scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", "default"]).await?;
         scene
-            .until("every node is given back", |world| {
+            .until("every node is released", |world| {
                 world.operator.is_none()
                     && world.nodes.values().all(|n| !n.claimed())
                     && world.shadows.values().all(|s| s.step().is_none() && s.spec.state == HostState::Idle)

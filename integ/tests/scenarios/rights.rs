@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::interfere::{agent_on, ask_unheard, blocked_drain, continue_controllers, permit_of, poll, signal, withdraw};
 use crate::rotation;
 use crate::support::{
-    EVENTS_OF_NODES, SHOP, Scene, is_given_back, is_updated, nodes, other, run_expecting, shadow_of, until_event,
+    EVENTS_OF_NODES, SHOP, Scene, is_released, is_updated, nodes, other, run_expecting, shadow_of, until_event,
 };
 use crate::tokens::{agents_token, url, web_api};
 
@@ -55,10 +55,7 @@ async fn each_right_is_used_none_is_missing_and_each_write_is_guarded() -> anyho
 
         the_same_news_twice(scene, other).await?;
         a_look_past_all_copies(scene, other).await?;
-        scene
-            .bed
-            .wait("the silent node is given back", CERTAIN, |history| is_given_back(&history.end(), &silent))
-            .await?;
+        scene.bed.wait("the silent node is released", CERTAIN, |history| is_released(&history.end(), &silent)).await?;
         signal(&[agent], Signal::SIGCONT);
         scene.until("the silent node is updated", |world| is_updated(world, &silent)).await?;
 

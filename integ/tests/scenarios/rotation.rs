@@ -461,7 +461,7 @@ async fn nodes_that_slept_through_a_rotation_get_back_in() -> anyhow::Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rotation_goes_on_whoever_of_its_leaders_dies_when() -> anyhow::Result<()> {
+async fn a_rotation_goes_on_when_any_of_its_leaders_dies_at_any_time() -> anyhow::Result<()> {
     run(
         {
             let mut options = options(2);
@@ -489,7 +489,7 @@ async fn a_rotation_goes_on_whoever_of_its_leaders_dies_when() -> anyhow::Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deleted_secrets_are_made_anew_at_once_and_nobody_is_locked_out() -> anyhow::Result<()> {
+async fn deleted_secrets_are_made_again_at_once_and_no_one_is_locked_out() -> anyhow::Result<()> {
     let ending = run(options(2), async |scene| {
         scene.install().await?;
         let load = Load::of(scene, &["node-1", "node-2"]).await?;
@@ -626,7 +626,7 @@ async fn published(scene: &Scene, authority: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_that_somebody_else_provides_is_swapped_live_and_a_bad_one_takes_nothing_away()
+async fn a_certificate_that_another_client_provides_is_swapped_live_and_a_bad_one_takes_nothing_away()
 -> anyhow::Result<()> {
     let mut options = options(2);
     options.deploy.controller_args.push("--serving-certificate=provided".to_owned());
@@ -657,7 +657,7 @@ async fn a_certificate_that_somebody_else_provides_is_swapped_live_and_a_bad_one
         provide(scene, bad).await?;
         let said = scene.until_operator("Degraded", ConditionStatus::True).await?;
         anyhow::ensure!(said.reason == "CertificatesInvalid" && said.message.contains("tls.key"), "{said:?}");
-        anyhow::ensure!(!trust(scene).await?[TRUST_CA_KEY].contains(third.certificate.trim()), "nobody could use it");
+        anyhow::ensure!(!trust(scene).await?[TRUST_CA_KEY].contains(third.certificate.trim()), "no one could use it");
         load.end().await?;
         provide(scene, other.secret(&other.certificate)?).await?;
         scene.until_operator("Degraded", ConditionStatus::False).await?;

@@ -387,7 +387,7 @@ pub(crate) fn last_reason(world: &World, node: &str) -> Option<String> {
 }
 
 /// Returns true if a node has no attempt under way, and nothing of the operator on it.
-pub(crate) fn is_given_back(world: &World, node: &str) -> bool {
+pub(crate) fn is_released(world: &World, node: &str) -> bool {
     shadow_of(world, node).is_some_and(|shadow| shadow.step().is_none()) && !world.nodes[node].claimed()
 }
 

@@ -98,7 +98,7 @@ async fn an_agent_with_another_nodes_token_or_no_good_token_is_refused_and_chang
         forged.truncate(own.len() - 8);
         forged.push_str("AAAAAAAA");
         assert_eq!(try_all(&web, &view.etag, &forged).await?, unauthorized, "a forged signature");
-        let other_audience = create_token(scene, "brupop-agent", "somebody-else").await?;
+        let other_audience = create_token(scene, "brupop-agent", "other-audience").await?;
         assert_eq!(try_all(&web, &view.etag, other_audience.trim()).await?, unauthorized, "another audience");
         let of_no_pod = create_token(scene, "brupop-agent", "brupop-apiserver").await?;
         assert_eq!(try_all(&web, &view.etag, of_no_pod.trim()).await?, forbidden, "the right account, but no pod");

@@ -11,10 +11,10 @@ use models::shadow::{HostState, UPDATED};
 use nix::sys::signal::Signal;
 
 use crate::interfere::{
-    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, given_back, is_activate, is_armed,
-    permit_of, signal, unblock, until_host, withdraw,
+    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, is_activate, is_armed, permit_of,
+    released, signal, unblock, until_host, withdraw,
 };
-use crate::support::{Ending, NEW, Scene, is_given_back, nodes, results, run, shadow_of};
+use crate::support::{Ending, NEW, Scene, is_released, nodes, results, run, shadow_of};
 
 /// The reasons of the ends of one node's attempts.
 fn reasons(ending: &Ending, node: &str) -> Vec<String> {
@@ -95,9 +95,9 @@ async fn a_permit_that_was_not_read_before_its_order_was_withdrawn_reboots_nothi
         let boot = host.snapshot().boot_id;
         signal(&[agent], Signal::SIGCONT);
         confirmed(scene, &target).await?;
-        given_back(scene, &target).await?;
+        released(scene, &target).await?;
         anyhow::ensure!(host.snapshot().boot_id == boot, "the host was rebooted on a withdrawn order");
-        anyhow::ensure!(!is_armed(host), "the host was given back with an image armed");
+        anyhow::ensure!(!is_armed(host), "the host was released with an image armed");
         scene.updated().await?;
         Ok(())
     })
@@ -123,12 +123,12 @@ async fn an_agent_stalled_while_its_host_arms_disarms_when_the_order_is_gone() -
         anyhow::ensure!(is_armed(host), "the image is armed while the agent sleeps");
         let boot = host.snapshot().boot_id;
         let world = scene.bed.recorder.so_far()?.end();
-        anyhow::ensure!(world.nodes[&target].claimed(), "a node that may still reboot is not given back");
+        anyhow::ensure!(world.nodes[&target].claimed(), "a node that may still reboot is not released");
 
         signal(&[agent], Signal::SIGCONT);
-        given_back(scene, &target).await?;
+        released(scene, &target).await?;
         anyhow::ensure!(host.snapshot().boot_id == boot, "the host was rebooted on a withdrawn order");
-        anyhow::ensure!(!is_armed(host), "the host was given back with an image armed");
+        anyhow::ensure!(!is_armed(host), "the host was released with an image armed");
         scene.updated().await?;
         Ok(())
     })
@@ -156,9 +156,9 @@ async fn an_agent_killed_while_its_host_arms_disarms_after_its_restart_when_the_
         finish_command(host).await?;
         let boot = host.snapshot().boot_id;
         signal(&[agent], Signal::SIGKILL);
-        given_back(scene, &target).await?;
+        released(scene, &target).await?;
         anyhow::ensure!(host.snapshot().boot_id == boot, "the host was rebooted on a withdrawn order");
-        anyhow::ensure!(!is_armed(host), "the host was given back with an image armed");
+        anyhow::ensure!(!is_armed(host), "the host was released with an image armed");
         scene.updated().await?;
         Ok(())
     })
@@ -205,8 +205,8 @@ async fn a_permit_that_outlived_its_nonce_is_not_used_and_the_agent_asks_again()
 const CERTAIN: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_agent_whose_node_was_given_back_disarms_and_reboots_nothing_when_it_comes_to_life()
--> anyhow::Result<()> {
+async fn a_silent_agent_whose_node_was_released_disarms_and_reboots_nothing_when_it_comes_to_life() -> anyhow::Result<()>
+{
     let mut target = String::new();
     let ending = run(nodes(2), async |scene| {
         target = blocked_drain(scene).await?;
@@ -221,8 +221,8 @@ async fn a_silent_agent_whose_node_was_given_back_disarms_and_reboots_nothing_wh
         withdraw(scene, &target).await?;
         finish_command(host).await?;
         let boot = host.snapshot().boot_id;
-        scene.bed.wait("the node is given back", CERTAIN, |history| is_given_back(&history.end(), &target)).await?;
-        anyhow::ensure!(is_armed(host), "nobody was there to disarm the host");
+        scene.bed.wait("the node is released", CERTAIN, |history| is_released(&history.end(), &target)).await?;
+        anyhow::ensure!(is_armed(host), "no one was there to disarm the host");
         signal(&[agent], Signal::SIGCONT);
         confirmed(scene, &target).await?;
         anyhow::ensure!(

@@ -65,7 +65,7 @@ fn a_host_is_armed_only_by_an_open_order_to_reboot_in_its_own_boot_with_a_truste
 }
 
 #[test]
-fn what_somebody_else_armed_is_disarmed_only_under_idle_and_with_a_persons_word() {
+fn what_another_client_armed_is_disarmed_only_under_idle_and_with_a_persons_word() {
     for s in all() {
         if s.image == Image::Ready && s.armed_by == ArmedBy::Other {
             let disarms = step(&s) == Step::Deactivate;

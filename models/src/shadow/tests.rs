@@ -34,7 +34,7 @@ fn a_word_of_another_version_takes_nothing_away_that_stands_beside_it() {
 }
 
 #[test]
-fn a_condition_of_a_type_that_nobody_knows_is_in_neither_half() {
+fn a_condition_of_a_type_that_no_one_knows_is_in_neither_half() {
     let status: BottlerocketShadowStatus = serde_json::from_str(
         r#"{"conditions": [{"type": "Novel", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}"#,
     )

@@ -59,7 +59,7 @@ fn a_node_that_never_comes_back_from_its_update_is_charged_to_the_version() {
     let plan = plan(&view, &policy, t(3600));
     let Some(Action::Status { status, .. }) = plan.actions.get("a") else { panic!("{:?}", plan.waits) };
     let record = status.report.record.as_ref().unwrap();
-    assert!(!record.version_failures.is_empty(), "charged to nobody: {:?}", record.last.as_ref().unwrap().reason);
+    assert!(!record.version_failures.is_empty(), "charged to no one: {:?}", record.last.as_ref().unwrap().reason);
 }
 
 /// While the write that begins a drain is under way, its slot stays, whatever happens to the node meanwhile.
@@ -117,7 +117,7 @@ fn another_boot_restarts_the_soak_once() {
             return;
         }
     }
-    panic!("1000 boots in 11 hours, and the soak begins anew each time");
+    panic!("1000 boots in 11 hours, and the soak begins again each time");
 }
 
 /// A node that was not Ready for the whole soak time has not been Ready for the soak time.
@@ -704,7 +704,7 @@ fn the_current_revision_is_the_one_that_every_node_has_followed() {
 
 /// A controller of a newer version was downgraded during a step that this one does not know.
 #[test]
-fn an_attempt_in_a_step_that_nobody_knows_is_withdrawn_and_its_node_kept_until_a_permit_is_over() {
+fn an_attempt_in_a_step_that_no_one_knows_is_withdrawn_and_its_node_kept_until_a_permit_is_over() {
     let mut strange = at("a", Step::Unknown, 0, HostState::RebootedIntoUpdate);
     let shadow = strange.shadow.as_mut().unwrap();
     shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: String::new() });

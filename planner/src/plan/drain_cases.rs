@@ -32,7 +32,7 @@ fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_permit_may_be_out() 
         assert!(!action(at, 1_000_000).0, "released {at} s after the permit");
     }
     assert_eq!(action(269, 0).1, Some(t(1)), "nothing wakes the leader when it is over");
-    assert!(action(270, 0).0, "and never given back");
+    assert!(action(270, 0).0, "and never released");
 }
 
 /// Label and shadow are gone, the cordon is the operator's.
@@ -56,7 +56,7 @@ fn a_claim_without_label_and_shadow_is_found_and_released() {
 #[test]
 fn an_empty_node_whose_agent_is_behind_is_given_up_at_the_drains_deadline() {
     let mut silent = at("a", Step::Draining, 0, HostState::StagedUpdate);
-    silent.shadow.as_mut().unwrap().generation = 2; // the spec was touched, and nobody acknowledges it
+    silent.shadow.as_mut().unwrap().generation = 2; // the spec was touched, and no one acknowledges it
     let (view, policy) = cluster(vec![silent], &["a"]);
     let now = t(365 * 24 * 3600);
     let plan = plan(&view, &policy, now);
@@ -210,7 +210,7 @@ fn a_node_that_is_uncordoned_in_mid_drain_is_cordoned_again_with_a_word_a_few_ti
 
 /// A label that another client has set to another value is not in the claim, and its absence delays nothing.
 #[test]
-fn a_node_is_drained_although_somebody_else_keeps_a_part_of_the_claim() {
+fn a_node_is_drained_although_another_client_keeps_a_part_of_the_claim() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     let facts = &mut view.nodes.get_mut("a").unwrap().facts;
     facts.claims = Parts::CORDON;
@@ -468,7 +468,7 @@ fn a_node_that_is_held_when_it_comes_back_stays_cordoned() {
 
 /// managedFields were reset while the node rebooted, so that the operator owns nothing on it any more.
 #[test]
-fn what_is_ours_by_the_record_is_taken_back_also_where_nobody_owns_it() {
+fn what_is_ours_by_the_record_is_taken_back_also_where_no_one_owns_it() {
     for (theirs, released) in [(None, true), (Some("spec.unschedulable"), false)] {
         let mut back = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
@@ -504,7 +504,7 @@ fn force_deletes_nothing_that_policy_refuses_and_nothing_on_a_silent_node() {
 
 /// A label reconciler removes the fields that are claimed beside the cordon.
 #[test]
-fn parts_that_somebody_strips_again_and_again_are_not_worth_an_update() {
+fn parts_that_another_client_strips_again_and_again_are_not_worth_an_update() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     let node = view.nodes.get_mut("a").unwrap();
     (node.facts.claims, node.claims_made) = (Parts::CORDON, 3);

@@ -150,7 +150,7 @@ impl Fleet {
 }
 
 #[test]
-fn every_node_is_updated_whoever_leads_and_the_lead_is_handed_over_once_for_a_node_at_most() {
+fn every_node_is_updated_under_any_leader_and_the_lead_is_handed_over_once_for_a_node_at_most() {
     for (nodes, replicas, limit, refused) in fleets(3) {
         let mut fleet = Fleet::new(nodes, replicas, limit);
         fleet.refused.extend(refused.map(|number| format!("n{number}")));

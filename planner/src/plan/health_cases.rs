@@ -331,7 +331,7 @@ fn node_says_which_version_runs_in_its_boot_and_its_agent_only_where_the_node_na
 }
 
 #[test]
-fn node_rebooted_during_its_soak_begins_it_anew_unless_it_runs_another_version_by_then() {
+fn node_rebooted_during_its_soak_begins_it_again_unless_it_runs_another_version_by_then() {
     for (version, expected) in [(NEW, None), (OLD, Some("BootedOtherVersion".to_owned()))] {
         let mut node = watched(vec![healthy()]);
         node.facts.boot_id = "b2".into();

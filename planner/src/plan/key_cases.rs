@@ -24,7 +24,7 @@ fn settings_of_a() -> (HostPolicy, String, String) {
 /// Host settings that were signed by a replaced key are signed again, by the new one, and during an attempt only if the
 /// key was revoked.
 #[test]
-fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
+fn what_another_key_signed_is_signed_again_while_nothing_is_under_way() {
     let (host, jws, kid) = settings_of_a();
     let (ours, both, other) = ([kid.clone()], [kid.clone(), "another".to_owned()], ["another".to_owned()]);
     let idle = || node("a");
@@ -39,7 +39,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
         node.shadow.as_mut().unwrap().spec.permit = Some(Permit { nonce: "n".into(), jws: "j".into() });
     };
     let elsewhere = |node: &mut NodeView| node.facts.boot_id = "b2".into();
-    for (sentence, signature, keys, mut node, anew) in [
+    for (sentence, signature, keys, mut node, again) in [
         ("by the key that signs", Some(&jws), &ours[..], idle(), false),
         ("by another one", Some(&jws), &both[..], idle(), true),
         ("not at all", None, &ours[..], idle(), true),
@@ -61,7 +61,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
         view.tls.newest_key = keys.last().cloned();
         view.tls.signing_keys = keys.iter().cloned().collect();
         let order = view.nodes["a"].shadow.as_ref().unwrap().spec.clone();
-        let signed_anew = match plan(&view, &policy, t(1)).actions.get("a") {
+        let signed_again = match plan(&view, &policy, t(1)).actions.get("a") {
             Some(Action::Spec { spec }) if spec.state == order.state => {
                 assert_eq!(
                     (&spec.attempt, &spec.boot_id, &spec.version),
@@ -71,7 +71,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
             }
             _ => false,
         };
-        assert_eq!(signed_anew, anew, "{sentence}");
+        assert_eq!(signed_again, again, "{sentence}");
     }
 }
 
@@ -79,7 +79,7 @@ fn what_another_key_signed_is_signed_anew_while_nothing_is_under_way() {
 #[test]
 fn what_the_newest_key_has_signed_is_not_signed_by_the_one_before_again() {
     let (host, jws, ours) = settings_of_a();
-    for (newest, anew) in [(ours.as_str(), false), ("another", true)] {
+    for (newest, again) in [(ours.as_str(), false), ("another", true)] {
         let mut node = node("a");
         let signature = Some(jws.clone());
         node.shadow.as_mut().unwrap().spec.host = Some(HostPolicy { signature, ..host.clone() });
@@ -88,7 +88,7 @@ fn what_the_newest_key_has_signed_is_not_signed_by_the_one_before_again() {
         (view.tls.signing_key, view.tls.newest_key) = (Some("before".to_owned()), Some(newest.to_owned()));
         view.tls.signing_keys = ["before", newest].map(str::to_owned).into();
         let written = matches!(plan(&view, &policy, t(1)).actions.get("a"), Some(Action::Spec { .. }));
-        assert_eq!(written, anew, "{newest}");
+        assert_eq!(written, again, "{newest}");
     }
 }
 

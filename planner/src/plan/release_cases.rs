@@ -54,7 +54,7 @@ fn looks(node: &mut NodeView, first: i64, last: i64, second: u64) {
 }
 
 #[test]
-fn after_a_permit_a_node_is_given_back_in_another_boot_or_when_its_kubelet_outlived_the_longest_shutdown() {
+fn after_a_permit_a_node_is_released_in_another_boot_or_when_its_kubelet_outlived_the_longest_shutdown() {
     let boot = |node: &mut NodeView| node.facts.boot_id = "b2".into();
     let alive = |node: &mut NodeView| looks(node, 500, 510, span());
     let dead = |node: &mut NodeView| looks(node, 500, 500, span());
@@ -111,7 +111,7 @@ fn after_a_permit_the_wait_has_to_be_over_by_the_clock_of_the_cluster_and_by_tha
 }
 
 #[test]
-fn a_look_at_the_lease_by_a_clock_that_ran_ahead_keeps_nobody_waiting() {
+fn a_look_at_the_lease_by_a_clock_that_ran_ahead_keeps_no_one_waiting() {
     let mut node = withdrawn();
     looks(&mut node, 0, 0, 100_000);
     assert_eq!(decide(node, span() + 1).0, Some(Action::LookAtLease));
@@ -130,7 +130,7 @@ fn a_node_whose_release_was_forgotten_is_kept_for_as_long_as_a_host_may_take_to_
 }
 
 #[test]
-fn a_node_that_is_not_held_any_more_is_given_back_when_its_attempt_has_been_over_for_long_enough() {
+fn a_node_that_is_not_held_any_more_is_released_when_its_attempt_has_been_over_for_long_enough() {
     for (stood, released) in [(1, false), (span(), true)] {
         let mut node = withdrawn();
         node.shadow.as_mut().unwrap().status.controller.progress = None;

@@ -693,7 +693,7 @@ impl World {
         let drain = node.shadow.as_ref().and_then(|s| s.status.controller.drain.clone());
         let pods = node.pods.clone().unwrap_or_default();
         let left = drain::sort(&pods, Rules::default(), drain.as_ref());
-        assert!(node.facts.claimed(), "seed {seed}: {name} reboots although it was given back");
+        assert!(node.facts.claimed(), "seed {seed}: {name} reboots although it was released");
         assert!(left.evictable.is_empty() && left.refused.is_empty(), "seed {seed}: {name} reboots with pods");
         self.reboot(name);
     }
@@ -1066,14 +1066,14 @@ fn a_plan_does_not_depend_on_the_order_of_what_it_is_made_from() {
 }
 
 #[test]
-fn without_trouble_every_node_ends_on_the_new_version_and_is_given_back() {
+fn without_trouble_every_node_ends_on_the_new_version_and_is_released() {
     for seed in 0..50 {
         run(seed, false);
     }
 }
 
 #[test]
-fn whatever_happens_in_between_the_budget_holds_and_every_node_is_given_back() {
+fn whatever_happens_in_between_the_budget_holds_and_every_node_is_released() {
     for seed in 0..120 {
         run(seed, true);
     }

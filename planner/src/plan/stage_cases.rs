@@ -18,7 +18,7 @@ fn shadow(view: &mut ClusterView) -> &mut ShadowFacts {
     a(view).shadow.as_mut().unwrap()
 }
 
-/// What becomes of node `a`: a reason to wait, the reason of a failure, or the next write.
+/// The outcome for node `a`: a reason to wait, the reason of a failure, or the next write.
 fn outcome(made: &Plan) -> String {
     match made.actions.get("a") {
         None => made.waits.get("a").map_or_else(|| "nothing".to_owned(), |wait| wait.as_str().to_owned()),

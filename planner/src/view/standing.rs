@@ -66,7 +66,7 @@ mod tests {
     use crate::fixtures::{at, node, t};
 
     #[test]
-    fn a_node_has_stood_since_it_was_first_seen_like_that_and_any_change_begins_anew() {
+    fn a_node_has_stood_since_it_was_first_seen_like_that_and_any_change_begins_again() {
         let releasing = || at("a", Step::Releasing, 0, HostState::Idle);
         let orphan = || {
             let mut node = node("a");
@@ -80,16 +80,16 @@ mod tests {
         let later = |node: &mut NodeView| {
             node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().since = t(1);
         };
-        let made_anew = |node: &mut NodeView| node.shadow.as_mut().unwrap().uid = "another".into();
+        let made_again = |node: &mut NodeView| node.shadow.as_mut().unwrap().uid = "another".into();
         let ready = |node: &mut NodeView| node.facts.ready = false;
         for (sentence, first, then, stood) in [
             ("released all the time", releasing(), Some(releasing()), 60),
             ("whatever else becomes of it", releasing(), changed(releasing(), &ready), 60),
             ("another release", releasing(), changed(releasing(), &later), 0),
-            ("another shadow", releasing(), changed(releasing(), &made_anew), 0),
+            ("another shadow", releasing(), changed(releasing(), &made_again), 0),
             ("its record was taken away meanwhile", releasing(), Some(orphan()), 0),
             ("a claim without an attempt", orphan(), Some(orphan()), 60),
-            ("of another shadow", orphan(), changed(orphan(), &made_anew), 0),
+            ("of another shadow", orphan(), changed(orphan(), &made_again), 0),
             ("an attempt under way", at("a", Step::Rebooting, 0, HostState::Idle), Some(releasing()), 0),
             ("it was not there in between", orphan(), None, 0),
         ] {

@@ -15,7 +15,7 @@ pub enum WaitsFor {
     User,
     /// The schedule, or the end of another interval.
     Time,
-    /// Its turn: the budget, other nodes, or a canary step.
+    /// The node's turn: the budget, other nodes, or a canary step.
     Turn,
     /// The version: the policy, or the versions that the host offers.
     Version,

@@ -125,7 +125,7 @@ async fn what_the_cluster_did_not_sign_never_reaches_it_and_fills_no_memory() {
         }
     }
     assert_eq!(world.reviews(), 0);
-    assert_eq!(world.looks(), 1, "strangers do not make the server ask for keys");
+    assert_eq!(world.looks(), 1, "unauthenticated do not make the server ask for keys");
     assert!(world.reviewer.signed.slots().is_empty() && world.reviewer.unchecked.slots().is_empty());
 }
 
@@ -165,7 +165,7 @@ async fn keys_that_were_read_stay_when_they_cannot_be_read_again() {
     world.publish(Value::Null);
     tokio::time::advance(Duration::from_secs(10)).await;
     let unknown = of(Issuer::new("new").sign(&claims("b", NOW + 600)));
-    assert!(matches!(world.judge(&unknown).await, Err(ReviewError::NoKeys)), "nobody can tell that it is bad");
+    assert!(matches!(world.judge(&unknown).await, Err(ReviewError::NoKeys)), "no one can tell that it is bad");
     assert!(matches!(world.judge(&unknown).await, Err(ReviewError::NoKeys)), "nor a moment later");
     assert_eq!(world.looks(), 2);
     world.judge(&world.token("c", NOW + 600)).await.unwrap();
@@ -216,7 +216,7 @@ async fn tokens_that_anybody_can_write_take_no_turn_and_no_memory_of_those_that_
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_tokens_are_remembered_and_those_above_are_judged_anew_until_others_are_forgotten() {
+async fn so_many_tokens_are_remembered_and_those_above_are_judged_again_until_others_are_forgotten() {
     let world = World::new(good);
     let (early, late) = (world.token("early", NOW + 600), world.token("late", NOW + 600));
     world.judge(&early).await.unwrap();

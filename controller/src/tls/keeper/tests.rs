@@ -120,7 +120,7 @@ async fn what_is_refused_is_told_and_keeps_nothing_else_from_being_written() {
 }
 
 #[tokio::test]
-async fn that_somebody_else_wrote_in_between_is_told_to_nobody() {
+async fn that_another_client_wrote_in_between_is_told_to_no_one() {
     let server = Server::default();
     *server.refuses.lock().unwrap() = Some((names::CA_SECRET, 409));
     let mut keeper = server.keeper();
@@ -175,7 +175,7 @@ async fn who_undoes_every_write_a_moment_later_is_told_of_until_it_ends_and_not_
 
 /// Waits end by both clocks: the rules receive the time since which this process has seen a thing.
 #[tokio::test]
-async fn what_is_published_has_stood_since_it_was_seen_and_what_was_gone_stands_anew() {
+async fn what_is_published_has_stood_since_it_was_seen_and_what_was_gone_stands_again() {
     let server = Server::default();
     let mut keeper = server.keeper();
     assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());

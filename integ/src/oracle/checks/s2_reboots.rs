@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_by_somebody_else_is_not_ours() {
+    fn a_reboot_by_another_client_is_not_ours() {
         let mut story = Story::new(&["a"]);
         story.host_reboots_by_hand("a");
         assert_eq!(story.judge().violations, []);

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_comes_after_the_permit_is_nobodys_fault() {
+    fn a_pod_that_comes_after_the_permit_is_no_ones_fault() {
         let mut story = Story::new(&["a"]);
         story.until_permit("a");
         story.pod("shop/cart-1", "a", "cart");

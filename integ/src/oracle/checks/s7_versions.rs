@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_on_the_machine_arms_is_not_ours() {
+    fn what_another_client_on_the_machine_arms_is_not_ours() {
         let mut story = Story::new(&["a"]);
         story.host_armed_by_hand("a", "1.20.6");
         let verdict = story.judge();

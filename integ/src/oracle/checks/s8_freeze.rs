@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_within_the_budget_stops_nobody_and_a_node_counts_once() {
+    fn a_failure_within_the_budget_stops_no_one_and_a_node_counts_once() {
         let mut story = Story::new(&["a", "b", "c"]);
         let policy = FailurePolicy { max_failures: Some(2), back_off: None };
         story.operator(|operator| operator.spec.failure_policy = Some(policy));

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_somebody_else_reboots_after_its_release_is_fine() {
+    fn a_node_that_another_client_reboots_after_its_release_is_fine() {
         let mut story = Story::new(&["a"]);
         story.until_claimed("a");
         story.release("a");

@@ -7,7 +7,7 @@ use models::shadow::{BLOCKED, ShadowRequests};
 use serde_json::json;
 
 use super::support::{
-    EVENTS_OF_NODES, annotate, is_given_back, is_updated, last_reason, other, record, results, status, until_event,
+    EVENTS_OF_NODES, annotate, is_released, is_updated, last_reason, other, record, results, status, until_event,
 };
 use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
@@ -43,7 +43,7 @@ async fn a_node_that_failed_tries_again_when_asked_to_and_once_for_each_time_it_
                     let record = record(world, "node-1");
                     record.failures == times
                         && record.not_before.is_some()
-                        && is_given_back(world, "node-1")
+                        && is_released(world, "node-1")
                         && blocked_by(world, "node-1", "BackOff")
                 })
                 .await
@@ -72,7 +72,7 @@ async fn a_node_that_failed_tries_again_when_asked_to_and_once_for_each_time_it_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn released_node_is_given_back_without_a_failure_and_without_a_back_off() -> anyhow::Result<()> {
+async fn released_node_is_released_without_a_failure_and_without_a_back_off() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.policy["failurePolicy"] = json!({"backOff": "1h"});
     let mut target = String::new();
@@ -87,7 +87,7 @@ async fn released_node_is_given_back_without_a_failure_and_without_a_back_off() 
         let record = record(&world, &node);
         assert_eq!(record.not_before, None);
         assert_eq!(record.last.map(|last| last.reason).as_deref(), Some("ReleaseRequested"));
-        assert_eq!((record.failures, record.version_failures), (0, vec![]), "nobody's fault");
+        assert_eq!((record.failures, record.version_failures), (0, vec![]), "no one's fault");
         assert_eq!(requests(&world, &node).release.as_deref(), Some("one"));
         until_event(scene, EVENTS_OF_NODES, "UpdateWithdrawn", &["ReleaseRequested"]).await?;
 

@@ -44,7 +44,7 @@ async fn a_blocked_drain_names_pod_and_budget_in_the_shadow_an_event_the_operato
         unblock(scene).await?;
         scene.updated().await?;
         scene
-            .until("nobody waits for anything", |world| {
+            .until("no one waits for anything", |world| {
                 status(world).waiting.is_empty() && status(world).counts.is_some_and(|counts| counts.blocked == 0)
             })
             .await?;

@@ -8,7 +8,7 @@ use models::shadow::{Step, UPDATED};
 use serde_json::{Value, json};
 
 use super::prometheus::Prometheus;
-use super::support::{blocked, is_given_back, is_on, results, waiting};
+use super::support::{blocked, is_on, is_released, results, waiting};
 use crate::support::{NEW, OLD, nodes, operator_condition, run, shadow_of, step_of};
 
 /// A test cluster whose policy queries a server each second.
@@ -32,7 +32,7 @@ fn charged(world: &World, node: &str) -> Vec<FailureReason> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_taken_out_of_service_while_an_expression_fires_or_nobody_answers_it() -> anyhow::Result<()> {
+async fn nothing_is_taken_out_of_service_while_an_expression_fires_or_no_one_answers_it() -> anyhow::Result<()> {
     const QUERY: &str = r#"job:errors:burnrate1h{job="shop"} > 14"#;
     let mut prometheus = Prometheus::down().await?;
     let options = asking(
@@ -115,8 +115,8 @@ async fn an_expression_that_fires_after_the_update_is_the_versions_failure_and_a
         let frozen = scene.until_operator("Frozen", ConditionStatus::True).await?;
         assert!(frozen.message.contains("1.20.5"), "{frozen:?}");
         let world = scene
-            .until("all are given back, and nobody takes the version any more", |world| {
-                names.iter().all(|node| is_given_back(world, node)) && waiting(world, "Quarantined") == 1
+            .until("all are released, and no one takes the version any more", |world| {
+                names.iter().all(|node| is_released(world, node)) && waiting(world, "Quarantined") == 1
             })
             .await?;
         let (mut on_new, on_old): (Vec<_>, Vec<_>) = names.into_iter().partition(|node| is_on(&world, node, &NEW));
@@ -127,7 +127,7 @@ async fn an_expression_that_fires_after_the_update_is_the_versions_failure_and_a
         assert_eq!(reason, "SoakFailed");
         let series = format!(r#"ALERTS{{alertname="KubeletDown",alertstate="firing",node="{fired}"}}"#);
         assert!(message.contains("node-alerts") && message.contains(&series), "{message}");
-        assert!(!prometheus.was_asked(&QUERY.replace("$node", on_old[0])), "asked for a node that nobody judges");
+        assert!(!prometheus.was_asked(&QUERY.replace("$node", on_old[0])), "asked for a node that no one judges");
         Ok(())
     })
     .await?;

@@ -9,7 +9,7 @@ use models::operator::{FROZEN, Quarantined};
 use models::reason::FailureReason;
 use serde_json::json;
 
-use super::support::{annotate, is_given_back, record, status, until_event, until_metric};
+use super::support::{annotate, is_released, record, status, until_event, until_metric};
 use crate::policy::{create_policy, wait_for};
 use crate::support::{NEW, Scene, nodes, operator_condition, run};
 
@@ -24,10 +24,10 @@ async fn until_frozen_by(scene: &Scene, node: Option<&str>) -> anyhow::Result<Qu
         known.quarantined.filter(|q| node.is_none_or(|node| q.nodes == [node]))
     };
     let world = scene
-        .until("the rollout is frozen, and every node is given back", |world| {
+        .until("the rollout is frozen, and every node is released", |world| {
             operator_condition(world, FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
                 && quarantined(world).is_some()
-                && world.nodes.keys().all(|node| is_given_back(world, node))
+                && world.nodes.keys().all(|node| is_released(world, node))
                 && status(world).slots.is_empty()
         })
         .await?;

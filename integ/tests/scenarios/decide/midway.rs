@@ -8,7 +8,7 @@ use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::shadow::{HostState, Step};
 use serde_json::json;
 
-use super::support::{is_given_back, is_updated, last_reason, other, record};
+use super::support::{is_released, is_updated, last_reason, other, record};
 use crate::interfere::{blocked_drain, permit_of, unblock};
 use crate::policy::{create_policy, wait_for};
 use crate::support::{NEW, OLD, nodes, run, shadow_of, status, step_of};
@@ -32,7 +32,7 @@ async fn a_version_excluded_in_mid_rollout_is_given_up_where_no_node_is_touched_
         scene.policy(&json!({"version": {"exclude": ["1.20.5"]}})).await?;
         let world = scene
             .until("the staged node's attempt is given up", |world| {
-                is_given_back(world, staged)
+                is_released(world, staged)
                     && shadow_of(world, staged).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
                     && last_reason(world, staged).as_deref() == Some("PolicyChanged")
                     && wait_for(world, "Excluded", 1)
@@ -42,7 +42,7 @@ async fn a_version_excluded_in_mid_rollout_is_given_up_where_no_node_is_touched_
         assert_eq!(
             (charged.failures, charged.not_before, charged.version_failures),
             (0, None, vec![]),
-            "nobody's fault"
+            "no one's fault"
         );
         assert_eq!(step_of(&world, &node), Some(Step::Draining), "who has started keeps its version");
 
@@ -85,14 +85,14 @@ async fn without_its_resource_a_node_past_its_permit_goes_on_and_no_other_starts
                     && !world.nodes[&node].claimed()
                     && shadow_of(world, &node).is_some_and(|s| s.status.agent.current_version == Some(NEW))
                     && last_reason(world, staged).as_deref() == Some("Disabled")
-                    && is_given_back(world, staged)
+                    && is_released(world, staged)
             })
             .await?;
         assert!(world.operator.is_none());
         assert_eq!(shadow_of(&world, staged).unwrap().spec.state, HostState::Idle);
         scene.renewals(2).await?;
         let world = scene.bed.recorder.so_far()?.end();
-        assert!(is_given_back(&world, staged), "nothing starts");
+        assert!(is_released(&world, staged), "nothing starts");
 
         create_policy(scene, &json!({})).await?;
         scene.updated().await?;

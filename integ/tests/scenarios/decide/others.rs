@@ -38,7 +38,7 @@ async fn events(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
 }
 
 /// Installs this version as another client: chooses, downloads and arms it, reboots, and leaves the lock set.
-async fn somebody_installs(host: &Host, lock: VersionLock) -> anyhow::Result<()> {
+async fn another_client_installs(host: &Host, lock: VersionLock) -> anyhow::Result<()> {
     host.foreign_settings(UpdatesSettings { version_lock: Some(lock), ..UpdatesSettings::default() });
     for command in [Command::Refresh, Command::Prepare, Command::Activate] {
         other_client_commands(host, command).await?;
@@ -58,7 +58,7 @@ async fn other_client_commands(host: &Host, command: Command) -> anyhow::Result<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_somebody_else_updates_while_it_waits_for_its_turn_is_told_of_and_counted_nowhere()
+async fn a_host_that_another_client_updates_while_it_waits_for_its_turn_is_told_of_and_counted_nowhere()
 -> anyhow::Result<()> {
     let (mut first, mut other) = (String::new(), "");
     let mut options = nodes(2);
@@ -94,7 +94,7 @@ async fn a_host_that_somebody_else_updates_while_it_waits_for_its_turn_is_told_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_somebody_else_rolls_back_is_told_of_and_not_charged_to_the_version() -> anyhow::Result<()> {
+async fn a_host_that_another_client_rolls_back_is_told_of_and_not_charged_to_the_version() -> anyhow::Result<()> {
     const NODE: &str = "node-1";
     let back = || VersionLock::to(&OLD);
     let unlock = || UpdatesSettings { version_lock: Some(VersionLock::latest()), ..UpdatesSettings::default() };
@@ -107,15 +107,15 @@ async fn a_host_that_somebody_else_rolls_back_is_told_of_and_not_charged_to_the_
         scene.release();
         // While it is monitored.
         scene.until_step(NODE, Step::Monitoring).await?;
-        somebody_installs(&host, back()).await?;
+        another_client_installs(&host, back()).await?;
         let world = scene
-            .until("the attempt is ended and the node given back", |world| {
+            .until("the attempt is ended and the node released", |world| {
                 last(world, NODE).as_deref() == Some("BootedOtherVersion") && is_on(world, NODE, &OLD)
             })
             .await?;
         let told = record(&world, NODE);
         assert_eq!(told.version_failures, [], "the version is not to blame");
-        assert!(told.not_before.is_some(), "whoever did that is given time");
+        assert!(told.not_before.is_some(), "the client that did that is given time");
         assert!(events(scene, NODE).await?.contains(&"UpdateFailed".to_owned()));
         assert_ne!(operator_condition(&world, "Frozen").unwrap().status, ConditionStatus::True);
 
@@ -125,7 +125,7 @@ async fn a_host_that_somebody_else_rolls_back_is_told_of_and_not_charged_to_the_
         scene.updated().await?;
 
         // While no attempt is under way: nothing fails, and the shadow reports it.
-        somebody_installs(&host, back()).await?;
+        another_client_installs(&host, back()).await?;
         let world = scene.until("the agent tells what runs", |world| is_on(world, NODE, &OLD)).await?;
         assert_eq!((record(&world, NODE).failures, last(&world, NODE).as_deref()), (0, Some(UPDATED)));
         assert_eq!(step_of(&world, NODE), None);

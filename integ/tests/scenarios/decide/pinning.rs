@@ -41,7 +41,7 @@ async fn a_pinned_version_is_run_up_and_down_and_hosts_get_their_settings_back_w
 
         scene.policy(&json!({"version": {"target": "1.20.4"}})).await?;
         scene
-            .until("both nodes wait for a version that nobody offers", |world| waiting(world, "NotOffered") == 2)
+            .until("both nodes wait for a version that no one offers", |world| waiting(world, "NotOffered") == 2)
             .await?;
         scene.bed.releases.publish(PINNED);
         scene.release();
@@ -78,7 +78,7 @@ async fn a_pinned_version_is_run_up_and_down_and_hosts_get_their_settings_back_w
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_somebody_else_set_is_left_alone_and_told_and_the_node_updates_once_it_is_gone()
+async fn a_lock_that_another_client_set_is_left_alone_and_told_and_the_node_updates_once_it_is_gone()
 -> anyhow::Result<()> {
     let lock = |lock: VersionLock| UpdatesSettings { version_lock: Some(lock), ..UpdatesSettings::default() };
     let mut options = nodes(2);

@@ -28,7 +28,7 @@ use self::server::{Hostile, locked};
 use self::words::Words;
 use crate::interfere::{blocked_drain, is_activate, is_call, permit_of, poll, unblock};
 use crate::support::{
-    NEW, OLD, Scene, is_given_back, is_updated, last_reason, nodes, other, run, run_but_for, shadow_of,
+    NEW, OLD, Scene, is_released, is_updated, last_reason, nodes, other, run, run_but_for, shadow_of,
 };
 
 /// Returns true for a request to a host that takes it down.
@@ -153,7 +153,7 @@ async fn a_permit_that_is_forged_altered_replayed_or_another_nodes_moves_no_host
             refuses(scene, &hostile, target, &order, permit, why).await
         };
         refuses(&|nonce| forged(&kid, &fits(nonce)), "its signature is wrong").await?;
-        refuses(&|nonce| forged("stranger", &fits(nonce)), "its key 'stranger' is not trusted here").await?;
+        refuses(&|nonce| forged("other", &fits(nonce)), "its key 'other' is not trusted here").await?;
         refuses(&|nonce| Ok(unsigned(fits(nonce))), "it is no signed statement").await?;
         // Another node's permit, unchanged and with matching fields.
         refuses(&|_| Ok(others.jws.clone()), "it is for another node").await?;
@@ -173,8 +173,7 @@ async fn a_permit_that_is_forged_altered_replayed_or_another_nodes_moves_no_host
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_permit_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_that_was_given_back() -> anyhow::Result<()>
-{
+async fn a_permit_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_that_was_released() -> anyhow::Result<()> {
     let ending = run(nodes(2), async |scene| {
         let target = blocked_drain(scene).await?;
         let permits = Permits::default();
@@ -185,7 +184,7 @@ async fn a_permit_that_is_withheld_past_the_end_of_its_attempt_moves_no_host_tha
         crate::interfere::withdraw(scene, &target).await?;
         // No other attempt comes between.
         scene.policy(&json!({"enabled": false})).await?;
-        scene.until("the node is given back", |world| is_given_back(world, &target)).await?;
+        scene.until("the node is released", |world| is_released(world, &target)).await?;
         untouched(scene, &target)?;
         // The image is staged once more, which needs no signature. Then comes the earlier desired state, with its
         // permit: the agent accepts the desired state, and requests a permit with another nonce.
@@ -231,7 +230,7 @@ async fn an_acknowledgement_that_is_forged_brings_no_permit() -> anyhow::Result<
         // The controller has reconciled everything since.
         scene.renewals(2).await?;
         let world = scene.bed.recorder.so_far()?.end();
-        ensure!(permit_of(&world, &target).is_none(), "the controller gave a permit that nobody asked for");
+        ensure!(permit_of(&world, &target).is_none(), "the controller gave a permit that no one asked for");
         untouched(scene, &target)?;
         honest_again(scene, hostile).await
     })
@@ -264,8 +263,8 @@ async fn an_acknowledgement_of_the_last_step_that_is_forged_gives_no_node_back_t
         denial.report.armed = None;
         hostile.report(&target, denial).await?;
         let boot = scene.bed.member(&target)?.host.snapshot().boot_id;
-        scene.until("the node is given back", |world| is_given_back(world, &target)).await?;
-        ensure!(scene.bed.member(&target)?.host.snapshot().boot_id != boot, "it was given back before it went down");
+        scene.until("the node is released", |world| is_released(world, &target)).await?;
+        ensure!(scene.bed.member(&target)?.host.snapshot().boot_id != boot, "it was released before it went down");
         honest_again(scene, hostile).await
     })
     .await?;
@@ -345,7 +344,7 @@ async fn orders_and_settings_that_the_controller_never_gave_move_no_host_and_set
         for (host, why) in [
             (asks.clone(), "there is no signed statement"),
             (signed(forged(&kid, &fits)?), "its signature is wrong"),
-            (signed(forged("stranger", &fits)?), "its key 'stranger' is not trusted here"),
+            (signed(forged("other", &fits)?), "its key 'other' is not trusted here"),
             // Settings signed by the controller, for another node or with other values.
             (others.clone(), "it is for another node"),
             (HostPolicy { version_lock: Some(OLD.to_string()), ..own.clone() }, "it is for another version lock"),
@@ -439,7 +438,7 @@ async fn a_staged_image_that_is_not_there_moves_no_host() -> anyhow::Result<()> 
             .until("an attempt fails for want of an image", |world| {
                 world.nodes.keys().any(|node| {
                     last_reason(world, node).as_deref() == Some(FailureReason::NotStaged.as_str())
-                        && is_given_back(world, node)
+                        && is_released(world, node)
                 })
             })
             .await?;
@@ -451,9 +450,7 @@ async fn a_staged_image_that_is_not_there_moves_no_host() -> anyhow::Result<()> 
         scene.bed.divert(None);
         drop(hostile);
         scene.restart(Component::Agent).await?;
-        scene
-            .until("every node is given back", |world| world.nodes.keys().all(|node| is_given_back(world, node)))
-            .await?;
+        scene.until("every node is released", |world| world.nodes.keys().all(|node| is_released(world, node))).await?;
         Ok(())
     })
     .await?;
@@ -480,7 +477,7 @@ async fn attempts_that_another_client_writes_into_shadows_cordon_nothing_and_end
             .until("each of them has ended", |world| {
                 world.nodes.keys().all(|node| {
                     last_reason(world, node).as_deref() == Some(FailureReason::ProgressLost.as_str())
-                        && is_given_back(world, node)
+                        && is_released(world, node)
                 })
             })
             .await?;

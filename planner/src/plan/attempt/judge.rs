@@ -101,8 +101,8 @@ impl Case<'_> {
                 if progress.soak_restarted {
                     return self.fail(progress, FailureReason::SoakFailed, "the node did not stay Ready in one boot");
                 }
-                let anew = Progress { soak_restarted: true, ..progress.clone() };
-                return Decision::act(self.step(&anew, Step::Returning, |_| {}));
+                let again = Progress { soak_restarted: true, ..progress.clone() };
+                return Decision::act(self.step(&again, Step::Returning, |_| {}));
             }
             return self.soaking(progress, until);
         }
@@ -114,7 +114,7 @@ impl Case<'_> {
     fn updated(&self, progress: &Progress) -> Decision {
         let watched = self.watched();
         let lonely = watched.as_ref().is_some_and(|watched| !watched.iter().any(|pod| is_workload(pod)));
-        let nobody = if lonely { ", and no pods of workloads were scheduled to it" } else { "" };
+        let no_workloads = if lonely { ", and no pods of workloads were scheduled to it" } else { "" };
         let sick = self.sick(&watched.unwrap_or_default());
         let mut status = self.half();
         let mut record = status.report.record.take().unwrap_or_default();
@@ -123,7 +123,7 @@ impl Case<'_> {
         let from = progress.from.as_ref().map_or_else(|| "?".to_owned(), ToString::to_string);
         let mut text = format!("updated from {from} to {}", progress.version);
         let message = if sick.is_empty() {
-            let message = format!("Ready on {} for the soak time{nobody}", progress.version);
+            let message = format!("Ready on {} for the soak time{no_workloads}", progress.version);
             set_condition(&mut status.conditions, self.condition(HEALTHY, true, "Soaked", &message));
             message
         } else {

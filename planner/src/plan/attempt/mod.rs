@@ -105,7 +105,7 @@ impl<'a> Case<'a> {
     /// The desired state of an attempt without a permit, to be signed again because the key that signed its host
     /// settings was revoked: its agent would wait for that key until a deadline. A key being replaced is still
     /// accepted.
-    fn order_signed_anew(&self, progress: &Progress) -> Option<Action> {
+    fn order_signed_again(&self, progress: &Progress) -> Option<Action> {
         let (spec, tls) = (&self.shadow.spec, &self.view.tls);
         let host = spec.host.as_ref()?;
         let key = crate::signature::signed_by(host.signature.as_deref()?)?;
@@ -314,7 +314,7 @@ impl<'a> Case<'a> {
             };
         }
         let Some(progress) = progress else { return self.idle() };
-        if let Some(action) = self.order_signed_anew(progress) {
+        if let Some(action) = self.order_signed_again(progress) {
             let decision = Decision::act(action);
             let calm = matches!(progress.step, Step::Staging | Step::Staged);
             return if calm { decision } else { decision.watching_pods() };

@@ -64,7 +64,7 @@ mod tests {
     use crate::fixtures::t;
 
     #[test]
-    fn a_query_with_a_word_that_nobody_knows_is_an_objection_and_is_not_asked() {
+    fn a_query_with_a_word_that_no_one_knows_is_an_objection_and_is_not_asked() {
         for query in ["ALERTS{node=\"${node}\"}", "ALERTS{node=\"$nodes\"}", "up{instance=\"$instance\"} == 0"] {
             let expressions = [Expression { name: "alerts".into(), query: query.into() }];
             assert_eq!(queries(&expressions, "a").count(), 0, "{query}");

@@ -88,7 +88,7 @@ mod tests {
             ("one may go", web(), budget(2, 3), None),
             ("a budget of no pods says nothing", web(), budget(0, 0), None),
             ("a pod that has not begun", PodFacts { pending: true, ..web() }, budget(3, 3), None),
-            ("a pod of somebody else", PodFacts { namespace: "other".into(), ..web() }, budget(3, 3), None),
+            ("a pod of another client", PodFacts { namespace: "other".into(), ..web() }, budget(3, 3), None),
             ("a pod that the budget does not select", PodFacts { labels: [].into(), ..web() }, budget(3, 3), None),
             ("a pod that is not Ready, and the budget guards it", sick.clone(), budget(3, 3), refused),
             ("a pod that is not Ready, and the budget lets it go", sick, lenient, None),

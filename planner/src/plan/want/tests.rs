@@ -132,7 +132,7 @@ fn what_a_host_is_to_become() {
             Err(Wait::UpToDate),
         ),
         (
-            "an exact version that nobody offers is waited for",
+            "an exact version that no one offers is waited for",
             r#"{"target": "1.30.0"}"#,
             host("1.20.0", Some("1.20.5"), &offers),
             vec![],
@@ -242,7 +242,7 @@ fn a_version_has_to_be_known_for_its_age_before_it_is_taken() {
     policy.minimum_age = Duration::from_secs(3600);
     let host = host("1.20.0", Some("1.20.5"), &["1.20.5", "1.20.0"]);
     let young = |until: Option<i64>| Err(Wait::TooYoung { version: v("1.20.5"), until: until.map(t) });
-    assert_eq!(want(&policy, &[], &host, None, t(0)).version, young(None), "nobody else has seen it");
+    assert_eq!(want(&policy, &[], &host, None, t(0)).version, young(None), "no other client has seen it");
     assert_eq!(want(&policy, &[known("1.20.5", 0)], &host, None, t(3599)).version, young(Some(3600)));
     assert_eq!(want(&policy, &[known("1.20.5", 0)], &host, None, t(3600)).version, Ok(v("1.20.5")));
     let elsewhere = KnownVersion { arch: "aarch64".into(), ..known("1.20.5", 0) };

@@ -121,7 +121,7 @@ fn windows_open_and_close() {
             &[("2027-02-28T12:00:00Z", "open until ever"), ("2026-11-30T12:00:00Z", "open until ever")],
         ),
         (
-            "of what follows on itself all year nobody says when it ends",
+            "of what follows on itself all year no one says when it ends",
             window("* * * * *", "1m", "UTC"),
             &[("2026-11-18T12:00:30Z", "open until ever")],
         ),

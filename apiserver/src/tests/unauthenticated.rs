@@ -92,9 +92,9 @@ async fn who_is_not_let_in_is_answered_once_on_a_connection_and_an_agent_as_ofte
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_on_which_nobody_is_let_in_ends_whatever_is_sent_and_an_agents_stays() {
+async fn a_connection_on_which_no_one_is_let_in_ends_whatever_is_sent_and_an_agents_stays() {
     let world = world();
-    let patience = Patience { strangers: Duration::from_secs(2), ..Patience::USUAL };
+    let patience = Patience { unauthenticated: Duration::from_secs(2), ..Patience::USUAL };
     let server = Server::patient(&world, patience).await.started().await;
     let mut lines = Lines::open(&server, "agent-a").await;
     lines.shadow().await;
@@ -102,13 +102,13 @@ async fn a_connection_on_which_nobody_is_let_in_ends_whatever_is_sent_and_an_age
     assert_eq!(agent.answered("GET /v1/nodes/a/shadow", "agent-a"), 200);
 
     // The answer closes the connection, but not before all of the body has come.
-    let mut stranger = Wire::open(&server);
-    stranger.say(
+    let mut other = Wire::open(&server);
+    other.say(
         "PUT /v1/nodes/a/shadow/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer garbage\r\n\
          Transfer-Encoding: chunked\r\n\r\n5\r\n{\"sta",
     );
-    assert_eq!(stranger.answer().0, 401);
-    stranger.until_closed();
+    assert_eq!(other.answer().0, 401);
+    other.until_closed();
 
     assert_eq!(agent.answered("GET /v1/nodes/a/shadow", "agent-a"), 200);
     world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
