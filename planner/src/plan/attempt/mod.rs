@@ -1,9 +1,12 @@
 //! The next step of one node: its attempt from the first write to the last.
 
 mod begin;
+mod blockers;
 mod claim;
-mod disrupt;
+mod draining;
 mod judge;
+mod overdue;
+mod permit;
 mod release;
 
 use std::time::Duration;

@@ -51,6 +51,28 @@ impl Case<'_> {
         Decision::act(Action::Status { status: Box::new(status), note: Some(note) })
     }
 
+    /// Returns the end of an attempt without an issued permit, whatever its step.
+    pub(super) fn ended_from_outside(&self, progress: &Progress) -> Option<Decision> {
+        let fail = |reason, message| Some(self.fail(progress, reason, message));
+        let agent = &self.shadow.status.agent;
+        if self.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), &progress.version) {
+            return fail(FailureReason::Quarantined, "the version has failed on other nodes");
+        }
+        if !self.policy.present {
+            return fail(FailureReason::Disabled, "the operator's resource is gone");
+        }
+        if !self.facts().labelled {
+            return fail(FailureReason::LabelRemoved, "the node lost the label that puts it under the operator");
+        }
+        if self.facts().held {
+            return fail(FailureReason::Held, "the node is held");
+        }
+        if self.facts().deleting {
+            return fail(FailureReason::NodeDeleted, "the node is being deleted");
+        }
+        None
+    }
+
     /// Returns whether the agent has reported the image of this attempt as armed.
     pub(super) fn activated(&self, progress: &Progress) -> bool {
         let armed = self.shadow.status.agent.armed.as_ref();

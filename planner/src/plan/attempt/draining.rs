@@ -1,18 +1,14 @@
-//! The disruptive steps: the drain, the desired state to reboot, the permit.
+//! The drain: claims the node, evicts its pods, and ends when they have left.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use jiff::Timestamp;
-use models::condition::{find_condition, set_condition};
+use models::condition::set_condition;
 use models::operator::AtDeadline;
-use models::plain::cut;
 use models::reason::FailureReason;
-use models::shadow::{
-    BLOCKED, Blocker, CORDONED, DRAINED, DrainStatus, DrainedPod, HostState, Progress, ReturnedOwner, Step,
-};
+use models::shadow::{Blocker, CORDONED, DRAINED, DrainStatus, DrainedPod, Progress, ReturnedOwner, Step};
 
-use super::{BLOCKERS, Case, LISTED_PODS, UNHEALTHY_OWNERS, after, claim, refusal, unblock};
+use super::blockers::BLOCKED_AFTER;
+use super::{Case, LISTED_PODS, UNHEALTHY_OWNERS, after, claim, refusal};
 use crate::claims::Part;
 use crate::drain::{self, Sorted};
 use crate::plan::{Action, Decision, Eviction, Evictions, Note, Wait, gates};
@@ -33,16 +29,6 @@ const NAMED_PODS: usize = 3;
 
 /// The number of times that a claim that a client removed during the update is repeated.
 const RECLAIMS: u32 = 3;
-
-/// The time that the deletion of what is left may take, beyond the pods' grace periods, before the drain fails.
-const FORCE_LIMIT: Duration = Duration::from_secs(5 * 60);
-
-/// The time for which an eviction is refused, or not answered, before the pod is named as a blocker of the drain: a
-/// budget that allows it after a moment blocks nothing.
-const BLOCKED_AFTER: Duration = Duration::from_secs(5);
-
-/// The time that a pod whose eviction was accepted may stay beyond its grace period before it is named as well.
-const NAMED_AFTER: Duration = Duration::from_secs(30);
 
 fn listed(pod: &PodFacts) -> DrainedPod {
     DrainedPod { namespace: pod.namespace.clone(), name: pod.name.clone(), uid: pod.uid.clone() }
@@ -129,7 +115,7 @@ impl Case<'_> {
     }
 
     /// Returns the claim that is due, if the node does not have it.
-    fn claim_due(&self, progress: &Progress) -> Option<Decision> {
+    pub(super) fn claim_due(&self, progress: &Progress) -> Option<Decision> {
         let facts = self.facts();
         let parts = claim::wanted(Some(progress.step), self.policy).without(facts.set_otherwise);
         if parts.without(facts.claims).is_empty() && facts.unschedulable {
@@ -260,56 +246,10 @@ impl Case<'_> {
         wakes.fold(decision.evicting(evictions).waking_at(deadline), Decision::waking_at)
     }
 
-    /// The pods that do not leave, as the shadow names them, and the time at which that changes without another event.
-    /// A pod that is held back for a moment only, or was until a moment ago, changes nothing.
-    fn blockers(&self, sorted: &Sorted<'_>) -> (Vec<Blocker>, Option<Timestamp>) {
-        let stored = self.drain().map(|d| d.blockers.as_slice()).unwrap_or_default();
-        let blocker = |pod: &PodFacts, budget: Option<&String>, message: &str, since| Blocker {
-            pod: pod.title(),
-            budget: budget.cloned(),
-            message: cut(message, 512),
-            since,
-        };
-        // A pod that an earlier leader has named stays named until there is another answer.
-        let named_before = |pod: &PodFacts| stored.iter().find(|b| b.pod == pod.title());
-        let staying = sorted.evictable.iter().filter_map(|pod| match self.node.blocked.get(&pod.uid) {
-            Some(b) if b.accepted => {
-                let message = "its eviction was accepted, but it is not being deleted";
-                Some((blocker(pod, None, message, b.since), after(b.since, NAMED_AFTER)))
-            }
-            Some(b) => {
-                let since = named_before(pod).map_or(b.since, |before| before.since.min(b.since));
-                Some((blocker(pod, b.budget.as_ref(), &b.message, since), after(since, BLOCKED_AFTER)))
-            }
-            None => named_before(pod).map(|before| (before.clone(), self.now)).or_else(|| {
-                let sent = self.node.in_flight.get(&pod.uid)?;
-                let message = "the API server has not answered its eviction";
-                Some((blocker(pod, None, message, sent.since), after(sent.since, BLOCKED_AFTER)))
-            }),
-        });
-        let leaving = sorted.leaving.iter().filter_map(|pod| {
-            let by = pod.ends_by?;
-            let message = format!("it is being deleted and was to have ended by {by}");
-            Some((blocker(pod, None, &message, by), after(by, NAMED_AFTER)))
-        });
-        let known: Vec<_> = staying.chain(leaving).collect();
-        let next = known.iter().map(|(_, named_at)| *named_at).filter(|at| *at > self.now).min();
-        let mut named: Vec<_> =
-            known.into_iter().filter(|(_, at)| *at <= self.now).map(|(blocker, _)| blocker).collect();
-        named.truncate(BLOCKERS);
-        let same = |a: &Blocker, b: &Blocker| (&a.pod, &a.budget) == (&b.pod, &b.budget);
-        let fewer = named.len() < stored.len() && named.iter().all(|b| stored.iter().any(|s| same(b, s)));
-        let accepted = self.node.blocked.values().filter(|b| b.accepted).map(|b| after(b.since, BLOCKED_AFTER)).max();
-        match accepted.filter(|until| fewer && *until > self.now) {
-            Some(until) => (stored.to_vec(), Some(next.map_or(until, |next| next.min(until)))),
-            None => (named, next),
-        }
-    }
-
     /// Records, before a pod is evicted, that it came after the drain began, and its owner if it tolerates the cordon:
     /// only from then on is such a pod of this owner one that has come back. For pods that do not tolerate it, and that
     /// the scheduler may have placed before it observed the cordon, the number of times per owner is counted.
-    fn record_new(&self, sorted: &Sorted<'_>) -> Option<Action> {
+    pub(super) fn record_new(&self, sorted: &Sorted<'_>) -> Option<Action> {
         let mut drain = self.drain()?.clone();
         let new: Vec<_> = sorted.evictable.iter().copied().filter(|pod| !drain::listed(pod, &drain)).collect();
         let new = if drain.pods.len() + new.len() > LISTED_PODS { Vec::new() } else { new };
@@ -335,7 +275,7 @@ impl Case<'_> {
 
     /// Returns a new pod of an owner that has put pods on the cordoned node too often for the scheduler to be the
     /// cause, and that would do so for ever.
-    fn returned<'b>(&self, sorted: &Sorted<'b>) -> Option<&'b PodFacts> {
+    pub(super) fn returned<'b>(&self, sorted: &Sorted<'b>) -> Option<&'b PodFacts> {
         let drain = self.drain()?;
         let too_often =
             |uid: &String| drain.returned_owners.iter().any(|owner| owner.uid == *uid && owner.times >= RETURNS);
@@ -343,59 +283,7 @@ impl Case<'_> {
         new.into_iter().find(|pod| pod.controller_uid.as_ref().is_some_and(too_often))
     }
 
-    /// Goes on after the deadline without the pods that do not leave, as policy allows: they are recorded first, then
-    /// deleted, each under its uid; those that have outlived their own grace period without it.
-    fn force(&self, progress: &Progress, sorted: &Sorted<'_>, deadline: Timestamp) -> Decision {
-        if let Some(pod) = self.returned(sorted) {
-            return self.pods_return(progress, pod);
-        }
-        if let Some(action) = self.record_new(sorted) {
-            return Decision::act(action);
-        }
-        let drain = self.drain().cloned().unwrap_or_default();
-        let names: Vec<_> = sorted.left().map(PodFacts::title).collect();
-        let Some(forced) = drain.forced_since else {
-            let message = format!(
-                "the drain has taken {:?}: deleting what is left, past all budgets, as policy says: {}",
-                self.group().drain.timeout,
-                names.join(", ")
-            );
-            let mut status = self.half();
-            status.report.drain = Some(DrainStatus { forced_since: Some(self.now), ..drain });
-            let note = Some(Note { warning: true, reason: "DrainForced", message });
-            return Decision::act(Action::Status { status: Box::new(status), note });
-        };
-        let refused = sorted.left().find_map(|pod| self.node.blocked.get(&pod.uid).filter(|b| b.deleted && b.fatal));
-        if let Some(refused) = refused {
-            let message = format!("what is left may not be deleted: {}", refused.message);
-            return self.fail(progress, FailureReason::DrainTimedOut, &message);
-        }
-        let graceful = sorted.left().filter_map(|pod| pod.ends_by).max();
-        let limit = after(graceful.unwrap_or(forced).max(forced).max(deadline), FORCE_LIMIT);
-        if self.now >= limit {
-            let message = format!("still on the node although deleted: {}", names.join(", "));
-            return self.fail(progress, FailureReason::DrainTimedOut, &message);
-        }
-        let sent = |pod: &PodFacts| self.node.in_flight.get(&pod.uid).is_some_and(|sent| sent.deletes);
-        let due = |pod: &&PodFacts| {
-            !sent(pod) && self.node.blocked.get(&pod.uid).is_none_or(|b| !b.deleted || b.retry_at <= self.now)
-        };
-        let overdue = |pod: &&PodFacts| pod.ends_by.is_some_and(|at| at <= self.now);
-        let now: Vec<_> = sorted.left().filter(|pod| overdue(pod) && due(pod)).map(Eviction::of).collect();
-        let evictions = if now.is_empty() {
-            let first = sorted.left().filter(|pod| !pod.terminating && due(pod)).map(Eviction::of);
-            Evictions { pods: first.collect(), grace: self.group().drain.grace, delete: true }
-        } else {
-            Evictions { pods: now, grace: Some(0), delete: true }
-        };
-        let next = sorted.left().filter_map(|pod| pod.ends_by).filter(|at| *at > self.now).min().unwrap_or(limit);
-        let retry = sorted.left().filter_map(|pod| self.node.blocked.get(&pod.uid)).map(|b| b.retry_at).min();
-        let decision = Decision::wait(Wait::Draining { left: names.len() }).waking_at(next).waking_at(limit);
-        let decision = decision.evicting(evictions);
-        retry.filter(|at| *at > self.now).map_or(decision.clone(), |at| decision.waking_at(at))
-    }
-
-    fn pods_return(&self, progress: &Progress, pod: &PodFacts) -> Decision {
+    pub(super) fn pods_return(&self, progress: &Progress, pod: &PodFacts) -> Decision {
         let owner = pod.controller.as_deref().unwrap_or("its owner");
         let message = format!(
             "{} was put on the cordoned node by {owner}, as others before it, although it does not tolerate the cordon; \
@@ -403,25 +291,6 @@ impl Case<'_> {
             pod.title()
         );
         self.fail(progress, FailureReason::PodsReturn, &message)
-    }
-
-    fn drain_timed_out(&self, progress: &Progress, cordoned: bool, sorted: Option<&Sorted<'_>>) -> Decision {
-        let left: Vec<_> = sorted.iter().flat_map(|s| s.left()).take(3).map(PodFacts::title).collect();
-        let (reason, message) = match (cordoned, sorted) {
-            (false, _) => (FailureReason::DrainTimedOut, "the node could not be cordoned".to_owned()),
-            (true, None) => (FailureReason::DrainTimedOut, "the pods on the node could not be read".to_owned()),
-            (true, Some(_)) if left.is_empty() && self.caught_up() => {
-                (FailureReason::NotStaged, "the staged image is gone".to_owned())
-            }
-            (true, Some(_)) if left.is_empty() => {
-                (FailureReason::AgentSilent, "the agent has not confirmed the desired state".to_owned())
-            }
-            (true, Some(_)) => {
-                let silent = if self.facts().ready { "" } else { ", which is not Ready" };
-                (FailureReason::DrainTimedOut, format!("still on the node{silent}: {}", left.join(", ")))
-            }
-        };
-        self.fail(progress, reason, &message)
     }
 
     /// Returns how many volumes the node has beyond those that the pods on it claim: the pods of a drained node stay,
@@ -440,7 +309,7 @@ impl Case<'_> {
     }
 
     /// The number of listed pods that have left.
-    fn gone(&self) -> i64 {
+    pub(super) fn gone(&self) -> i64 {
         let listed = self.drain().map_or(0, |drain| drain.pods.len());
         i64::try_from(listed.saturating_sub(self.still_here().count())).unwrap_or(i64::MAX)
     }
@@ -470,123 +339,5 @@ impl Case<'_> {
             *note = Some(Note { warning: true, reason: "PodsLeft", message });
         }
         action
-    }
-
-    /// Writes which pods block the drain when that has changed, and the `Blocked` condition and its Event with it.
-    fn blockers_changed(&self, wanted: Vec<Blocker>, wait: &Wait) -> Option<Action> {
-        let stored = self.drain().map(|d| d.blockers.as_slice()).unwrap_or_default();
-        let same = stored.len() == wanted.len()
-            && stored.iter().zip(&wanted).all(|(a, b)| (&a.pod, &a.budget) == (&b.pod, &b.budget));
-        // The number of pods that have left is written with it: a pod that leaves is not worth a write.
-        if same {
-            return None;
-        }
-        let mut status = self.half();
-        let drain = status.report.drain.get_or_insert_default();
-        (drain.blockers, drain.removed) = (wanted, self.gone());
-        let reason = wait.as_str();
-        let known = find_condition(&status.conditions, BLOCKED).is_some_and(|c| c.reason == reason);
-        if wait.blocks() {
-            set_condition(&mut status.conditions, self.condition(BLOCKED, true, reason, &wait.to_string()));
-        } else {
-            unblock(&mut status);
-        }
-        let note = (wait.blocks() && !known).then(|| Note { warning: true, reason, message: wait.to_string() });
-        Some(Action::Status { status: Box::new(status), note })
-    }
-
-    pub(super) fn rebooting(&self, progress: &Progress) -> Decision {
-        let spec = &self.shadow.spec;
-        if self.facts().boot_id != progress.boot_id {
-            return self.in_another_boot(progress);
-        }
-        if let Some((reason, message)) = self.agent_failure(progress.attempt) {
-            return self.fail(progress, reason, message);
-        }
-        if spec.permit.is_none()
-            && let Some(decision) = self.ended_from_outside(progress)
-        {
-            return decision;
-        }
-        if spec.attempt != progress.attempt || spec.state == HostState::Idle {
-            return self.fail(
-                progress,
-                FailureReason::ProgressLost,
-                "the desired state does not belong to this attempt",
-            );
-        }
-        let deadline = self.deadline(progress.since, self.policy.reboot);
-        if self.now >= deadline {
-            if self.activated(progress) && !self.facts().ready {
-                // Armed, rebooted, and not seen since: an image that breaks the host's network looks just like this.
-                let message = "the node has not been seen since its image was armed";
-                return self.fail(progress, FailureReason::NotReadyAfterBoot, message);
-            }
-            let reason = if spec.permit.is_some() { FailureReason::RebootTimedOut } else { FailureReason::AgentSilent };
-            return self.fail(progress, reason, "the host did not reboot in time");
-        }
-        // An agent that was restarted after it had armed the host also requests a permit, for the reboot alone.
-        if let Some(claim) = self.claim_due(progress) {
-            // Uncordoned during the attempt: pods that the scheduler placed here since would be lost.
-            return claim.watching_pods().waking_at(deadline);
-        }
-        if spec.state == HostState::StagedUpdate {
-            return Decision::act(self.order(HostState::RebootedIntoUpdate, progress)).watching_pods();
-        }
-        let decision = match self.asks() {
-            Some(armed) if spec.permit.as_ref().is_none_or(|permit| permit.nonce != armed.nonce) => {
-                self.answer(progress, &armed.nonce)
-            }
-            _ if spec.permit.is_some() => Decision::wait(Wait::AwaitingReboot),
-            _ => Decision::wait(Wait::AwaitingAgent),
-        };
-        decision.watching_pods().waking_at(deadline)
-    }
-
-    /// Answers the agent's request with a permit if no pod came to the node since it was drained.
-    pub(super) fn answer(&self, progress: &Progress, nonce: &str) -> Decision {
-        let Some(sorted) = self.sorted_pods() else { return Decision::wait(Wait::ReadingPods) };
-        if let Some(pod) = sorted.left().find(|pod| !pod.terminating) {
-            let drain = self.drain().cloned().unwrap_or_default();
-            if self.shadow.spec.permit.is_none() && !drain.restarted {
-                // The scheduler had not observed the cordon yet, or the pod tolerates it. No permit is issued, so there
-                // is time to drain it too, once.
-                return Decision::act(self.step(progress, Step::Draining, |status| {
-                    set_condition(
-                        &mut status.conditions,
-                        self.condition(DRAINED, false, "Draining", "a pod was placed here during the cordon"),
-                    );
-                    status.report.drain = Some(DrainStatus { restarted: true, ..drain });
-                }));
-            }
-            let message = format!("{} came to the drained node", pod.title());
-            return self.fail(progress, FailureReason::PodsReturn, &message);
-        }
-        if !sorted.leaving.is_empty() {
-            return Decision::wait(Wait::Draining { left: sorted.leaving.len() });
-        }
-        Decision::act(Action::Permit { nonce: nonce.to_owned(), rules: self.group().drain.rules_at(self.now) })
-    }
-
-    /// Returns the end of an attempt without an issued permit, whatever its step.
-    pub(super) fn ended_from_outside(&self, progress: &Progress) -> Option<Decision> {
-        let fail = |reason, message| Some(self.fail(progress, reason, message));
-        let agent = &self.shadow.status.agent;
-        if self.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), &progress.version) {
-            return fail(FailureReason::Quarantined, "the version has failed on other nodes");
-        }
-        if !self.policy.present {
-            return fail(FailureReason::Disabled, "the operator's resource is gone");
-        }
-        if !self.facts().labelled {
-            return fail(FailureReason::LabelRemoved, "the node lost the label that puts it under the operator");
-        }
-        if self.facts().held {
-            return fail(FailureReason::Held, "the node is held");
-        }
-        if self.facts().deleting {
-            return fail(FailureReason::NodeDeleted, "the node is being deleted");
-        }
-        None
     }
 }
