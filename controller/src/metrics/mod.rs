@@ -5,6 +5,7 @@
 
 mod bounded;
 mod family;
+mod gauges;
 mod process;
 mod snapshot;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use semver::Version;
 use crate::calls::{Ages, Kind};
 use bounded::Bounded;
 use family::Register;
+use gauges::{Fleet, Tls};
 use planner::view::{Answer, ShadowFacts};
 
 pub use process::about_process;
@@ -85,49 +87,6 @@ pub struct Metrics {
     families: Arc<Vec<family::Family>>,
 }
 
-/// Gauges about the fleet, exported by the leader alone.
-#[derive(Clone)]
-struct Fleet {
-    nodes: GaugeVec,
-    states: GaugeVec,
-    waiting: GaugeVec,
-    waiting_since: GaugeVec,
-    slots: GaugeVec,
-    slots_limit: GaugeVec,
-    frozen: GaugeVec,
-    quarantined: GaugeVec,
-    degraded: GaugeVec,
-    window: GaugeVec,
-}
-
-impl Fleet {
-    fn reset(&self) {
-        let Self { nodes, states, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window } =
-            self;
-        for gauge in [nodes, states, waiting, waiting_since, slots, slots_limit, frozen, quarantined, degraded, window]
-        {
-            gauge.reset();
-        }
-    }
-}
-
-/// Gauges about keys and certificates, of the leader alone.
-#[derive(Clone)]
-struct Tls {
-    expiry: GaugeVec,
-    rotation: GaugeVec,
-    problem: GaugeVec,
-}
-
-impl Tls {
-    fn reset(&self) {
-        let Self { expiry, rotation, problem } = self;
-        for gauge in [expiry, rotation, problem] {
-            gauge.reset();
-        }
-    }
-}
-
 /// State between observations. Its lock is held while gauges are set, so that no scrape sees them half set.
 #[derive(Default)]
 struct Memory {
@@ -171,46 +130,7 @@ impl Metrics {
                 &[],
                 "How far the API server's clock is ahead of this process's; negative: behind",
             )?,
-            fleet: Fleet {
-                nodes: register.gauge(
-                    "nodes",
-                    &["step", "version"],
-                    "Nodes by the step of their update and the version that they run",
-                )?,
-                states: register.gauge(
-                    "nodes_by_state",
-                    &["state"],
-                    "Nodes by the counts of the operator's status, which overlap",
-                )?,
-                waiting: register.gauge("nodes_waiting", &["reason"], "Nodes by the reason why they wait")?,
-                waiting_since: register.gauge(
-                    "waiting_since_timestamp_seconds",
-                    &["reason"],
-                    "Since when the node that has waited longest for this reason has waited for it, in seconds since 1970",
-                )?,
-                slots: register.gauge("slots_in_use", &[], "Nodes that are, or are about to be, out of service")?,
-                slots_limit: register.gauge(
-                    "slots_limit",
-                    &[],
-                    "How many nodes may be out of service at a time by maxUnavailable",
-                )?,
-                frozen: register.gauge("frozen", &[], "1 while failures have stopped the rollout")?,
-                quarantined: register.gauge(
-                    "quarantined_versions",
-                    &[],
-                    "Versions that are not taken any more because nodes failed on them, per variant and architecture",
-                )?,
-                degraded: register.gauge(
-                    "policy_degraded",
-                    &[],
-                    "1 while the policy is invalid, so that an earlier one is in force",
-                )?,
-                window: register.gauge(
-                    "window_open",
-                    &[],
-                    "1 while the schedule of all nodes allows nodes to be taken out of service",
-                )?,
-            },
+            fleet: Fleet::register(&mut register)?,
             transitions: register.counter(
                 "transitions_total",
                 &["from", "to"],
@@ -257,47 +177,36 @@ impl Metrics {
                 &[],
                 "How long ago the leader made its last plan; it makes one every 30 s at least",
             )?,
-            tls: Tls {
-                expiry: register.gauge(
-                    "certificate_expiry_timestamp_seconds",
-                    &["certificate"],
-                    "When the certificates of the authority and of the web API end, in seconds since 1970",
-                )?,
-                rotation: register.gauge(
-                    "rotation",
-                    &["of", "phase"],
-                    "Phase of the rotation of certificates and of the signing key (1)",
-                )?,
-                problem: register.gauge(
-                    "certificates_degraded",
-                    &[],
-                    "1 while a key or certificate is invalid; the log and the condition Degraded name it",
-                )?,
-            },
+            tls: Tls::register(&mut register)?,
             memory: Arc::default(),
             #[cfg(test)]
             families: Arc::new(register.families),
             registry: register.registry,
         };
-        metrics.leader.with_label_values(&ALONE).set(0.0);
-        // A counter that begins at 1 has not increased, as far as Prometheus can see.
+        metrics.begin_at_zero();
+        Ok(metrics)
+    }
+
+    /// Exports the series whose labels are known. A counter that begins at 1 has not increased, as far as Prometheus
+    /// can see.
+    fn begin_at_zero(&self) {
+        self.leader.with_label_values(&ALONE).set(0.0);
         for property in PROPERTIES {
-            metrics.findings.with_label_values(&[property]);
+            self.findings.with_label_values(&[property]);
         }
         for kind in Kind::ALL {
-            metrics.no_answer.with_label_values(&[kind.as_str()]);
+            self.no_answer.with_label_values(&[kind.as_str()]);
         }
         for result in crate::expressions::KINDS {
-            metrics.expressions.with_label_values(&[result]);
+            self.expressions.with_label_values(&[result]);
         }
         for (kind, code) in KINDS.into_iter().flat_map(|kind| CODES.map(|code| (kind, code))) {
-            metrics.rejected.with_label_values(&[kind, code]);
+            self.rejected.with_label_values(&[kind, code]);
         }
         let steps = || std::iter::once(None).chain(Step::ALL.into_iter().map(Some));
         for (from, to) in steps().flat_map(|from| steps().map(move |to| (from, to))).filter(|(from, to)| from != to) {
-            metrics.transitions.with_label_values(&[word(from), word(to)]);
+            self.transitions.with_label_values(&[word(from), word(to)]);
         }
-        Ok(metrics)
     }
 
     fn lock(&self) -> MutexGuard<'_, Memory> {

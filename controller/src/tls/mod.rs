@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod cases;
 pub mod certificate;
+mod facts;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod keeper;

@@ -3,6 +3,7 @@
 //! Nothing here is a default for something that was not seen: an unknown fact is an `Option`, and a reason to wait.
 
 mod facts;
+mod pods;
 mod projection;
 mod standing;
 
@@ -17,6 +18,7 @@ use models::shadow::{BottlerocketShadowSpec, BottlerocketShadowStatus, HostState
 use crate::claims::{Part, Parts};
 use crate::wait::Wait;
 
+pub use pods::{BudgetFacts, Compared, DaemonSetIs, OwnerHealth, PodFacts};
 pub use projection::{Projection, newer};
 pub use standing::Standings;
 
@@ -144,130 +146,6 @@ pub struct OperatorFacts {
     pub misunderstood: Vec<String>,
 }
 
-/// A pod on a node whose pods are watched.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodFacts {
-    /// The namespace.
-    pub namespace: String,
-    /// The name.
-    pub name: String,
-    /// The uid.
-    pub uid: String,
-    /// The version of the object.
-    pub resource_version: String,
-    /// The node that it is bound to.
-    pub node: String,
-    /// True if it has ended (phase Succeeded or Failed).
-    pub finished: bool,
-    /// True if it is being deleted.
-    pub terminating: bool,
-    /// Time by which it has to have ended: the end of the grace period of its deletion.
-    pub ends_by: Option<Timestamp>,
-    /// True if it waits for a node, an image or its first start (phase Pending). Budgets do not guard it.
-    pub pending: bool,
-    /// True if it mirrors a static pod of the kubelet.
-    pub mirror: bool,
-    /// True if it has an `emptyDir`.
-    pub empty_dir: bool,
-    /// The names of the PersistentVolumeClaims that it uses.
-    pub volume_claims: Vec<String>,
-    /// True if it may be placed on a cordoned node.
-    pub tolerates_cordon: bool,
-    /// True if its priority is one of those that the cluster itself needs.
-    pub critical: bool,
-    /// Kind and name of its controller.
-    pub controller: Option<String>,
-    /// Uid of its controller; absent for a bare pod.
-    pub controller_uid: Option<String>,
-    /// The DaemonSet that is its controller. Only Kubernetes' own (`apps/v1`) is one, as for `kubectl drain`.
-    pub daemon_set: Option<String>,
-    /// The known state of that DaemonSet.
-    pub daemon_set_is: DaemonSetIs,
-    /// The labels, which budgets select by.
-    pub labels: BTreeMap<String, String>,
-    /// True if its kubelet reports it Ready.
-    pub ready: bool,
-    /// Highest number of restarts among its containers.
-    pub restarts: i32,
-    /// Time at which a container of it last ended before it was restarted, by the node's clock, to the end of that
-    /// second.
-    pub restarted_at: Option<Timestamp>,
-    /// The reason why it is not Ready, as far as its status has one.
-    pub trouble: Option<String>,
-}
-
-/// The known state of a DaemonSet that a pod names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DaemonSetIs {
-    /// Unknown so far.
-    #[default]
-    Unknown,
-    /// It exists, or did when it was read.
-    There,
-    /// It does not exist: the pod is an orphan, which nothing would bring back.
-    Gone,
-    /// The API server gives no answer.
-    Unreadable,
-}
-
-/// A PodDisruptionBudget.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct BudgetFacts {
-    /// The namespace.
-    pub namespace: String,
-    /// The name.
-    pub name: String,
-    /// The version of the object.
-    pub resource_version: String,
-    /// Number of pods that may be evicted now.
-    pub allowed: i32,
-    /// Number of its pods that have to be healthy.
-    pub desired: i32,
-    /// Number of its pods when all are there.
-    pub expected: i32,
-    /// True if pods that are not Ready may be evicted regardless of it.
-    pub lets_unhealthy_go: bool,
-    /// The selector of its pods; `None` if it cannot be read.
-    pub selector: Option<kube::core::Selector>,
-}
-
-/// Number of restarts of a container from which on its pod counts as crash-looping. Each reboot of a node restarts once
-/// what stays on it.
-const CRASH_LOOP: i32 = 3;
-
-/// Maximum time since the last restart of a container that crash-loops.
-const CRASH_LOOP_PAUSE: jiff::SignedDuration = jiff::SignedDuration::from_hours(1);
-
-impl PodFacts {
-    /// Returns whether it is not Ready, or Ready at this moment between two crashes.
-    pub fn is_unhealthy(&self, now: Timestamp) -> bool {
-        let recent = self.restarted_at.is_some_and(|at| now.duration_since(at) < CRASH_LOOP_PAUSE);
-        !self.ready || (recent && self.restarts >= CRASH_LOOP)
-    }
-
-    /// Returns the name for users: namespace and name.
-    pub fn title(&self) -> String {
-        format!("{}/{}", self.namespace, self.name)
-    }
-}
-
-impl BudgetFacts {
-    /// Returns whether its selector matches this pod.
-    pub fn selects(&self, pod: &PodFacts) -> bool {
-        use kube::core::SelectorExt as _;
-        pod.namespace == self.namespace && self.selector.as_ref().is_some_and(|selector| selector.matches(&pod.labels))
-    }
-
-    /// Returns whether it would refuse this pod even with all its pods healthy, so that no waiting helps.
-    pub fn never_lets_go(&self, pod: &PodFacts) -> bool {
-        self.selects(pod)
-            && !pod.pending
-            && self.expected > 0
-            && self.desired >= self.expected
-            && (pod.ready || !self.lets_unhealthy_go)
-    }
-}
-
 /// The last answer to the eviction of a pod; kept in memory only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blocked {
@@ -326,51 +204,6 @@ impl LeaseLooks {
     /// Returns whether the node has renewed it since the first observation.
     pub fn alive(&self) -> bool {
         self.last.is_some() && self.last != self.first
-    }
-}
-
-/// The kind of a node on which the pods of an owner are compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compared {
-    /// The node does not run the version.
-    NotUpdated,
-    /// The node runs the version, and a pod has had enough time on it to become healthy.
-    Updated,
-    /// The node runs the version, and a pod may still need time.
-    JustUpdated,
-}
-
-/// Health of the pods of one owner on other nodes than the one that is judged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OwnerHealth {
-    /// Number of Ready pods on nodes that run the version.
-    pub updated_ready: usize,
-    /// Number of pods that have had enough time and are not Ready on nodes that run the version.
-    pub updated_failing: usize,
-    /// Number of healthy pods on nodes that do not run it.
-    pub others_healthy: usize,
-    /// Number of unhealthy pods on nodes that do not run it, or on none.
-    pub others_unhealthy: usize,
-}
-
-impl OwnerHealth {
-    /// Counts one more pod; `on` is `None` for one without a node.
-    pub fn count(&mut self, pod: &PodFacts, on: Option<Compared>, now: Timestamp) {
-        let counter = match on {
-            None => &mut self.others_unhealthy,
-            Some(Compared::NotUpdated) if pod.is_unhealthy(now) => &mut self.others_unhealthy,
-            Some(Compared::NotUpdated) => &mut self.others_healthy,
-            Some(Compared::Updated | Compared::JustUpdated) if pod.ready => &mut self.updated_ready,
-            Some(Compared::Updated) => &mut self.updated_failing,
-            Some(Compared::JustUpdated) => return,
-        };
-        *counter += 1;
-    }
-
-    /// Returns whether a further pod that fails on an updated node is evidence against the version: the owner's pods
-    /// fail on updated nodes alone, and on more than one.
-    pub fn is_evidence(&self) -> bool {
-        self.updated_failing > 0 && self.updated_ready == 0 && self.others_healthy > 0 && self.others_unhealthy == 0
     }
 }
 
