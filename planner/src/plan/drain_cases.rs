@@ -707,3 +707,17 @@ fn a_blocked_drain_is_counted_as_blocked_while_its_pods_are_asked_for_again() {
     view.busy.insert("a".into());
     assert_eq!(blocked(&view, t(1001)), expected, "something is written about it");
 }
+
+#[test]
+fn the_leader_wakes_for_the_next_try_of_a_refused_eviction_and_never_in_the_past() {
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 0, false))].into();
+    let named = plan(&view, &policy, t(10));
+    written(&mut view, &named.actions["a"]);
+    let waits = plan(&view, &policy, t(11));
+    assert!(waits.actions.is_empty() && waits.evictions.is_empty(), "{waits:?}");
+    assert_eq!(waits.wake, Some(t(1000)), "the next try");
+    let due = plan(&view, &policy, t(1000));
+    assert_eq!(due.evictions["a"].pods.len(), 1);
+    assert!(due.wake.is_none_or(|at| at > t(1000)), "{:?}", due.wake);
+}
