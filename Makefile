@@ -9,7 +9,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # How many tests run at a time: end-to-end tests mostly wait, so that there may be more of them than cores.
-export RUST_TEST_THREADS ?= 4
+export RUST_TEST_THREADS ?= 6
 # Words that no doc comment begins with, and words that are not used in what users read.
 TITLES := (Whether|What|Who|Whose|How|Its|Why)
 WORDS := somebody|nobody|whoever|anew|of ours|given back
@@ -39,6 +39,7 @@ lint: tools tools-lint words ## Check format, lints, words and generated files
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) build --workspace --bins --locked
 	"$(TARGET)/debug/brupop-deploy" --check
+	@$(CARGO) tree --locked --manifest-path fuzz/Cargo.toml >/dev/null || { echo "make: fuzz/Cargo.lock is stale: run cargo update --workspace in fuzz" >&2; exit 1; }
 	@tree=$$($(CARGO) tree --locked -p planner -e normal --prefix none) && ! grep -E '^(tokio|hyper|reqwest|actix-web|prometheus|tracing) ' <<<"$$tree" || { echo "make: the planner depends on no client, HTTP, log or metrics crate (docs/architecture.md)" >&2; exit 1; }
 
 # docs/glossary.md has the words to use instead.

@@ -712,7 +712,8 @@ fn a_blocked_drain_is_counted_as_blocked_while_its_pods_are_asked_for_again() {
 fn the_leader_wakes_for_the_next_try_of_a_refused_eviction_and_never_in_the_past() {
     let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
     view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 0, false))].into();
-    let named = plan(&view, &policy, t(10));
+    let named = plan(&view, &policy, t(5));
+    assert!(named.wake.is_some_and(|at| at > t(5)), "it is named now: {:?}", named.wake);
     written(&mut view, &named.actions["a"]);
     let waits = plan(&view, &policy, t(11));
     assert!(waits.actions.is_empty() && waits.evictions.is_empty(), "{waits:?}");
