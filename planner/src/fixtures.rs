@@ -15,7 +15,7 @@ use semver::Version;
 use crate::claims::Parts;
 use crate::plan::Action;
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
+use crate::view::{Blocked, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
 pub(crate) const OLD: Version = Version::new(1, 20, 0);
 pub(crate) const NEW: Version = Version::new(1, 20, 5);
@@ -190,4 +190,17 @@ pub(crate) fn with_policy(view: &mut ClusterView, spec: serde_json::Value) -> Po
     let operator = view.operator.as_mut().unwrap();
     operator.spec = serde_json::from_value(spec).unwrap();
     Policy::from_spec(&operator.spec).unwrap()
+}
+
+/// An answer to an eviction that was sent at `since`, with a retry at 1000 s.
+pub(crate) fn answer(budget: Option<&str>, since: i64, accepted: bool) -> Blocked {
+    Blocked {
+        budget: budget.map(str::to_owned),
+        message: "not now".into(),
+        since: t(since),
+        retry_at: t(1000),
+        fatal: false,
+        accepted,
+        deleted: false,
+    }
 }

@@ -576,19 +576,6 @@ fn a_critical_pod_that_may_not_go_yet_is_no_reason_to_look_again_and_again() {
     assert!(made.wake.is_some_and(|at| at > t(10)), "{:?}", made.wake);
 }
 
-/// An answer to an eviction that was sent at `since`, with a retry at 1000 s.
-fn answer(budget: Option<&str>, since: i64, accepted: bool) -> Blocked {
-    Blocked {
-        budget: budget.map(str::to_owned),
-        message: "not now".into(),
-        since: t(since),
-        retry_at: t(1000),
-        fatal: false,
-        accepted,
-        deleted: false,
-    }
-}
-
 #[test]
 fn a_hold_and_a_deadline_act_while_evictions_are_not_answered() {
     let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false)]);
@@ -706,19 +693,4 @@ fn a_blocked_drain_is_counted_as_blocked_while_its_pods_are_asked_for_again() {
     assert_eq!(blocked(&view, t(1001)), expected);
     view.busy.insert("a".into());
     assert_eq!(blocked(&view, t(1001)), expected, "something is written about it");
-}
-
-#[test]
-fn the_leader_wakes_for_the_next_try_of_a_refused_eviction_and_never_in_the_past() {
-    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
-    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 0, false))].into();
-    let named = plan(&view, &policy, t(5));
-    assert!(named.wake.is_some_and(|at| at > t(5)), "it is named now: {:?}", named.wake);
-    written(&mut view, &named.actions["a"]);
-    let waits = plan(&view, &policy, t(11));
-    assert!(waits.actions.is_empty() && waits.evictions.is_empty(), "{waits:?}");
-    assert_eq!(waits.wake, Some(t(1000)), "the next try");
-    let due = plan(&view, &policy, t(1000));
-    assert_eq!(due.evictions["a"].pods.len(), 1);
-    assert!(due.wake.is_none_or(|at| at > t(1000)), "{:?}", due.wake);
 }

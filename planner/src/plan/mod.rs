@@ -16,6 +16,8 @@ mod attempt;
 #[cfg(test)]
 mod attempt_cases;
 #[cfg(test)]
+mod blocker_cases;
+#[cfg(test)]
 mod cases;
 #[cfg(test)]
 mod drain_cases;

@@ -1,0 +1,76 @@
+//! Tables of what a drain records of the pods that keep it from its end.
+
+use models::shadow::{DrainStatus, DrainedPod, ReturnedOwner};
+
+use super::{Action, Plan, plan};
+use crate::fixtures::*;
+
+#[test]
+fn the_leader_wakes_for_the_next_try_of_a_refused_eviction_and_never_in_the_past() {
+    let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 0, false))].into();
+    let named = plan(&view, &policy, t(5));
+    assert!(named.wake.is_some_and(|at| at > t(5)), "it is named now: {:?}", named.wake);
+    written(&mut view, &named.actions["a"]);
+    let waits = plan(&view, &policy, t(11));
+    assert!(waits.actions.is_empty() && waits.evictions.is_empty(), "{waits:?}");
+    assert_eq!(waits.wake, Some(t(1000)), "the next try");
+    let due = plan(&view, &policy, t(1000));
+    assert_eq!(due.evictions["a"].pods.len(), 1);
+    assert!(due.wake.is_none_or(|at| at > t(1000)), "{:?}", due.wake);
+}
+
+/// The record of the drain that a plan writes for node `a`.
+fn recorded(made: &Plan) -> DrainStatus {
+    match made.actions.get("a") {
+        Some(Action::Status { status, .. }) => status.report.drain.clone().unwrap(),
+        other => panic!("{other:?} {:?}", made.waits),
+    }
+}
+
+#[test]
+fn a_blocker_that_is_about_to_leave_stays_named_for_a_moment_unless_there_is_another() {
+    let spec = || serde_json::json!({"drain": {"timeout": "1h"}});
+    let pods = || ["a", "b", "c"].map(|name| pod(name, false)).to_vec();
+    let named = |made: &Plan| recorded(made).blockers.into_iter().map(|b| b.pod).collect::<Vec<_>>();
+    let (mut view, policy) = draining(spec(), pods());
+    let node = view.nodes.get_mut("a").unwrap();
+    node.blocked = ["p-a", "p-b"].map(|uid| (uid.to_owned(), answer(Some("shop/web"), 0, false))).into();
+    let first = plan(&view, &policy, t(10));
+    assert_eq!(named(&first), ["shop/p-a", "shop/p-b"]);
+    written(&mut view, &first.actions["a"]);
+
+    // The eviction of one of them is accepted: it is not worth a write until it is gone for certain.
+    let node = view.nodes.get_mut("a").unwrap();
+    node.blocked.insert("p-b".to_owned(), answer(None, 11, true));
+    let held = plan(&view, &policy, t(12));
+    assert!(held.actions.is_empty() && held.wake == Some(t(16)), "{held:?}");
+    assert_eq!(named(&plan(&view, &policy, t(16))), ["shop/p-a"]);
+
+    // Another pod blocks by now: that is told at once.
+    let node = view.nodes.get_mut("a").unwrap();
+    node.blocked.insert("p-a".to_owned(), answer(None, 11, true));
+    node.blocked.insert("p-c".to_owned(), answer(Some("shop/web"), 0, false));
+    assert_eq!(named(&plan(&view, &policy, t(12))), ["shop/p-c"]);
+}
+
+#[test]
+fn a_shadow_lists_no_more_pods_and_owners_of_a_drain_than_it_has_room_for() {
+    let most = crate::plan::LISTED_PODS;
+    for (listed, expected) in [(most - 1, Some(most)), (most, None)] {
+        let (mut view, policy) = draining(serde_json::json!({}), vec![pod("new", false)]);
+        let drain = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.drain.as_mut().unwrap();
+        let known =
+            |number| DrainedPod { namespace: "shop".into(), name: format!("{number}"), uid: format!("{number}") };
+        drain.pods = (0..listed).map(known).collect();
+        let made = plan(&view, &policy, t(1));
+        let recorded = made.actions.get("a").map(|_| recorded(&made).pods.len());
+        assert_eq!(recorded, expected, "{listed} are listed: {:?}", made.actions);
+    }
+    let most = 256;
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("new", false)]);
+    let drain = view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status.controller.drain.as_mut().unwrap();
+    drain.pods.clear();
+    drain.returned_owners = (0..most).map(|number| ReturnedOwner { uid: format!("{number}"), times: 1 }).collect();
+    assert_eq!(recorded(&plan(&view, &policy, t(1))).returned_owners.len(), most);
+}
