@@ -33,6 +33,8 @@ mod health_cases;
 #[cfg(test)]
 mod key_cases;
 mod order;
+#[cfg(test)]
+mod overdue_cases;
 mod quarantine;
 #[cfg(test)]
 mod release_cases;

@@ -1,0 +1,126 @@
+//! Tables of a drain past its deadline.
+
+use models::reason::FailureReason;
+use models::shadow::HostState;
+
+use super::{Action, Plan, plan};
+use crate::fixtures::*;
+use crate::policy::Policy;
+use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
+
+/// A drain past its deadline that deletes what is left, as recorded.
+fn forced(pods: Vec<PodFacts>) -> (ClusterView, Policy) {
+    let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
+    let (mut view, policy) = draining(spec, pods);
+    let recorded = plan(&view, &policy, t(60));
+    written(&mut view, &recorded.actions["a"]);
+    (view, policy)
+}
+
+/// The pods that a plan deletes.
+fn deleted(made: &Plan) -> Vec<&str> {
+    let evictions = made.evictions.get("a").filter(|evictions| evictions.delete);
+    evictions.map_or_else(Vec::new, |evictions| evictions.pods.iter().map(|pod| pod.name.as_str()).collect())
+}
+
+/// The reason of the failure that a plan records.
+fn failure_of(made: &Plan) -> Option<String> {
+    let Some(Action::Status { status, .. }) = made.actions.get("a") else { return None };
+    Some(status.report.record.as_ref()?.last.as_ref()?.reason.clone())
+}
+
+#[test]
+fn a_pod_is_deleted_again_only_when_its_deletion_is_due_again() {
+    let refused =
+        |deleted, fatal, retry_at| Blocked { deleted, fatal, retry_at: t(retry_at), ..answer(None, 1, false) };
+    for (sentence, last, sent, due, fails) in [
+        ("nothing was tried", None, None, true, false),
+        ("its eviction was refused", Some(refused(false, false, 1000)), None, true, false),
+        ("its eviction was refused for good", Some(refused(false, true, 1000)), None, true, false),
+        ("its deletion failed a moment ago", Some(refused(true, false, 65)), None, false, false),
+        ("its deletion is to be tried again now", Some(refused(true, false, 61)), None, true, false),
+        ("it may not be deleted", Some(refused(true, true, 1000)), None, false, true),
+        ("its eviction is not answered", None, Some(false), true, false),
+        ("its deletion is not answered", None, Some(true), false, false),
+    ] {
+        let (mut view, policy) = forced(vec![pod("a", false)]);
+        let node = view.nodes.get_mut("a").unwrap();
+        node.blocked = last.into_iter().map(|last| ("p-a".to_owned(), last)).collect();
+        let sent = sent.map(|deletes| InFlight { since: t(60), deletes });
+        node.in_flight = sent.into_iter().map(|sent| ("p-a".to_owned(), sent)).collect();
+        let made = plan(&view, &policy, t(61));
+        assert_eq!(deleted(&made), if due { vec!["p-a"] } else { vec![] }, "{sentence}: {made:?}");
+        assert_eq!(failure_of(&made).is_some(), fails, "{sentence}: {made:?}");
+    }
+}
+
+#[test]
+fn the_leader_wakes_for_the_next_try_of_a_deletion() {
+    let (mut view, policy) = forced(vec![pod("a", false)]);
+    let last = Blocked { deleted: true, retry_at: t(65), ..answer(None, 1, false) };
+    view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), last)].into();
+    assert_eq!(plan(&view, &policy, t(61)).wake, Some(t(65)));
+    let due = plan(&view, &policy, t(65));
+    assert!(due.wake.is_some_and(|at| at > t(65)) && deleted(&due) == ["p-a"], "{due:?}");
+    // A pod that leaves is looked at when its grace period ends.
+    let leaving = PodFacts { terminating: true, ends_by: Some(t(90)), ..pod("a", false) };
+    view.nodes.get_mut("a").unwrap().pods = Some(vec![leaving]);
+    view.nodes.get_mut("a").unwrap().blocked.clear();
+    assert_eq!(plan(&view, &policy, t(61)).wake, Some(t(90)));
+    let ended = plan(&view, &policy, t(90));
+    assert!(ended.wake.is_some_and(|at| at > t(90)) && deleted(&ended) == ["p-a"], "{ended:?}");
+}
+
+#[test]
+fn a_drain_that_is_not_over_in_time_says_what_was_missing() {
+    type Change = fn(&mut ClusterView);
+    let cases: &[(&str, Change, FailureReason, &str)] = &[
+        ("pods are left", |_| {}, FailureReason::DrainTimedOut, "still on the node: shop/p-a"),
+        (
+            "the kubelet is silent",
+            |view| view.nodes.get_mut("a").unwrap().facts.ready = false,
+            FailureReason::DrainTimedOut,
+            "still on the node, which is not Ready: shop/p-a",
+        ),
+        (
+            "it could not be cordoned",
+            |view| view.nodes.get_mut("a").unwrap().facts.unschedulable = false,
+            FailureReason::DrainTimedOut,
+            "the node could not be cordoned",
+        ),
+        (
+            "its pods could not be read",
+            |view| view.nodes.get_mut("a").unwrap().pods = None,
+            FailureReason::DrainTimedOut,
+            "the pods on the node could not be read",
+        ),
+        (
+            "its image is gone",
+            |view| {
+                let node = view.nodes.get_mut("a").unwrap();
+                node.pods = Some(vec![]);
+                node.shadow.as_mut().unwrap().status.agent.state = Some(HostState::Idle);
+            },
+            FailureReason::NotStaged,
+            "the staged image is gone",
+        ),
+        (
+            "its agent is silent",
+            |view| {
+                let node = view.nodes.get_mut("a").unwrap();
+                node.pods = Some(vec![]);
+                node.shadow.as_mut().unwrap().generation = 2;
+            },
+            FailureReason::AgentSilent,
+            "the agent has not confirmed the desired state",
+        ),
+    ];
+    for (sentence, change, reason, message) in cases {
+        let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false)]);
+        change(&mut view);
+        let made = plan(&view, &policy, t(60));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {made:?}") };
+        let last = status.report.record.as_ref().unwrap().last.as_ref().unwrap();
+        assert_eq!((last.reason.as_str(), last.message.as_str()), (reason.as_str(), *message), "{sentence}");
+    }
+}
