@@ -35,6 +35,8 @@ mod key_cases;
 mod order;
 #[cfg(test)]
 mod overdue_cases;
+#[cfg(test)]
+mod permit_cases;
 mod quarantine;
 #[cfg(test)]
 mod release_cases;

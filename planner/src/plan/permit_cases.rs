@@ -1,0 +1,135 @@
+//! Tables of the way from the end of a drain to the reboot: what is recorded, who is answered, who is waited for.
+
+use models::condition::find_condition;
+use models::shadow::{ArmedPhase, DRAINED, DrainStatus, DrainedPod, HostState, Permit, Step};
+
+use super::{Action, Plan, plan};
+use crate::fixtures::*;
+use crate::policy::Policy;
+use crate::view::{ClusterView, ShadowFacts};
+
+type Change = fn(&mut ClusterView);
+
+fn shadow(view: &mut ClusterView) -> &mut ShadowFacts {
+    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap()
+}
+
+/// A drained node whose agent may ask for its permit.
+fn drained() -> (ClusterView, Policy) {
+    let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
+    node.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus::default());
+    cluster(vec![node], &["a"])
+}
+
+fn permit(nonce: &str) -> Option<Permit> {
+    Some(Permit { nonce: nonce.into(), jws: "j".into() })
+}
+
+/// The next action for node `a` in a word, or the reason why it waits.
+fn outcome(made: &Plan) -> String {
+    match made.actions.get("a") {
+        None => made.waits.get("a").map_or_else(|| "nothing".to_owned(), |wait| wait.as_str().to_owned()),
+        Some(Action::Permit { nonce, .. }) => format!("permit for {nonce}"),
+        Some(Action::Status { status, .. }) => {
+            let last = status.report.record.as_ref().and_then(|record| record.last.as_ref());
+            last.map_or_else(|| "status".to_owned(), |last| last.reason.clone())
+        }
+        Some(action) => format!("{action:?}"),
+    }
+}
+
+#[test]
+fn a_request_is_answered_once_and_the_reboot_is_waited_for() {
+    let cases: &[(&str, Change, &str)] = &[
+        ("no request", |_| {}, "AwaitingAgent"),
+        ("a request", |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming)), "permit for n"),
+        (
+            "a request that is answered",
+            |view| {
+                shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming));
+                shadow(view).spec.permit = permit("n");
+            },
+            "AwaitingReboot",
+        ),
+        (
+            "another request after an answer",
+            |view| {
+                shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming));
+                shadow(view).spec.permit = permit("earlier");
+            },
+            "permit for n",
+        ),
+        ("an answer without a request", |view| shadow(view).spec.permit = permit("n"), "AwaitingReboot"),
+        ("another attempt is ordered", |view| shadow(view).spec.attempt = 2, "ProgressLost"),
+        ("the order is gone", |view| shadow(view).spec.state = HostState::Idle, "ProgressLost"),
+    ];
+    for (sentence, change, expected) in cases {
+        let (mut view, policy) = drained();
+        change(&mut view);
+        assert_eq!(outcome(&plan(&view, &policy, t(1))), *expected, "{sentence}");
+    }
+}
+
+#[test]
+fn a_reboot_that_does_not_come_is_the_agents_the_hosts_or_the_images_fault() {
+    let cases: &[(&str, Change, &str)] = &[
+        ("the agent never asked", |_| {}, "AgentSilent"),
+        ("the host has its permit", |view| shadow(view).spec.permit = permit("n"), "RebootTimedOut"),
+        (
+            "the image is armed, and the node is there",
+            |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated)),
+            "AgentSilent",
+        ),
+        (
+            "the node is silent, and nothing is armed",
+            |view| view.nodes.get_mut("a").unwrap().facts.ready = false,
+            "AgentSilent",
+        ),
+        (
+            "the image is armed, and the node is silent since",
+            |view| {
+                shadow(view).status.agent.armed = Some(armed(ArmedPhase::Activated));
+                view.nodes.get_mut("a").unwrap().facts.ready = false;
+            },
+            "NotReadyAfterBoot",
+        ),
+    ];
+    for (sentence, change, expected) in cases {
+        let (mut view, policy) = drained();
+        change(&mut view);
+        let deadline = i64::try_from(policy.reboot.as_secs()).unwrap();
+        assert_eq!(outcome(&plan(&view, &policy, t(deadline))), *expected, "{sentence}");
+    }
+}
+
+#[test]
+fn the_end_of_a_drain_records_that_every_pod_has_left_and_how_many() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![]);
+    let known = |number| DrainedPod { namespace: "shop".into(), name: format!("{number}"), uid: format!("{number}") };
+    shadow(&mut view).status.controller.drain.as_mut().unwrap().pods = (0..3).map(known).collect();
+    let made = plan(&view, &policy, t(1));
+    let Some(Action::Status { status, note: None }) = made.actions.get("a") else { panic!("{made:?}") };
+    assert_eq!(status.report.progress.as_ref().unwrap().step, Step::Rebooting);
+    assert_eq!(status.report.drain.as_ref().unwrap().removed, 3);
+    let condition = find_condition(&status.conditions, DRAINED).unwrap();
+    assert_eq!(
+        (condition.reason.as_str(), condition.message.as_str()),
+        ("Drained", "every pod that had to go is gone")
+    );
+}
+
+#[test]
+fn a_blocked_drain_is_told_once_and_counts_the_pods_that_have_left() {
+    let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false), pod("b", false), pod("c", false)]);
+    let node = view.nodes.get_mut("a").unwrap();
+    node.pods.as_mut().unwrap().retain(|pod| pod.name != "p-c");
+    node.blocked = [("p-a".to_owned(), answer(Some("shop/web"), 0, false))].into();
+    let told = plan(&view, &policy, t(6));
+    let Some(Action::Status { status, note: Some(note) }) = told.actions.get("a") else { panic!("{told:?}") };
+    assert_eq!((note.reason, status.report.drain.as_ref().unwrap().removed), ("DrainBlocked", 1));
+    written(&mut view, &told.actions["a"]);
+    let node = view.nodes.get_mut("a").unwrap();
+    node.blocked.insert("p-b".to_owned(), answer(Some("shop/web"), 0, false));
+    let more = plan(&view, &policy, t(7));
+    assert!(matches!(more.actions.get("a"), Some(Action::Status { note: None, .. })), "no second Event: {more:?}");
+}
