@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use models::permit::PERMIT_LIFETIME;
-use models::shadow::{AttemptResult, HostState, Record, Step};
+use models::shadow::{AttemptResult, CORDONED, DrainStatus, HostState, Record, Step, VersionFailure};
 
 use super::{Action, plan};
+use crate::claims::Parts;
 use crate::fixtures::*;
 use crate::policy::Policy;
 use crate::view::{LeaseLooks, NodeView};
@@ -154,4 +155,59 @@ fn a_release_that_was_noted_in_a_time_that_has_not_come_waits_by_this_process_al
     };
     assert_eq!(decide(noted_ahead(0), 5), (None, Some(span().cast_signed())));
     assert_eq!(decide(noted_ahead(span()), 5).0, Some(Action::LookAtLease));
+}
+
+#[test]
+fn a_failure_of_a_version_is_listed_once_until_it_is_resolved() {
+    let settled = VersionFailure { resolved_by: Some("monday".into()), ..failure(NEW) };
+    for (sentence, before, listed) in [
+        ("the first failure", vec![], 1),
+        ("the version has failed here before", vec![failure(NEW)], 1),
+        ("that failure is resolved", vec![settled.clone()], 2),
+        ("another version has failed here", vec![failure(OLD)], 2),
+        ("the list is full", vec![failure(OLD); 8], 8),
+        ("the list is full, and one is resolved", [vec![failure(OLD); 7], vec![settled]].concat(), 8),
+    ] {
+        let mut failed = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
+        failed.facts.boot_id = "b2".into();
+        let status = &mut failed.shadow.as_mut().unwrap().status;
+        let kept = before.iter().filter(|f| f.resolved_by.is_none()).count().min(7);
+        status.controller.record = Some(Record { version_failures: before, ..Record::default() });
+        status.agent.failure = Some(models::shadow::Failure {
+            attempt: 1,
+            step: HostState::RebootedIntoUpdate,
+            reason: models::reason::FailureReason::BootFellBack,
+            message: String::new(),
+            time: t(1),
+        });
+        let (view, policy) = cluster(vec![failed], &["a"]);
+        let made = plan(&view, &policy, t(2));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {made:?}") };
+        let failures = &status.report.record.as_ref().unwrap().version_failures;
+        assert_eq!(failures.len(), listed, "{sentence}: {failures:?}");
+        assert!(failures.iter().any(|f| f.version == NEW && f.resolved_by.is_none()), "{sentence}: {failures:?}");
+        let unresolved = failures.iter().filter(|f| f.resolved_by.is_none()).count();
+        assert!(unresolved >= kept, "{sentence}: a resolved one goes first: {failures:?}");
+    }
+}
+
+#[test]
+fn the_record_of_a_claim_goes_with_the_claim_and_stays_while_a_user_holds_the_node() {
+    for (sentence, held, claimed, stays) in [
+        ("released", false, false, false),
+        ("held as it is", true, true, true),
+        ("held, and not claimed any more", true, false, false),
+    ] {
+        let mut node = at("a", Step::Releasing, 0, HostState::Idle);
+        (node.facts.held, node.facts.unschedulable) = (held, claimed);
+        node.facts.claims = if claimed { Parts::USUAL } else { Parts::default() };
+        node.shadow.as_mut().unwrap().status.controller.drain = Some(DrainStatus::default());
+        let (view, policy) = cluster(vec![node], &["a"]);
+        let made = plan(&view, &policy, t(1));
+        let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {made:?}") };
+        assert_eq!((&status.report.progress, status.report.drain.is_some()), (&None, stays), "{sentence}");
+        let cordoned = models::condition::find_condition(&status.conditions, CORDONED);
+        assert_eq!(cordoned.is_none(), stays, "{sentence}: {cordoned:?}");
+        assert!(cordoned.is_none_or(|condition| condition.reason == "Released"), "{sentence}: {cordoned:?}");
+    }
 }

@@ -114,7 +114,7 @@ impl WaitReason {
             Self::Held => (User, "Remove the annotation `brupop.bottlerocket.aws/hold` from the node."),
             Self::Cordoned => (User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
             Self::Deleting => (User, "The deletion of the node; a finalizer may keep it."),
-            Self::NoShadow => (Operator, "The agent's pod on the node, and the log of the web API."),
+            Self::NoShadow => (Operator, "The controller creates it; if it does not, see its log."),
             Self::NoReport => (Operator, "The agent's first report in this boot: see the log of its pod on the node."),
             Self::AgentNotReady => (Operator, "A Ready pod of the agent on the node: see its log."),
             Self::AgentBehind => (Operator, "The agent's confirmation of the desired state: see the log of its pod."),
