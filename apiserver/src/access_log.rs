@@ -31,9 +31,9 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
 
     let mut response = next.call(request).await?;
     // On a kept connection, an unauthenticated client could begin another head and never end it.
-    let other = !response.request().extensions().contains::<LetIn>();
+    let unauthenticated = !response.request().extensions().contains::<LetIn>();
     // And a client would reuse it, however long it waits, instead of reaching another replica.
-    if other || app.as_ref().is_some_and(|app| app.ending()) {
+    if unauthenticated || app.as_ref().is_some_and(|app| app.ending()) {
         response.response_mut().head_mut().set_connection_type(ConnectionType::Close);
     }
 

@@ -34,7 +34,7 @@ pub(crate) struct Connections {
     most: Option<usize>,
     /// Maximum age of a connection without an authenticated agent, whatever is sent on it: the HTTP library limits only
     /// the first head of a connection, and no body.
-    unauthenticated: Duration,
+    unauthenticated_limit: Duration,
     refused: IntCounter,
     open: Mutex<HashMap<Source, usize>>,
 }
@@ -47,8 +47,19 @@ struct Counted {
 
 impl Connections {
     /// Creates the limits; 0 in `most` for none.
-    pub(crate) fn new(sources: Sources, most: usize, unauthenticated: Duration, refused: IntCounter) -> Arc<Self> {
-        Arc::new(Self { sources, most: (most > 0).then_some(most), unauthenticated, refused, open: Mutex::default() })
+    pub(crate) fn new(
+        sources: Sources,
+        most: usize,
+        unauthenticated_limit: Duration,
+        refused: IntCounter,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            sources,
+            most: (most > 0).then_some(most),
+            unauthenticated_limit,
+            refused,
+            open: Mutex::default(),
+        })
     }
 
     /// Wraps a service: closes connections of a source that has too many, before any TLS, and serves the others.
@@ -63,10 +74,10 @@ impl Connections {
             let peer = connection.peer_addr().ok();
             let counted = peer.and_then(|peer| self.enter(self.sources.of(peer.ip())));
             let ends = counted.is_some().then(|| actix_service::Service::call(served, connection));
-            let unauthenticated = self.unauthenticated;
+            let limit = self.unauthenticated_limit;
             async move {
                 let result = match ends {
-                    Some(ends) => bounded(ends, unauthenticated).await,
+                    Some(ends) => bounded(ends, limit).await,
                     None => Ok(()),
                 };
                 drop(counted);
@@ -87,11 +98,11 @@ impl Connections {
     }
 }
 
-/// Serves a connection to its end, or for `unauthenticated` if no agent is authenticated on it.
-async fn bounded<E>(ends: impl Future<Output = Result<(), E>>, unauthenticated: Duration) -> Result<(), E> {
+/// Serves a connection to its end, or for `limit` if no agent is authenticated on it.
+async fn bounded<E>(ends: impl Future<Output = Result<(), E>>, limit: Duration) -> Result<(), E> {
     let let_in = Rc::new(Cell::new(false));
     let too_long = async {
-        sleep(unauthenticated).await;
+        sleep(limit).await;
         if let_in.get() {
             pending::<()>().await;
         }
@@ -143,17 +154,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_ends_after_a_while_unless_an_agent_is_let_in_on_it() {
-        let unauthenticated = Duration::from_secs(60);
+        let limit = Duration::from_secs(60);
         let lives = async |ends: &mut dyn FnMut()| {
             let served = async {
                 ends();
                 pending::<Result<(), ()>>().await
             };
-            tokio::time::timeout(Duration::from_secs(86_400), bounded(served, unauthenticated)).await.is_err()
+            tokio::time::timeout(Duration::from_secs(86_400), bounded(served, limit)).await.is_err()
         };
         assert!(!lives(&mut || ()).await, "an unauthenticated client's");
         assert!(lives(&mut let_in).await, "an agent's");
         assert!(!lives(&mut || ()).await, "each is judged by itself");
-        assert_eq!(bounded(async { Err("broken") }, unauthenticated).await, Err("broken"));
+        assert_eq!(bounded(async { Err("broken") }, limit).await, Err("broken"));
     }
 }

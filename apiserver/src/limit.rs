@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_released_was_not_taken_and_a_debt_is_bounded() {
+    fn what_is_returned_was_not_taken_and_a_debt_is_bounded() {
         let (limiter, t) = (Limiter::new(TWO_AND_ONE_A_SECOND), Instant::now());
         for _ in 0..10 {
             assert_eq!(limiter.take("a", t), Ok(()));
@@ -166,7 +166,7 @@ mod tests {
             limiter.give_back("b", t);
         }
         assert_eq!((limiter.take("a", t), limiter.take("a", t)), (Ok(()), Ok(())));
-        assert!(limiter.take("a", t).is_err(), "no more than what is whole is released");
+        assert!(limiter.take("a", t).is_err(), "no more than what is whole is returned");
         for _ in 0..100 {
             limiter.charge("a", t);
         }

@@ -26,7 +26,7 @@ pub(crate) fn hold(part: &str, targets: &[(&str, impl Fn(&[u8]))]) {
         for file in kept.into_iter().chain(files(&folder.join("crashes").join(name))) {
             // Shown with a failure.
             println!("{}", file.display());
-            let input = std::fs::read(&file).unwrap_or_default();
+            let input = std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
             run(&input);
             for length in 0..input.len().min(600) {
                 run(&input[..length]);

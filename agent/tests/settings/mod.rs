@@ -312,7 +312,7 @@ async fn a_crash_between_the_change_and_its_outcome_leaves_enough_to_put_back() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crash_while_a_pin_moves_leaves_neither_lock_to_a_other_client() {
+async fn a_crash_while_a_pin_moves_leaves_neither_lock_to_another_client() {
     let mut bench = Bench::with(|options| options.version = NEWEST).await;
     bench.ask(Some("1.20.5"), None);
     until_chosen(&bench, NEW).await;

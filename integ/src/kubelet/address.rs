@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_address_maps_to_the_loopback_and_a_others_does_not() {
+    fn a_pod_address_maps_to_the_loopback_and_another_address_does_not() {
         let bed = Addresses::claim().unwrap();
         let pod = bed.node(3).pod_ip(7);
         assert_eq!(bed.process_ip(pod.into()), Some(Ipv4Addr::new(127, bed.bed(), 3, 7).into()));

@@ -87,7 +87,7 @@ pub struct Shortfall {
 }
 
 impl History {
-    /// A history of these changes, which may come in any order.
+    /// A history of these changes; those of one object have to be in order.
     pub fn new(changes: Vec<Change>) -> Self {
         let mut history = Self::default();
         for change in changes {

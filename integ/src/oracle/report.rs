@@ -39,7 +39,9 @@ impl Property {
             Self::S2 => "a host reboots only for its own node uid, boot id and current attempt",
             Self::S3 => "never with an evictable pod still on it",
             Self::S4 => "nothing that another client recorded on a node is removed or changed",
-            Self::S5 => "no agent writes another node's shadow, and no one the half that is not theirs",
+            Self::S5 => {
+                "an agent's report concerns its own host only, and agent status and controller status are each written by their owner"
+            }
             Self::S6 => "a pod is evicted only under the uid that was seen on that node",
             Self::S7 => "never activate what is not the version asked for",
             Self::S8 => "after the failure budget no new node starts",

@@ -13,7 +13,7 @@ crate::cases![
     a_node_that_another_client_reboots_in_mid_drain_is_released,
     a_node_whose_host_loses_power_in_mid_drain_is_released,
     an_agent_killed_in_mid_drain_is_not_missed,
-    released_node_is_released_and_tried_again_without_a_back_off,
+    a_release_request_ends_the_attempt_and_it_is_tried_again_without_a_back_off,
     a_node_that_loses_its_label_in_mid_drain_is_released_and_forgotten,
     a_node_that_is_deleted_in_mid_drain_holds_no_slot,
     a_host_that_cannot_be_armed_at_first_still_runs_the_new_image_in_the_end,
@@ -69,7 +69,7 @@ async fn a_drain_that_ends_while_the_agent_is_away_goes_on_when_it_is_back(case:
     Ok(())
 }
 
-async fn released_node_is_released_and_tried_again_without_a_back_off(case: Case) -> anyhow::Result<()> {
+async fn a_release_request_ends_the_attempt_and_it_is_tried_again_without_a_back_off(case: Case) -> anyhow::Result<()> {
     case.drain_held_up(1).await?;
     let release = format!("{RELEASE_ANNOTATION}=now");
     case.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name(&case.node), &release]).await?;

@@ -57,6 +57,10 @@ fn expression_for_all_nodes_is_recorded_once_and_on_no_node() {
     let another_value = plan(&view, &policy, t(20));
     assert_eq!(another_value.actions, [].into());
     assert_eq!(another_value.status, again.status, "another value is nothing to write");
+    view.expressions = [("errors > 1".to_owned(), Answer::Failed { message: "no route".into() })].into();
+    let failed = plan(&view, &policy, t(25)).status.unwrap();
+    let condition = models::condition::true_condition(&failed.conditions, BLOCKED).unwrap();
+    assert_eq!(condition.reason, "ExpressionFails", "another reason is written");
     view.expressions = [("errors > 1".to_owned(), Answer::Quiet { since: t(0) })].into();
     let quiet = plan(&view, &policy, t(30)).status.unwrap();
     assert!(models::condition::true_condition(&quiet.conditions, BLOCKED).is_none());

@@ -119,7 +119,7 @@ fn the_end_of_a_drain_records_that_every_pod_has_left_and_how_many() {
 }
 
 #[test]
-fn a_blocked_drain_is_told_once_and_counts_the_pods_that_have_left() {
+fn a_blocked_drain_is_reported_once_and_counts_the_pods_that_have_left() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false), pod("b", false), pod("c", false)]);
     let node = view.nodes.get_mut("a").unwrap();
     node.pods.as_mut().unwrap().retain(|pod| pod.name != "p-c");

@@ -61,10 +61,14 @@ fn a_release_of_a_node_that_is_in_service_is_acknowledged_and_changes_nothing_el
     view.operator.as_mut().unwrap().spec.enabled = Some(false);
     let policy = crate::policy::Policy { enabled: false, ..policy };
     shadow(&mut view).release = Some("now".into());
+    let before = shadow(&mut view).status.clone();
     let made = plan(&view, &policy, t(1));
     written(&mut view, &made.actions["a"]);
     assert_eq!(acknowledged(&mut view), (None, Some("now".into())));
     assert_eq!(plan(&view, &policy, t(2)).actions.get("a"), None, "it is carried out once");
+    let mut after = shadow(&mut view).status.clone();
+    after.controller.record = before.controller.record.clone();
+    assert_eq!(after, before, "nothing but the record of the request has changed");
 }
 
 #[test]

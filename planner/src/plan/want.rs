@@ -25,19 +25,19 @@ fn of_kind<'a>(known: &'a [KnownVersion], agent: &'a AgentReport) -> impl Iterat
     })
 }
 
-/// Returns why policy no longer allows the version of an attempt, if it does not.
+/// Returns why policy no longer allows the version of an attempt, for its record, if it does not.
 pub(super) fn no_longer(
     policy: &Policy,
     known: &[KnownVersion],
     agent: &AgentReport,
     version: &Version,
     now: Timestamp,
-) -> Option<Wait> {
+) -> Option<String> {
     let down = agent.current_version.as_ref().is_some_and(|current| version < current);
     if !policy.target.allows(version) || (down && !policy.target.pins()) {
-        return Some(Wait::NotWanted { version: version.clone(), target: policy.target.to_string() });
+        return Some(format!("{version} is not a version that spec.version.target '{}' leads to", policy.target));
     }
-    refusal(policy, known, agent, version, now)
+    refusal(policy, known, agent, version, now).map(|wait| wait.to_string())
 }
 
 /// Returns why what the host offers now supersedes an attempt that is not drained for yet, if it does. `wanted` is what

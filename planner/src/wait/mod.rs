@@ -173,13 +173,6 @@ pub enum Wait {
         /// The entry of `spec.version.exclude` that covers it.
         rule: String,
     },
-    /// Policy has another target version by now.
-    NotWanted {
-        /// The version.
-        version: Version,
-        /// `spec.version.target`.
-        target: String,
-    },
     /// The host does not offer the target version.
     NotOffered {
         /// `spec.version.target`.
@@ -366,10 +359,6 @@ mod tests {
             (
                 Wait::Excluded { version: version(), rule: "1.20".into() },
                 "1.20.5 is excluded by the entry '1.20' of spec.version.exclude",
-            ),
-            (
-                Wait::NotWanted { version: version(), target: "1.19".into() },
-                "1.20.5 is not a version that spec.version.target '1.19' leads to",
             ),
             (
                 Wait::NotOffered { target: "1.21".into(), newest: Some(version()) },

@@ -107,13 +107,15 @@ impl WaitReason {
                 (Nothing, "The label `bottlerocket.aws/updater-interface-version=2.0.0`, if the node is to be updated.")
             }
             Self::NoOperatorResource => (User, "Create the `BottlerocketUpdateOperator` named `default`."),
-            Self::PolicyUnusable => (User, "Correct the fields that the condition `Degraded` names."),
+            Self::PolicyUnusable => (User, "Correct the fields that the condition `Degraded` of `bruo default` names."),
             Self::Disabled => (User, "Set `spec.enabled` to true."),
-            Self::Frozen => (User, "Find the cause in the condition `Frozen`, then [resume](policy.md#requests)."),
+            Self::Frozen => {
+                (User, "Find the cause in the condition `Frozen` of `bruo default`, then [resume](policy.md#requests).")
+            }
             Self::Quarantined => (User, "As for `Frozen`. To skip the version, exclude it before you resume."),
             Self::Held => (User, "Remove the annotation `brupop.bottlerocket.aws/hold` from the node."),
             Self::Cordoned => (User, "Uncordon the node, or set `spec.drain.cordonedNodes: Update`."),
-            Self::Deleting => (User, "The deletion of the node; a finalizer may keep it."),
+            Self::Deleting => (User, "The deletion of the node or of its shadow; a finalizer may keep it."),
             Self::NoShadow => (Operator, "The controller creates it; if it does not, see its log."),
             Self::NoReport => (Operator, "The agent's first report in this boot: see the log of its pod on the node."),
             Self::AgentNotReady => (Operator, "A Ready pod of the agent on the node: see its log."),
@@ -121,36 +123,50 @@ impl WaitReason {
             Self::WebApiNotReady => (Operator, "A Ready pod of the web API: see its log."),
             Self::RefreshFails => (Host, "A successful check for updates; the message is the host's own."),
             Self::HostArmedByOther => {
-                (Host, "Reboot the host or disarm it, or let the operator do that: [retry](policy.md#requests).")
+                (Host, "Reboot the host, or disarm it, or let the operator disarm it: [retry](policy.md#requests).")
             }
-            Self::DisarmPending => (Host, "The agent's confirmation that nothing of the operator is armed."),
+            Self::DisarmPending => (
+                Host,
+                "The agent's confirmation that nothing of the operator is armed; for a claim without an attempt, \
+                 the longest time that a host may take to go down.",
+            ),
             Self::BackOff => (Time, "The end of the back-off, or [retry](policy.md#requests)."),
             Self::WindowClosed => (Time, "The next window."),
             Self::Blackout => (Time, "The end of the blackout."),
             Self::TooYoung => (Version, "`spec.version.minimumAge`, since a second node was offered the version."),
             Self::Excluded => (Version, "Another version, or a change of `spec.version.exclude`."),
-            Self::NotWanted => (Version, "The end of this attempt; policy has another target by now."),
             Self::NotOffered => (Version, "The release of a version for `spec.version.target`, or another target."),
             Self::WaveNotCome => (Version, "The node's wave of the release, or `spec.version.ignoreWaves: true`."),
-            Self::NotChosen => (Version, "Set `settings.updates.version-lock` to `latest` on the host."),
+            Self::NotChosen => (User, "Set `settings.updates.version-lock` to `latest` on the host."),
             Self::Pinning => (Version, "The agent sets the host's version lock."),
             Self::LockedByOther => {
-                (Version, "Set `settings.updates.version-lock` to `latest` on the host; another client has locked it.")
+                (User, "Set `settings.updates.version-lock` to `latest` on the host; another client has locked it.")
             }
             Self::Queued => (Turn, "The nodes before it."),
-            Self::CanaryStep => (Turn, "The nodes of the canary step, its soak, or its approval."),
-            Self::GroupFull => (Turn, "The other nodes of its group: `maxUnavailable` of the group."),
-            Self::ZoneBusy => (Turn, "The nodes of another zone: `strategy.oneZoneAtATime`."),
-            Self::BudgetUsedUp => (Turn, "Nodes that are out of service for other reasons: they count too."),
-            Self::HandingOver => (Turn, "Another replica of the controller takes over the lead."),
+            Self::CanaryStep => {
+                (Turn, "The nodes of the canary step, its soak, or its [approval](policy.md#requests).")
+            }
+            Self::GroupFull => (Turn, "The other nodes of its group: `spec.nodeGroups[].maxUnavailable`."),
+            Self::ZoneBusy => (Turn, "The nodes of another zone: `spec.strategy.oneZoneAtATime`."),
+            Self::BudgetUsedUp => {
+                (Turn, "Nodes that are not Ready, to become Ready, or a higher `spec.maxUnavailable`: they count too.")
+            }
+            Self::HandingOver => (
+                Turn,
+                "The nodes under way, each for ten minutes at most; then another replica leads, if one is Ready.",
+            ),
             Self::NodeNotReady => (Nodes, "The node: `kubectl describe node`."),
             Self::NodePressure => (Nodes, "The node's condition that the message names."),
             Self::UnhealthyNodes => {
-                (Nodes, "Other nodes: fewer of them not Ready than `health.before.maxUnhealthyNodes`.")
+                (Nodes, "Other nodes: no more of them not Ready than `spec.health.before.maxUnhealthyNodes`.")
             }
             Self::ReadingPods => (Pods, "The list of the node's pods."),
-            Self::PodsNotReady => (Pods, "The pods on the node: `health.before.podsReady`."),
-            Self::DrainRefused => (Pods, "Delete or move the pod, or change `spec.drain.barePods` or `.emptyDir`."),
+            Self::PodsNotReady => (Pods, "The pods on the node: `spec.health.before.podsReady`."),
+            Self::DrainRefused => (
+                Pods,
+                "Delete or move the pod, or change `spec.drain.barePods` or `.emptyDir`; for a DaemonSet that cannot be \
+                 read, give the controller the right to.",
+            ),
             Self::BudgetNeverAllows => (Pods, "A PodDisruptionBudget that allows one disruption, or one more pod."),
             Self::MultipleBudgets => (Pods, "One PodDisruptionBudget per pod: the eviction API refuses several."),
             Self::AskingExpressions => (Prometheus, "The first answer."),
@@ -158,16 +174,20 @@ impl WaitReason {
             Self::ExpressionFails => (Prometheus, "An answer: see [expressions](expressions.md)."),
             Self::Acting => (Update, "A write that is under way."),
             Self::Staging => (Update, "The download of the image."),
-            Self::LeavingBalancer => (Update, "The end of `loadBalancer.leaveBeforeDrain`."),
+            Self::LeavingBalancer => (Update, "The end of `spec.loadBalancer.leaveBeforeDrain`."),
             Self::Draining => (Update, "Pods that are being evicted or are terminating."),
             Self::DrainBlocked => (Update, "The PodDisruptionBudget or the pod that the message names."),
             Self::DetachingVolumes => (Update, "The detachment of the volumes of deleted pods."),
             Self::AwaitingAgent => (Update, "The agent's request for its permit."),
             Self::AwaitingReboot => (Update, "The reboot."),
             Self::AwaitingReady => (Update, "The node, to become Ready after the reboot."),
-            Self::Soaking => (Update, "The end of `health.after.soak`."),
-            Self::Settling => (Update, "The pods on the updated node, until `health.after.timeout`."),
-            Self::NodeNotBack => (Update, "A node that may still reboot after a failure: see its console."),
+            Self::Soaking => (Update, "The end of `spec.health.after.soak`."),
+            Self::Settling => (Update, "The pods on the updated node, until `spec.health.after.timeout`."),
+            Self::NodeNotBack => (
+                Update,
+                "The node in another boot, or its Lease renewed after the longest shutdown; else see its console, or \
+                 delete the Node if it is gone for good.",
+            ),
             Self::AttemptsExhausted => (User, "Delete the shadow; it is created again with attempt 0."),
         }
     }

@@ -122,9 +122,6 @@ impl fmt::Display for Wait {
             Self::TooYoung { version, until } => {
                 write!(f, "{version} has not been known for as long as policy asks{}", Until("it will be at", until))
             }
-            Self::NotWanted { version, target } => {
-                write!(f, "{version} is not a version that spec.version.target '{target}' leads to")
-            }
             Self::Excluded { version, rule } => {
                 write!(f, "{version} is excluded by the entry '{rule}' of spec.version.exclude")
             }

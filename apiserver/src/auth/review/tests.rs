@@ -125,7 +125,7 @@ async fn what_the_cluster_did_not_sign_never_reaches_it_and_fills_no_memory() {
         }
     }
     assert_eq!(world.reviews(), 0);
-    assert_eq!(world.looks(), 1, "unauthenticated do not make the server ask for keys");
+    assert_eq!(world.looks(), 1, "unauthenticated clients do not make the server ask for keys");
     assert!(world.reviewer.signed.slots().is_empty() && world.reviewer.unchecked.slots().is_empty());
 }
 

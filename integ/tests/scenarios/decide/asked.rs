@@ -72,7 +72,7 @@ async fn a_node_that_failed_tries_again_when_asked_to_and_once_for_each_time_it_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn released_node_is_released_without_a_failure_and_without_a_back_off() -> anyhow::Result<()> {
+async fn a_release_request_ends_the_attempt_without_a_failure_and_without_a_back_off() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.policy["failurePolicy"] = json!({"backOff": "1h"});
     let mut target = String::new();

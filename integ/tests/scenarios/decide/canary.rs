@@ -47,7 +47,7 @@ async fn step_stands(scene: &Scene, done: usize, passed: i64) -> anyhow::Result<
     scene.renewals(2).await?;
     let world = scene.bed.recorder.so_far()?.end();
     assert!(holds(&world), "it stays so");
-    assert_eq!(begun(&world), done, "no other client has as much as begun");
+    assert_eq!(begun(&world), done, "no other node has begun");
     Ok(())
 }
 

@@ -139,8 +139,8 @@ impl Case<'_> {
         }
         let agent = &self.shadow.status.agent;
         let no_longer = want::no_longer(self.policy, &self.survey.known, agent, &progress.version, self.now);
-        if let Some(wait) = no_longer.filter(|_| !self.slot) {
-            return self.fail(progress, FailureReason::PolicyChanged, &wait.to_string());
+        if let Some(message) = no_longer.filter(|_| !self.slot) {
+            return self.fail(progress, FailureReason::PolicyChanged, &message);
         }
         let wanted = self.survey.wants.get(self.facts().name.as_str()).map(|want| &want.version);
         if let Some(message) = wanted.and_then(|wanted| want::superseded(agent, &progress.version, wanted)) {

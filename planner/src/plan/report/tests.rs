@@ -200,7 +200,7 @@ fn the_window_condition_names_what_is_open_and_what_comes_next() {
 }
 
 #[test]
-fn an_expression_for_all_nodes_keeps_its_first_message_until_it_says_something_else() {
+fn a_message_with_another_value_of_an_expression_is_the_same_message() {
     let wait = |series: &str| Wait::ExpressionFires { name: "errors".into(), series: series.into(), shared: true };
     assert!(wait("{} 8").is_recorded(&wait("{} 7").to_string()), "another value is the same message");
     assert!(!wait("{} 8").is_recorded("the expression latency returned {} 7"));

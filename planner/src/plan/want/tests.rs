@@ -242,7 +242,7 @@ fn a_version_has_to_be_known_for_its_age_before_it_is_taken() {
     policy.minimum_age = Duration::from_secs(3600);
     let host = host("1.20.0", Some("1.20.5"), &["1.20.5", "1.20.0"]);
     let young = |until: Option<i64>| Err(Wait::TooYoung { version: v("1.20.5"), until: until.map(t) });
-    assert_eq!(want(&policy, &[], &host, None, t(0)).version, young(None), "no other client has seen it");
+    assert_eq!(want(&policy, &[], &host, None, t(0)).version, young(None), "no host is known to be offered it");
     assert_eq!(want(&policy, &[known("1.20.5", 0)], &host, None, t(3599)).version, young(Some(3600)));
     assert_eq!(want(&policy, &[known("1.20.5", 0)], &host, None, t(3600)).version, Ok(v("1.20.5")));
     let elsewhere = KnownVersion { arch: "aarch64".into(), ..known("1.20.5", 0) };
@@ -354,14 +354,20 @@ fn a_host_that_cannot_look_waits_whatever_it_chose_before() {
 fn the_version_that_a_host_runs_is_no_target_and_needs_no_age() {
     let latest = policy(r#"{"minimumAge": "1h"}"#);
     let same = host("1.20.5", Some("1.20.5"), &["1.20.5"]);
-    assert_eq!(want(&latest, &[], &same, None, t(0)).version, Err(Wait::UpToDate), "chosen, and running");
+    for known in [vec![], vec![known("1.20.5", 0)]] {
+        assert_eq!(want(&latest, &known, &same, None, t(0)).version, Err(Wait::UpToDate), "chosen, and running");
+    }
     assert_eq!(no_longer(&latest, &[], &same, &v("1.20.5"), t(0)), None, "no way down, and no age is needed");
-    let older = Err(Wait::UpToDate);
-    assert_eq!(want(&latest, &[known("1.20.5", 0)], &same, None, t(0)).version, older);
+    let down = no_longer(&latest, &[], &same, &v("1.20.4"), t(0)).unwrap();
+    assert_eq!(down, "1.20.4 is not a version that spec.version.target 'latest' leads to");
+}
+
+#[test]
+fn a_lock_stays_until_its_version_runs_while_the_host_has_not_refreshed() {
     let mut unasked = host("1.20.5", None, &[]);
     unasked.updates = None;
-    let kept = want(&policy("{}"), &[], &unasked, Some(&v("1.20.6")), t(0)).pin;
-    assert_eq!(kept, Some(v("1.20.6")), "a lock ahead stays until the host has refreshed");
-    let reached = want(&policy("{}"), &[], &unasked, Some(&v("1.20.5")), t(0)).pin;
-    assert_eq!(reached, None, "a lock that is reached goes");
+    for (locked, kept) in [("1.20.6", true), ("1.20.5", false), ("1.20.4", false)] {
+        let pin = want(&policy("{}"), &[], &unasked, Some(&v(locked)), t(0)).pin;
+        assert_eq!(pin, kept.then(|| v(locked)), "{locked}");
+    }
 }
