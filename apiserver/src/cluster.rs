@@ -15,50 +15,28 @@ use models::shadow::BottlerocketShadow;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-use crate::metrics::{CallResult, Metrics};
+use crate::metrics::{Call, CallResult, Metrics};
 use crate::shadow::{Shadow, ShadowError};
 
 /// Time-out of a silent connection to the API server. A watch gets a bookmark about every minute; without this limit
 /// one with a dead connection would never end, and streams would show old states.
 pub(crate) const SILENCE: Duration = Duration::from_secs(150);
 
-/// A call to the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
-    TokenReview,
-    Keys,
-    Read,
-    Apply,
-}
-
-impl Call {
-    pub(crate) const ALL: [Self; 4] = [Self::TokenReview, Self::Keys, Self::Read, Self::Apply];
-
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::TokenReview => "token-review",
-            Self::Keys => "keys",
-            Self::Read => "read",
-            Self::Apply => "apply",
-        }
-    }
-
-    /// Returns the deadline. An agent waits 15 s for its answer, up to 5 s of which its token waits for a review.
-    const fn deadline(self) -> Duration {
-        Duration::from_secs(match self {
-            Self::Keys => 4,
-            Self::Read => 5,
-            Self::TokenReview => 8,
-            // The longest, since its outcome is unknown afterwards. Admission webhooks may be behind it.
-            Self::Apply => 10,
-        })
-    }
+/// Returns the deadline of a call. An agent waits 15 s for its answer, up to 5 s of which its token waits for a review.
+const fn deadline(call: Call) -> Duration {
+    Duration::from_secs(match call {
+        Call::Keys => 4,
+        Call::Read => 5,
+        Call::TokenReview => 8,
+        // The longest, since its outcome is unknown afterwards. Admission webhooks may be behind it.
+        Call::Apply => 10,
+    })
 }
 
 /// A call to the API server without a result.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    #[error("the API server did not answer the {} within {}s", .0.as_str(), .0.deadline().as_secs())]
+    #[error("the API server did not answer the {} within {}s", .0.as_str(), deadline(*.0).as_secs())]
     TimedOut(Call),
     #[error("the call was ended with the server")]
     Ended,
@@ -221,8 +199,7 @@ impl Cluster {
     ) -> Result<T, CallError> {
         // The timer has to be made on that runtime too: a timer of the server's own runtime panics when that is shut
         // down first.
-        let result = match self.runtime.spawn(async move { tokio::time::timeout(call.deadline(), answer).await }).await
-        {
+        let result = match self.runtime.spawn(async move { tokio::time::timeout(deadline(call), answer).await }).await {
             Ok(Ok(result)) => result.map_err(CallError::from),
             Ok(Err(_)) => Err(CallError::TimedOut(call)),
             Err(_) => Err(CallError::Ended),

@@ -4,7 +4,6 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 
 use crate::auth::Refusal;
-use crate::cluster::Call;
 
 /// All metrics of one server.
 #[derive(Clone, Debug)]
@@ -80,6 +79,28 @@ impl FetchResult {
         match self {
             Self::Read => "read",
             Self::Error => "error",
+        }
+    }
+}
+
+/// A call to the API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    TokenReview,
+    Keys,
+    Read,
+    Apply,
+}
+
+impl Call {
+    pub(crate) const ALL: [Self; 4] = [Self::TokenReview, Self::Keys, Self::Read, Self::Apply];
+
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::TokenReview => "token-review",
+            Self::Keys => "keys",
+            Self::Read => "read",
+            Self::Apply => "apply",
         }
     }
 }

@@ -5,10 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
-use crate::{Options, crds, objects, openapi, reference, waiting, yaml};
-
-/// The command that generates the files; it is in each of them and in the message about a stale one.
-pub const COMMAND: &str = "cargo run -p deploy -- --write";
+use crate::{COMMAND, Options, crds, objects, openapi, reference, waiting, yaml};
 
 /// A generated file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -23,6 +23,9 @@ pub mod yaml;
 
 use serde_json::Value;
 
+/// The command that generates the files; it is in each of them and in the message about a stale one.
+pub const COMMAND: &str = "cargo run -p deploy -- --write";
+
 /// Options of an installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use planner::wait::{WaitReason, WaitsFor};
 use strum::IntoEnumIterator;
 
-use crate::files::COMMAND;
+use crate::COMMAND;
 
 const INTRODUCTION: &str = "\
 # Why a node is not updated

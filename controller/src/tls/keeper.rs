@@ -17,8 +17,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::certificate::{Certificate, accepts, is_pair};
+use super::facts::{Authorities, Certificates, Facts, Id, Leaf, Plan, Published, Signing, Source, Subject, Write};
 use super::material::{Issuing, MaterialError, PermitKey, issued};
-use super::plan::{self, Authorities, Certificates, Facts, Id, Leaf, Plan, Published, Signing, Source, Subject, Write};
+use super::plan;
 use super::provided::{Problem, provided};
 use super::store::{self, Contents, KeyRing, Safe, SecretFacts, TrustFacts};
 use super::{Signer, TlsError};

@@ -13,7 +13,7 @@ use rcgen::{
 use serde::Serialize;
 
 use super::certificate::{Certificate, digest};
-use super::plan::Id;
+use super::facts::Id;
 
 /// Lifetime of a certificate authority. The next one is made after two thirds of it.
 pub(super) const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::certificate::{Certificate, bundle, is_pair};
+use super::facts::{Authorities, Authority, Id, Kept, Published};
 use super::material::{Issuing, MaterialError, PermitKey};
-use super::plan::{Authorities, Authority, Id, Kept, Published};
 use planner::view::Projection;
 
 /// Certificate and key of the newest authority, and of a server.
