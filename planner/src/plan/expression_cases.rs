@@ -64,6 +64,8 @@ fn expression_for_all_nodes_is_recorded_once_and_on_no_node() {
     view.expressions = [("errors > 1".to_owned(), Answer::Quiet { since: t(0) })].into();
     let quiet = plan(&view, &policy, t(30)).status.unwrap();
     assert!(models::condition::true_condition(&quiet.conditions, BLOCKED).is_none());
+    let notes: Vec<_> = news(conditions, &quiet.conditions).into_iter().map(|note| note.reason).collect();
+    assert_eq!(notes, ["ExpressionsQuiet"]);
 }
 
 #[test]

@@ -238,7 +238,7 @@ fn the_status_keeps_the_last_valid_policy_and_the_last_revision_that_every_node_
     let (mut view, _) = with_last(vec![current()]);
     let spec = serde_json::json!({"schedule": {"windows": [{"cron": "x", "duration": "1h"}]}});
     view.operator.as_mut().unwrap().spec = serde_json::from_value(spec).unwrap();
-    let unusable = reported(&view, &Policy { unusable: true, ..Policy::default() });
+    let unusable = reported(&view, &Policy { present: true, unusable: true, ..Policy::default() });
     assert_eq!(unusable.update_revision, None, "no policy, no revision of it");
     assert_eq!(unusable.policy_in_force.as_deref(), Some("the last"));
 }
