@@ -26,7 +26,9 @@ pub(crate) fn hold(part: &str, targets: &[(&str, impl Fn(&[u8]))]) {
         for file in kept.into_iter().chain(files(&folder.join("crashes").join(name))) {
             // Shown with a failure.
             println!("{}", file.display());
-            let input = std::fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+            let read = std::fs::read(&file);
+            assert!(read.is_ok(), "{}: {read:?}", file.display());
+            let input = read.unwrap_or_default();
             run(&input);
             for length in 0..input.len().min(600) {
                 run(&input[..length]);

@@ -197,7 +197,7 @@ fn step_on(
         let until = after(since, step.soak);
         if step.manual && !active.approved {
             // For this step, which soaks or waits for it, and for no other.
-            active.approved = approval.take(&active.version, passed + 1);
+            active.approved = approval.take(&active.version, passed);
         }
         if now < until {
             (rollout.left, rollout.wait) = (Some(0), waits(Some(until), false, Vec::new()));
