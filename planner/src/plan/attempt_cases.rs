@@ -5,7 +5,7 @@ use models::shadow::{
 };
 
 use super::{Action, Plan, Wait, plan};
-use crate::claims::Part;
+use crate::claims::{Part, Parts};
 use crate::fixtures::*;
 use crate::view::{NodeView, ShadowFacts};
 
@@ -338,5 +338,21 @@ fn a_boot_into_another_version_is_the_versions_fault_only_if_its_image_was_armed
         ("not armed", None, "RebootedByOther"),
     ] {
         assert_eq!(back(request), expected, "{sentence}");
+    }
+}
+
+#[test]
+fn a_claim_that_is_taken_away_again_and_again_ends_the_attempt_only_if_the_node_is_not_cordoned_by_it() {
+    for (sentence, unschedulable, claims, ends) in [
+        ("another part is taken away", true, Parts::from_iter([Part::Cordon]), false),
+        ("the cordon is another client's", true, Parts::USUAL.without(Parts::from_iter([Part::Cordon])), true),
+        ("the node is uncordoned", false, Parts::USUAL, true),
+    ] {
+        let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
+        let node = view.nodes.get_mut("a").unwrap();
+        (node.claims_made, node.facts.unschedulable, node.facts.claims) = (4, unschedulable, claims);
+        let made = plan(&view, &policy, t(1));
+        let last = status_of(&made).and_then(|report| report.record.as_ref()?.last.as_ref());
+        assert_eq!(last.map(|last| last.reason.as_str()), ends.then_some("Uncordoned"), "{sentence}: {made:?}");
     }
 }
