@@ -26,7 +26,7 @@ pub fn all() -> anyhow::Result<Vec<File>> {
         File { path: "deploy/manifests/brupop.yaml", content: manifest(&Options::default())? },
         File { path: "deploy/manifests/force.yaml", content: force()? },
         File { path: "docs/resources.md", content: reference::markdown()? },
-        File { path: "docs/waiting.md", content: waiting::markdown()? },
+        File { path: "docs/waiting.md", content: waiting::markdown() },
         File { path: "docs/openapi.yaml", content: web_api()? },
     ])
 }

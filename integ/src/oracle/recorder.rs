@@ -6,7 +6,7 @@
 //! it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -50,8 +50,12 @@ struct Shared {
 }
 
 impl Shared {
+    fn lock(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn add(&self, change: Change) {
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut history = self.lock();
         history.add(change);
         self.progress.send_replace(history.changes().len());
     }
@@ -69,7 +73,7 @@ impl Shared {
     }
 
     fn history(&self) -> History {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().clone()
     }
 }
 
@@ -113,7 +117,7 @@ impl Recorder {
     /// When something was missed.
     pub fn now(&self) -> anyhow::Result<World> {
         self.shared.check()?;
-        Ok(self.shared.history().end())
+        Ok(self.shared.lock().end())
     }
 
     /// The history recorded so far; its end may be missing.

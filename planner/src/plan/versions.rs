@@ -93,11 +93,13 @@ pub(super) fn known(view: &ClusterView, quarantine: &Quarantine, now: Timestamp)
         });
     }
     let mut known: Vec<KnownVersion> = known.into_values().collect();
-    // Failures are never dropped for want of room; then the newest versions matter most.
-    let matters = |v: &KnownVersion| (v.quarantined.is_some(), !v.failed.is_empty(), v.version.clone());
-    known.sort_by_cached_key(|version| std::cmp::Reverse(matters(version)));
-    known.truncate(KEPT);
-    known.sort_by(|a, b| (&a.variant, &a.arch, &a.version).cmp(&(&b.variant, &b.arch, &b.version)));
+    if known.len() > KEPT {
+        // Failures are never dropped for want of room; then the newest versions matter most.
+        let matters = |v: &KnownVersion| (v.quarantined.is_some(), !v.failed.is_empty(), v.version.clone());
+        known.sort_by_cached_key(|version| std::cmp::Reverse(matters(version)));
+        known.truncate(KEPT);
+        known.sort_by(|a, b| (&a.variant, &a.arch, &a.version).cmp(&(&b.variant, &b.arch, &b.version)));
+    }
     known
 }
 

@@ -19,7 +19,7 @@ use crate::rules::Refusal;
 #[derive(Clone, Debug, PartialEq, EnumDiscriminants)]
 #[strum_discriminants(
     name(WaitReason),
-    derive(Hash, PartialOrd, Ord, strum::EnumIter, strum::EnumString, strum::IntoStaticStr),
+    derive(Hash, PartialOrd, Ord, strum::Display, strum::EnumIter, strum::EnumString, strum::IntoStaticStr),
     strum(const_into_str),
     doc = "A reason why a node is not updated now, without its facts: the word in conditions, Events and metrics."
 )]

@@ -1,54 +1,43 @@
 //! The properties of each reason: what the node waits for, and what ends it.
 
-use std::fmt;
-
-use strum::EnumIter;
-
 use super::WaitReason;
 
 /// The party whose next step a waiting node needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumIter)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
 pub enum WaitsFor {
     /// No party: there is nothing to update.
+    #[strum(to_string = "nothing")]
     Nothing,
     /// A user.
+    #[strum(to_string = "a user")]
     User,
     /// The schedule, or the end of another interval.
+    #[strum(to_string = "time")]
     Time,
     /// The node's turn: the budget, other nodes, or a canary step.
+    #[strum(to_string = "its turn")]
     Turn,
     /// The version: the policy, or the versions that the host offers.
+    #[strum(to_string = "the version")]
     Version,
     /// The node's host.
+    #[strum(to_string = "the host")]
     Host,
     /// The agent or the web API.
+    #[strum(to_string = "the operator's pods")]
     Operator,
     /// The health of nodes.
+    #[strum(to_string = "nodes")]
     Nodes,
     /// The node's pods.
+    #[strum(to_string = "pods")]
     Pods,
     /// Prometheus.
+    #[strum(to_string = "Prometheus")]
     Prometheus,
     /// The update itself, which has begun.
+    #[strum(to_string = "the update")]
     Update,
-}
-
-impl fmt::Display for WaitsFor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Nothing => "nothing",
-            Self::User => "a user",
-            Self::Time => "time",
-            Self::Turn => "its turn",
-            Self::Version => "the version",
-            Self::Host => "the host",
-            Self::Operator => "the operator's pods",
-            Self::Nodes => "nodes",
-            Self::Pods => "pods",
-            Self::Prometheus => "Prometheus",
-            Self::Update => "the update",
-        })
-    }
 }
 
 impl WaitReason {
@@ -190,12 +179,6 @@ impl WaitReason {
             ),
             Self::AttemptsExhausted => (User, "Delete the shadow; it is created again with attempt 0."),
         }
-    }
-}
-
-impl fmt::Display for WaitReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -7,7 +7,7 @@ use super::{APPROVAL, CERTIFICATES, EXPRESSIONS_QUIET, MISUNDERSTOOD, NOT_SERVED
 use crate::wait::WaitReason;
 
 /// The Events at the beginning and at the end of a condition.
-struct Turn {
+struct Change {
     /// The type of the condition.
     type_: &'static str,
     /// The reason of the Event at its beginning; the condition has it too, except where several share one Event.
@@ -19,28 +19,28 @@ struct Turn {
 }
 
 /// The conditions whose changes users are told about. Of one type, the first row is for reasons without one of their own.
-const TURNS: &[Turn] = &[
-    Turn {
+const CHANGES: &[Change] = &[
+    Change {
         type_: FROZEN,
         begins: "Frozen",
         ends: "Resumed",
         message: "no version is held back any more: new updates start",
     },
-    Turn {
+    Change {
         type_: DEGRADED,
         begins: "InvalidPolicy",
         ends: "PolicyValid",
         message: "every field of the policy can be obeyed: it is in force",
     },
-    Turn {
+    Change {
         type_: DEGRADED,
         begins: CERTIFICATES,
         ends: "CertificatesValid",
         message: "keys and certificates are valid",
     },
-    Turn { type_: DEGRADED, begins: NOT_SERVED, ends: "ShadowsServed", message: "the API server serves the shadows" },
-    Turn { type_: DEGRADED, begins: WEB_API, ends: "WebApiReady", message: "a pod of the web API is Ready" },
-    Turn {
+    Change { type_: DEGRADED, begins: NOT_SERVED, ends: "ShadowsServed", message: "the API server serves the shadows" },
+    Change { type_: DEGRADED, begins: WEB_API, ends: "WebApiReady", message: "a pod of the web API is Ready" },
+    Change {
         type_: DEGRADED,
         begins: MISUNDERSTOOD,
         ends: "RequestsUnderstood",
@@ -58,12 +58,14 @@ pub fn news(old: &[Condition], new: &[Condition]) -> Vec<Note> {
         let held = before.is_some_and(|c| c.status == ConditionStatus::True);
         let holds = now.status == ConditionStatus::True;
         let reason = if holds { &now.reason } else { before.map_or("", |c| &c.reason) };
-        let mut rows = TURNS.iter().filter(|turn| turn.type_ == type_);
-        let Some(turn) = rows.clone().find(|turn| turn.begins == reason).or_else(|| rows.next()) else { continue };
+        let mut rows = CHANGES.iter().filter(|change| change.type_ == type_);
+        let Some(change) = rows.clone().find(|change| change.begins == reason).or_else(|| rows.next()) else {
+            continue;
+        };
         if holds && (!held || before.is_none_or(|c| c.message != now.message)) {
-            notes.push(Note { warning: true, reason: turn.begins, message: now.message.clone() });
+            notes.push(Note { warning: true, reason: change.begins, message: now.message.clone() });
         } else if held && !holds {
-            notes.push(Note { warning: false, reason: turn.ends, message: turn.message.to_owned() });
+            notes.push(Note { warning: false, reason: change.ends, message: change.message.to_owned() });
         }
     }
     match (true_condition(old, BLOCKED), true_condition(new, BLOCKED)) {
