@@ -7,13 +7,13 @@ use models::condition::{Condition, ConditionStatus};
 use models::operator::{BottlerocketUpdateOperatorSpec, Slot};
 use models::reason::FailureReason;
 use models::shadow::{
-    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, HostState, OfferedUpdates, Progress, Record, Step,
-    UPDATED,
+    Armed, ArmedPhase, AttemptResult, DrainStatus, DrainedPod, Failure, HostState, OfferedUpdates, Progress, Record,
+    Step, UPDATED,
 };
 use semver::Version;
 
 use crate::claims::Parts;
-use crate::plan::Action;
+use crate::plan::{Action, Plan};
 use crate::policy::Policy;
 use crate::view::{Blocked, ClusterView, NodeFacts, NodeView, OperatorFacts, PodFacts, ShadowFacts};
 
@@ -116,8 +116,7 @@ pub(crate) fn cluster(nodes: Vec<NodeView>, slots: &[&str]) -> (ClusterView, Pol
     let mut operator = OperatorFacts { uid: "op".into(), ..OperatorFacts::default() };
     operator.spec = BottlerocketUpdateOperatorSpec::default();
     operator.status.observed_generation = Some(operator.generation);
-    operator.status.slots =
-        slots.iter().map(|n| Slot { uid: format!("uid-{n}"), node: (*n).into(), since: t(0) }).collect();
+    operator.status.slots = slots.iter().map(|name| slot(name)).collect();
     let policy = Policy::from_spec(&operator.spec).unwrap();
     let nodes = nodes.into_iter().map(|n| (n.facts.name.clone(), n)).collect();
     (ClusterView { nodes, operator: Some(operator), leader_since: t(-100_000), ..ClusterView::default() }, policy)
@@ -202,5 +201,38 @@ pub(crate) fn answer(budget: Option<&str>, since: i64, accepted: bool) -> Blocke
         fatal: false,
         accepted,
         deleted: false,
+    }
+}
+
+/// The slot of a node, since 0 s.
+pub(crate) fn slot(node: &str) -> Slot {
+    Slot { uid: format!("uid-{node}"), node: node.into(), since: t(0) }
+}
+
+/// The shadow of node `a`.
+pub(crate) fn shadow(view: &mut ClusterView) -> &mut ShadowFacts {
+    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap()
+}
+
+/// Node `a` after its reboot, whose agent reports that the attempt failed.
+pub(crate) fn failed(reason: FailureReason) -> NodeView {
+    let mut node = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
+    node.facts.boot_id = "b2".into();
+    node.shadow.as_mut().unwrap().status.agent.failure =
+        Some(Failure { attempt: 1, step: HostState::RebootedIntoUpdate, reason, message: String::new(), time: t(1) });
+    node
+}
+
+/// The outcome of a plan for node `a`: the next write, the reason of a failure, or the reason why it waits.
+pub(crate) fn outcome(made: &Plan) -> String {
+    match made.actions.get("a") {
+        None => made.waits.get("a").map_or_else(|| "nothing".to_owned(), |wait| wait.as_str().to_owned()),
+        Some(Action::Status { status, .. }) => match status.report.progress.as_ref().map(|progress| progress.step) {
+            Some(Step::Releasing) => status.report.record.clone().unwrap().last.unwrap().reason,
+            step => format!("step {step:?}"),
+        },
+        Some(Action::Spec { spec }) => format!("order {:?} of {}", spec.state, spec.attempt),
+        Some(Action::Permit { nonce, .. }) => format!("permit for {nonce}"),
+        Some(action) => format!("{action:?}"),
     }
 }

@@ -28,7 +28,7 @@ fn a_word_of_another_version_takes_nothing_away_that_stands_beside_it() {
     let progress = status.controller.progress.as_ref().map(|p| (p.step, p.attempt, p.disruptive));
     assert_eq!(progress, Some((Step::Unknown, 3, true)));
     assert_eq!(status.controller.record.as_ref().map(|r| r.failures), Some(2));
-    // What is written back in its place is what the schema accepts.
+    // The schema accepts the text that is written back in its place.
     let written = serde_json::to_value(&status).unwrap();
     assert_eq!((&written["state"], &written["failure"]["step"]), (&"Unknown".into(), &"Unknown".into()));
 }

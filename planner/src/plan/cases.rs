@@ -194,16 +194,7 @@ fn a_failed_soak_waits_for_no_permit_and_gives_the_slot_back_at_once() {
 /// The failure that uses the failure budget up and another node's start are in one plan.
 #[test]
 fn no_node_starts_beside_the_failure_that_spends_the_budget() {
-    let mut a = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
-    a.facts.boot_id = "b2".into();
-    let shadow = a.shadow.as_mut().unwrap();
-    shadow.status.agent.failure = Some(models::shadow::Failure {
-        attempt: 1,
-        step: HostState::RebootedIntoUpdate,
-        reason: FailureReason::BootFellBack,
-        message: String::new(),
-        time: t(1),
-    });
+    let a = failed(FailureReason::BootFellBack);
     let b = at("b", Step::Staged, 0, HostState::StagedUpdate);
     let (mut view, policy) = cluster(vec![a, b], &["a", "b"]);
     view.operator.as_mut().unwrap().spec.max_unavailable = Some(models::operator::CountOrPercent::Count(2));

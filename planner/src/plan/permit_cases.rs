@@ -3,16 +3,12 @@
 use models::condition::find_condition;
 use models::shadow::{ArmedPhase, DRAINED, DrainStatus, DrainedPod, HostState, Permit, Step};
 
-use super::{Action, Plan, plan};
+use super::{Action, plan};
 use crate::fixtures::*;
 use crate::policy::Policy;
-use crate::view::{ClusterView, ShadowFacts};
+use crate::view::ClusterView;
 
 type Change = fn(&mut ClusterView);
-
-fn shadow(view: &mut ClusterView) -> &mut ShadowFacts {
-    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap()
-}
 
 /// A drained node whose agent may ask for its permit.
 fn drained() -> (ClusterView, Policy) {
@@ -23,19 +19,6 @@ fn drained() -> (ClusterView, Policy) {
 
 fn permit(nonce: &str) -> Option<Permit> {
     Some(Permit { nonce: nonce.into(), jws: "j".into() })
-}
-
-/// The next action for node `a` in a word, or the reason why it waits.
-fn outcome(made: &Plan) -> String {
-    match made.actions.get("a") {
-        None => made.waits.get("a").map_or_else(|| "nothing".to_owned(), |wait| wait.as_str().to_owned()),
-        Some(Action::Permit { nonce, .. }) => format!("permit for {nonce}"),
-        Some(Action::Status { status, .. }) => {
-            let last = status.report.record.as_ref().and_then(|record| record.last.as_ref());
-            last.map_or_else(|| "status".to_owned(), |last| last.reason.clone())
-        }
-        Some(action) => format!("{action:?}"),
-    }
 }
 
 #[test]

@@ -168,18 +168,10 @@ fn a_failure_of_a_version_is_listed_once_until_it_is_resolved() {
         ("the list is full", vec![failure(OLD); 8], 8),
         ("the list is full, and one is resolved", [vec![failure(OLD); 7], vec![settled]].concat(), 8),
     ] {
-        let mut failed = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
-        failed.facts.boot_id = "b2".into();
-        let status = &mut failed.shadow.as_mut().unwrap().status;
         let kept = before.iter().filter(|f| f.resolved_by.is_none()).count().min(7);
-        status.controller.record = Some(Record { version_failures: before, ..Record::default() });
-        status.agent.failure = Some(models::shadow::Failure {
-            attempt: 1,
-            step: HostState::RebootedIntoUpdate,
-            reason: models::reason::FailureReason::BootFellBack,
-            message: String::new(),
-            time: t(1),
-        });
+        let mut failed = failed(models::reason::FailureReason::BootFellBack);
+        let record = Record { version_failures: before, ..Record::default() };
+        failed.shadow.as_mut().unwrap().status.controller.record = Some(record);
         let (view, policy) = cluster(vec![failed], &["a"]);
         let made = plan(&view, &policy, t(2));
         let Some(Action::Status { status, .. }) = made.actions.get("a") else { panic!("{sentence}: {made:?}") };

@@ -4,12 +4,8 @@ use models::operator::FROZEN;
 use models::shadow::{HostState, Record, Step, VersionFailure};
 
 use super::{Action, plan};
-use crate::fixtures::{NEW, at, cluster, failure, node, t, written};
-use crate::view::{ClusterView, ShadowFacts};
-
-fn shadow(view: &mut ClusterView) -> &mut ShadowFacts {
-    view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap()
-}
+use crate::fixtures::{NEW, at, cluster, failure, node, shadow, t, written};
+use crate::view::ClusterView;
 
 /// The acknowledged `retry` and `release` of node `a`.
 fn acknowledged(view: &mut ClusterView) -> (Option<String>, Option<String>) {

@@ -201,16 +201,7 @@ fn a_drain_ends_with_the_first_action_that_is_not_part_of_it() {
 #[test]
 fn a_failure_that_freezes_the_rollout_gives_no_slot_in_the_same_plan() {
     for (reason, free) in [(FailureReason::BootFellBack, false), (FailureReason::HostArmedByOther, true)] {
-        let mut failed = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
-        failed.facts.boot_id = "b2".into();
-        failed.shadow.as_mut().unwrap().status.agent.failure = Some(models::shadow::Failure {
-            attempt: 1,
-            step: HostState::RebootedIntoUpdate,
-            reason,
-            message: String::new(),
-            time: t(1),
-        });
-        let (mut view, _) = cluster(vec![failed, at("b", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
+        let (mut view, _) = cluster(vec![failed(reason), at("b", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
         let policy = with_policy(&mut view, json!({"maxUnavailable": 2}));
         let made = plan(&view, &policy, t(2));
         let given = made.slots.as_ref().is_some_and(|slots| slots.iter().any(|slot| slot.node == "b"));

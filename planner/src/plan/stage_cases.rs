@@ -2,40 +2,16 @@
 
 use models::shadow::{AttemptResult, HostState, Record, Step};
 
-use super::{Action, Plan, plan};
+use super::{Action, plan};
 use crate::claims::Parts;
 use crate::fixtures::*;
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeView, ShadowFacts};
+use crate::view::{ClusterView, NodeView};
 
 type Change = fn(&mut ClusterView, &mut Policy);
 
 fn a(view: &mut ClusterView) -> &mut NodeView {
     view.nodes.get_mut("a").unwrap()
-}
-
-fn shadow(view: &mut ClusterView) -> &mut ShadowFacts {
-    a(view).shadow.as_mut().unwrap()
-}
-
-/// The outcome for node `a`: a reason to wait, the reason of a failure, or the next write.
-fn outcome(made: &Plan) -> String {
-    match made.actions.get("a") {
-        None => made.waits.get("a").map_or_else(|| "nothing".to_owned(), |wait| wait.as_str().to_owned()),
-        Some(Action::Status { status, .. }) => {
-            let progress = status.report.progress.as_ref();
-            match progress.map(|progress| progress.step) {
-                Some(Step::Releasing) => {
-                    let last = status.report.record.as_ref().and_then(|record| record.last.as_ref());
-                    last.map_or_else(|| "released".to_owned(), |last| last.reason.clone())
-                }
-                Some(step) => format!("step {step:?}"),
-                None => "status".to_owned(),
-            }
-        }
-        Some(Action::Spec { spec }) => format!("order {:?} of {}", spec.state, spec.attempt),
-        Some(action) => format!("{action:?}"),
-    }
 }
 
 /// A node that downloads its image, in an attempt of its own.
@@ -57,8 +33,7 @@ fn a_download_goes_on_in_its_boot_and_ends_when_its_reason_is_gone() {
             "updates are switched off, and it has a slot",
             |view, policy| {
                 policy.enabled = false;
-                view.operator.as_mut().unwrap().status.slots =
-                    vec![models::operator::Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) }];
+                view.operator.as_mut().unwrap().status.slots = vec![slot("a")];
             },
             "Staging",
         ),
@@ -96,17 +71,13 @@ fn a_download_has_until_its_deadline() {
 
 #[test]
 fn an_attempt_without_a_record_is_ended_and_takes_part_in_the_budget_where_its_node_may_be_out_of_service() {
-    let slot = |view: &mut ClusterView| {
-        view.operator.as_mut().unwrap().status.slots =
-            vec![models::operator::Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) }];
-    };
     for (sentence, slotted, claimed, disruptive) in
         [("neither slot nor claim", false, false, false), ("a slot", true, false, true), ("a claim", false, true, true)]
     {
         let (mut view, policy) = staging();
         shadow(&mut view).status.controller.progress = None;
         if slotted {
-            slot(&mut view);
+            view.operator.as_mut().unwrap().status.slots = vec![slot("a")];
         }
         if claimed {
             a(&mut view).facts.claims = Parts::USUAL;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use models::operator::CountOrPercent;
 
 use super::*;
-use crate::fixtures::{NEW, cluster, node, progress, t, updated};
+use crate::fixtures::{NEW, cluster, node, progress, slot, t, updated};
 use crate::policy::CanaryStep;
 
 /// `done` nodes updated, `moving` under way, of `total`.
@@ -296,8 +296,7 @@ fn a_step_counts_and_names_the_nodes_that_are_or_will_be_out_of_service() {
         let progress = shadow.status.controller.progress.as_mut().unwrap();
         (progress.step, progress.disruptive) = (Step::Staged, false);
     }
-    let slot = models::operator::Slot { uid: "uid-n01".into(), node: "n01".into(), since: t(1) };
-    view.operator.as_mut().unwrap().status.slots = vec![slot];
+    view.operator.as_mut().unwrap().status.slots = vec![slot("n01")];
     let rollouts = followed(&view, &policy, 100);
     let rollout = one(&rollouts);
     assert_eq!((rollout.under_way, rollout.disrupted), (5, 5), "all but the one that is only staged");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use models::operator::CountOrPercent;
 
 use super::*;
-use crate::fixtures::{cluster, node, progress, t};
+use crate::fixtures::{cluster, node, progress, slot, t};
 use crate::policy::{Group, GroupPolicy};
 
 #[test]
@@ -72,11 +72,11 @@ fn every_node_that_is_out_of_service_uses_the_budget_up() {
         ("nothing is out", "1", vec![], vec![], vec![], 1),
         ("a percentage rounds down", "25%", vec![], vec![], vec![], 2),
         ("and is never below one", "1%", vec![], vec![], vec![], 1),
-        ("a node of ours is out", "2", vec![], vec!["n5"], vec!["n5"], 1),
+        ("a node of the operator's is out", "2", vec![], vec!["n5"], vec!["n5"], 1),
         ("a claim without a slot counts", "2", vec![], vec!["n5"], vec![], 1),
         ("a slot without a claim counts", "2", vec![], vec![], vec!["n5"], 1),
         ("a node that is NotReady for another reason counts", "2", vec!["n8"], vec![], vec![], 1),
-        ("a node of ours that is NotReady counts once", "2", vec!["n5"], vec!["n5"], vec!["n5"], 1),
+        ("a node of the operator's that is NotReady counts once", "2", vec!["n5"], vec!["n5"], vec!["n5"], 1),
         ("a slot of a node that is gone counts", "2", vec![], vec![], vec!["gone"], 1),
         ("more than the budget is none left", "1", vec!["n7", "n8"], vec!["n5"], vec![], 0),
     ] {
@@ -127,11 +127,7 @@ fn one_each() -> ClusterView {
 #[test]
 fn a_slot_stays_while_its_node_is_out_of_service_or_may_be_about_to_be() {
     let view = one_each();
-    let recorded: Vec<Slot> = view
-        .nodes
-        .values()
-        .map(|node| Slot { uid: node.facts.uid.clone(), node: node.facts.name.clone(), since: t(0) })
-        .collect();
+    let recorded: Vec<Slot> = view.nodes.keys().map(|name| slot(name)).collect();
     let names = |slots: Vec<Slot>| slots.into_iter().map(|slot| slot.node).collect::<Vec<_>>();
     let held = recorded.iter().map(|slot| (slot.uid.as_str(), slot)).collect();
     let kept_of = |held| names(kept(&view, held, &["wanting"].into(), t(9)));
@@ -142,11 +138,7 @@ fn a_slot_stays_while_its_node_is_out_of_service_or_may_be_about_to_be() {
 #[test]
 fn a_node_with_a_slot_has_begun_with_its_claim_or_its_drain() {
     let mut view = one_each();
-    let slots = view.nodes.values().map(|node| Slot {
-        uid: node.facts.uid.clone(),
-        node: node.facts.name.clone(),
-        since: t(0),
-    });
+    let slots = view.nodes.keys().map(|name| slot(name));
     view.operator.as_mut().unwrap().status.slots = slots.collect();
     let expected = ["busy", "idle", "wanting"].map(|name| format!("uid-{name}"));
     assert_eq!(not_begun(&view), expected.into());
