@@ -39,8 +39,6 @@ impl OrderKey {
             boot_id,
             host: _,
             permit: _,
-            #[cfg(feature = "next")]
-                novelty: _,
         } = &view.spec;
         Self {
             attempt: AttemptKey { uid: view.metadata.uid.clone(), attempt: *attempt },

@@ -80,10 +80,6 @@ pub fn build(
 ) -> AgentStatus {
     let mut new = stored.clone();
     let report = &mut new.report;
-    #[cfg(feature = "next")]
-    {
-        report.agent_novelty = models::next::Novelty::default();
-    }
     report.updates = offer(stored, facts, memory);
     report.current_version = Some(facts.os.version.clone());
     report.variant = Some(cut(&facts.os.variant, LONGEST_VARIANT));
@@ -106,8 +102,6 @@ pub fn build(
                     report.armed = None;
                     report.failure = None;
                 }
-                #[cfg(feature = "next")]
-                HostState::PlannedUpdate => {}
                 HostState::StagedUpdate | HostState::Unknown => {}
             }
         }

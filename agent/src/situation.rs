@@ -51,8 +51,6 @@ fn order(key: &OrderKey) -> Order {
         HostState::StagedUpdate if complete => Order::Stage,
         HostState::RebootedIntoUpdate if complete => Order::Reboot,
         // Answered before any host call.
-        #[cfg(feature = "next")]
-        HostState::PlannedUpdate => Order::Unknown,
         HostState::StagedUpdate | HostState::RebootedIntoUpdate | HostState::Unknown => Order::Unknown,
     }
 }

@@ -66,8 +66,6 @@ async fn follow_once(server: &Server, views: &Views, opened: &mut Option<Instant
                 views.absent();
             }
             Ok(WatchLine::Heartbeat | WatchLine::Unknown) => {}
-            #[cfg(feature = "next")]
-            Ok(WatchLine::Novelty { text }) => tracing::info!(text, "a novelty"),
             Err(error) => tracing::warn!(error = chain(&error), "a line of the stream is not understood"),
         }
     }

@@ -21,8 +21,6 @@ const CONTROLLER_FIELDS: &[&str] = &[
     "progress",
     "drain",
     "record",
-    #[cfg(feature = "next")]
-    "controllerNovelty",
 ];
 
 /// A report as it may be applied.

@@ -185,8 +185,6 @@ impl<F: FnMut(Refusal)> AgentStream<F> {
     pub(crate) async fn next_bytes(&mut self) -> Option<Result<Bytes, serde_json::Error>> {
         let line = self.next().await?;
         Some(serde_json::to_vec(&line).map(|mut bytes| {
-            #[cfg(feature = "next")]
-            bytes.extend(b"\n{\"type\":\"novelty\",\"text\":\"next\"}");
             bytes.push(b'\n');
             Bytes::from(bytes)
         }))

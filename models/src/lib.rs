@@ -15,8 +15,6 @@ pub mod duration;
 pub mod listen;
 pub mod log;
 pub mod names;
-#[cfg(feature = "next")]
-pub mod next;
 #[cfg(feature = "crd")]
 pub mod operator;
 pub mod permit;

@@ -55,9 +55,6 @@ pub enum HostState {
     StagedUpdate,
     /// The host runs the image.
     RebootedIntoUpdate,
-    /// State that the next version adds: the agent has taken note of an attempt, before it stages anything.
-    #[cfg(feature = "next")]
-    PlannedUpdate,
     /// A state that this version does not know. Nothing is done for it.
     #[serde(other)]
     #[cfg_attr(feature = "crd", schemars(skip))]
@@ -219,10 +216,6 @@ pub struct BottlerocketShadowSpec {
     /// Reboot permit for the agent's nonce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<Permit>,
-    /// Field that the next version adds.
-    #[cfg(feature = "next")]
-    #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
-    pub novelty: crate::next::Novelty,
 }
 
 /// The most attempts that a shadow counts. One a second for thirty years are fewer.

@@ -69,12 +69,6 @@ pub enum WatchLine {
     Absent,
     /// The stream is alive.
     Heartbeat,
-    /// Field that the next version adds.
-    #[cfg(feature = "next")]
-    Novelty {
-        /// Something.
-        text: String,
-    },
     /// A line of a newer server.
     #[serde(other)]
     Unknown,

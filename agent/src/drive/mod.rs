@@ -274,10 +274,6 @@ impl<'a> Driver<'a> {
         let step = step(&found);
         tracing::debug!(?found, ?step, "step");
         let reach = self.reach(&found);
-        #[cfg(feature = "next")]
-        if key.state == HostState::PlannedUpdate {
-            return Ok(self.tell(key, facts, &Word::Reached(key.state), &reach, Turn::Wait).await);
-        }
         match step {
             Step::Reached(HostState::Idle) => self.idle(view, key, facts).await,
             Step::Reached(HostState::StagedUpdate) => self.staged(key, facts, &reach).await,

@@ -79,8 +79,6 @@ fn describe(step: Step, shadow: &Shadow) -> &'static str {
         Step::Monitoring => "watched for the soak time",
         Step::Releasing => "the node is released",
         // Some programs of the test bed are built together with those of the next version.
-        #[cfg(feature = "next")]
-        Step::Planning => "the agent takes note",
         Step::Unknown => "a step of another version",
     }
 }

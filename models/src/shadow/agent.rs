@@ -171,8 +171,4 @@ pub struct AgentReport {
     /// Settings of the host before the operator changed them, and those that it applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<FoundSettings>,
-    /// Field that the next version adds.
-    #[cfg(feature = "next")]
-    #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
-    pub agent_novelty: crate::next::Novelty,
 }

@@ -33,9 +33,6 @@ pub enum Step {
     Monitoring,
     /// The attempt has failed: its desired state is withdrawn and the node is being released.
     Releasing,
-    /// Step that the next version adds: the agent is asked to take note of the attempt.
-    #[cfg(feature = "next")]
-    Planning,
     /// A step of another version of the controller. What it asks for is not known, so the attempt ends.
     #[serde(other)]
     #[cfg_attr(feature = "crd", schemars(skip))]
@@ -66,8 +63,6 @@ impl Step {
             Self::Returning => "Returning",
             Self::Monitoring => "Monitoring",
             Self::Releasing => "Releasing",
-            #[cfg(feature = "next")]
-            Self::Planning => "Planning",
             Self::Unknown => "Unknown",
         }
     }
@@ -316,8 +311,4 @@ pub struct ControllerReport {
     /// Record of earlier attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<Record>,
-    /// Field that the next version adds.
-    #[cfg(feature = "next")]
-    #[serde(default = "crate::next::Novelty::absent", skip_serializing_if = "crate::next::Novelty::is_absent")]
-    pub controller_novelty: crate::next::Novelty,
 }

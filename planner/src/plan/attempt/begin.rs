@@ -146,12 +146,6 @@ impl Case<'_> {
         if let Some(message) = wanted.and_then(|wanted| want::superseded(agent, &progress.version, wanted)) {
             return self.fail(progress, FailureReason::Superseded, &message);
         }
-        #[cfg(feature = "next")]
-        if spec.attempt < progress.attempt {
-            return Decision::act(self.step(progress, Step::Planning, |_| {}));
-        } else if spec.state == HostState::PlannedUpdate {
-            return Decision::act(self.order(HostState::StagedUpdate, progress));
-        }
         if spec.attempt < progress.attempt {
             return Decision::act(self.order(HostState::StagedUpdate, progress));
         }
@@ -191,35 +185,6 @@ impl Case<'_> {
             return self.start_drain(progress);
         }
         Decision { verdict: Verdict::WantsSlot, ..Decision::default() }
-    }
-
-    /// Planning, as the next version requires it: the agent records the attempt. An agent that does not know this state
-    /// reports so, and the attempt goes on without.
-    #[cfg(feature = "next")]
-    pub(super) fn planning(&self, progress: &Progress) -> Decision {
-        if let Some(decision) = self.ended_from_outside(progress) {
-            return decision;
-        }
-        if self.shadow.spec.attempt < progress.attempt {
-            return Decision::act(self.order(HostState::PlannedUpdate, progress));
-        }
-        let conditions = &self.shadow.status.conditions;
-        let unable = models::condition::find_condition(conditions, models::shadow::HOST_REACHABLE)
-            .is_some_and(|condition| condition.reason == models::shadow::UNSUPPORTED_STATE);
-        let answered = self.caught_up() && self.shadow.status.agent.state == Some(HostState::PlannedUpdate);
-        let rebooted = self.facts().boot_id != progress.boot_id;
-        if answered || unable || rebooted {
-            return Decision::act(self.step(progress, Step::Staging, |_| {}));
-        }
-        let deadline = self.deadline(progress.since, self.policy.stage);
-        if self.now >= deadline {
-            return self.fail(
-                progress,
-                FailureReason::StageTimedOut,
-                "the agent did not take note of the attempt in time",
-            );
-        }
-        Decision::wait(Wait::Staging).waking_at(deadline)
     }
 
     /// Records the reason why a staged node waits, once. The findings of the last check stay until the next one:

@@ -17,8 +17,6 @@ pub(super) fn wanted(step: Option<Step>, policy: &Policy) -> Parts {
             };
             Part::ALL.into_iter().filter(policy).collect()
         }
-        #[cfg(feature = "next")]
-        Some(Step::Planning) => Parts::default(),
         Some(Step::Staging | Step::Staged | Step::Monitoring | Step::Releasing) | None => Parts::default(),
     }
 }

@@ -118,8 +118,6 @@ impl<'a> Case<'a> {
                 spec.state == HostState::StagedUpdate
             }
             Step::Rebooting => spec.state != HostState::Idle,
-            #[cfg(feature = "next")]
-            Step::Planning => false,
             Step::Returning | Step::Monitoring | Step::Releasing | Step::Unknown => false,
         };
         let stands = under_way
@@ -251,10 +249,6 @@ impl<'a> Case<'a> {
             let watched = self.condition(HEALTHY, ConditionStatus::Unknown, "Monitoring", &message);
             set_condition(&mut status.conditions, watched);
         }
-        #[cfg(feature = "next")]
-        {
-            status.report.controller_novelty = models::next::Novelty::default();
-        }
         change(&mut status);
         Action::Status { status: Box::new(status), note: None }
     }
@@ -270,8 +264,6 @@ impl<'a> Case<'a> {
                 // An attempt keeps the settings that it began with: the image was chosen under them.
                 host: self.shadow.spec.host.clone(),
                 permit: None,
-                #[cfg(feature = "next")]
-                novelty: models::next::Novelty::default(),
             }),
         }
     }
@@ -331,8 +323,6 @@ impl<'a> Case<'a> {
             Step::Returning => self.returning(progress).watching_pods(),
             Step::Monitoring => self.monitoring(progress).watching_pods(),
             Step::Releasing => self.releasing(progress),
-            #[cfg(feature = "next")]
-            Step::Planning => self.planning(progress),
             // Releasing the node is safe after any step: the release waits for a permit that was issued.
             Step::Unknown => {
                 self.fail(progress, FailureReason::ProgressLost, "its step is one of another version of the controller")
@@ -352,8 +342,6 @@ impl<'a> Case<'a> {
             Step::Returning => self.view.operator.is_some(),
             Step::Monitoring => self.view.operator.is_some() && !watched,
             Step::Staging | Step::Staged | Step::Releasing => false,
-            #[cfg(feature = "next")]
-            Step::Planning => false,
         };
         needs_either && !self.slot && !self.facts().claimed() && !self.node.has_rebooted_as_desired()
     }

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Builds the agent, the web API and the controller of a stand-in for the next version, for the tests that mix two
+# versions: the sources as they are, changed by next.patch (`git apply` explains where it no longer fits).
+#
+#   build.sh FOLDER    the programs are written to FOLDER; CARGO_TARGET_DIR is shared with the other builds
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+folder=${1:?usage: build.sh FOLDER}
+target=${CARGO_TARGET_DIR:-$root/target}
+programs="brupop-agent brupop-apiserver brupop-controller"
+mkdir -p "$folder"
+
+fresh=$(mktemp -d "$folder/.fresh.XXXXXX")
+trap 'rm -rf "$fresh"' EXIT
+cd "$root"
+tar -cf - Cargo.toml Cargo.lock models planner agent apiserver controller cli deploy integ | tar -xf - -C "$fresh"
+git init -q "$fresh" # `git apply` changes nothing in a folder that another repository ignores.
+git -C "$fresh" apply "$here/next.patch" || {
+  echo "make: integ/next/next.patch does not fit the sources any more: mend it (docs/testing.md, Two versions at a time)" >&2
+  exit 1
+}
+rm -rf "$fresh/.git"
+
+# A file that is the same keeps its time, so that only the changed ones are compiled.
+source=$folder/source
+mkdir -p "$source"
+(cd "$source" && find . -type f) | while read -r file; do [ -e "$fresh/$file" ] || rm -f "$source/$file"; done
+(cd "$fresh" && find . -type f) | while read -r file; do
+  cmp -s "$fresh/$file" "$source/$file" || { mkdir -p "$source/$(dirname "$file")"; cp "$fresh/$file" "$source/$file"; }
+done
+
+# All packages: another choice selects other features, and builds every dependency once more.
+CARGO_TARGET_DIR=$target ${CARGO:-cargo} build --workspace --locked --bins --manifest-path "$source/Cargo.toml"
+for program in $programs; do cp -f "$target/debug/$program" "$folder/"; done
