@@ -40,6 +40,7 @@ lint: tools tools-lint words ## Check format, lints, words and generated files
 	$(CARGO) build --workspace --bins --locked
 	"$(TARGET)/debug/brupop-deploy" --check
 	@$(CARGO) tree --locked --manifest-path fuzz/Cargo.toml >/dev/null || { echo "make: fuzz/Cargo.lock is stale: run cargo update --workspace in fuzz" >&2; exit 1; }
+	@git apply --check integ/next/next.patch || { echo "make: integ/next/next.patch does not fit the sources any more: mend it (docs/testing.md)" >&2; exit 1; }
 	@tree=$$($(CARGO) tree --locked -p planner -e normal --prefix none) && ! grep -E '^(tokio|hyper|reqwest|actix-web|prometheus|tracing) ' <<<"$$tree" || { echo "make: the planner depends on no client, HTTP, log or metrics crate (docs/architecture.md)" >&2; exit 1; }
 
 # docs/glossary.md has the words to use instead.
@@ -112,12 +113,10 @@ control-plane: tools-go ## Build etcd, the Kubernetes control plane and kubectl 
 build: tools ## Build all programs, unoptimised
 	@$(CARGO) build --workspace --bins --locked
 
-# A stand-in for the next version, in the same build folder, so that no dependency is built once more.
+# In the same build folder, so that no dependency is built once more; the second build puts the present programs back.
 .PHONY: next
-next: tools ## Build the programs of a stand-in for the next version, for the tests that mix two versions
-	@$(CARGO) build --workspace --locked --bins --features agent/next,apiserver/next,controller/next,integ/next
-	@mkdir -p "$(TARGET)/next"
-	@for program in agent apiserver controller; do cp -f "$(TARGET)/debug/brupop-$$program" "$(TARGET)/next/"; done
+next: tools ## Build the programs of a stand-in for the next version (integ/next), for the tests that mix two versions
+	@integ/next/build.sh "$(TARGET)/next"
 	@$(CARGO) build --workspace --bins --locked
 
 .PHONY: agent
