@@ -13,12 +13,24 @@ use crate::views::Views;
 /// Silence after which the connection counts as dead: three missed heartbeats, which the server sends about every 15 s.
 const SILENCE: Duration = Duration::from_secs(45);
 
-/// Delay before reconnecting, as upper limits: the first and the maximum.
+/// Delay before reconnecting, as upper limits: after a successful stream, and the maximum.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
-/// Minimum duration of a stream that counts as successful. A shorter one is a failure even if it sent the shadow and
-/// ended properly: a server that crashes at each stream, or accepts none for long, needs a back-off.
+/// Minimum duration of a stream that counts as successful if it broke. A server that crashes at each stream needs a
+/// back-off.
 const HELD: Duration = Duration::from_secs(5);
+
+/// Minimum duration of a stream that counts as successful if the server ended it properly, as each replica does that
+/// leaves its node: while the nodes of the replicas are drained one after the other, streams are this short, and an agent
+/// that backed off from them would delay the update of its own node. A server that accepts no stream for long needs a
+/// back-off too.
+const HELD_TO_ITS_END: Duration = Duration::from_secs(1);
+
+/// Returns the number of failures in a row after a stream that was open for `held` and `ended` properly, or broke.
+fn failures_after(failures: u32, held: Duration, ended: bool) -> u32 {
+    let enough = if ended { HELD_TO_ITS_END } else { HELD };
+    if held >= enough { 0 } else { failures.saturating_add(1) }
+}
 
 /// Returns the delay before the next stream after so many failures: random, up to a limit that doubles with each.
 pub fn pause(failures: u32) -> Duration {
@@ -32,18 +44,16 @@ pub async fn follow(server: &Server, views: &Views) -> Infallible {
     loop {
         let mut opened = None;
         let ended = follow_once(server, views, &mut opened).await;
-        if opened.is_some_and(|opened: Instant| opened.elapsed() >= HELD) {
-            failures = 0;
-        }
-        match ended {
-            Ok(()) => tracing::debug!("the stream ended"),
+        let held = opened.map_or(Duration::ZERO, |opened: Instant| opened.elapsed());
+        match &ended {
+            Ok(()) => tracing::debug!(?held, "the stream ended"),
             // A fleet loses its streams with every roll-out of the web API: only a lasting failure deserves a user's
             // attention.
-            Err(error) if failures < 3 => tracing::info!(error = chain(&error), "the stream ended"),
-            Err(error) => tracing::warn!(error = chain(&error), failures, "the stream ended"),
+            Err(error) if failures < 3 => tracing::info!(error = chain(error), "the stream ended"),
+            Err(error) => tracing::warn!(error = chain(error), failures, "the stream ended"),
         }
+        failures = failures_after(failures, held, ended.is_ok());
         sleep(pause(failures)).await;
-        failures = failures.saturating_add(1);
     }
 }
 
@@ -86,6 +96,20 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_stream_that_lasted_ends_the_back_off_and_one_that_ended_properly_need_not_last_long() {
+        let (second, five) = (Duration::from_secs(1), Duration::from_secs(5));
+        for (sentence, held, ended, failures) in [
+            ("never opened", Duration::ZERO, false, 4),
+            ("broke soon", second, false, 4),
+            ("broke after it had lasted", five, false, 0),
+            ("ended at once", Duration::ZERO, true, 4),
+            ("ended after a second", second, true, 0),
+        ] {
+            assert_eq!(failures_after(3, held, ended), failures, "{sentence}");
+        }
+    }
 
     #[test]
     fn the_pauses_of_many_agents_are_spread_over_the_whole_span_from_nothing() {

@@ -38,6 +38,8 @@ pub(crate) enum Weather {
     Garbled,
     /// Each stream sends the shadow once and ends properly.
     Brief,
+    /// Each stream ends properly after two seconds, as when the replicas move from node to node.
+    Moves,
     /// Reports are stored and their answers lost.
     AnswersLost,
     /// Conditions are dropped from what is stored, as by a version that does not know them.
@@ -311,6 +313,7 @@ impl Web {
             return;
         }
         let began = self.now();
+        let moves = tokio::time::Instant::now() + Duration::from_secs(2);
         while self.now() == began {
             if began == Weather::Novel {
                 let novel = "{\"type\":\"weather\",\"object\":{\"metadata\":7}}\n{\"type\":\"calm\"}\n";
@@ -332,6 +335,7 @@ impl Web {
             tokio::select! {
                 _ = changed.changed() => {}
                 () = tokio::time::sleep(Duration::from_secs(15)) => {}
+                () = tokio::time::sleep_until(moves), if began == Weather::Moves => break,
             }
         }
         let _ = stream.shutdown().await;

@@ -158,6 +158,26 @@ async fn an_hour_of((what, trouble, told): &Case, counts: &Counts) {
 }
 
 #[test]
+fn agent_hears_of_each_desired_state_soon_while_the_replicas_of_the_web_api_move_from_node_to_node() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = Within::start(&bench);
+        bench.web.weather(Weather::Moves);
+        pass(MINUTE).await;
+        for _ in 0..60 {
+            bench.web.order(|_| {});
+            let generation = Some(bench.web.view().metadata.generation);
+            let acknowledged = || bench.web.view().status.report.observed_generation == generation;
+            assert!(pass_until(Duration::from_secs(1), acknowledged).await, "{:#?}", bench.web.view());
+            // Not in step with the streams.
+            pass(Duration::from_millis(1_750)).await;
+        }
+        agent.end().await.unwrap();
+    });
+}
+
+#[test]
 fn however_often_policy_and_orders_ask_for_it_the_host_looks_for_updates_once_a_second_at_most() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
