@@ -22,6 +22,9 @@ git -C "$fresh" apply "$here/next.patch" || {
   exit 1
 }
 rm -rf "$fresh/.git"
+# Another version is another package to cargo: its outputs stand beside those of the present one.
+sed -i 's/^version = ".*"$/version = "0.2.0"/' "$fresh/Cargo.toml"
+${CARGO:-cargo} update --workspace --offline --quiet --manifest-path "$fresh/Cargo.toml"
 
 # A file that is the same keeps its time, so that only the changed ones are compiled.
 source=$folder/source
