@@ -70,6 +70,8 @@ impl Process {
             .env("PATH", search_path())
             .env("HOME", bed)
             .env("TMPDIR", bed)
+            // Collecting garbage less often costs some memory and saves a fifth of the processor time.
+            .env("GOGC", "400")
             .current_dir(bed)
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
