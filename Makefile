@@ -28,7 +28,19 @@ demo: tools control-plane build agent ## Show one update rolling through three s
 
 .PHONY: test
 test: tools $(if $(TEST),,lint) control-plane next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
-	BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast $(if $(TEST),-- $(TEST))
+	$(CARGO) test --workspace --locked --no-run
+	@$(if $(TEST),$(RUN) -- $(TEST),$(MAKE) --no-print-directory --keep-going --jobs --output-sync=line run-quick $(LONG:%=run-%))
+
+# The end-to-end tests mostly wait, so the long ones run side by side, and all others after each other beside them.
+RUN = BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
+LONG := scenarios drains refusals
+ALL := $(basename $(notdir $(wildcard */tests/*.rs))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
+.PHONY: run-quick $(LONG:%=run-%)
+run-quick:
+	@$(RUN) --lib --bins $(patsubst %,--test %,$(sort $(filter-out $(LONG),$(ALL))))
+	@$(RUN) --doc
+$(LONG:%=run-%): run-%:
+	@$(RUN) --test $*
 
 .PHONY: check
 check: lint test-unit ## Run format, lints, words, generated files, unit tests and simulation: the quick loop while you write
