@@ -17,11 +17,7 @@ pub(crate) const LIMIT: usize = 64 * 1024;
 const WRAPPER: &[&str] = &["apiVersion", "kind", "metadata", "spec", "status"];
 
 /// The controller status, except its conditions.
-const CONTROLLER_FIELDS: &[&str] = &[
-    "progress",
-    "drain",
-    "record",
-];
+const CONTROLLER_FIELDS: &[&str] = &["progress", "drain", "record"];
 
 /// A report as it may be applied.
 #[derive(Clone, Debug, PartialEq)]

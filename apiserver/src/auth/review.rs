@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::time::between;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::{Instant, timeout};
 
@@ -223,7 +224,7 @@ impl Lane {
 /// Returns the time that a valid token is cached: never past its expiry.
 fn good_for(expires: Option<Timestamp>, now: Timestamp) -> Duration {
     match expires {
-        Some(expires) => Duration::try_from(expires.duration_since(now)).unwrap_or(Duration::ZERO).min(GOOD_FOR),
+        Some(expires) => between(now, expires).min(GOOD_FOR),
         None => GOOD_FOR,
     }
 }
