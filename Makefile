@@ -46,9 +46,9 @@ lint: tools tools-lint words ## Check format, lints, words and generated files
 # docs/glossary.md has the words to use instead.
 .PHONY: words
 words: ## Check that docs, manifests and doc comments follow the glossary
-	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
+	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner watches || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
 	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests examples --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
-	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver cli controller deploy fuzz integ models planner || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
+	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver cli controller deploy fuzz integ models planner watches || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 .PHONY: test-unit
 test-unit: tools ## Run the tests that need no control plane

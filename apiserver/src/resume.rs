@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
+use models::resource_version::newer;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::auth::identity::{AgentIdentity, owns};
 use crate::cluster::{CallError, Cluster};
-use crate::shadow::ResourceVersion;
 use crate::store::{Seen, Store};
 use crate::write::{AccessError, live};
 
@@ -28,10 +28,10 @@ pub(crate) enum Standing {
 }
 
 /// Compares a replica's state with the version that an agent has seen.
-pub(crate) fn standing(seen: &Seen, from: &ResourceVersion) -> Standing {
+pub(crate) fn standing(seen: &Seen, from: &str) -> Standing {
     match seen {
-        Seen::Present(shadow) if shadow.resource_version == *from => Standing::Same(shadow.view.etag.clone()),
-        Seen::Present(shadow) if shadow.resource_version > *from => Standing::Newer,
+        Seen::Present(shadow) if shadow.resource_version() == from => Standing::Same(shadow.view.etag.clone()),
+        Seen::Present(shadow) if newer(shadow.resource_version(), from) => Standing::Newer,
         // Absence has no version: the shadow may be deleted, or not yet known here.
         Seen::Present(_) | Seen::Absent | Seen::Unknown => Standing::Behind,
         // Nothing is sent of it as long as that lasts.
@@ -54,7 +54,7 @@ pub(crate) async fn resume(
     store: &Store,
     agent: &AgentIdentity,
     seen: &mut watch::Receiver<Seen>,
-    from: &ResourceVersion,
+    from: &str,
 ) -> Result<Option<String>, ResumeError> {
     let ready = |seen: &Seen| *seen == Seen::Absent || standing(seen, from) != Standing::Behind;
     // The result of the wait is read below. The sender cannot be gone: the store holds it.
@@ -64,7 +64,7 @@ pub(crate) async fn resume(
     }
     match live(cluster, store, agent).await {
         // The cluster itself was restored from a backup, and the state that the agent has seen never existed.
-        Ok(shadow) if shadow.resource_version < *from => Ok(None),
+        Ok(shadow) if newer(from, shadow.resource_version()) => Ok(None),
         // The live read has updated the copy, if there is one.
         Ok(_) => settled(seen, from).ok_or(ResumeError::Behind),
         Err(AccessError::NoShadow) if *seen.borrow() == Seen::Absent => Ok(None),
@@ -78,7 +78,7 @@ pub(crate) async fn resume(
     }
 }
 
-fn settled(seen: &watch::Receiver<Seen>, from: &ResourceVersion) -> Option<Option<String>> {
+fn settled(seen: &watch::Receiver<Seen>, from: &str) -> Option<Option<String>> {
     match standing(&seen.borrow(), from) {
         Standing::Newer => Some(None),
         Standing::Same(etag) => Some(Some(etag)),
@@ -99,8 +99,8 @@ mod tests {
     use crate::shadow::tests::{shadow, stored};
     use crate::store::tests::store;
 
-    fn at(resource_version: u64) -> ResourceVersion {
-        ResourceVersion(resource_version.to_string())
+    fn at(resource_version: u64) -> String {
+        resource_version.to_string()
     }
 
     fn idle(resource_version: u64) -> Value {

@@ -244,7 +244,7 @@ impl Running {
         tasks.spawn(async move {
             // All agents may come at once, and then none has to wait for the keys.
             warmed.reviewer.warm().await;
-            store.run(cluster).await;
+            store.run(&cluster).await;
         });
         tasks.spawn(certificates.run());
         Ok(Self { api, plain, ending, streams, servers: [api_server, plain_server], tasks })

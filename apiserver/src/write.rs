@@ -226,7 +226,7 @@ mod tests {
     async fn a_report_costs_one_apply_of_the_agents_half_with_the_copys_resource_version() {
         let (fake, store) = (cluster(idle(), vec![]), store(vec![idle()]));
         let Ok(Written::Applied(shadow)) = write(&fake, &store, &idle_etag(), &staged()).await else { panic!() };
-        assert_eq!(shadow.resource_version.0, "6");
+        assert_eq!(shadow.resource_version(), "6");
         assert_eq!(serde_json::to_value(&shadow.view.status).unwrap()["state"], "StagedUpdate");
         let requests = fake.requests();
         assert_eq!(requests.len(), 1);
@@ -239,7 +239,7 @@ mod tests {
             })
         );
         assert!(requests[0].query.contains("fieldManager=brupop-agent") && requests[0].query.contains("force=true"));
-        assert_eq!(cached(&store, &agent()).unwrap().resource_version.0, "6", "the next report builds on this one");
+        assert_eq!(cached(&store, &agent()).unwrap().resource_version(), "6", "the next report builds on this one");
     }
 
     #[tokio::test]
