@@ -21,6 +21,7 @@ use crate::connections;
 use crate::limit::{Limiter, Source, Sources};
 use crate::metrics::Metrics;
 use crate::problem::{ApiError, Kind};
+use crate::server::Limits;
 use crate::store::Store;
 use crate::streams::Streams;
 use crate::tls::CertificateSlot;
@@ -29,7 +30,7 @@ use crate::write::AccessError;
 /// The state of one server.
 pub(crate) struct App {
     pub(crate) cluster: Cluster,
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Store,
     pub(crate) reviewer: Reviewer,
     /// Refused tokens, by source. Its limit is above what any mistake brings.
     pub(crate) refused: Limiter<Source>,
@@ -51,8 +52,7 @@ pub(crate) struct App {
     /// User name of the agents' service account.
     pub(crate) agent_username: String,
     pub(crate) stream_max_age: models::duration::Duration,
-    /// Time-out for the body of a report.
-    pub(crate) body_deadline: Duration,
+    pub(crate) limits: Limits,
     pub(crate) streams: Arc<Streams>,
     /// Set at shutdown, to the time at which the last stream ends.
     pub(crate) shutdown: watch::Receiver<Option<Instant>>,

@@ -12,10 +12,6 @@ use crate::cluster::{CallError, Cluster};
 use crate::store::{Seen, Store};
 use crate::write::{AccessError, live};
 
-/// Time that a replica that is behind waits for its watch before it calls the cluster. A watch is behind by
-/// milliseconds, or it is broken.
-const PATIENCE: Duration = Duration::from_secs(2);
-
 /// A replica's state compared with the newest that an agent has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
@@ -48,17 +44,18 @@ pub(crate) enum ResumeError {
     Call(CallError),
 }
 
-/// Waits until this replica can resume from a state. Returns the state's etag if nothing has happened since.
+/// Waits until this replica can resume from a state, for up to `limit` before it calls the cluster. Returns the state's etag if nothing has happened since.
 pub(crate) async fn resume(
     cluster: &Cluster,
     store: &Store,
     agent: &AgentIdentity,
     seen: &mut watch::Receiver<Seen>,
     from: &str,
+    limit: Duration,
 ) -> Result<Option<String>, ResumeError> {
     let ready = |seen: &Seen| *seen == Seen::Absent || standing(seen, from) != Standing::Behind;
     // The result of the wait is read below. The sender cannot be gone: the store holds it.
-    let _ = timeout(PATIENCE, seen.wait_for(ready)).await.is_ok();
+    let _ = timeout(limit, seen.wait_for(ready)).await.is_ok();
     if let Some(etag) = settled(seen, from) {
         return Ok(etag);
     }
@@ -99,6 +96,8 @@ mod tests {
     use crate::shadow::tests::{shadow, stored};
     use crate::store::tests::store;
 
+    const LIMIT: Duration = Duration::from_secs(2);
+
     fn at(resource_version: u64) -> String {
         resource_version.to_string()
     }
@@ -114,7 +113,7 @@ mod tests {
 
     async fn resumed(fake: &Fake, store: &Store, from: u64) -> Result<Option<String>, ResumeError> {
         let mut seen = store.subscribe("brs-a");
-        resume(&fake.cluster, store, &agent(), &mut seen, &at(from)).await
+        resume(&fake.cluster, store, &agent(), &mut seen, &at(from), LIMIT).await
     }
 
     #[test]
@@ -142,9 +141,9 @@ mod tests {
         let (fake, store) = (cluster(None), store(vec![idle(10)]));
         let mut seen = store.subscribe("brs-a");
         let (agent, from) = (agent(), at(11));
-        let waits = resume(&fake.cluster, &store, &agent, &mut seen, &from);
+        let waits = resume(&fake.cluster, &store, &agent, &mut seen, &from, LIMIT);
         let arrives = async {
-            tokio::time::sleep(PATIENCE / 2).await;
+            tokio::time::sleep(LIMIT / 2).await;
             let event = serde_json::from_value(idle(12)).unwrap();
             store.observe(kube::runtime::watcher::Event::Apply(event));
         };

@@ -22,9 +22,6 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::metrics::Metrics;
 
-/// Interval of reads of the files. A rotation overlaps by minutes; a first installation waits for this.
-const EVERY: Duration = Duration::from_secs(1);
-
 /// Validity period of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Validity {
@@ -202,9 +199,9 @@ impl CertificateWatch {
         }
     }
 
-    /// Checks for ever.
-    pub(crate) async fn run(mut self) {
-        let mut tick = interval(EVERY);
+    /// Checks for ever, at this interval.
+    pub(crate) async fn run(mut self, every: Duration) {
+        let mut tick = interval(every);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;

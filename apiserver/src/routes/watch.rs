@@ -42,7 +42,7 @@ pub(super) async fn get(
         None => Follower::new(agent.clone()),
         Some(from) => {
             let resumed = tokio::select! {
-                resumed = resume(&app.cluster, &app.store, &agent, &mut seen, &from) => resumed,
+                resumed = resume(&app.cluster, &app.store, &agent, &mut seen, &from, app.limits.behind) => resumed,
                 _ = &mut place.displaced => {
                     return Err(ApiError::new(Kind::Unavailable).detail("newer streams have taken its place"));
                 }

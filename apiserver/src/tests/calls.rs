@@ -188,7 +188,7 @@ async fn what_is_not_signed_is_refused_here_and_a_source_of_it_has_to_wait_while
     let forged = Issuer::new("k").sign(&claims("agent-a", i64::from(i32::MAX)));
     let first = problem(server.get(shadow, &forged).await).await;
     assert_eq!(first, (401, "unauthorized".into()));
-    for _ in 0..150 {
+    for _ in 0..BURST * 3 / 4 {
         assert_eq!(problem(server.get(shadow, "garbage").await).await, first);
     }
     // Late, so that it is still cached at the end.
@@ -302,7 +302,8 @@ async fn many_tokens_at_once_that_no_one_signed_are_no_way_past_the_limit() {
         (claims["iss"], claims["jti"]) = (json!("https://elsewhere"), json!(number.to_string()));
         Issuer::new("x").sign(&claims)
     };
-    let calls = (0..400).map(|number| server.request(Method::GET, "/v1/nodes/a/shadow", &foreign(number)).send());
+    let calls = (0..BURST as usize * 2)
+        .map(|number| server.request(Method::GET, "/v1/nodes/a/shadow", &foreign(number)).send());
     // Each needs a separate connection, and one source has at most eight here, counting those that are just ending.
     let answers: Vec<_> =
         futures::StreamExt::collect(futures::StreamExt::buffer_unordered(futures::stream::iter(calls), 4)).await;
@@ -354,7 +355,7 @@ async fn an_agent_that_opens_streams_without_end_is_told_to_wait_and_reports_all
 #[tokio::test]
 async fn good_tokens_of_others_count_against_their_source_too() {
     let server = Server::start(&world()).await;
-    for _ in 0..600 {
+    for _ in 0..BURST * 3 {
         let answer = problem(server.get("/v1/nodes/a/shadow", "agent-b").await).await;
         // It is cached, and so passes until it expires from the cache and counts as any other does.
         if answer.0 == 429 {

@@ -21,7 +21,7 @@ use tower_test::mock;
 
 use crate::auth::keys::tests::{Issuer, claims};
 use crate::limit::Allowance;
-use crate::server::{Patience, Running};
+use crate::server::{Limits, Running};
 use crate::shadow::tests::stored;
 use crate::tls::tests::{Directory, pair, pair_for};
 use crate::{Config, RunError};
@@ -242,6 +242,20 @@ fn review(token: &str) -> Value {
     json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}, "status": status})
 }
 
+/// Number of refused tokens that a source may send at once.
+const BURST: u32 = 40;
+
+/// The usual limits, in a form that can be reached within a moment.
+fn limits() -> Limits {
+    Limits {
+        // Each refusal costs a handshake: on a busy machine a rate limit that recovers quickly would never be used up.
+        refused: Allowance { burst: BURST, every: Duration::from_secs(1) },
+        behind: Duration::from_millis(100),
+        certificate: Duration::from_millis(20),
+        ..Limits::USUAL
+    }
+}
+
 struct Server {
     api: SocketAddr,
     plain: SocketAddr,
@@ -254,15 +268,17 @@ struct Server {
 impl Server {
     /// A server without a certificate.
     async fn bare(world: &World) -> Self {
-        // Each refusal costs a handshake: on a busy machine a rate limit that recovers quickly would never be used up.
-        let refused = Allowance { burst: 200, every: Duration::from_secs(1) };
-        Self::patient(world, Patience { refused, ..Patience::USUAL }).await
+        Self::with(world, limits(), None).await
     }
 
-    /// The same with these limits on clients.
-    async fn patient(world: &World, patience: Patience) -> Self {
+    /// A server with these limits, and a certificate and key if given.
+    async fn with(world: &World, limits: Limits, pair: Option<(String, String)>) -> Self {
         let _ = crate::tls::provider().install_default();
         let directory = Directory::new();
+        if let Some((certificate, key)) = &pair {
+            directory.write("tls.crt", certificate);
+            directory.write("tls.key", key);
+        }
         let config = Config {
             listen: "127.0.0.1:0".parse().unwrap(),
             plain_listen: "127.0.0.1:0".parse().unwrap(),
@@ -277,24 +293,28 @@ impl Server {
             log_filter: String::new(),
             log_format: models::log::LogFormat::Text,
         };
-        let running = Running::start(&config, patience, world.client()).await.unwrap();
+        let running = Running::start(&config, limits, world.client()).await.unwrap();
         let (api, plain) = (running.api, running.plain);
         let (stop, stopped) = oneshot::channel();
         let running = tokio::spawn(running.until(async {
             let _ = stopped.await;
         }));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        Self { api, plain, stop, running, client, directory }
+        let mut server = Self { api, plain, stop, running, client, directory };
+        if let Some((certificate, _)) = pair {
+            server.client = server.trusting(&certificate);
+            server.until_ready().await;
+        }
+        server
     }
 
     async fn start(world: &World) -> Self {
-        Self::bare(world).await.started().await
+        Self::limited(world, limits()).await
     }
 
-    async fn started(mut self) -> Self {
-        self.certify();
-        self.until_ready().await;
-        self
+    /// A ready server with these limits.
+    async fn limited(world: &World, limits: Limits) -> Self {
+        Self::with(world, limits, Some(pair())).await
     }
 
     /// Gives the server a new certificate and the client its trust.

@@ -94,8 +94,7 @@ async fn who_is_not_let_in_is_answered_once_on_a_connection_and_an_agent_as_ofte
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_on_which_no_one_is_let_in_ends_whatever_is_sent_and_an_agents_stays() {
     let world = world();
-    let patience = Patience { unauthenticated: Duration::from_secs(2), ..Patience::USUAL };
-    let server = Server::patient(&world, patience).await.started().await;
+    let server = Server::limited(&world, Limits { unauthenticated: Duration::from_secs(2), ..limits() }).await;
     let mut lines = Lines::open(&server, "agent-a").await;
     lines.shadow().await;
     let mut agent = Wire::open(&server);
@@ -118,8 +117,7 @@ async fn a_connection_on_which_no_one_is_let_in_ends_whatever_is_sent_and_an_age
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_report_whose_body_does_not_come_is_given_up() {
-    let patience = Patience { body: Duration::from_millis(100), ..Patience::USUAL };
-    let server = Server::patient(&world(), patience).await.started().await;
+    let server = Server::limited(&world(), Limits { body: Duration::from_millis(100), ..limits() }).await;
     let mut wire = Wire::open(&server);
     wire.say(
         "PUT /v1/nodes/a/shadow/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer agent-a\r\n\
