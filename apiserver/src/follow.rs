@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shadow_of_another_node_of_the_same_name_is_never_shown_and_said_once() {
+    fn the_shadow_of_another_node_of_the_same_name_is_never_shown_and_reported_once() {
         let mut other = shadow("u", 1, 1, json!({}));
         other.owner.as_mut().unwrap().uid = "node-2".into();
         let other = Seen::Present(Arc::new(other));

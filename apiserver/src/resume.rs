@@ -14,7 +14,7 @@ use crate::write::{AccessError, live};
 
 /// A replica's state compared with the newest that an agent has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum Position {
     /// It is newer, or its age does not matter.
     Newer,
     /// It is the same state, which has this etag.
@@ -24,14 +24,14 @@ pub(crate) enum Standing {
 }
 
 /// Compares a replica's state with the version that an agent has seen.
-pub(crate) fn standing(seen: &Seen, from: &str) -> Standing {
+pub(crate) fn position(seen: &Seen, from: &str) -> Position {
     match seen {
-        Seen::Present(shadow) if shadow.resource_version() == from => Standing::Same(shadow.view.etag.clone()),
-        Seen::Present(shadow) if newer(shadow.resource_version(), from) => Standing::Newer,
+        Seen::Present(shadow) if shadow.resource_version() == from => Position::Same(shadow.view.etag.clone()),
+        Seen::Present(shadow) if newer(shadow.resource_version(), from) => Position::Newer,
         // Absence has no version: the shadow may be deleted, or not yet known here.
-        Seen::Present(_) | Seen::Absent | Seen::Unknown => Standing::Behind,
+        Seen::Present(_) | Seen::Absent | Seen::Unknown => Position::Behind,
         // Nothing is sent of it as long as that lasts.
-        Seen::Unreadable => Standing::Newer,
+        Seen::Unreadable => Position::Newer,
     }
 }
 
@@ -53,7 +53,7 @@ pub(crate) async fn resume(
     from: &str,
     limit: Duration,
 ) -> Result<Option<String>, ResumeError> {
-    let ready = |seen: &Seen| *seen == Seen::Absent || standing(seen, from) != Standing::Behind;
+    let ready = |seen: &Seen| *seen == Seen::Absent || position(seen, from) != Position::Behind;
     // The result of the wait is read below. The sender cannot be gone: the store holds it.
     let _ = timeout(limit, seen.wait_for(ready)).await.is_ok();
     if let Some(etag) = settled(seen, from) {
@@ -76,10 +76,10 @@ pub(crate) async fn resume(
 }
 
 fn settled(seen: &watch::Receiver<Seen>, from: &str) -> Option<Option<String>> {
-    match standing(&seen.borrow(), from) {
-        Standing::Newer => Some(None),
-        Standing::Same(etag) => Some(Some(etag)),
-        Standing::Behind => None,
+    match position(&seen.borrow(), from) {
+        Position::Newer => Some(None),
+        Position::Same(etag) => Some(Some(etag)),
+        Position::Behind => None,
     }
 }
 
@@ -119,16 +119,16 @@ mod tests {
     #[test]
     fn a_replica_is_behind_if_it_may_be() {
         let present = |version| Seen::Present(Arc::new(shadow("u", version, 1, json!({}))));
-        assert_eq!(standing(&present(10), &at(9)), Standing::Newer);
-        assert!(matches!(standing(&present(10), &at(10)), Standing::Same(_)));
-        assert_eq!(standing(&present(9), &at(10)), Standing::Behind);
-        assert_eq!(standing(&Seen::Absent, &at(10)), Standing::Behind);
-        assert_eq!(standing(&Seen::Unknown, &at(10)), Standing::Behind);
-        assert_eq!(standing(&Seen::Unreadable, &at(10)), Standing::Newer);
+        assert_eq!(position(&present(10), &at(9)), Position::Newer);
+        assert!(matches!(position(&present(10), &at(10)), Position::Same(_)));
+        assert_eq!(position(&present(9), &at(10)), Position::Behind);
+        assert_eq!(position(&Seen::Absent, &at(10)), Position::Behind);
+        assert_eq!(position(&Seen::Unknown, &at(10)), Position::Behind);
+        assert_eq!(position(&Seen::Unreadable, &at(10)), Position::Newer);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_replica_that_is_not_behind_goes_on_at_once_and_asks_no_one() {
+    async fn a_replica_that_is_not_behind_resumes_at_once_without_a_call() {
         let (fake, store) = (cluster(None), store(vec![idle(10)]));
         assert_eq!(resumed(&fake, &store, 9).await.unwrap(), None);
         let same = resumed(&fake, &store, 10).await.unwrap();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_shadow_that_is_gone_is_told_and_one_that_only_the_replica_has_is_not_shown() {
+    async fn a_deleted_shadow_is_reported_and_one_that_only_the_replica_has_is_not_shown() {
         assert_eq!(resumed(&cluster(None), &store(vec![]), 11).await.unwrap(), None);
         let result = resumed(&cluster(None), &store(vec![idle(10)]), 11).await;
         assert!(matches!(result, Err(ResumeError::Behind)));

@@ -46,23 +46,23 @@ const GRACE_SECONDS: u64 = 5;
 /// Number of streams ended per second at shutdown, so that their agents do not all reach another replica at once.
 /// Together with [`GRACE_SECONDS`] the longest time stays below the 30 s that a pod has by default.
 const STREAMS_ENDED_PER_SECOND: u32 = 200;
-const LONGEST_LEAVE: Duration = Duration::from_secs(15);
+const LONGEST_SHUTDOWN: Duration = Duration::from_secs(15);
 /// Minimum time that requests are served after a shutdown request: for a moment some are still sent here. A terminating
 /// pod is no longer an endpoint before it gets the signal, and an agent whose connection is refused tries again
 /// elsewhere; every drained node waits this long.
-const SHORTEST_LEAVE: Duration = Duration::from_millis(200);
+const SHORTEST_SHUTDOWN: Duration = Duration::from_millis(200);
 /// Time that an agent's idle connection is kept. An update is a few reports within minutes, and each new connection may
 /// reach another replica, which is one TokenReview more.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// Time-out for a client's part of a handshake, and for the head of a connection's first request.
 const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 /// Time-out for a client to close its side of a connection.
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Rate limit of log lines about refusals of one source. What is left out is counted.
-const TOLD: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
+const LOG_LINES: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
 /// Rate limit of a node's reads of this replica's copy. They cost the cluster nothing, and an agent makes none.
-const LOOKS: Allowance = Allowance { burst: 200, every: Duration::from_millis(20) };
+const COPY_READS: Allowance = Allowance { burst: 200, every: Duration::from_millis(20) };
 /// Rate limit of a node's opened streams and live reads of shadows. An agent opens one stream, backs off each time that
 /// it ends early, and reads nothing else.
 const READS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
@@ -208,7 +208,7 @@ impl Running {
             result = &mut plain => Err(ended(result)),
             _ = tasks.join_next() => Err(RunError::Task),
         };
-        let (open, window) = (streams.count(), leave(streams.count()));
+        let (open, window) = (streams.count(), shutdown_window(streams.count()));
         tracing::info!(streams = open, milliseconds = window.as_millis(), "ending");
         let last = Instant::now() + window;
         ending.send_replace(Some(last));
@@ -239,11 +239,11 @@ fn state(
         refused: Limiter::new(limits.refused),
         reports: Limiter::new(REPORTS),
         reads: Limiter::new(READS),
-        looks: Limiter::new(LOOKS),
+        copy_reads: Limiter::new(COPY_READS),
         reviews: Limiter::new(REVIEWS),
         sources: Sources { ipv6_prefix: config.ipv6_source_prefix },
-        told: Limiter::new(TOLD),
-        untold: AtomicU64::new(0),
+        log_lines: Limiter::new(LOG_LINES),
+        omitted: AtomicU64::new(0),
         store: Store::new(metrics.clone()),
         metrics: metrics.clone(),
         certificate: Arc::clone(certificate),
@@ -283,7 +283,7 @@ fn serve_agents(
             })
             .keep_alive(KEEP_ALIVE)
             .client_request_timeout(CLIENT_DEADLINE)
-            .client_disconnect_timeout(GOODBYE)
+            .client_disconnect_timeout(CLOSE_LIMIT)
             .finish(map_config(app, |()| AppConfig::default()))
             .rustls_0_23_with_config(tls.clone(), TlsAcceptorConfig::default().handshake_timeout(CLIENT_DEADLINE));
         Arc::clone(&connections).limit(http)
@@ -303,8 +303,8 @@ fn serve_plain(listener: TcpListener, app: web::Data<App>) -> io::Result<Server>
 }
 
 /// Returns the time in which so many streams end.
-fn leave(streams: u32) -> Duration {
-    (Duration::from_secs(1) * streams / STREAMS_ENDED_PER_SECOND).clamp(SHORTEST_LEAVE, LONGEST_LEAVE)
+fn shutdown_window(streams: u32) -> Duration {
+    (Duration::from_secs(1) * streams / STREAMS_ENDED_PER_SECOND).clamp(SHORTEST_SHUTDOWN, LONGEST_SHUTDOWN)
 }
 
 fn ended(result: Result<io::Result<()>, tokio::task::JoinError>) -> RunError {

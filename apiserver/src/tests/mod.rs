@@ -31,7 +31,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The cluster: one shadow, and its current revision.
 #[derive(Clone)]
-struct World {
+struct SimulatedCluster {
     state: Arc<Mutex<Option<Value>>>,
     changes: watch::Sender<u64>,
     calls: Arc<Mutex<Vec<String>>>,
@@ -69,7 +69,7 @@ impl Fault {
     }
 }
 
-impl World {
+impl SimulatedCluster {
     fn new(shadow: Option<Value>) -> Self {
         Self {
             state: Arc::new(Mutex::new(shadow)),
@@ -115,16 +115,16 @@ impl World {
 
     fn client(&self) -> kube::Client {
         let (service, mut handle) = mock::pair::<http::Request<Body>, Response<Body>>();
-        let world = self.clone();
+        let cluster = self.clone();
         tokio::spawn(async move {
             while let Some((request, reply)) = handle.next_request().await {
-                let world = world.clone();
+                let cluster = cluster.clone();
                 tokio::spawn(async move {
                     let (parts, body) = request.into_parts();
                     let bytes = body.collect_bytes().await.unwrap();
                     let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
                     let query = parts.uri.query().unwrap_or_default();
-                    let (code, text) = match world.answer(&parts.method, parts.uri.path(), query, &body).await {
+                    let (code, text) = match cluster.answer(&parts.method, parts.uri.path(), query, &body).await {
                         Some(answer) => answer,
                         None => return reply.send_error(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
                     };
@@ -267,12 +267,12 @@ struct Server {
 
 impl Server {
     /// A server without a certificate.
-    async fn bare(world: &World) -> Self {
-        Self::with(world, limits(), None).await
+    async fn bare(cluster: &SimulatedCluster) -> Self {
+        Self::with(cluster, limits(), None).await
     }
 
     /// A server with these limits, and a certificate and key if given.
-    async fn with(world: &World, limits: Limits, pair: Option<(String, String)>) -> Self {
+    async fn with(cluster: &SimulatedCluster, limits: Limits, pair: Option<(String, String)>) -> Self {
         let _ = crate::tls::provider().install_default();
         let directory = Directory::new();
         if let Some((certificate, key)) = &pair {
@@ -293,7 +293,7 @@ impl Server {
             log_filter: String::new(),
             log_format: models::log::LogFormat::Text,
         };
-        let running = Running::start(&config, limits, world.client()).await.unwrap();
+        let running = Running::start(&config, limits, cluster.client()).await.unwrap();
         let (api, plain) = (running.api, running.plain);
         let (stop, stopped) = oneshot::channel();
         let running = tokio::spawn(running.until(async {
@@ -308,13 +308,13 @@ impl Server {
         server
     }
 
-    async fn start(world: &World) -> Self {
-        Self::limited(world, limits()).await
+    async fn start(cluster: &SimulatedCluster) -> Self {
+        Self::limited(cluster, limits()).await
     }
 
     /// A ready server with these limits.
-    async fn limited(world: &World, limits: Limits) -> Self {
-        Self::with(world, limits, Some(pair())).await
+    async fn limited(cluster: &SimulatedCluster, limits: Limits) -> Self {
+        Self::with(cluster, limits, Some(pair())).await
     }
 
     /// Gives the server a new certificate and the client its trust.
@@ -349,11 +349,11 @@ impl Server {
     async fn until_readyz_says(&self, status: StatusCode, text: &str) {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let said = self.plain("/readyz").await;
-            if (said.0, said.1.as_str()) == (status, text) {
+            let answer = self.plain("/readyz").await;
+            if (answer.0, answer.1.as_str()) == (status, text) {
                 break;
             }
-            assert!(Instant::now() < deadline, "{said:?}");
+            assert!(Instant::now() < deadline, "{answer:?}");
             sleep(Duration::from_millis(20)).await;
         }
     }
@@ -424,6 +424,6 @@ async fn problem(response: reqwest::Response) -> (u16, String) {
     (status, value["type"].as_str().unwrap().trim_start_matches("urn:brupop:problem:").to_owned())
 }
 
-fn world() -> World {
-    World::new(Some(stored("u", 100, 1, json!({"state": "Idle"}))))
+fn cluster() -> SimulatedCluster {
+    SimulatedCluster::new(Some(stored("u", 100, 1, json!({"state": "Idle"}))))
 }
