@@ -17,6 +17,8 @@ WORDS := somebody|nobody|whoever|anew|of ours|given back
 NAMES := somebody|nobody|whoever|(^|[^a-z])anew([^a-z]|$$)|strangers?|given[ _]back
 # Arguments of the demo, e.g. make demo ARGS="--nodes 5 --keep"
 ARGS ?=
+# What `make deny` checks. The advisories are a database on GitHub, which CI asks too.
+DENY ?= bans licenses sources
 
 .PHONY: help
 help: ## List the commands
@@ -54,13 +56,19 @@ lint: tools tools-lint words ## Check format, lints, words and generated files
 	@$(CARGO) tree --locked --manifest-path fuzz/Cargo.toml >/dev/null || { echo "make: fuzz/Cargo.lock is stale: run cargo update --workspace in fuzz" >&2; exit 1; }
 	@git apply --check integ/next/next.patch || { echo "make: integ/next/next.patch does not fit the sources any more: mend it (docs/testing.md)" >&2; exit 1; }
 	@tree=$$($(CARGO) tree --locked -p planner -e normal --prefix none) && ! grep -E '^(tokio|hyper|reqwest|actix-web|prometheus|tracing) ' <<<"$$tree" || { echo "make: the planner depends on no client, HTTP, log or metrics crate (docs/architecture.md)" >&2; exit 1; }
+	@if command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; else echo "make: cargo-deny is not installed: versions, licenses and sources of dependencies are not checked (make deny)"; fi
+
+.PHONY: deny
+deny: tools ## Check versions, licenses and sources of all dependencies (DENY="advisories …" for more)
+	@command -v cargo-deny >/dev/null || { echo "make: cargo-deny is needed: cargo install --locked cargo-deny" >&2; exit 1; }
+	@$(CARGO) deny --locked --log-level error check $(DENY)
 
 # docs/glossary.md has the words to use instead.
 .PHONY: words
 words: ## Check that docs, manifests and doc comments follow the glossary
-	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
+	@! grep -rnE '^[[:space:]]*//[/!] *$(TITLES) ' --include=*.rs agent apiserver cli controller deploy integ models planner watches || { echo "make: a doc comment begins with the thing or with what it does (docs/glossary.md)" >&2; exit 1; }
 	@! grep -rnwiE "$(WORDS)" README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs deploy/manifests examples --exclude=glossary.md || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
-	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver cli controller deploy fuzz integ models planner || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
+	@! grep -rniE "$(NAMES)" --include=*.rs agent apiserver cli controller deploy fuzz integ models planner watches || { echo "make: docs/glossary.md has other words for these" >&2; exit 1; }
 
 .PHONY: test-unit
 test-unit: tools ## Run the tests that need no control plane

@@ -32,14 +32,7 @@ pub struct OrderKey {
 impl OrderKey {
     /// Returns the desired state of a shadow.
     pub fn of(view: &ShadowView) -> Self {
-        let BottlerocketShadowSpec {
-            state,
-            version,
-            attempt,
-            boot_id,
-            host: _,
-            permit: _,
-        } = &view.spec;
+        let BottlerocketShadowSpec { state, version, attempt, boot_id, host: _, permit: _ } = &view.spec;
         Self {
             attempt: AttemptKey { uid: view.metadata.uid.clone(), attempt: *attempt },
             state: *state,

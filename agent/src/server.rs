@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use models::names::{TRUST_CA_KEY, TRUST_PERMIT_KEYS};
 use models::wire::{AgentStatus, Problem, ShadowView};
+use models::{pem, resource_version};
 use reqwest::header::{CONTENT_TYPE, IF_MATCH};
 use reqwest::{Certificate, Client, Response, StatusCode};
 use rustls::RootCertStore;
@@ -25,10 +26,6 @@ const ANSWER: Duration = Duration::from_secs(15);
 /// Maximum length of a stream's line and of an answer, in bytes. A shadow in its agent's view is below 100 KiB by its
 /// schema.
 const LONGEST: usize = 1024 * 1024;
-
-/// Lines around each certificate of the bundle.
-const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
-const END: &str = "-----END CERTIFICATE-----";
 
 /// Time that an idle connection is kept: steps of an update follow each other within seconds, or hours later.
 const KEEP_IDLE: Duration = Duration::from_secs(20);
@@ -110,7 +107,7 @@ impl Server {
     /// Returns an error if it cannot be opened.
     pub async fn watch(&self, from: Option<&str>) -> Result<Lines, ServerError> {
         // A version invented by a compromised web API must not keep an honest one from answering.
-        let from = from.filter(|version| is_resource_version(version));
+        let from = from.filter(|version| resource_version::is_valid(version));
         let query = from.map(|version| format!("?resourceVersion={version}")).unwrap_or_default();
         let request = self.client()?.get(format!("{}/watch{query}", self.address)).bearer_auth(self.token()?);
         let answer = timeout(ANSWER, request.send()).await.map_err(|_| ServerError::Timeout)?;
@@ -207,25 +204,15 @@ impl Server {
     }
 }
 
-/// Returns true if the web API accepts this as a resource version: a positive integer with no more digits than its
-/// limit.
-fn is_resource_version(text: &str) -> bool {
-    (1..=40).contains(&text.len()) && !text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit())
-}
-
 /// Returns the authorities of a bundle. Unreadable or untrustworthy ones are left out without affecting others.
 pub fn usable(bundle: &[u8]) -> Vec<CertificateDer<'static>> {
     let text = String::from_utf8_lossy(bundle);
-    let blocks = text.match_indices(BEGIN).map(|(at, _)| {
-        let block = &text[at..];
-        &block[..block.find(END).map_or(block.len(), |end| end + END.len())]
-    });
     let usable = |block: &str| {
         let certificate = CertificateDer::from_pem_slice(block.as_bytes()).ok()?;
         RootCertStore::empty().add(certificate.clone()).ok()?;
         Some(certificate)
     };
-    blocks.filter_map(usable).collect()
+    pem::certificates(&text).0.into_iter().filter_map(usable).collect()
 }
 
 fn read_bundle(trust_dir: &Path) -> Result<Vec<u8>, ServerError> {
@@ -324,8 +311,9 @@ mod tests {
     fn what_is_broken_in_a_bundle_takes_nothing_else_away() {
         let made = || rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap().cert.pem();
         let (one, other) = (made(), made());
-        let broken = format!("{BEGIN}\n!!\n{END}\n");
-        let no_certificate = format!("{BEGIN}\nAAAA\n{END}\n");
+        let (begin, end) = (pem::BEGIN, pem::END);
+        let broken = format!("{begin}\n!!\n{end}\n");
+        let no_certificate = format!("{begin}\nAAAA\n{end}\n");
         let cut = one[..one.len() / 2].to_owned();
         for (bundle, found) in [
             (format!("{one}{other}"), 2),

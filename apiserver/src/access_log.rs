@@ -9,7 +9,7 @@ use actix_web::middleware::Next;
 use actix_web::{HttpMessage as _, web};
 use tokio::time::Instant;
 
-use crate::app::{App, LetIn};
+use crate::app::{App, Authenticated};
 use crate::problem::ApiError;
 
 /// Maximum length of a path in the log, in characters: an unauthenticated client chose the rest.
@@ -31,7 +31,7 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
 
     let mut response = next.call(request).await?;
     // On a kept connection, an unauthenticated client could begin another head and never end it.
-    let unauthenticated = !response.request().extensions().contains::<LetIn>();
+    let unauthenticated = !response.request().extensions().contains::<Authenticated>();
     // And a client would reuse it, however long it waits, instead of reaching another replica.
     if unauthenticated || app.as_ref().is_some_and(|app| app.ending()) {
         response.response_mut().head_mut().set_connection_type(ConnectionType::Close);
@@ -40,7 +40,7 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
     let status = response.status();
     let error = response.response().error().and_then(|error| error.as_error::<ApiError>());
     let refusal = error.and_then(ApiError::refusal);
-    let mut untold = None;
+    let mut omitted = None;
     if let Some(app) = app {
         app.metrics.request(&route, status.as_str());
         if let Some(refusal) = refusal {
@@ -48,20 +48,20 @@ pub(crate) async fn access_log<B: MessageBody + 'static>(
         }
         if !status.is_success() {
             // Unauthenticated clients fill no disk: what is left out is counted above, and shown with the next line.
-            if peer.is_some_and(|peer| app.told.take(app.sources.of(peer), begun).is_err()) {
-                app.untold.fetch_add(1, Ordering::Relaxed);
+            if peer.is_some_and(|peer| app.log_lines.take(app.sources.of(peer), begun).is_err()) {
+                app.omitted.fetch_add(1, Ordering::Relaxed);
                 return Ok(response);
             }
-            untold = Some(app.untold.swap(0, Ordering::Relaxed)).filter(|&count| count > 0);
+            omitted = Some(app.omitted.swap(0, Ordering::Relaxed)).filter(|&count| count > 0);
         }
     }
     let peer = peer.map(tracing::field::display);
     let (status, milliseconds) = (status.as_u16(), u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX));
     let (refusal, cause) = (refusal.map(crate::auth::Refusal::as_str), error.and_then(ApiError::chain));
     if status >= 500 {
-        tracing::error!(target: "access", %method, path, route, status, milliseconds, peer, version, cause, untold, "request");
+        tracing::error!(target: "access", %method, path, route, status, milliseconds, peer, version, cause, omitted, "request");
     } else if status >= 400 {
-        tracing::info!(target: "access", %method, path, route, status, milliseconds, peer, version, refusal, cause, untold, "request");
+        tracing::info!(target: "access", %method, path, route, status, milliseconds, peer, version, refusal, cause, omitted, "request");
     } else {
         tracing::info!(target: "access", %method, path, route, status, milliseconds, peer, version, "request");
     }

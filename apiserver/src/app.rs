@@ -14,13 +14,14 @@ use tokio::time::Instant;
 
 use crate::auth::Refusal;
 use crate::auth::identity::{AgentIdentity, Bearer, check};
-use crate::auth::review::{ReviewError, Reviewer, Standing};
+use crate::auth::review::{Evidence, ReviewError, Reviewer};
 use crate::auth::token::Token;
 use crate::cluster::{CallError, Cluster};
 use crate::connections;
 use crate::limit::{Limiter, Source, Sources};
 use crate::metrics::Metrics;
 use crate::problem::{ApiError, Kind};
+use crate::server::Limits;
 use crate::store::Store;
 use crate::streams::Streams;
 use crate::tls::CertificateSlot;
@@ -29,7 +30,7 @@ use crate::write::AccessError;
 /// The state of one server.
 pub(crate) struct App {
     pub(crate) cluster: Cluster,
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Store,
     pub(crate) reviewer: Reviewer,
     /// Refused tokens, by source. Its limit is above what any mistake brings.
     pub(crate) refused: Limiter<Source>,
@@ -38,21 +39,20 @@ pub(crate) struct App {
     /// Opened streams and live reads, by node.
     pub(crate) reads: Limiter<String>,
     /// Reads of this replica's copy, by node.
-    pub(crate) looks: Limiter<String>,
+    pub(crate) copy_reads: Limiter<String>,
     /// TokenReviews of signed tokens, by the node that they name.
     pub(crate) reviews: Limiter<String>,
     pub(crate) sources: Sources,
     /// Log lines about refusals, by source.
-    pub(crate) told: Limiter<Source>,
+    pub(crate) log_lines: Limiter<Source>,
     /// Number of such lines left out since the last one.
-    pub(crate) untold: AtomicU64,
+    pub(crate) omitted: AtomicU64,
     pub(crate) metrics: Metrics,
     pub(crate) certificate: Arc<CertificateSlot>,
     /// User name of the agents' service account.
     pub(crate) agent_username: String,
     pub(crate) stream_max_age: models::duration::Duration,
-    /// Time-out for the body of a report.
-    pub(crate) body_deadline: Duration,
+    pub(crate) limits: Limits,
     pub(crate) streams: Arc<Streams>,
     /// Set at shutdown, to the time at which the last stream ends.
     pub(crate) shutdown: watch::Receiver<Option<Instant>>,
@@ -89,7 +89,7 @@ impl App {
 pub(crate) struct Agent(pub(crate) AgentIdentity);
 
 /// Marks, as an extension, a request that was authenticated as an agent's, whatever its answer.
-pub(crate) struct LetIn;
+pub(crate) struct Authenticated;
 
 impl FromRequest for Agent {
     type Error = ApiError;
@@ -107,13 +107,13 @@ impl FromRequest for Agent {
             let bearer = authenticate(&app, source, token).await?;
             match check(&bearer, &app.agent_username, &node) {
                 Ok(agent) => {
-                    connections::let_in();
-                    request.extensions_mut().insert(LetIn);
+                    connections::mark_authenticated();
+                    request.extensions_mut().insert(Authenticated);
                     Ok(Self(agent))
                 }
                 Err(refusal) => {
                     app.charge(source);
-                    Err(ApiError::refused(refusal).cause(said_of(&bearer)))
+                    Err(ApiError::refused(refusal).cause(describe(&bearer)))
                 }
             }
         })
@@ -134,32 +134,32 @@ async fn authenticate(
     if let Some(source) = source {
         take(&app.refused, source, Refusal::TooManyRefusals)?;
     }
-    let give_back = || {
+    let refund = || {
         if let Some(source) = source {
-            app.refused.give_back(source, Instant::now());
+            app.refused.refund(source, Instant::now());
         }
     };
     let token = token.map_err(ApiError::refused)?;
-    let standing = match app.reviewer.check(&token).await {
-        Ok(standing) => standing,
+    let evidence = match app.reviewer.check(&token).await {
+        Ok(evidence) => evidence,
         Err(error) => {
             if matches!(error, ReviewError::NoKeys) {
-                give_back();
+                refund();
             }
             return Err(reviewed(error));
         }
     };
     // A signed token no longer counts against its source's other nodes, but a node can have any number of tokens made.
-    if let Standing::Signed { node } = &standing {
-        give_back();
+    if let Evidence::Signed { node } = &evidence {
+        refund();
         take(&app.reviews, node.clone().unwrap_or_default(), Refusal::TooManyTokens)?;
     }
-    let judged = app.reviewer.review(&token, &standing).await;
-    match (&judged, &standing) {
-        (Ok(_), Standing::Unchecked) => give_back(),
-        (Err(ReviewError::Refused(_)), Standing::Signed { .. }) => app.charge(source),
+    let judged = app.reviewer.review(&token, &evidence).await;
+    match (&judged, &evidence) {
+        (Ok(_), Evidence::Unchecked) => refund(),
+        (Err(ReviewError::Refused(_)), Evidence::Signed { .. }) => app.charge(source),
         // An unchecked token that is not found valid counts against its source.
-        (Err(_), Standing::Unchecked) | (_, Standing::Signed { .. }) => {}
+        (Err(_), Evidence::Unchecked) | (_, Evidence::Signed { .. }) => {}
     }
     judged.map_err(reviewed)
 }
@@ -176,7 +176,7 @@ fn reviewed(error: ReviewError) -> ApiError {
 }
 
 /// Describes the bearer of a valid token that is refused.
-fn said_of(bearer: &Bearer) -> String {
+fn describe(bearer: &Bearer) -> String {
     let none = "none";
     format!(
         "the token is of {}, pod {}, node {}",

@@ -17,11 +17,7 @@ pub(crate) const LIMIT: usize = 64 * 1024;
 const WRAPPER: &[&str] = &["apiVersion", "kind", "metadata", "spec", "status"];
 
 /// The controller status, except its conditions.
-const CONTROLLER_FIELDS: &[&str] = &[
-    "progress",
-    "drain",
-    "record",
-];
+const CONTROLLER_FIELDS: &[&str] = &["progress", "drain", "record"];
 
 /// A report as it may be applied.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +40,7 @@ pub(crate) enum BodyError {
     NotJson(#[source] serde_json::Error),
     #[error("the body is not a JSON object")]
     NotAnObject,
-    #[error("the body has the field {0}: send the agent's half of the status itself")]
+    #[error("the body has the field {0}: send the agent status itself")]
     Wrapper(&'static str),
     #[error("the field {0} is the controller's")]
     ControllerField(&'static str),
@@ -180,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_of_a_type_that_no_one_knows_is_dropped_and_counted() {
+    fn a_condition_of_an_unknown_type_is_dropped_and_counted() {
         let mut value = full();
         value["conditions"] = json!([condition("Novel"), condition("HostReachable"), condition("Newer")]);
         let report = body(&value).unwrap();
@@ -220,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_the_controllers_half_is_refused() {
+    fn every_field_of_the_controller_status_is_refused() {
         for field in CONTROLLER_FIELDS {
             let mut value = full();
             value[*field] = Value::Null;

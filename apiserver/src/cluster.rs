@@ -181,7 +181,7 @@ impl Cluster {
             "metadata": {
                 "name": checked.name,
                 "namespace": self.namespace,
-                "resourceVersion": checked.resource_version.0,
+                "resourceVersion": checked.resource_version(),
             },
             "status": status,
         });

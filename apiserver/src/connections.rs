@@ -18,13 +18,13 @@ use crate::limit::{Source, Sources};
 
 tokio::task_local! {
     /// True once an agent was authenticated on a connection. The task that serves it serves all of its requests.
-    static LET_IN: Rc<Cell<bool>>;
+    static AUTHENTICATED: Rc<Cell<bool>>;
 }
 
 /// Marks the connection being served as an agent's.
-pub(crate) fn let_in() {
+pub(crate) fn mark_authenticated() {
     // Elsewhere there is no connection that could end.
-    let _ = LET_IN.try_with(|let_in| let_in.set(true));
+    let _ = AUTHENTICATED.try_with(|authenticated| authenticated.set(true));
 }
 
 /// Counts the connections of each source.
@@ -100,15 +100,15 @@ impl Connections {
 
 /// Serves a connection to its end, or for `limit` if no agent is authenticated on it.
 async fn bounded<E>(ends: impl Future<Output = Result<(), E>>, limit: Duration) -> Result<(), E> {
-    let let_in = Rc::new(Cell::new(false));
+    let authenticated = Rc::new(Cell::new(false));
     let too_long = async {
         sleep(limit).await;
-        if let_in.get() {
+        if authenticated.get() {
             pending::<()>().await;
         }
     };
     tokio::select! {
-        result = LET_IN.scope(Rc::clone(&let_in), ends) => result,
+        result = AUTHENTICATED.scope(Rc::clone(&authenticated), ends) => result,
         () = too_long => Ok(()),
     }
 }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_ends_after_a_while_unless_an_agent_is_let_in_on_it() {
+    async fn a_connection_ends_at_its_limit_unless_an_agent_is_authenticated_on_it() {
         let limit = Duration::from_secs(60);
         let lives = async |ends: &mut dyn FnMut()| {
             let served = async {
@@ -163,7 +163,7 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(86_400), bounded(served, limit)).await.is_err()
         };
         assert!(!lives(&mut || ()).await, "an unauthenticated client's");
-        assert!(lives(&mut let_in).await, "an agent's");
+        assert!(lives(&mut mark_authenticated).await, "an agent's");
         assert!(!lives(&mut || ()).await, "each is judged by itself");
         assert_eq!(bounded(async { Err("broken") }, limit).await, Err("broken"));
     }

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_etag_changes_with_uid_generation_and_each_part_of_the_agents_half() {
+    fn an_etag_changes_with_uid_generation_and_each_part_of_the_agent_status() {
         let a = status(r#"{"state": "Idle"}"#);
         let base = etag("u", 3, &a).unwrap();
         assert_ne!(base, etag("v", 3, &a).unwrap());

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use actix_web::web::Bytes;
 use jiff::Timestamp;
+use models::resource_version::newer;
+use models::time::between;
 use models::wire::WatchLine;
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 
 use crate::auth::Refusal;
 use crate::auth::identity::{AgentIdentity, owns};
-use crate::shadow::ResourceVersion;
 use crate::store::Seen;
 use crate::streams::Place;
 
@@ -33,8 +34,8 @@ pub(crate) enum Change {
 pub(crate) struct Follower {
     agent: AgentIdentity,
     sent: Sent,
-    /// The newest state seen, by uid.
-    newest: Option<(String, ResourceVersion)>,
+    /// The newest state seen: uid and resource version.
+    newest: Option<(String, String)>,
     /// The uid of a shadow that is not this agent's, logged once.
     refused: Option<String>,
 }
@@ -75,11 +76,11 @@ impl Follower {
         }
         if let Some((uid, newest)) = &self.newest
             && uid == shadow.uid()
-            && shadow.resource_version < *newest
+            && newer(newest, shadow.resource_version())
         {
             return (Change::SetBack, None);
         }
-        self.newest = Some((shadow.uid().to_owned(), shadow.resource_version.clone()));
+        self.newest = Some((shadow.uid().to_owned(), shadow.resource_version().to_owned()));
         let sent = Sent::Shadow { etag: shadow.view.etag.clone() };
         if self.sent == sent {
             return (Change::Quiet, None);
@@ -102,7 +103,7 @@ impl Follower {
 pub(crate) fn age(longest: Duration, share: f64, token_expires: Option<Timestamp>, now: Timestamp) -> Duration {
     let age = longest.mul_f64(0.5 + 0.5 * share.clamp(0.0, 1.0));
     match token_expires {
-        Some(expires) => Duration::try_from(expires.duration_since(now)).unwrap_or(Duration::ZERO).min(age),
+        Some(expires) => between(now, expires).min(age),
         None => age,
     }
 }
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shadow_of_another_node_of_the_same_name_is_never_shown_and_said_once() {
+    fn the_shadow_of_another_node_of_the_same_name_is_never_shown_and_reported_once() {
         let mut other = shadow("u", 1, 1, json!({}));
         other.owner.as_mut().unwrap().uid = "node-2".into();
         let other = Seen::Present(Arc::new(other));

@@ -45,7 +45,7 @@ impl<K: Hash + Eq> Limiter<K> {
     }
 
     /// Releases one that was taken.
-    pub(crate) fn give_back(&self, key: K, now: Instant) {
+    pub(crate) fn refund(&self, key: K, now: Instant) {
         let mut state = self.lock();
         if let Some(whole_at) = state.get(&key).and_then(|at| at.checked_sub(self.allowance.every)) {
             state.put(key, whole_at, now);
@@ -159,11 +159,11 @@ mod tests {
         let (limiter, t) = (Limiter::new(TWO_AND_ONE_A_SECOND), Instant::now());
         for _ in 0..10 {
             assert_eq!(limiter.take("a", t), Ok(()));
-            limiter.give_back("a", t);
+            limiter.refund("a", t);
         }
         for _ in 0..100 {
-            limiter.give_back("a", t);
-            limiter.give_back("b", t);
+            limiter.refund("a", t);
+            limiter.refund("b", t);
         }
         assert_eq!((limiter.take("a", t), limiter.take("a", t)), (Ok(()), Ok(())));
         assert!(limiter.take("a", t).is_err(), "no more than what is whole is returned");

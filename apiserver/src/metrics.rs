@@ -186,46 +186,29 @@ impl Metrics {
             registry.register(Box::new(metric.clone()))?;
             Ok(metric)
         };
-        let requests =
-            vec("brupop_apiserver_requests_total", "Requests by route and status code.", &["route", "code"])?;
-        let refusals = vec("brupop_apiserver_refusals_total", "Requests refused, by reason.", &["reason"])?;
-        let token_reviews = vec(
-            "brupop_apiserver_token_reviews_total",
-            "Tokens judged, by result; cached ones and those refused by the keys cost no TokenReview.",
-            &["result"],
-        )?;
-        let status_writes =
-            vec("brupop_apiserver_status_writes_total", "Reports of agents, by what became of them.", &["result"])?;
-        let key_fetches = vec(
-            "brupop_apiserver_key_fetches_total",
-            "Attempts to read the cluster's public keys, by result.",
-            &["result"],
-        )?;
-        let calls =
-            vec("brupop_apiserver_calls_total", "Calls to the API server, by how they ended.", &["call", "result"])?;
-        // A counter that begins at 1 has not increased, as far as Prometheus can see.
-        for refusal in Refusal::ALL {
-            refusals.with_label_values(&[refusal.as_str()]);
-        }
-        for result in ReviewResult::ALL {
-            token_reviews.with_label_values(&[result.as_str()]);
-        }
-        for result in WriteResult::ALL {
-            status_writes.with_label_values(&[result.as_str()]);
-        }
-        for result in FetchResult::ALL {
-            key_fetches.with_label_values(&[result.as_str()]);
-        }
-        for (call, result) in Call::ALL.into_iter().flat_map(|call| CallResult::ALL.map(|result| (call, result))) {
-            calls.with_label_values(&[call.as_str(), result.as_str()]);
-        }
-        Ok(Self {
-            requests,
-            refusals,
-            token_reviews,
-            status_writes,
-            key_fetches,
-            calls,
+        let metrics = Self {
+            requests: vec("brupop_apiserver_requests_total", "Requests by route and status code.", &["route", "code"])?,
+            refusals: vec("brupop_apiserver_refusals_total", "Requests refused, by reason.", &["reason"])?,
+            token_reviews: vec(
+                "brupop_apiserver_token_reviews_total",
+                "Tokens judged, by result; cached ones and those refused by the keys cost no TokenReview.",
+                &["result"],
+            )?,
+            status_writes: vec(
+                "brupop_apiserver_status_writes_total",
+                "Reports of agents, by what became of them.",
+                &["result"],
+            )?,
+            key_fetches: vec(
+                "brupop_apiserver_key_fetches_total",
+                "Attempts to read the cluster's public keys, by result.",
+                &["result"],
+            )?,
+            calls: vec(
+                "brupop_apiserver_calls_total",
+                "Calls to the API server, by how they ended.",
+                &["call", "result"],
+            )?,
             unchecked_tokens: counter(
                 "brupop_apiserver_unchecked_tokens_total",
                 "Tokens that went to a TokenReview without a check of their signature: the cluster's keys could not be read.",
@@ -260,9 +243,30 @@ impl Metrics {
                 "brupop_apiserver_certificate_swaps_total",
                 "Certificates that were put into service.",
             )?,
-            registry,
+            registry: registry.clone(),
             process: process()?,
-        })
+        };
+        metrics.begin();
+        Ok(metrics)
+    }
+
+    /// Begins the series of all fixed labels at 0: one that begins at 1 has not increased, as far as Prometheus can see.
+    fn begin(&self) {
+        for refusal in Refusal::ALL {
+            self.refusals.with_label_values(&[refusal.as_str()]);
+        }
+        for result in ReviewResult::ALL {
+            self.token_reviews.with_label_values(&[result.as_str()]);
+        }
+        for result in WriteResult::ALL {
+            self.status_writes.with_label_values(&[result.as_str()]);
+        }
+        for result in FetchResult::ALL {
+            self.key_fetches.with_label_values(&[result.as_str()]);
+        }
+        for (call, result) in Call::ALL.into_iter().flat_map(|call| CallResult::ALL.map(|result| (call, result))) {
+            self.calls.with_label_values(&[call.as_str(), result.as_str()]);
+        }
     }
 
     pub(crate) fn request(&self, route: &str, code: &str) {

@@ -219,7 +219,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_cause_is_for_the_log_and_never_goes_out() {
-        let error = ApiError::new(Kind::Internal).cause(std::io::Error::other("etcd at 10.1.2.3 said no"));
+        let error = ApiError::new(Kind::Internal).cause(std::io::Error::other("etcd at 10.1.2.3 refused"));
         assert!(!body(&error).await.to_string().contains("etcd"));
         assert!(!error.to_string().contains("etcd"));
         assert!(error.chain().unwrap().contains("etcd"));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_of_an_older_node_is_told_so() {
+    async fn an_agent_of_an_older_node_gets_the_reason() {
         let value = body(&ApiError::refused(Refusal::AgentTokenForOldNode)).await;
         assert_eq!(value["type"], "urn:brupop:problem:agent-token-for-old-node");
         assert_eq!(value["status"], 403);

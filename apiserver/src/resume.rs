@@ -3,22 +3,18 @@
 
 use std::time::Duration;
 
+use models::resource_version::newer;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::auth::identity::{AgentIdentity, owns};
 use crate::cluster::{CallError, Cluster};
-use crate::shadow::ResourceVersion;
 use crate::store::{Seen, Store};
 use crate::write::{AccessError, live};
 
-/// Time that a replica that is behind waits for its watch before it calls the cluster. A watch is behind by
-/// milliseconds, or it is broken.
-const PATIENCE: Duration = Duration::from_secs(2);
-
 /// A replica's state compared with the newest that an agent has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum Position {
     /// It is newer, or its age does not matter.
     Newer,
     /// It is the same state, which has this etag.
@@ -28,14 +24,14 @@ pub(crate) enum Standing {
 }
 
 /// Compares a replica's state with the version that an agent has seen.
-pub(crate) fn standing(seen: &Seen, from: &ResourceVersion) -> Standing {
+pub(crate) fn position(seen: &Seen, from: &str) -> Position {
     match seen {
-        Seen::Present(shadow) if shadow.resource_version == *from => Standing::Same(shadow.view.etag.clone()),
-        Seen::Present(shadow) if shadow.resource_version > *from => Standing::Newer,
+        Seen::Present(shadow) if shadow.resource_version() == from => Position::Same(shadow.view.etag.clone()),
+        Seen::Present(shadow) if newer(shadow.resource_version(), from) => Position::Newer,
         // Absence has no version: the shadow may be deleted, or not yet known here.
-        Seen::Present(_) | Seen::Absent | Seen::Unknown => Standing::Behind,
+        Seen::Present(_) | Seen::Absent | Seen::Unknown => Position::Behind,
         // Nothing is sent of it as long as that lasts.
-        Seen::Unreadable => Standing::Newer,
+        Seen::Unreadable => Position::Newer,
     }
 }
 
@@ -48,23 +44,24 @@ pub(crate) enum ResumeError {
     Call(CallError),
 }
 
-/// Waits until this replica can resume from a state. Returns the state's etag if nothing has happened since.
+/// Waits until this replica can resume from a state, for up to `limit` before it calls the cluster. Returns the state's etag if nothing has happened since.
 pub(crate) async fn resume(
     cluster: &Cluster,
     store: &Store,
     agent: &AgentIdentity,
     seen: &mut watch::Receiver<Seen>,
-    from: &ResourceVersion,
+    from: &str,
+    limit: Duration,
 ) -> Result<Option<String>, ResumeError> {
-    let ready = |seen: &Seen| *seen == Seen::Absent || standing(seen, from) != Standing::Behind;
+    let ready = |seen: &Seen| *seen == Seen::Absent || position(seen, from) != Position::Behind;
     // The result of the wait is read below. The sender cannot be gone: the store holds it.
-    let _ = timeout(PATIENCE, seen.wait_for(ready)).await.is_ok();
+    let _ = timeout(limit, seen.wait_for(ready)).await.is_ok();
     if let Some(etag) = settled(seen, from) {
         return Ok(etag);
     }
     match live(cluster, store, agent).await {
         // The cluster itself was restored from a backup, and the state that the agent has seen never existed.
-        Ok(shadow) if shadow.resource_version < *from => Ok(None),
+        Ok(shadow) if newer(from, shadow.resource_version()) => Ok(None),
         // The live read has updated the copy, if there is one.
         Ok(_) => settled(seen, from).ok_or(ResumeError::Behind),
         Err(AccessError::NoShadow) if *seen.borrow() == Seen::Absent => Ok(None),
@@ -78,11 +75,11 @@ pub(crate) async fn resume(
     }
 }
 
-fn settled(seen: &watch::Receiver<Seen>, from: &ResourceVersion) -> Option<Option<String>> {
-    match standing(&seen.borrow(), from) {
-        Standing::Newer => Some(None),
-        Standing::Same(etag) => Some(Some(etag)),
-        Standing::Behind => None,
+fn settled(seen: &watch::Receiver<Seen>, from: &str) -> Option<Option<String>> {
+    match position(&seen.borrow(), from) {
+        Position::Newer => Some(None),
+        Position::Same(etag) => Some(Some(etag)),
+        Position::Behind => None,
     }
 }
 
@@ -99,8 +96,10 @@ mod tests {
     use crate::shadow::tests::{shadow, stored};
     use crate::store::tests::store;
 
-    fn at(resource_version: u64) -> ResourceVersion {
-        ResourceVersion(resource_version.to_string())
+    const LIMIT: Duration = Duration::from_secs(2);
+
+    fn at(resource_version: u64) -> String {
+        resource_version.to_string()
     }
 
     fn idle(resource_version: u64) -> Value {
@@ -114,22 +113,22 @@ mod tests {
 
     async fn resumed(fake: &Fake, store: &Store, from: u64) -> Result<Option<String>, ResumeError> {
         let mut seen = store.subscribe("brs-a");
-        resume(&fake.cluster, store, &agent(), &mut seen, &at(from)).await
+        resume(&fake.cluster, store, &agent(), &mut seen, &at(from), LIMIT).await
     }
 
     #[test]
     fn a_replica_is_behind_if_it_may_be() {
         let present = |version| Seen::Present(Arc::new(shadow("u", version, 1, json!({}))));
-        assert_eq!(standing(&present(10), &at(9)), Standing::Newer);
-        assert!(matches!(standing(&present(10), &at(10)), Standing::Same(_)));
-        assert_eq!(standing(&present(9), &at(10)), Standing::Behind);
-        assert_eq!(standing(&Seen::Absent, &at(10)), Standing::Behind);
-        assert_eq!(standing(&Seen::Unknown, &at(10)), Standing::Behind);
-        assert_eq!(standing(&Seen::Unreadable, &at(10)), Standing::Newer);
+        assert_eq!(position(&present(10), &at(9)), Position::Newer);
+        assert!(matches!(position(&present(10), &at(10)), Position::Same(_)));
+        assert_eq!(position(&present(9), &at(10)), Position::Behind);
+        assert_eq!(position(&Seen::Absent, &at(10)), Position::Behind);
+        assert_eq!(position(&Seen::Unknown, &at(10)), Position::Behind);
+        assert_eq!(position(&Seen::Unreadable, &at(10)), Position::Newer);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_replica_that_is_not_behind_goes_on_at_once_and_asks_no_one() {
+    async fn a_replica_that_is_not_behind_resumes_at_once_without_a_call() {
         let (fake, store) = (cluster(None), store(vec![idle(10)]));
         assert_eq!(resumed(&fake, &store, 9).await.unwrap(), None);
         let same = resumed(&fake, &store, 10).await.unwrap();
@@ -142,9 +141,9 @@ mod tests {
         let (fake, store) = (cluster(None), store(vec![idle(10)]));
         let mut seen = store.subscribe("brs-a");
         let (agent, from) = (agent(), at(11));
-        let waits = resume(&fake.cluster, &store, &agent, &mut seen, &from);
+        let waits = resume(&fake.cluster, &store, &agent, &mut seen, &from, LIMIT);
         let arrives = async {
-            tokio::time::sleep(PATIENCE / 2).await;
+            tokio::time::sleep(LIMIT / 2).await;
             let event = serde_json::from_value(idle(12)).unwrap();
             store.observe(kube::runtime::watcher::Event::Apply(event));
         };
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_shadow_that_is_gone_is_told_and_one_that_only_the_replica_has_is_not_shown() {
+    async fn a_deleted_shadow_is_reported_and_one_that_only_the_replica_has_is_not_shown() {
         assert_eq!(resumed(&cluster(None), &store(vec![]), 11).await.unwrap(), None);
         let result = resumed(&cluster(None), &store(vec![idle(10)]), 11).await;
         assert!(matches!(result, Err(ResumeError::Behind)));

@@ -14,6 +14,7 @@ use actix_web::dev::AppConfig;
 use actix_web::middleware::from_fn;
 use actix_web::{App as WebApp, HttpServer, web};
 use kube::Client;
+use rustls::ServerConfig;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -45,23 +46,23 @@ const GRACE_SECONDS: u64 = 5;
 /// Number of streams ended per second at shutdown, so that their agents do not all reach another replica at once.
 /// Together with [`GRACE_SECONDS`] the longest time stays below the 30 s that a pod has by default.
 const STREAMS_ENDED_PER_SECOND: u32 = 200;
-const LONGEST_LEAVE: Duration = Duration::from_secs(15);
+const LONGEST_SHUTDOWN: Duration = Duration::from_secs(15);
 /// Minimum time that requests are served after a shutdown request: for a moment some are still sent here. A terminating
 /// pod is no longer an endpoint before it gets the signal, and an agent whose connection is refused tries again
 /// elsewhere; every drained node waits this long.
-const SHORTEST_LEAVE: Duration = Duration::from_millis(200);
+const SHORTEST_SHUTDOWN: Duration = Duration::from_millis(200);
 /// Time that an agent's idle connection is kept. An update is a few reports within minutes, and each new connection may
 /// reach another replica, which is one TokenReview more.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// Time-out for a client's part of a handshake, and for the head of a connection's first request.
 const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 /// Time-out for a client to close its side of a connection.
-const GOODBYE: Duration = Duration::from_secs(1);
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Rate limit of log lines about refusals of one source. What is left out is counted.
-const TOLD: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
+const LOG_LINES: Allowance = Allowance { burst: 100, every: Duration::from_secs(1) };
 /// Rate limit of a node's reads of this replica's copy. They cost the cluster nothing, and an agent makes none.
-const LOOKS: Allowance = Allowance { burst: 200, every: Duration::from_millis(20) };
+const COPY_READS: Allowance = Allowance { burst: 200, every: Duration::from_millis(20) };
 /// Rate limit of a node's opened streams and live reads of shadows. An agent opens one stream, backs off each time that
 /// it ends early, and reads nothing else.
 const READS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
@@ -72,9 +73,9 @@ const REVIEWS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) 
 /// of the shadow is sent again.
 const REPORTS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
 
-/// Limits on clients, beside [`CLIENT_DEADLINE`].
+/// Limits on clients, beside [`CLIENT_DEADLINE`], and intervals: what tests shorten.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct Limits {
     /// Rate limit of a source's refused tokens. Behind one address may be many agents, all of which a lagging clock can
     /// refuse at once; guessing a signature needs more than any possible limit.
     pub(crate) refused: Allowance,
@@ -83,13 +84,21 @@ pub(crate) struct Patience {
     /// Maximum age of a connection without an authenticated agent. A valid token waits less even where the cluster's
     /// keys, a turn and the TokenReview all come at the last moment.
     pub(crate) unauthenticated: Duration,
+    /// Time that a replica that is behind an agent waits for its watch before it calls the cluster. A watch is behind by
+    /// milliseconds, or it is broken.
+    pub(crate) behind: Duration,
+    /// Interval of reads of the certificate's files. A rotation overlaps by minutes; a first installation waits for
+    /// this.
+    pub(crate) certificate: Duration,
 }
 
-impl Patience {
+impl Limits {
     pub(crate) const USUAL: Self = Self {
         refused: Allowance { burst: 200, every: Duration::from_millis(50) },
         body: Duration::from_secs(10),
         unauthenticated: Duration::from_secs(60),
+        behind: Duration::from_secs(2),
+        certificate: Duration::from_secs(1),
     };
 }
 
@@ -138,7 +147,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     kubernetes.default_retry = false;
     kubernetes.read_timeout = Some(SILENCE);
     let client = Client::try_from(kubernetes).map_err(RunError::Client)?;
-    let running = Running::start(&config, Patience::USUAL, client).await?;
+    let running = Running::start(&config, Limits::USUAL, client).await?;
     tracing::info!(api = %running.api, plain = %running.plain, "listening");
     running.until(shutdown).await
 }
@@ -156,98 +165,37 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) async fn start(config: &Config, patience: Patience, client: Client) -> Result<Self, RunError> {
+    pub(crate) async fn start(config: &Config, limits: Limits, client: Client) -> Result<Self, RunError> {
         let metrics = Metrics::new().map_err(RunError::Metrics)?;
-        let cluster = Cluster::new(client, config.namespace.clone(), metrics.clone());
-        let store = Arc::new(Store::new(metrics.clone()));
         let certificate = Arc::new(CertificateSlot::default());
         let ending = watch::Sender::new(None);
-        let streams = Streams::new(metrics.streams.clone());
-        let sources = Sources { ipv6_prefix: config.ipv6_source_prefix };
-        let username = agent_username(&config.agent_namespace, &config.agent_service_account);
-        let wanted = Wanted { audience: config.audience.clone(), username: username.clone() };
-        let app = web::Data::new(App {
-            reviewer: Reviewer::new(cluster.clone(), wanted, metrics.clone(), clock::now),
-            cluster: cluster.clone(),
-            refused: Limiter::new(patience.refused),
-            reports: Limiter::new(REPORTS),
-            reads: Limiter::new(READS),
-            looks: Limiter::new(LOOKS),
-            reviews: Limiter::new(REVIEWS),
-            sources,
-            told: Limiter::new(TOLD),
-            untold: AtomicU64::new(0),
-            store: Arc::clone(&store),
-            metrics: metrics.clone(),
-            certificate: Arc::clone(&certificate),
-            agent_username: username,
-            stream_max_age: config.stream_max_age,
-            body_deadline: patience.body,
-            streams: Arc::clone(&streams),
-            shutdown: ending.subscribe(),
-            now: clock::now,
-        });
-
-        let connections_refused = metrics.connections_refused.clone();
+        let cluster = Cluster::new(client, config.namespace.clone(), metrics.clone());
+        let app = web::Data::new(state(config, limits, cluster, &metrics, &certificate, ending.subscribe()));
+        let connections = Connections::new(
+            app.sources,
+            config.connections_per_source,
+            limits.unauthenticated,
+            metrics.connections_refused.clone(),
+        );
         let mut certificates = CertificateWatch::new(config.tls_dir.clone(), Arc::clone(&certificate), metrics);
         certificates.look(clock::now()).await;
         let tls = server_config(certificate).map_err(RunError::Tls)?;
 
         let (api_listener, api) = listen(config.listen)?;
         let (plain_listener, plain) = listen(config.plain_listen)?;
-        let connections =
-            Connections::new(sources, config.connections_per_source, patience.unauthenticated, connections_refused);
-        let (api_app, warmed) = (app.clone(), app.clone());
-        max_concurrent_tls_connect(HANDSHAKES);
-        let builder = Server::build().workers(WORKERS).max_concurrent_connections(CONNECTIONS);
-        let ending_api = builder.graceful_shutdown_signal();
-        let api_server = builder
-            .shutdown_timeout(GRACE_SECONDS)
-            .disable_signals()
-            .listen("api", api_listener, move || {
-                let app = WebApp::new()
-                    .app_data(api_app.clone())
-                    .wrap(from_fn(limited))
-                    // Around everything else, so that it sees every answer.
-                    .wrap(from_fn(access_log))
-                    .configure(routes::api)
-                    .into_factory()
-                    .map_err(|error: actix_web::Error| error.error_response());
-                let ending = ending_api.clone();
-                let http = HttpService::build()
-                    .graceful_shutdown_signal(move || {
-                        let ending = ending.clone();
-                        async move { ending.notified().await }
-                    })
-                    .keep_alive(KEEP_ALIVE)
-                    .client_request_timeout(CLIENT_DEADLINE)
-                    .client_disconnect_timeout(GOODBYE)
-                    .finish(map_config(app, |()| AppConfig::default()))
-                    .rustls_0_23_with_config(
-                        tls.clone(),
-                        TlsAcceptorConfig::default().handshake_timeout(CLIENT_DEADLINE),
-                    );
-                Arc::clone(&connections).limit(http)
-            })
-            .map_err(RunError::Serve)?
-            .run();
-        let plain_server = HttpServer::new(move || WebApp::new().app_data(app.clone()).configure(routes::plain))
-            .workers(1)
-            .client_request_timeout(CLIENT_DEADLINE)
-            .shutdown_timeout(GRACE_SECONDS)
-            .disable_signals()
-            .listen(plain_listener)
-            .map_err(RunError::Serve)?
-            .run();
-
+        let servers = [
+            serve_agents(api_listener, app.clone(), tls, connections).map_err(RunError::Serve)?,
+            serve_plain(plain_listener, app.clone()).map_err(RunError::Serve)?,
+        ];
+        let streams = Arc::clone(&app.streams);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             // All agents may come at once, and then none has to wait for the keys.
-            warmed.reviewer.warm().await;
-            store.run(cluster).await;
+            app.reviewer.warm().await;
+            app.store.run(&app.cluster).await;
         });
-        tasks.spawn(certificates.run());
-        Ok(Self { api, plain, ending, streams, servers: [api_server, plain_server], tasks })
+        tasks.spawn(certificates.run(limits.certificate));
+        Ok(Self { api, plain, ending, streams, servers, tasks })
     }
 
     pub(crate) async fn until(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
@@ -260,7 +208,7 @@ impl Running {
             result = &mut plain => Err(ended(result)),
             _ = tasks.join_next() => Err(RunError::Task),
         };
-        let (open, window) = (streams.count(), leave(streams.count()));
+        let (open, window) = (streams.count(), shutdown_window(streams.count()));
         tracing::info!(streams = open, milliseconds = window.as_millis(), "ending");
         let last = Instant::now() + window;
         ending.send_replace(Some(last));
@@ -274,9 +222,89 @@ impl Running {
     }
 }
 
+/// Returns the state that the request handlers share.
+fn state(
+    config: &Config,
+    limits: Limits,
+    cluster: Cluster,
+    metrics: &Metrics,
+    certificate: &Arc<CertificateSlot>,
+    shutdown: watch::Receiver<Option<Instant>>,
+) -> App {
+    let username = agent_username(&config.agent_namespace, &config.agent_service_account);
+    let wanted = Wanted { audience: config.audience.clone(), username: username.clone() };
+    App {
+        reviewer: Reviewer::new(cluster.clone(), wanted, metrics.clone(), clock::now),
+        cluster,
+        refused: Limiter::new(limits.refused),
+        reports: Limiter::new(REPORTS),
+        reads: Limiter::new(READS),
+        copy_reads: Limiter::new(COPY_READS),
+        reviews: Limiter::new(REVIEWS),
+        sources: Sources { ipv6_prefix: config.ipv6_source_prefix },
+        log_lines: Limiter::new(LOG_LINES),
+        omitted: AtomicU64::new(0),
+        store: Store::new(metrics.clone()),
+        metrics: metrics.clone(),
+        certificate: Arc::clone(certificate),
+        agent_username: username,
+        stream_max_age: config.stream_max_age,
+        limits,
+        streams: Streams::new(metrics.streams.clone()),
+        shutdown,
+        now: clock::now,
+    }
+}
+
+/// Serves the agents' API.
+fn serve_agents(
+    listener: TcpListener,
+    app: web::Data<App>,
+    tls: ServerConfig,
+    connections: Arc<Connections>,
+) -> io::Result<Server> {
+    max_concurrent_tls_connect(HANDSHAKES);
+    let builder = Server::build().workers(WORKERS).max_concurrent_connections(CONNECTIONS);
+    let ending = builder.graceful_shutdown_signal();
+    let factory = move || {
+        let app = WebApp::new()
+            .app_data(app.clone())
+            .wrap(from_fn(limited))
+            // Around everything else, so that it sees every answer.
+            .wrap(from_fn(access_log))
+            .configure(routes::api)
+            .into_factory()
+            .map_err(|error: actix_web::Error| error.error_response());
+        let ending = ending.clone();
+        let http = HttpService::build()
+            .graceful_shutdown_signal(move || {
+                let ending = ending.clone();
+                async move { ending.notified().await }
+            })
+            .keep_alive(KEEP_ALIVE)
+            .client_request_timeout(CLIENT_DEADLINE)
+            .client_disconnect_timeout(CLOSE_LIMIT)
+            .finish(map_config(app, |()| AppConfig::default()))
+            .rustls_0_23_with_config(tls.clone(), TlsAcceptorConfig::default().handshake_timeout(CLIENT_DEADLINE));
+        Arc::clone(&connections).limit(http)
+    };
+    Ok(builder.shutdown_timeout(GRACE_SECONDS).disable_signals().listen("api", listener, factory)?.run())
+}
+
+/// Serves health and metrics.
+fn serve_plain(listener: TcpListener, app: web::Data<App>) -> io::Result<Server> {
+    let server = HttpServer::new(move || WebApp::new().app_data(app.clone()).configure(routes::plain))
+        .workers(1)
+        .client_request_timeout(CLIENT_DEADLINE)
+        .shutdown_timeout(GRACE_SECONDS)
+        .disable_signals()
+        .listen(listener)?;
+    Ok(server.run())
+}
+
 /// Returns the time in which so many streams end.
-fn leave(streams: u32) -> Duration {
-    (Duration::from_secs(1) * streams / STREAMS_ENDED_PER_SECOND).clamp(SHORTEST_LEAVE, LONGEST_LEAVE)
+fn shutdown_window(streams: u32) -> Duration {
+    (Duration::from_secs(1) * streams / STREAMS_ENDED_PER_SECOND).clamp(SHORTEST_SHUTDOWN, LONGEST_SHUTDOWN)
 }
 
 fn ended(result: Result<io::Result<()>, tokio::task::JoinError>) -> RunError {

@@ -1,38 +1,9 @@
 //! The web API's representation of a shadow: the agent's view, and the fields needed for checks and writes.
 
-use std::cmp::Ordering;
-
 use models::shadow::BottlerocketShadow;
 use models::wire::{ShadowMetadata, ShadowView};
 
 use crate::etag::etag;
-
-/// A resource version. Those of one resource are ordered by length, then by their characters (KEP-5504).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ResourceVersion(pub(crate) String);
-
-/// Maximum number of digits, more than any cluster counts to.
-const LONGEST: usize = 40;
-
-impl ResourceVersion {
-    /// Parses a resource version from an unauthenticated client: a positive integer.
-    pub(crate) fn parse(text: String) -> Option<Self> {
-        let digits = !text.is_empty() && text.len() <= LONGEST && text.bytes().all(|byte| byte.is_ascii_digit());
-        (digits && !text.starts_with('0')).then_some(Self(text))
-    }
-}
-
-impl PartialOrd for ResourceVersion {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for ResourceVersion {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.0.len().cmp(&other.0.len()).then_with(|| self.0.cmp(&other.0))
-    }
-}
 
 /// The Node that owns a shadow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +16,6 @@ pub(crate) struct NodeOwner {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Shadow {
     pub(crate) name: String,
-    pub(crate) resource_version: ResourceVersion,
     /// Absent if the object does not name exactly one Node: such a shadow belongs to no agent.
     pub(crate) owner: Option<NodeOwner>,
     /// The agent's view, with its etag.
@@ -55,6 +25,10 @@ pub(crate) struct Shadow {
 impl Shadow {
     pub(crate) fn uid(&self) -> &str {
         &self.view.metadata.uid
+    }
+
+    pub(crate) fn resource_version(&self) -> &str {
+        &self.view.metadata.resource_version
     }
 }
 
@@ -88,13 +62,8 @@ impl TryFrom<BottlerocketShadow> for Shadow {
         };
         let status = status.unwrap_or_default().agent_half();
         let etag = etag(&uid, generation, &status).map_err(ShadowError::Etag)?;
-        let metadata = ShadowMetadata { uid, generation, resource_version: resource_version.clone() };
-        Ok(Self {
-            name,
-            resource_version: ResourceVersion(resource_version),
-            owner,
-            view: ShadowView { metadata, etag, spec, status },
-        })
+        let metadata = ShadowMetadata { uid, generation, resource_version };
+        Ok(Self { name, owner, view: ShadowView { metadata, etag, spec, status } })
     }
 }
 
@@ -127,23 +96,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn resource_versions_are_ordered_by_length_first() {
-        let rv = |text: &str| ResourceVersion(text.into());
-        assert!(rv("9") < rv("10"));
-        assert!(rv("10") < rv("11"));
-        assert!(rv("1000000000000000000000") > rv("999999999999999999999"));
-    }
-
-    #[test]
-    fn a_resource_version_is_a_positive_whole_number() {
-        assert_eq!(ResourceVersion::parse("120".into()), Some(ResourceVersion("120".into())));
-        for text in ["", "0", "012", "-1", "1a", "٣", " 1", &"9".repeat(41)] {
-            assert_eq!(ResourceVersion::parse(text.into()), None, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn the_view_shows_the_agents_half_alone() {
+    fn the_view_shows_the_agent_status_alone() {
         let shadow = shadow("u", 1, 2, json!({"state": "Idle", "record": {"failures": 7}}));
         let view = serde_json::to_value(&shadow.view).unwrap();
         assert_eq!(view["status"], json!({"state": "Idle"}));
@@ -151,14 +104,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_change_of_the_controllers_half_leaves_the_etag_alone() {
+    fn a_change_of_the_controller_status_leaves_the_etag_alone() {
         let a = shadow("u", 1, 2, json!({"state": "Idle"}));
         let b = shadow("u", 2, 2, json!({"state": "Idle", "record": {"failures": 7}}));
         assert_eq!(a.view.etag, b.view.etag);
     }
 
     #[test]
-    fn a_shadow_of_two_nodes_or_of_something_else_is_no_ones() {
+    fn a_shadow_of_two_nodes_or_of_another_kind_belongs_to_no_agent() {
         for owners in [
             json!([]),
             json!([{"apiVersion": "apps/v1", "kind": "Node", "name": "a", "uid": "node-1"}]),

@@ -3,30 +3,21 @@
 //! The watch may fall behind or break; the last known state stays until there is a newer one. So a stream that reads
 //! from here survives a lost watch.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use futures::StreamExt as _;
+use kube::ResourceExt as _;
 use kube::core::DeserializeGuard;
-use kube::runtime::watcher::{self, Event};
-use kube::{Resource as _, ResourceExt as _};
+use kube::runtime::watcher::{Config, Event};
 use models::shadow::BottlerocketShadow;
 use tokio::sync::watch;
+use watches::{Known, Sink};
 
 use crate::cluster::Cluster;
 use crate::metrics::Metrics;
 use crate::shadow::Shadow;
 
-/// Maximum delay after a failure: the watch is back within seconds after an outage, however long that was.
-const LONGEST_PAUSE: Duration = Duration::from_secs(4);
-
-/// Returns the delay after so many consecutive failures. A part of it is random, so that not all replicas come back at
-/// once.
-fn retry_pause(failures: u32) -> Duration {
-    let most = Duration::from_millis(250).saturating_mul(1 << failures.min(10)).min(LONGEST_PAUSE);
-    most.mul_f64(rand::random_range(0.5..=1.0))
-}
+type Object = DeserializeGuard<BottlerocketShadow>;
 
 /// Known state of a shadow.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,16 +32,11 @@ pub(crate) enum Seen {
     Present(Arc<Shadow>),
 }
 
-type Object = DeserializeGuard<BottlerocketShadow>;
-
-#[derive(Default)]
 struct Inner {
-    entries: HashMap<String, watch::Sender<Seen>>,
-    synced: bool,
-    /// The list that is being read.
-    listing: Option<HashMap<String, Seen>>,
-    /// Shadows whose newest state came from an answer to this server's write or read since the list began.
-    learned: HashSet<String>,
+    /// Resource version and state of each shadow that exists.
+    known: Known<(String, Seen)>,
+    /// Channels of the shadows that have subscribers.
+    channels: HashMap<String, watch::Sender<Seen>>,
 }
 
 /// All shadows.
@@ -61,45 +47,34 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new(metrics: Metrics) -> Self {
-        Self { inner: Mutex::default(), metrics }
+        let inner = Inner { known: Known::new(|(version, _)| version), channels: HashMap::new() };
+        Self { inner: Mutex::new(inner), metrics }
     }
 
     /// Returns true if the first list has arrived.
     pub(crate) fn synced(&self) -> bool {
-        self.lock().synced
+        self.lock().known.synced()
     }
 
     /// Returns the known state of a shadow.
     pub(crate) fn get(&self, name: &str) -> Seen {
-        let inner = self.lock();
-        match inner.entries.get(name) {
-            Some(entry) => entry.borrow().clone(),
-            None if inner.synced => Seen::Absent,
-            None => Seen::Unknown,
-        }
+        seen(&self.lock().known, name)
     }
 
     /// Returns the known state of a shadow, and its changes.
     pub(crate) fn subscribe(&self, name: &str) -> watch::Receiver<Seen> {
-        let mut inner = self.lock();
-        let first = if inner.synced { Seen::Absent } else { Seen::Unknown };
-        inner.entries.entry(name.to_owned()).or_insert_with(|| watch::Sender::new(first)).subscribe()
+        let Inner { known, channels } = &mut *self.lock();
+        channels.entry(name.to_owned()).or_insert_with(|| watch::Sender::new(seen(known, name))).subscribe()
     }
 
     /// Stores the API server's answer to a call of this server, so that no stream of this replica shows anything older
     /// afterwards. Only the watch decides that a shadow exists or not: an answer can arrive after the deletion.
     pub(crate) fn learn(&self, shadow: &Arc<Shadow>) {
         let mut inner = self.lock();
-        let Some(entry) = inner.entries.get(&shadow.name) else { return };
-        let newer = entry.send_if_modified(|seen| match seen {
-            Seen::Present(old) if old.uid() == shadow.uid() && old.resource_version < shadow.resource_version => {
-                *seen = Seen::Present(Arc::clone(shadow));
-                true
-            }
-            Seen::Present(_) | Seen::Unknown | Seen::Absent | Seen::Unreadable => false,
-        });
-        if newer {
-            inner.learned.insert(shadow.name.clone());
+        if matches!(seen(&inner.known, &shadow.name), Seen::Present(known) if known.uid() == shadow.uid()) {
+            let item = (shadow.resource_version().to_owned(), Seen::Present(Arc::clone(shadow)));
+            inner.known.answer(&shadow.name, item, PartialEq::ne);
+            inner.show(&shadow.name);
         }
     }
 
@@ -108,52 +83,41 @@ impl Store {
         let mut inner = self.lock();
         match event {
             Event::Apply(object) => {
-                let (name, seen) = self.read(object);
-                inner.put(name, seen, Source::Watch);
+                let (name, item) = self.read(object);
+                inner.known.observe(name.clone(), item, PartialEq::ne);
+                inner.show(&name);
             }
             Event::Delete(object) => {
-                inner.put(object.name_any(), Seen::Absent, Source::Watch);
+                let name = object.name_any();
+                inner.known.delete(&name, &object.resource_version().unwrap_or_default());
+                inner.show(&name);
                 inner.forget_unwatched();
             }
-            Event::Init => {
-                inner.listing = Some(HashMap::new());
-                inner.learned.clear();
-            }
+            Event::Init => inner.known.begin_list(),
             Event::InitApply(object) => {
-                let (name, seen) = self.read(object);
-                if let Some(listing) = &mut inner.listing {
-                    listing.insert(name, seen);
-                }
+                let (name, item) = self.read(object);
+                inner.known.list(name, item);
             }
             Event::InitDone => {
-                let listing = inner.listing.take().unwrap_or_default();
-                let gone: Vec<_> = inner.entries.keys().filter(|name| !listing.contains_key(*name)).cloned().collect();
-                for name in gone {
-                    inner.put(name, Seen::Absent, Source::List);
-                }
-                for (name, seen) in listing {
-                    inner.put(name, seen, Source::List);
-                }
-                inner.synced = true;
+                inner.known.end_list();
                 inner.forget_unwatched();
+                inner.channels.keys().for_each(|name| inner.show(name));
             }
         }
     }
 
-    fn read(&self, DeserializeGuard(object): Object) -> (String, Seen) {
-        let (name, error) = match object {
-            Ok(object) => {
-                let name = object.name_any();
-                match Shadow::try_from(object) {
-                    Ok(shadow) => return (name, Seen::Present(Arc::new(shadow))),
-                    Err(error) => (name, error.to_string()),
-                }
-            }
-            Err(invalid) => (invalid.metadata.name.clone().unwrap_or_default(), invalid.error),
+    fn read(&self, object: Object) -> (String, (String, Seen)) {
+        let (name, version) = (object.name_any(), object.resource_version().unwrap_or_default());
+        let error = match object.0 {
+            Ok(object) => match Shadow::try_from(object) {
+                Ok(shadow) => return (name, (version, Seen::Present(Arc::new(shadow)))),
+                Err(error) => error.to_string(),
+            },
+            Err(invalid) => invalid.error,
         };
         self.metrics.unreadable_shadows.inc();
         tracing::warn!(shadow = name, error, "a shadow cannot be read; its agent gets no updates of it until it can");
-        (name, Seen::Unreadable)
+        (name, (version, Seen::Unreadable))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -161,86 +125,45 @@ impl Store {
     }
 
     /// Watches the cluster for ever.
-    pub(crate) async fn run(self: Arc<Self>, cluster: Cluster) {
-        // The list is consistent (no resource version is given), so it is never older than the watch before it.
-        let mut events = watcher::watcher(cluster.shadows(), watcher::Config::default()).boxed();
-        let mut failures: u32 = 0;
-        let mut missing = false;
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(event) => {
-                    // Each try of a list begins with a separate event.
-                    if !matches!(event, Event::Init) {
-                        failures = 0;
-                    }
-                    self.observe(event);
-                }
-                Err(error) => {
-                    self.metrics.watch_errors.inc();
-                    let was_missing = std::mem::replace(&mut missing, is_not_served(&error));
-                    if !missing {
-                        tracing::warn!(
-                            error = &error as &dyn std::error::Error,
-                            "the watch on shadows was interrupted"
-                        );
-                    } else if !was_missing {
-                        tracing::warn!(
-                            "the API server does not serve bottlerocketshadows in version {}: their definition is missing, or is the \
-                             earlier operator's (docs/install.md); waiting for it",
-                            BottlerocketShadow::version(&())
-                        );
-                    }
-                    tokio::time::sleep(retry_pause(failures)).await;
-                    failures = failures.saturating_add(1);
-                }
-            }
-        }
+    pub(crate) async fn run(&self, cluster: &Cluster) {
+        watches::run(cluster.shadows(), Config::default(), watch::channel(0).1, self).await;
     }
 }
 
-/// Returns true if a watch failed because its resource is not served at all.
-fn is_not_served(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+impl Sink<BottlerocketShadow> for Store {
+    fn take(&self, _: u64, event: Event<Object>) {
+        self.observe(event);
+    }
+
+    fn failed(&self) {
+        self.metrics.watch_errors.inc();
+    }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Watch,
-    List,
+fn seen(known: &Known<(String, Seen)>, name: &str) -> Seen {
+    match known.items().get(name) {
+        Some((_, seen)) => seen.clone(),
+        None if known.synced() => Seen::Absent,
+        None => Seen::Unknown,
+    }
 }
 
 impl Inner {
-    fn put(&mut self, name: String, new: Seen, source: Source) {
-        let learned = self.learned.contains(&name);
-        let Some(entry) = self.entries.get(&name) else {
-            if new != Seen::Absent {
-                self.entries.insert(name, watch::Sender::new(new));
-            }
-            return;
-        };
-        entry.send_if_modified(|seen| {
-            if let (Seen::Present(old), Seen::Present(new)) = (&*seen, &new)
-                && old.uid() == new.uid()
-            {
-                if old.resource_version == new.resource_version {
-                    return false;
+    /// Sends the known state of a shadow to its subscribers, if it has changed.
+    fn show(&self, name: &str) {
+        if let Some(channel) = self.channels.get(name) {
+            let seen = seen(&self.known, name);
+            channel.send_if_modified(|shown| {
+                *shown != seen && {
+                    *shown = seen;
+                    true
                 }
-                // An answer to this server's own write is newer, and the watch will catch up. But an object that is
-                // older in a list than it was before the list means that the cluster itself was restored: the list is
-                // right.
-                if old.resource_version > new.resource_version && (source == Source::Watch || learned) {
-                    return false;
-                }
-            }
-            let changed = *seen != new;
-            *seen = new;
-            changed
-        });
+            });
+        }
     }
 
-    /// Drops shadows that neither exist nor are subscribed to.
     fn forget_unwatched(&mut self) {
-        self.entries.retain(|_, entry| entry.receiver_count() > 0 || *entry.borrow() != Seen::Absent);
+        self.channels.retain(|_, channel| channel.receiver_count() > 0);
     }
 }
 
@@ -271,7 +194,7 @@ pub(crate) mod tests {
 
     fn version(store: &Store) -> Option<String> {
         match store.get("brs-a") {
-            Seen::Present(shadow) => Some(shadow.resource_version.0.clone()),
+            Seen::Present(shadow) => Some(shadow.resource_version().to_owned()),
             Seen::Unknown | Seen::Absent | Seen::Unreadable => None,
         }
     }
@@ -364,9 +287,9 @@ pub(crate) mod tests {
         let store = store(vec![stored("u", 5, 1, json!({}))]);
         let watching = store.subscribe("brs-b");
         store.observe(Event::Delete(at(8, "Idle")));
-        assert_eq!(store.lock().entries.keys().collect::<Vec<_>>(), ["brs-b"]);
+        assert_eq!(store.lock().channels.keys().collect::<Vec<_>>(), ["brs-b"]);
         drop(watching);
         store.observe(Event::Delete(at(9, "Idle")));
-        assert!(store.lock().entries.is_empty());
+        assert!(store.lock().channels.is_empty() && store.lock().known.items().is_empty());
     }
 }

@@ -22,9 +22,6 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::metrics::Metrics;
 
-/// Interval of reads of the files. A rotation overlaps by minutes; a first installation waits for this.
-const EVERY: Duration = Duration::from_secs(1);
-
 /// Validity period of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Validity {
@@ -156,12 +153,12 @@ pub(crate) struct CertificateWatch {
     /// The pair in service.
     serving: Option<Bytes>,
     /// The last logged problem, so that each is logged once.
-    complaint: Option<String>,
+    logged: Option<String>,
 }
 
 impl CertificateWatch {
     pub(crate) fn new(directory: PathBuf, slot: Arc<CertificateSlot>, metrics: Metrics) -> Self {
-        Self { directory, slot, metrics, serving: None, complaint: None }
+        Self { directory, slot, metrics, serving: None, logged: None }
     }
 
     /// Checks the files once. Whatever it finds, a pair in service stays until there is another, and a valid one until
@@ -178,7 +175,7 @@ impl CertificateWatch {
             Err(error) => Err(error),
         };
         match found {
-            Ok(None) => self.complaint = None,
+            Ok(None) => self.logged = None,
             Ok(Some((bytes, (pair, validity)))) => {
                 self.slot.set(pair, validity);
                 self.metrics.certificate.set(1);
@@ -186,25 +183,25 @@ impl CertificateWatch {
                 self.metrics.certificate_swaps.inc();
                 tracing::info!(first = self.serving.is_none(), until = %validity.until, "a certificate was put into service");
                 self.serving = Some(bytes);
-                self.complaint = None;
+                self.logged = None;
             }
             Err(error) => {
                 let text = error.to_string();
-                if self.complaint.as_ref() != Some(&text) {
+                if self.logged.as_ref() != Some(&text) {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
                         serving = self.serving.is_some(),
                         "there is no new certificate"
                     );
-                    self.complaint = Some(text);
+                    self.logged = Some(text);
                 }
             }
         }
     }
 
-    /// Checks for ever.
-    pub(crate) async fn run(mut self) {
-        let mut tick = interval(EVERY);
+    /// Checks for ever, at this interval.
+    pub(crate) async fn run(mut self, every: Duration) {
+        let mut tick = interval(every);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
@@ -313,7 +310,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_certificate_out_of_its_time_serves_no_one_and_a_new_one_does_at_once() {
+    async fn an_invalid_certificate_is_not_ready_and_a_new_one_is_at_once() {
         let now: Timestamp = "2026-06-01T00:00:00Z".parse().unwrap();
         let (directory, mut seen) = (Directory::new(), Vec::new());
         let mut watch = watch(&directory);

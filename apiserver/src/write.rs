@@ -23,7 +23,7 @@ use crate::store::{Seen, Store};
 
 /// Number of conflicts of an apply before the agent has to retry. The controller writes a few times in a step, not
 /// continuously.
-const TURNS: usize = 6;
+const TRIES: usize = 6;
 
 /// Outcome of a report.
 #[derive(Debug, PartialEq)]
@@ -92,7 +92,7 @@ pub(crate) async fn write_status(
     // This replica's copy is as good as a live one if its state is the one that the agent saw: an apply with its
     // resource version fails if it is not the newest.
     let mut copy = cached(store, agent).filter(|shadow| matches(shadow));
-    for _ in 0..TURNS {
+    for _ in 0..TRIES {
         let from_cache = copy.take();
         let is_live = from_cache.is_none();
         let base = match from_cache {
@@ -223,10 +223,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_report_costs_one_apply_of_the_agents_half_with_the_copys_resource_version() {
+    async fn a_report_costs_one_apply_of_the_agent_status_at_the_resource_version_of_the_copy() {
         let (fake, store) = (cluster(idle(), vec![]), store(vec![idle()]));
         let Ok(Written::Applied(shadow)) = write(&fake, &store, &idle_etag(), &staged()).await else { panic!() };
-        assert_eq!(shadow.resource_version.0, "6");
+        assert_eq!(shadow.resource_version(), "6");
         assert_eq!(serde_json::to_value(&shadow.view.status).unwrap()["state"], "StagedUpdate");
         let requests = fake.requests();
         assert_eq!(requests.len(), 1);
@@ -239,11 +239,11 @@ mod tests {
             })
         );
         assert!(requests[0].query.contains("fieldManager=brupop-agent") && requests[0].query.contains("force=true"));
-        assert_eq!(cached(&store, &agent()).unwrap().resource_version.0, "6", "the next report builds on this one");
+        assert_eq!(cached(&store, &agent()).unwrap().resource_version(), "6", "the next report builds on this one");
     }
 
     #[tokio::test]
-    async fn a_change_of_the_controllers_half_never_refuses_an_agent() {
+    async fn a_change_of_the_controller_status_never_refuses_an_agent() {
         let fake = cluster(idle(), vec![controller_writes, controller_writes, controller_writes]);
         let store = store(vec![idle()]);
         assert!(matches!(write(&fake, &store, &idle_etag(), &staged()).await, Ok(Written::Applied(_))));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_copy_that_lags_is_refreshed_before_anybody_is_refused() {
+    async fn a_lagging_copy_is_refreshed_before_an_agent_is_refused() {
         let ahead = stored("u", 8, 2, json!({"state": "Idle"}));
         let (fake, store) = (cluster(ahead, vec![]), store(vec![idle()]));
         let etag = etag_of(2, json!({"state": "Idle"}));
@@ -326,7 +326,7 @@ mod tests {
         let fake = cluster(idle(), vec![controller_writes; 100]);
         let result = write(&fake, &store(vec![idle()]), &idle_etag(), &staged()).await;
         assert!(matches!(result, Err(WriteError::Contended)));
-        assert_eq!(fake.requests().iter().filter(|r| r.method == "PATCH").count(), TURNS);
+        assert_eq!(fake.requests().iter().filter(|r| r.method == "PATCH").count(), TRIES);
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ use models::condition::{Condition, find_condition, true_condition};
 use models::names;
 use models::operator::{BottlerocketUpdateOperator, DEGRADED, FROZEN, WINDOW_OPEN};
 use models::shadow::{BLOCKED, BottlerocketShadow, HOST_REACHABLE, Step};
+use models::time::between;
 use planner::annotations::{Place, misunderstood};
 use planner::plan::{Plan, plan};
 use planner::policy::Policy;
@@ -230,7 +231,7 @@ fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, wide: bool, 
         _ => (wait.as_str().to_owned(), wait.to_string()),
     });
     let ends = deadline(cluster, node, progress).map(|at| {
-        let left = at.duration_since(now).max(SignedDuration::ZERO).as_secs();
+        let left = between(now, at).as_secs();
         let until = if wide { format!(" (until {at})") } else { String::new() };
         format!("{}m{:02}s left{until}", left / 60, left % 60)
     });

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use jiff::{SignedDuration, Timestamp};
+use models::time::after;
 
 /// Precision of a `Date` header, which has whole seconds, cut off.
 const RESOLUTION: SignedDuration = SignedDuration::from_secs(1);
@@ -70,7 +71,7 @@ impl Clock {
     /// Reads the local clock, which may be wrong.
     pub fn read(&self) -> Reading {
         let (local, skew) = (Timestamp::now(), self.lock().skew);
-        Reading { local: plus(local, skew), at: Instant::now() }
+        Reading { local: after(local, skew), at: Instant::now() }
     }
 
     /// Returns the corrected time.
@@ -82,10 +83,10 @@ impl Clock {
     fn at(&self, reading: Reading) -> Timestamp {
         let State { offset, heard, .. } = *self.lock();
         let local = match heard {
-            Some(heard) => plus(heard.local, since(heard.at, reading.at)),
+            Some(heard) => after(heard.local, since(heard.at, reading.at)),
             None => reading.local,
         };
-        let time = plus(local, offset);
+        let time = after(local, offset);
         Timestamp::from_millisecond(time.as_millisecond()).unwrap_or(time)
     }
 
@@ -97,7 +98,7 @@ impl Clock {
     /// Takes in a server's answer with the time `date`, to a request sent at an earlier moment.
     pub fn hear(&self, sent: Instant, received: Reading, date: Timestamp) {
         // As a clock that showed the time of the receipt would have shown, in case it was set in between.
-        let before = plus(received.local, -since(sent, received.at));
+        let before = after(received.local, -since(sent, received.at));
         let mut state = self.lock();
         let previous = state.offset;
         state.offset = next_offset(before, received.local, date, previous);
@@ -117,10 +118,6 @@ impl Default for Clock {
     fn default() -> Self {
         Self::new()
     }
-}
-
-fn plus(time: Timestamp, span: SignedDuration) -> Timestamp {
-    time.checked_add(span).unwrap_or(time)
 }
 
 /// Returns the time from one moment to another, which may be the earlier one.
@@ -165,7 +162,7 @@ mod tests {
 
     /// Returns 12:00:00 plus this many milliseconds.
     fn noon(milliseconds: i64) -> Timestamp {
-        plus("2026-11-21T12:00:00Z".parse().unwrap(), ms(milliseconds))
+        after("2026-11-21T12:00:00Z".parse().unwrap(), ms(milliseconds))
     }
 
     #[test]
@@ -197,8 +194,8 @@ mod tests {
             for turn in 0..200 {
                 let server = noon(turn * 2_037);
                 let date = Timestamp::from_second(server.as_second()).unwrap();
-                let local = plus(server, -wrong_by);
-                let better = next_offset(local, plus(local, round_trip), date, known);
+                let local = after(server, -wrong_by);
+                let better = next_offset(local, after(local, round_trip), date, known);
                 let error = |known: SignedDuration| (known - wrong_by).abs();
                 assert!(
                     error(better) <= error(known).max(RESOLUTION),
@@ -217,7 +214,7 @@ mod tests {
         let clock = Clock::new();
         let began = Instant::now();
         let reading = |seconds: u64, step: SignedDuration| Reading {
-            local: plus(noon(0), SignedDuration::from_secs(i64::try_from(seconds).unwrap()) + step),
+            local: after(noon(0), SignedDuration::from_secs(i64::try_from(seconds).unwrap()) + step),
             at: began + Duration::from_secs(seconds),
         };
         assert_eq!(clock.at(reading(0, ms(0))), noon(0));

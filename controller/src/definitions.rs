@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kube::Resource;
 use kube::discovery::{self, ApiGroup};
+use models::backoff::exponential;
 use models::condition::{Condition, ConditionStatus, find_condition, set_condition};
 use models::names;
 use models::operator::DEGRADED;
@@ -66,7 +67,7 @@ pub async fn wait_until_served<K: Resource<DynamicType = ()>>(
     metrics: Metrics,
     state: watch::Sender<Served>,
 ) {
-    let (mut pause, longest) = PAUSES;
+    let mut queries = 0;
     let plural = K::plural(&());
     loop {
         let new = match tokio::time::timeout(DEADLINE, discovery::group(&client, names::GROUP)).await {
@@ -85,8 +86,8 @@ pub async fn wait_until_served<K: Resource<DynamicType = ()>>(
         if new == Served::Yes {
             return;
         }
-        tokio::time::sleep(pause).await;
-        pause = pause.saturating_mul(2).min(longest);
+        tokio::time::sleep(exponential(PAUSES.0, PAUSES.1, queries)).await;
+        queries += 1;
     }
 }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::time::between;
 use planner::plan::plan;
 use planner::policy::Policy;
 use planner::view::{BudgetFacts, Standings};
@@ -237,9 +238,8 @@ impl Driver {
         self.act(&view, &mut plan);
         self.evict(std::mem::take(&mut plan.evictions), now);
         let until = plan.wake.map(|at| {
-            let ahead = at.duration_since(now).max(jiff::SignedDuration::ZERO);
             // A timestamp has millisecond precision; waking a little late beats waking early and again.
-            Instant::now() + Duration::try_from(ahead).unwrap_or_default() + Duration::from_millis(2)
+            Instant::now() + between(now, at) + Duration::from_millis(2)
         });
         wakes.push(until);
         wakes.extend(self.memory.values().map(|m| m.paused_until));

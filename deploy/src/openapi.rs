@@ -143,7 +143,7 @@ fn watch_shadow() -> Value {
 fn put_status() -> Value {
     json!({
         "operationId": "putStatus",
-        "summary": "Reports: replaces the agent's half of the status.",
+        "summary": "Reports: replaces the agent status.",
         "parameters": [{
             "name": "If-Match", "in": "header", "required": true,
             "description": "The etag of the view that the report builds on.",

@@ -28,7 +28,7 @@ impl Duration {
 
     /// The same for arithmetic with timestamps.
     pub fn signed(self) -> jiff::SignedDuration {
-        jiff::SignedDuration::try_from(self.0).unwrap_or(jiff::SignedDuration::MAX)
+        crate::time::signed(self.0)
     }
 }
 

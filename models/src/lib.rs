@@ -10,6 +10,7 @@
 )]
 
 pub mod agent_step;
+pub mod backoff;
 pub mod condition;
 pub mod duration;
 pub mod listen;
@@ -17,10 +18,13 @@ pub mod log;
 pub mod names;
 #[cfg(feature = "crd")]
 pub mod operator;
+pub mod pem;
 pub mod permit;
 pub mod plain;
 pub mod reason;
+pub mod resource_version;
 #[cfg(feature = "crd")]
 pub mod schema;
 pub mod shadow;
+pub mod time;
 pub mod wire;

@@ -7,6 +7,7 @@
 use jiff::SignedDuration;
 use models::operator::PodsAtRisk;
 use models::shadow::DrainStatus;
+use models::time::after;
 
 use crate::rules::{Refusal, Rules};
 use crate::view::{DaemonSetIs, PodFacts};
@@ -45,7 +46,7 @@ pub fn fate(pod: &PodFacts, rules: Rules, drain: Option<&DrainStatus>) -> Fate {
     // Graceful node shutdown leaves finished pods; they neither block a reboot nor count as disruption. One that is
     // being deleted has its grace period for what comes after its containers: its volumes may be in use.
     let past_grace = || {
-        let gone_by = pod.ends_by.and_then(|by| by.checked_add(ENDED).ok());
+        let gone_by = pod.ends_by.map(|by| after(by, ENDED));
         gone_by.zip(rules.now).is_some_and(|(by, now)| by <= now)
     };
     if pod.finished && (!pod.terminating || past_grace()) {

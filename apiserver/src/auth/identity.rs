@@ -155,7 +155,7 @@ pub(crate) mod tests {
                 |b| b.username = format!("{USERNAME}-2"),
                 Refusal::OtherAccount,
             ),
-            ("a person", |b| b.username = "admin".into(), Refusal::OtherAccount),
+            ("an administrator", |b| b.username = "admin".into(), Refusal::OtherAccount),
             ("no pod uid", |b| b.pod_uid = None, Refusal::NoPod),
             ("no node name", |b| b.node_name = None, Refusal::NoNode),
             ("no node uid", |b| b.node_uid = None, Refusal::NoNode),

@@ -45,7 +45,7 @@ pub(crate) struct Wanted {
 
 /// Result of checking a token with the keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum KeyVerdict {
     /// Signed by the cluster, for this audience, of an agent, and not expired.
     Signed {
         /// Uid of the agent's node, if the token names it.
@@ -70,27 +70,28 @@ impl ClusterKeys {
     }
 
     /// Checks a token with the keys.
-    pub(crate) fn judge(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Said {
+    pub(crate) fn judge(&self, token: &str, wanted: &Wanted, now: Timestamp) -> KeyVerdict {
         match self.check(token, wanted, now) {
-            Ok(node) => Said::Signed { node },
-            Err(said) => said,
+            Ok(node) => KeyVerdict::Signed { node },
+            Err(verdict) => verdict,
         }
     }
 
-    fn check(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Result<Option<String>, Said> {
-        let malformed = || Said::Refused(Refusal::MalformedToken);
+    fn check(&self, token: &str, wanted: &Wanted, now: Timestamp) -> Result<Option<String>, KeyVerdict> {
+        let malformed = || KeyVerdict::Refused(Refusal::MalformedToken);
         let header = decode_header(token).map_err(|_| malformed())?;
         // Read before the signature is checked, only to distinguish garbage from a token of another key.
         let _: Claims = jsonwebtoken::dangerous::insecure_decode_claims(token).map_err(|_| malformed())?;
-        let (key, algorithm) = header.kid.and_then(|id| self.keys.get(&id)).ok_or(Said::UnknownKey)?;
+        let (key, algorithm) = header.kid.and_then(|id| self.keys.get(&id)).ok_or(KeyVerdict::UnknownKey)?;
         // The key determines the algorithm, never the token: one of another algorithm is refused below.
         let mut validation = Validation::new(*algorithm);
         // The claims are compared below, by this server's clock.
         validation.required_spec_claims.clear();
         validation.validate_exp = false;
         validation.validate_aud = false;
-        let claims = decode::<Claims>(token, key, &validation).map_err(|_| Said::Refused(Refusal::Forged))?.claims;
-        claims.check(wanted, now).map_err(Said::Refused)?;
+        let claims =
+            decode::<Claims>(token, key, &validation).map_err(|_| KeyVerdict::Refused(Refusal::Forged))?.claims;
+        claims.check(wanted, now).map_err(KeyVerdict::Refused)?;
         Ok(claims.kubernetes.and_then(|bound| bound.node).map(|node| node.uid))
     }
 }
@@ -235,7 +236,7 @@ pub(crate) mod tests {
         ClusterKeys::read(&set(issuers)).unwrap()
     }
 
-    fn judge(keys: &ClusterKeys, token: &str) -> Said {
+    fn judge(keys: &ClusterKeys, token: &str) -> KeyVerdict {
         keys.judge(token, &wanted(), Timestamp::from_second(NOW).unwrap())
     }
 
@@ -253,10 +254,10 @@ pub(crate) mod tests {
     fn a_token_of_the_cluster_for_us_passes() {
         let issuer = Issuer::new("k");
         let keys = keys(&[&Issuer::new("other"), &issuer]);
-        let signed = Said::Signed { node: Some("uid of a".into()) };
+        let signed = KeyVerdict::Signed { node: Some("uid of a".into()) };
         assert_eq!(judge(&keys, &issuer.sign(&good())), signed);
         let bound = with("kubernetes.io", json!({"pod": {"uid": "p"}}));
-        assert_eq!(judge(&keys, &issuer.sign(&bound)), Said::Signed { node: None });
+        assert_eq!(judge(&keys, &issuer.sign(&bound)), KeyVerdict::Signed { node: None });
         assert_eq!(judge(&keys, &issuer.sign(&with("aud", json!(AUDIENCE)))), signed);
         assert_eq!(judge(&keys, &issuer.sign(&with("aud", json!(["x", AUDIENCE])))), signed);
         assert_eq!(judge(&keys, &issuer.sign(&with("nbf", Value::Null))), signed);
@@ -278,11 +279,11 @@ pub(crate) mod tests {
             (with("exp", json!(i64::MAX)), Refusal::Expired),
             (with("nbf", json!(NOW + minute + 1)), Refusal::NotYetValid),
         ] {
-            assert_eq!(judge(&keys, &issuer.sign(&claims)), Said::Refused(refusal), "{claims}");
+            assert_eq!(judge(&keys, &issuer.sign(&claims)), KeyVerdict::Refused(refusal), "{claims}");
         }
         assert_eq!(
             judge(&keys, &issuer.sign(&with("exp", json!(NOW - minute + 1)))),
-            Said::Signed { node: Some("uid of a".into()) },
+            KeyVerdict::Signed { node: Some("uid of a".into()) },
             "clocks differ"
         );
     }
@@ -291,29 +292,33 @@ pub(crate) mod tests {
     fn a_token_that_the_cluster_did_not_sign_is_refused() {
         let (ours, theirs) = (Issuer::new("k"), Issuer::new("k"));
         let keys = keys(&[&ours]);
-        assert_eq!(judge(&keys, &theirs.sign(&good())), Said::Refused(Refusal::Forged), "another key of that name");
+        assert_eq!(
+            judge(&keys, &theirs.sign(&good())),
+            KeyVerdict::Refused(Refusal::Forged),
+            "another key of that name"
+        );
 
         let token = ours.sign(&good());
         let mut parts: Vec<&str> = token.split('.').collect();
         let changed = URL_SAFE_NO_PAD.encode(claims("b", NOW + 600).to_string());
         parts[1] = &changed;
-        assert_eq!(judge(&keys, &parts.join(".")), Said::Refused(Refusal::Forged), "another payload");
+        assert_eq!(judge(&keys, &parts.join(".")), KeyVerdict::Refused(Refusal::Forged), "another payload");
 
         // The public key used as a shared secret, which is what an attacker has.
         let header = Header { kid: Some("k".into()), ..Header::new(Algorithm::HS256) };
         let secret = EncodingKey::from_secret(ours.jwk().to_string().as_bytes());
         let hmac = encode(&header, &good(), &secret).unwrap();
-        assert_eq!(judge(&keys, &hmac), Said::Refused(Refusal::Forged), "another algorithm");
+        assert_eq!(judge(&keys, &hmac), KeyVerdict::Refused(Refusal::Forged), "another algorithm");
 
         let unsigned = |header: Value| format!("{}.{}.", URL_SAFE_NO_PAD.encode(header.to_string()), changed);
         assert_eq!(
             judge(&keys, &unsigned(json!({"alg": "none", "kid": "k"}))),
-            Said::Refused(Refusal::MalformedToken),
+            KeyVerdict::Refused(Refusal::MalformedToken),
             "no algorithm"
         );
         assert_eq!(
             judge(&keys, &unsigned(json!({"alg": "ES256", "kid": "k"}))),
-            Said::Refused(Refusal::Forged),
+            KeyVerdict::Refused(Refusal::Forged),
             "no signature"
         );
     }
@@ -322,19 +327,19 @@ pub(crate) mod tests {
     fn garbage_is_refused_whatever_it_is() {
         let keys = keys(&[&Issuer::new("k")]);
         for garbage in ["", ".", "..", "a", "a.b.c", "e30.e30.e30", "\u{0}.\u{0}.\u{0}", &"a.".repeat(1000)] {
-            assert_eq!(judge(&keys, garbage), Said::Refused(Refusal::MalformedToken), "{garbage:?}");
+            assert_eq!(judge(&keys, garbage), KeyVerdict::Refused(Refusal::MalformedToken), "{garbage:?}");
         }
     }
 
     #[test]
-    fn an_unknown_key_is_told_from_a_forgery_and_the_issuer_that_a_token_names_changes_nothing() {
+    fn an_unknown_key_is_not_a_forgery_and_the_issuer_that_a_token_names_changes_nothing() {
         let (old, new) = (Issuer::new("old"), Issuer::new("new"));
         let keys = keys(&[&old]);
-        assert_eq!(judge(&keys, &new.sign(&good())), Said::UnknownKey);
+        assert_eq!(judge(&keys, &new.sign(&good())), KeyVerdict::UnknownKey);
         let elsewhere = with("iss", json!("https://elsewhere"));
-        assert_eq!(judge(&keys, &new.sign(&elsewhere)), Said::UnknownKey);
-        assert_eq!(judge(&keys, &Issuer::new("old").sign(&elsewhere)), Said::Refused(Refusal::Forged));
-        assert_eq!(judge(&keys, &old.sign(&elsewhere)), Said::Signed { node: Some("uid of a".into()) });
+        assert_eq!(judge(&keys, &new.sign(&elsewhere)), KeyVerdict::UnknownKey);
+        assert_eq!(judge(&keys, &Issuer::new("old").sign(&elsewhere)), KeyVerdict::Refused(Refusal::Forged));
+        assert_eq!(judge(&keys, &old.sign(&elsewhere)), KeyVerdict::Signed { node: Some("uid of a".into()) });
     }
 
     #[test]

@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::time::between;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use super::Refusal;
 use super::identity::Bearer;
-use super::keys::{Said, Wanted};
+use super::keys::{KeyVerdict, Wanted};
 use super::ring::KeyRing;
 use super::token::{Token, TokenDigest};
 use crate::cluster::{CallError, Cluster};
@@ -25,9 +26,9 @@ use crate::metrics::{Metrics, ReviewResult};
 
 /// Time that a valid token is cached. Short against the time that the API server itself takes to notice a deleted pod
 /// (about ten seconds), so that it adds little to it.
-const GOOD_FOR: Duration = Duration::from_secs(5);
+const VALID_FOR: Duration = Duration::from_secs(5);
 /// Time that an invalid token is cached. Its bearer may be waiting for a skewed clock or a lagging key.
-const BAD_FOR: Duration = Duration::from_secs(1);
+const INVALID_FOR: Duration = Duration::from_secs(1);
 /// Maximum number of cached tokens, twice as many as a large cluster has agents. Above that, tokens are reviewed again.
 const REMEMBERED: usize = 10_000;
 /// Concurrent TokenReviews. More would only queue up in the API server.
@@ -35,7 +36,7 @@ const CONCURRENT: usize = 32;
 /// The same for unchecked tokens: few, and enough for a cluster that publishes no keys.
 const CONCURRENT_UNCHECKED: usize = 8;
 /// Time-out of a request's wait for a review.
-const TURN: Duration = Duration::from_secs(5);
+const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
 /// A review without a bearer.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ type Slot = Arc<AsyncMutex<Option<Remembered>>>;
 
 /// Evidence for a token before it is reviewed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum Evidence {
     /// The cluster's own signature, over an agent's name and this audience.
     Signed {
         /// Uid of the agent's node, if the token names it.
@@ -71,7 +72,7 @@ pub(crate) enum Standing {
     Unchecked,
 }
 
-/// Review permits and cache of tokens with the same standing, so that unchecked tokens take nothing from those that the
+/// Review permits and cache of tokens with the same evidence, so that unchecked tokens take nothing from those that the
 /// cluster signed.
 struct Lane {
     permits: Semaphore,
@@ -108,21 +109,21 @@ impl Reviewer {
     }
 
     /// Checks a token with the cluster's keys. Makes no call to the cluster, unless the keys have to be read.
-    pub(crate) async fn check(&self, token: &Token) -> Result<Standing, ReviewError> {
+    pub(crate) async fn check(&self, token: &Token) -> Result<Evidence, ReviewError> {
         match self.keys.judge(&self.cluster, &self.metrics, token, &self.wanted, (self.now)()).await {
-            Some((Said::Signed { node }, _)) => Ok(Standing::Signed { node }),
-            Some((Said::Refused(refusal), _)) => Err(self.forged(refusal)),
-            Some((Said::UnknownKey, true)) => Err(self.forged(Refusal::UnknownKey)),
-            Some((Said::UnknownKey, false)) => Err(ReviewError::NoKeys),
-            None => Ok(Standing::Unchecked),
+            Some((KeyVerdict::Signed { node }, _)) => Ok(Evidence::Signed { node }),
+            Some((KeyVerdict::Refused(refusal), _)) => Err(self.forged(refusal)),
+            Some((KeyVerdict::UnknownKey, true)) => Err(self.forged(Refusal::UnknownKey)),
+            Some((KeyVerdict::UnknownKey, false)) => Err(ReviewError::NoKeys),
+            None => Ok(Evidence::Unchecked),
         }
     }
 
     /// Reviews a token and returns its bearer.
-    pub(crate) async fn review(&self, token: &Token, standing: &Standing) -> Result<Arc<Bearer>, ReviewError> {
-        let lane = match standing {
-            Standing::Signed { .. } => &self.signed,
-            Standing::Unchecked => {
+    pub(crate) async fn review(&self, token: &Token, evidence: &Evidence) -> Result<Arc<Bearer>, ReviewError> {
+        let lane = match evidence {
+            Evidence::Signed { .. } => &self.signed,
+            Evidence::Unchecked => {
                 self.metrics.unchecked_tokens.inc();
                 &self.unchecked
             }
@@ -137,11 +138,11 @@ impl Reviewer {
         let keep = match &verdict {
             Ok(bearer) => {
                 self.metrics.token_review(ReviewResult::Authenticated);
-                good_for(bearer.expires, (self.now)())
+                valid_for(bearer.expires, (self.now)())
             }
             Err(_) => {
                 self.metrics.token_review(ReviewResult::Refused);
-                BAD_FOR
+                INVALID_FOR
             }
         };
         *slot = Some(Remembered { verdict: verdict.clone(), until: Instant::now() + keep });
@@ -169,7 +170,7 @@ impl Reviewer {
     }
 
     async fn ask(&self, token: &Token, lane: &Lane) -> Result<Result<Arc<Bearer>, Refusal>, ReviewError> {
-        let _permit = match timeout(TURN, lane.permits.acquire()).await {
+        let _permit = match timeout(WAIT_LIMIT, lane.permits.acquire()).await {
             Ok(Ok(permit)) => permit,
             Ok(Err(_)) | Err(_) => return Err(ReviewError::Busy),
         };
@@ -191,8 +192,8 @@ impl Reviewer {
 }
 
 impl Lane {
-    fn new(turns: usize) -> Self {
-        Self { permits: Semaphore::new(turns), slots: Mutex::default() }
+    fn new(permits: usize) -> Self {
+        Self { permits: Semaphore::new(permits), slots: Mutex::default() }
     }
 
     fn slots(&self) -> MutexGuard<'_, HashMap<TokenDigest, Slot>> {
@@ -221,10 +222,10 @@ impl Lane {
 }
 
 /// Returns the time that a valid token is cached: never past its expiry.
-fn good_for(expires: Option<Timestamp>, now: Timestamp) -> Duration {
+fn valid_for(expires: Option<Timestamp>, now: Timestamp) -> Duration {
     match expires {
-        Some(expires) => Duration::try_from(expires.duration_since(now)).unwrap_or(Duration::ZERO).min(GOOD_FOR),
-        None => GOOD_FOR,
+        Some(expires) => between(now, expires).min(VALID_FOR),
+        None => VALID_FOR,
     }
 }
 

@@ -8,23 +8,23 @@ use jiff::Timestamp;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout};
 
-use super::keys::{ClusterKeys, KeysError, Said, Wanted};
+use super::keys::{ClusterKeys, KeyVerdict, KeysError, Wanted};
 use super::token::Token;
 use crate::cluster::{CallError, Cluster};
 use crate::metrics::{FetchResult, Metrics};
 
 /// Minimum time between two reads, whatever unauthenticated clients send. A cluster publishes a new key before it signs
 /// with it.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(10);
 /// Time that a token waits for keys that another request is reading. Then it is checked with the present ones.
-const TURN: Duration = Duration::from_secs(2);
+const WAIT_LIMIT: Duration = Duration::from_secs(2);
 
 /// Keeps the keys.
 #[derive(Default)]
 pub(crate) struct KeyRing {
     current: RwLock<Option<Arc<ClusterKeys>>>,
     /// Time of the last read, and whether it succeeded. The holder of the lock reads; the others wait for the result.
-    looked: AsyncMutex<Option<(Instant, bool)>>,
+    fetched: AsyncMutex<Option<(Instant, bool)>>,
 }
 
 /// True if the keys are those that the cluster published a moment ago.
@@ -32,8 +32,8 @@ type Fresh = bool;
 
 /// A failed read of the keys.
 #[derive(Debug, thiserror::Error)]
-enum LookError {
-    #[error("the cluster's published keys could not be asked for")]
+enum FetchError {
+    #[error("the cluster's published keys could not be requested")]
     Call(#[from] CallError),
     #[error("the cluster's published keys cannot be used")]
     Keys(#[from] KeysError),
@@ -49,26 +49,26 @@ impl KeyRing {
         token: &Token,
         wanted: &Wanted,
         now: Timestamp,
-    ) -> Option<(Said, Fresh)> {
+    ) -> Option<(KeyVerdict, Fresh)> {
         let before = self.current();
         let judged = |keys: &Option<Arc<ClusterKeys>>| keys.as_ref().map(|k| k.judge(token.expose(), wanted, now));
         match judged(&before) {
-            Some(said @ (Said::Signed { .. } | Said::Refused(_))) => return Some((said, true)),
-            None | Some(Said::UnknownKey) => {}
+            Some(verdict @ (KeyVerdict::Signed { .. } | KeyVerdict::Refused(_))) => return Some((verdict, true)),
+            None | Some(KeyVerdict::UnknownKey) => {}
         }
-        let fresh = self.look(cluster, metrics, before.as_ref()).await;
-        judged(&self.current()).map(|said| (said, fresh))
+        let fresh = self.fetch(cluster, metrics, before.as_ref()).await;
+        judged(&self.current()).map(|verdict| (verdict, fresh))
     }
 
     /// Reads the keys if there are none.
     pub(crate) async fn warm(&self, cluster: &Cluster, metrics: &Metrics) {
-        self.look(cluster, metrics, None).await;
+        self.fetch(cluster, metrics, None).await;
     }
 
     /// Acts as another request that reads the keys, for as long as this is held.
     #[cfg(test)]
-    pub(crate) async fn looking(&self) -> impl Drop {
-        self.looked.lock().await
+    pub(crate) async fn fetching(&self) -> impl Drop {
+        self.fetched.lock().await
     }
 
     fn current(&self) -> Option<Arc<ClusterKeys>> {
@@ -76,20 +76,20 @@ impl KeyRing {
     }
 
     /// Reads the keys, unless another request has since `before`, or it was tried a moment ago.
-    async fn look(&self, cluster: &Cluster, metrics: &Metrics, before: Option<&Arc<ClusterKeys>>) -> Fresh {
-        let Ok(mut looked) = timeout(TURN, self.looked.lock()).await else { return false };
+    async fn fetch(&self, cluster: &Cluster, metrics: &Metrics, before: Option<&Arc<ClusterKeys>>) -> Fresh {
+        let Ok(mut fetched) = timeout(WAIT_LIMIT, self.fetched.lock()).await else { return false };
         let same = match (self.current().as_ref(), before) {
             (Some(now), Some(before)) => Arc::ptr_eq(now, before),
             (now, before) => now.is_none() && before.is_none(),
         };
-        if let Some((at, answered)) = *looked
-            && (!same || at.elapsed() < BETWEEN_LOOKS)
+        if let Some((at, answered)) = *fetched
+            && (!same || at.elapsed() < SHORTEST_INTERVAL)
         {
             return answered;
         }
         let read = read(cluster).await;
         // Counted from the end: a cluster that answers slowly is called less often.
-        *looked = Some((Instant::now(), read.is_ok()));
+        *fetched = Some((Instant::now(), read.is_ok()));
         let fresh = read.is_ok();
         match read {
             Ok(keys) => {
@@ -108,7 +108,7 @@ impl KeyRing {
     }
 }
 
-async fn read(cluster: &Cluster) -> Result<ClusterKeys, LookError> {
+async fn read(cluster: &Cluster) -> Result<ClusterKeys, FetchError> {
     let set = cluster.published("/openid/v1/jwks").await?;
     Ok(ClusterKeys::read(&set)?)
 }

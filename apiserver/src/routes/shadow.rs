@@ -26,7 +26,7 @@ pub(super) async fn get(
         return Err(ApiError::new(Kind::MalformedRequest).detail("fresh is true or false"));
     };
     let copy = if query.fresh { None } else { cached(&app.store, &agent) };
-    let reads = if copy.is_some() { &app.looks } else { &app.reads };
+    let reads = if copy.is_some() { &app.copy_reads } else { &app.reads };
     take(reads, agent.node_name.clone(), Refusal::TooManyReads)?;
     let shadow = match copy {
         Some(shadow) => shadow,

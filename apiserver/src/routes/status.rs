@@ -30,7 +30,7 @@ pub(super) async fn put(
         return Err(ApiError::new(Kind::PreconditionRequired).detail("If-Match names an etag, and not any"));
     }
     is_json(request.headers())?;
-    let bytes = read(payload, app.body_deadline).await?;
+    let bytes = read(payload, app.limits.body).await?;
     let report = body::parse(&bytes).map_err(|error| {
         app.metrics.status_write(WriteResult::Invalid);
         refuse_body(error)

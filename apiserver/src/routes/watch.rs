@@ -3,6 +3,7 @@
 use actix_web::http::header::CACHE_CONTROL;
 use actix_web::{HttpResponse, web};
 use futures::stream;
+use models::resource_version::is_valid;
 use models::wire::NDJSON;
 use serde::Deserialize;
 
@@ -11,7 +12,6 @@ use crate::auth::Refusal;
 use crate::follow::{AgentStream, Follower, Lifetime, age};
 use crate::problem::{ApiError, Kind};
 use crate::resume::{ResumeError, resume};
-use crate::shadow::ResourceVersion;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -28,7 +28,9 @@ pub(super) async fn get(
 ) -> Result<HttpResponse, ApiError> {
     let malformed = || ApiError::new(Kind::MalformedRequest).detail("resourceVersion is one that a shadow had");
     let Query { resource_version } = query.map_err(|_| malformed())?.into_inner();
-    let from = resource_version.map(|text| ResourceVersion::parse(text).ok_or_else(malformed)).transpose()?;
+    if resource_version.as_deref().is_some_and(|version| !is_valid(version)) {
+        return Err(malformed());
+    }
     if app.ending() {
         return Err(ApiError::new(Kind::Unavailable).detail("this replica is ending"));
     }
@@ -36,11 +38,11 @@ pub(super) async fn get(
     // A stream that waits to be resumed takes a place as an open one does.
     let mut place = app.streams.enter(&agent.node_name);
     let mut seen = app.store.subscribe(&agent.shadow_name());
-    let follower = match from {
+    let follower = match resource_version {
         None => Follower::new(agent.clone()),
         Some(from) => {
             let resumed = tokio::select! {
-                resumed = resume(&app.cluster, &app.store, &agent, &mut seen, &from) => resumed,
+                resumed = resume(&app.cluster, &app.store, &agent, &mut seen, &from, app.limits.behind) => resumed,
                 _ = &mut place.displaced => {
                     return Err(ApiError::new(Kind::Unavailable).detail("newer streams have taken its place"));
                 }

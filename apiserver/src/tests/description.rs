@@ -95,8 +95,8 @@ async fn send(server: &Server, method: &Method, path: &str, call: Call) -> reqwe
 #[tokio::test]
 async fn every_answer_is_as_described_and_every_described_one_can_be_had() {
     let description = Description::read();
-    let world = world();
-    let server = Server::start(&world).await;
+    let cluster = cluster();
+    let server = Server::start(&cluster).await;
     let mut had = BTreeSet::new();
     let mut call = async |path: &str, method: Method, call: Call| {
         let operation = description.operation(path, &method).unwrap_or_else(|| panic!("{method} {path}"));
@@ -144,7 +144,7 @@ async fn every_answer_is_as_described_and_every_described_one_can_be_had() {
     }
     assert_eq!(call(STATUS, Method::PUT, of("garbage")).await, 401);
     assert_eq!(call(STATUS, Method::PUT, of("agent-b")).await, 403);
-    world.change(|object| *object = None);
+    cluster.change(|object| *object = None);
     let mut gone = 0;
     while gone != 404 {
         gone = call(SHADOW, Method::GET, Call { query: "?fresh=true", ..Call::default() }).await;
@@ -174,7 +174,7 @@ async fn every_answer_is_as_described_and_every_described_one_can_be_had() {
 #[tokio::test]
 async fn another_method_is_refused_as_described_and_what_is_not_described_is_not_there() {
     let description = Description::read();
-    let server = Server::start(&world()).await;
+    let server = Server::start(&cluster()).await;
     for path in [SHADOW, WATCH, STATUS] {
         for method in [Method::GET, Method::PUT, Method::POST, Method::PATCH, Method::DELETE] {
             if description.operation(path, &method).is_some() {

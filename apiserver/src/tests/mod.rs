@@ -21,7 +21,7 @@ use tower_test::mock;
 
 use crate::auth::keys::tests::{Issuer, claims};
 use crate::limit::Allowance;
-use crate::server::{Patience, Running};
+use crate::server::{Limits, Running};
 use crate::shadow::tests::stored;
 use crate::tls::tests::{Directory, pair, pair_for};
 use crate::{Config, RunError};
@@ -31,7 +31,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The cluster: one shadow, and its current revision.
 #[derive(Clone)]
-struct World {
+struct SimulatedCluster {
     state: Arc<Mutex<Option<Value>>>,
     changes: watch::Sender<u64>,
     calls: Arc<Mutex<Vec<String>>>,
@@ -69,7 +69,7 @@ impl Fault {
     }
 }
 
-impl World {
+impl SimulatedCluster {
     fn new(shadow: Option<Value>) -> Self {
         Self {
             state: Arc::new(Mutex::new(shadow)),
@@ -115,16 +115,16 @@ impl World {
 
     fn client(&self) -> kube::Client {
         let (service, mut handle) = mock::pair::<http::Request<Body>, Response<Body>>();
-        let world = self.clone();
+        let cluster = self.clone();
         tokio::spawn(async move {
             while let Some((request, reply)) = handle.next_request().await {
-                let world = world.clone();
+                let cluster = cluster.clone();
                 tokio::spawn(async move {
                     let (parts, body) = request.into_parts();
                     let bytes = body.collect_bytes().await.unwrap();
                     let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
                     let query = parts.uri.query().unwrap_or_default();
-                    let (code, text) = match world.answer(&parts.method, parts.uri.path(), query, &body).await {
+                    let (code, text) = match cluster.answer(&parts.method, parts.uri.path(), query, &body).await {
                         Some(answer) => answer,
                         None => return reply.send_error(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
                     };
@@ -242,6 +242,20 @@ fn review(token: &str) -> Value {
     json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}, "status": status})
 }
 
+/// Number of refused tokens that a source may send at once.
+const BURST: u32 = 40;
+
+/// The usual limits, in a form that can be reached within a moment.
+fn limits() -> Limits {
+    Limits {
+        // Each refusal costs a handshake: on a busy machine a rate limit that recovers quickly would never be used up.
+        refused: Allowance { burst: BURST, every: Duration::from_secs(1) },
+        behind: Duration::from_millis(100),
+        certificate: Duration::from_millis(20),
+        ..Limits::USUAL
+    }
+}
+
 struct Server {
     api: SocketAddr,
     plain: SocketAddr,
@@ -253,16 +267,18 @@ struct Server {
 
 impl Server {
     /// A server without a certificate.
-    async fn bare(world: &World) -> Self {
-        // Each refusal costs a handshake: on a busy machine a rate limit that recovers quickly would never be used up.
-        let refused = Allowance { burst: 200, every: Duration::from_secs(1) };
-        Self::patient(world, Patience { refused, ..Patience::USUAL }).await
+    async fn bare(cluster: &SimulatedCluster) -> Self {
+        Self::with(cluster, limits(), None).await
     }
 
-    /// The same with these limits on clients.
-    async fn patient(world: &World, patience: Patience) -> Self {
+    /// A server with these limits, and a certificate and key if given.
+    async fn with(cluster: &SimulatedCluster, limits: Limits, pair: Option<(String, String)>) -> Self {
         let _ = crate::tls::provider().install_default();
         let directory = Directory::new();
+        if let Some((certificate, key)) = &pair {
+            directory.write("tls.crt", certificate);
+            directory.write("tls.key", key);
+        }
         let config = Config {
             listen: "127.0.0.1:0".parse().unwrap(),
             plain_listen: "127.0.0.1:0".parse().unwrap(),
@@ -277,24 +293,28 @@ impl Server {
             log_filter: String::new(),
             log_format: models::log::LogFormat::Text,
         };
-        let running = Running::start(&config, patience, world.client()).await.unwrap();
+        let running = Running::start(&config, limits, cluster.client()).await.unwrap();
         let (api, plain) = (running.api, running.plain);
         let (stop, stopped) = oneshot::channel();
         let running = tokio::spawn(running.until(async {
             let _ = stopped.await;
         }));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        Self { api, plain, stop, running, client, directory }
+        let mut server = Self { api, plain, stop, running, client, directory };
+        if let Some((certificate, _)) = pair {
+            server.client = server.trusting(&certificate);
+            server.until_ready().await;
+        }
+        server
     }
 
-    async fn start(world: &World) -> Self {
-        Self::bare(world).await.started().await
+    async fn start(cluster: &SimulatedCluster) -> Self {
+        Self::limited(cluster, limits()).await
     }
 
-    async fn started(mut self) -> Self {
-        self.certify();
-        self.until_ready().await;
-        self
+    /// A ready server with these limits.
+    async fn limited(cluster: &SimulatedCluster, limits: Limits) -> Self {
+        Self::with(cluster, limits, Some(pair())).await
     }
 
     /// Gives the server a new certificate and the client its trust.
@@ -329,11 +349,11 @@ impl Server {
     async fn until_readyz_says(&self, status: StatusCode, text: &str) {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let said = self.plain("/readyz").await;
-            if (said.0, said.1.as_str()) == (status, text) {
+            let answer = self.plain("/readyz").await;
+            if (answer.0, answer.1.as_str()) == (status, text) {
                 break;
             }
-            assert!(Instant::now() < deadline, "{said:?}");
+            assert!(Instant::now() < deadline, "{answer:?}");
             sleep(Duration::from_millis(20)).await;
         }
     }
@@ -404,6 +424,6 @@ async fn problem(response: reqwest::Response) -> (u16, String) {
     (status, value["type"].as_str().unwrap().trim_start_matches("urn:brupop:problem:").to_owned())
 }
 
-fn world() -> World {
-    World::new(Some(stored("u", 100, 1, json!({"state": "Idle"}))))
+fn cluster() -> SimulatedCluster {
+    SimulatedCluster::new(Some(stored("u", 100, 1, json!({"state": "Idle"}))))
 }

@@ -14,10 +14,10 @@ async fn what_the_cluster_refuses_to_this_server_is_a_fault_of_the_install_and_a
         (504, 503, "unavailable"),
     ];
     join_all(answers.map(async |(code, status, word)| {
-        let world = world();
-        let server = Server::start(&world).await;
+        let cluster = cluster();
+        let server = Server::start(&cluster).await;
         let view: ShadowView = server.get("/v1/nodes/a/shadow", "agent-a").await.json().await.unwrap();
-        *world.outage.lock().unwrap() = Some(code);
+        *cluster.outage.lock().unwrap() = Some(code);
         for answer in [
             server.get("/v1/nodes/a/shadow?fresh=true", "agent-a").await,
             // Newer than the copy, so the server reads live.
@@ -39,9 +39,9 @@ async fn what_the_cluster_refuses_to_this_server_is_a_fault_of_the_install_and_a
 
 #[tokio::test]
 async fn a_shadow_that_this_version_cannot_read_is_a_fault_of_the_server_and_not_absent() {
-    let world = world();
-    let server = Server::start(&world).await;
-    world.change(|object| object.as_mut().unwrap()["spec"] = json!({"attempt": "many"}));
+    let cluster = cluster();
+    let server = Server::start(&cluster).await;
+    cluster.change(|object| object.as_mut().unwrap()["spec"] = json!({"attempt": "many"}));
     let fresh = server.get("/v1/nodes/a/shadow?fresh=true", "agent-a").await;
     assert_eq!(problem(fresh).await, (500, "internal".into()));
     let deadline = Instant::now() + DEADLINE;
@@ -58,24 +58,24 @@ async fn a_shadow_that_this_version_cannot_read_is_a_fault_of_the_server_and_not
 #[tokio::test]
 async fn a_watch_that_breaks_ends_no_stream_and_what_changed_meanwhile_is_sent() {
     join_all([Fault::Refused, Fault::Gone, Fault::Reset, Fault::CutOff].map(async |fault| {
-        let world = world();
-        let server = Server::start(&world).await;
+        let cluster = cluster();
+        let server = Server::start(&cluster).await;
         let mut lines = Lines::open(&server, "agent-a").await;
         assert_eq!(lines.shadow().await.metadata.generation, 1);
         let metric = "brupop_apiserver_shadow_watch_errors_total";
         assert!(server.plain("/metrics").await.1.contains(&format!("\n{metric} 0\n")), "{fault:?}");
 
-        world.faults.send_modify(|faults| faults.push_back(fault));
-        world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
+        cluster.faults.send_modify(|faults| faults.push_back(fault));
+        cluster.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
         assert_eq!(lines.shadow().await.metadata.generation, 2, "{fault:?}");
         let (_, metrics) = server.plain("/metrics").await;
         // An unterminated line counts as an ordinary end of the watch.
         let errors = u8::from(!matches!(fault, Fault::CutOff));
         assert!(metrics.contains(&format!("\n{metric} {errors}\n")), "{fault:?}: {metrics}");
         let lists = if matches!(fault, Fault::Gone) { 2 } else { 1 };
-        assert_eq!(world.count("GET bottlerocketshadows"), lists, "{fault:?}");
+        assert_eq!(cluster.count("GET bottlerocketshadows"), lists, "{fault:?}");
 
-        world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(3));
+        cluster.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(3));
         assert_eq!(lines.shadow().await.metadata.generation, 3, "{fault:?}: the watch is there again");
         server.stop().await;
     }))
@@ -84,8 +84,8 @@ async fn a_watch_that_breaks_ends_no_stream_and_what_changed_meanwhile_is_sent()
 
 #[tokio::test]
 async fn many_streams_cost_the_cluster_one_watch() {
-    let world = world();
-    let server = Server::start(&world).await;
+    let cluster = cluster();
+    let server = Server::start(&cluster).await;
     let mut streams = Vec::new();
     for _ in 0..2 {
         streams.push(Lines::open(&server, "agent-a").await);
@@ -94,19 +94,19 @@ async fn many_streams_cost_the_cluster_one_watch() {
     assert_eq!(neighbour.next().await, Some(WatchLine::Absent));
     for generation in [1, 2, 3] {
         if generation > 1 {
-            world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(generation));
+            cluster.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(generation));
         }
         for lines in &mut streams {
             assert_eq!(lines.shadow().await.metadata.generation, generation);
         }
         // Each event here ends its watch.
         let (watches, deadline) = (usize::try_from(generation).unwrap(), Instant::now() + DEADLINE);
-        while world.count("GET bottlerocketshadows watch") < watches {
-            assert!(Instant::now() < deadline, "no one watches");
+        while cluster.count("GET bottlerocketshadows watch") < watches {
+            assert!(Instant::now() < deadline, "there is no watch");
             sleep(Duration::from_millis(20)).await;
         }
-        assert_eq!(world.count("GET bottlerocketshadows watch"), watches);
+        assert_eq!(cluster.count("GET bottlerocketshadows watch"), watches);
     }
-    assert_eq!(world.count("GET bottlerocketshadows"), 1, "and one list");
+    assert_eq!(cluster.count("GET bottlerocketshadows"), 1, "and one list");
     server.stop().await;
 }

@@ -66,8 +66,8 @@ impl Wire {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_not_let_in_is_answered_once_on_a_connection_and_an_agent_as_often_as_it_asks() {
-    let server = Server::start(&world()).await;
+async fn an_unauthenticated_client_is_answered_once_on_a_connection_and_an_agent_each_time() {
+    let server = Server::start(&cluster()).await;
     for (line, token, status) in [
         ("GET /v1/nodes/a/shadow", "garbage", 401),
         ("GET /v1/nodes/a/shadow", "agent-b", 403),
@@ -92,10 +92,9 @@ async fn who_is_not_let_in_is_answered_once_on_a_connection_and_an_agent_as_ofte
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_on_which_no_one_is_let_in_ends_whatever_is_sent_and_an_agents_stays() {
-    let world = world();
-    let patience = Patience { unauthenticated: Duration::from_secs(2), ..Patience::USUAL };
-    let server = Server::patient(&world, patience).await.started().await;
+async fn a_connection_without_an_agent_ends_whatever_is_sent_and_an_agents_stays() {
+    let cluster = cluster();
+    let server = Server::limited(&cluster, Limits { unauthenticated: Duration::from_secs(2), ..limits() }).await;
     let mut lines = Lines::open(&server, "agent-a").await;
     lines.shadow().await;
     let mut agent = Wire::open(&server);
@@ -111,15 +110,14 @@ async fn a_connection_on_which_no_one_is_let_in_ends_whatever_is_sent_and_an_age
     other.until_closed();
 
     assert_eq!(agent.answered("GET /v1/nodes/a/shadow", "agent-a"), 200);
-    world.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
+    cluster.change(|object| object.as_mut().unwrap()["metadata"]["generation"] = json!(2));
     assert_eq!(lines.shadow().await.metadata.generation, 2);
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_report_whose_body_does_not_come_is_given_up() {
-    let patience = Patience { body: Duration::from_millis(100), ..Patience::USUAL };
-    let server = Server::patient(&world(), patience).await.started().await;
+async fn a_report_whose_body_does_not_come_is_refused() {
+    let server = Server::limited(&cluster(), Limits { body: Duration::from_millis(100), ..limits() }).await;
     let mut wire = Wire::open(&server);
     wire.say(
         "PUT /v1/nodes/a/shadow/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer agent-a\r\n\

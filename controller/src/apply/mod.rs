@@ -13,6 +13,8 @@ mod tests;
 
 use std::time::Duration;
 
+use models::backoff::exponential;
+
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Api, ListParams};
 use models::names;
@@ -200,7 +202,7 @@ impl Applier {
         K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
         let only = ListParams::default().fields(&format!("metadata.name={name}"));
-        let mut pause = READ_PAUSE;
+        let mut failures = 0;
         while self.leadership.check().is_ok() {
             match api.list(&only).await {
                 Ok(found) => return found.items.iter().for_each(take),
@@ -211,8 +213,8 @@ impl Applier {
                 }
                 Err(_) => {}
             }
-            tokio::time::sleep(pause).await;
-            pause = (2 * pause).min(LONGEST_READ_PAUSE);
+            tokio::time::sleep(exponential(READ_PAUSE, LONGEST_READ_PAUSE, failures)).await;
+            failures += 1;
         }
     }
 
@@ -316,10 +318,7 @@ fn is_unknown(error: &kube::Error) -> bool {
 /// Returns the pause for a node after a failed action: short after a conflict, which the next check resolves, longer
 /// with each further failure.
 pub fn pause(error: &ApplyError, failures: u32) -> Duration {
-    let base = match error {
-        ApplyError::Changed(_) => Duration::from_millis(50),
-        _ if error.code() == Some(409) => Duration::from_millis(50),
-        _ => Duration::from_millis(500),
-    };
-    base.saturating_mul(1 << failures.min(6)).min(Duration::from_secs(30))
+    let conflict = matches!(error, ApplyError::Changed(_)) || error.code() == Some(409);
+    let (base, cap) = if conflict { (50, 3_200) } else { (500, 30_000) };
+    exponential(Duration::from_millis(base), Duration::from_millis(cap), failures)
 }

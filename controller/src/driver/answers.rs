@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use planner::view::{Blocked, ClusterView, LeaseLooks, Refused, newer};
+use models::backoff::exponential;
+use models::resource_version::newer;
+use models::time::{after, between};
+use planner::view::{Blocked, ClusterView, LeaseLooks, Refused};
 use planner::wait::Wait;
 use tokio::time::Instant;
 
@@ -35,18 +38,17 @@ impl Driver {
         let generation = view.operator.as_ref().map(|operator| operator.generation);
         for (name, wait) in refused {
             let last = &mut self.memory.entry(name).or_default().refused;
-            let pause = match last {
+            let failures = match last {
                 // The node is watched, since there are slots enough.
                 Some(last) if last.what.again_at > now && last.generation == generation => {
                     last.what.wait = wait;
                     continue;
                 }
-                Some(last) => last.pause.saturating_mul(2).min(LONGEST_PAUSE),
-                None => FIRST_PAUSE,
+                Some(last) => last.failures.saturating_add(1),
+                None => 0,
             };
-            let again_at = jiff::SignedDuration::try_from(pause).ok().and_then(|p| now.checked_add(p).ok());
-            let what = Refused { wait, again_at: again_at.unwrap_or(now) };
-            *last = Some(RefusedLook { what, pause, generation });
+            let what = Refused { wait, again_at: after(now, exponential(FIRST_PAUSE, LONGEST_PAUSE, failures)) };
+            *last = Some(RefusedLook { what, failures, generation });
         }
     }
 
@@ -77,9 +79,8 @@ impl Driver {
         }
         let alike = memory.blocked.get(&evicted.uid).filter(|old| old.accepted == accepted);
         let since = alike.map_or(sent.what.since, |old| old.since);
-        let refused = Duration::try_from(now.duration_since(since)).unwrap_or_default();
-        let retry = if accepted { retry } else { pause(retry, refused) };
-        let retry_at = jiff::SignedDuration::try_from(retry).ok().and_then(|s| now.checked_add(s).ok()).unwrap_or(now);
+        let retry = if accepted { retry } else { pause(retry, between(since, now)) };
+        let retry_at = after(now, retry);
         let (message, deleted) = (evicted.message, sent.what.deletes);
         let answer = Blocked { budget, message, since, retry_at, fatal, accepted, deleted };
         memory.blocked.insert(evicted.uid, answer);

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use planner::view::{Blocked, InFlight, LeaseLooks, OwnerHealth, PodFacts, Refused};
@@ -49,8 +48,8 @@ pub(super) struct Memory {
 /// The last check of a staged node that ruled out a drain.
 pub(super) struct RefusedLook {
     pub(super) what: Refused,
-    /// The pause before the next check.
-    pub(super) pause: Duration,
+    /// The number of such checks in a row, without this one.
+    pub(super) failures: u32,
     /// The generation of the policy at the check.
     pub(super) generation: Option<i64>,
 }

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use models::resource_version::newer;
 use models::shadow::Step;
-use planner::view::{Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused, newer};
+use planner::view::{Blocked, BudgetFacts, ClusterView, NodeView, PodFacts, Refused};
 use planner::wait::Wait;
 use tokio::time::Instant;
 

@@ -2,6 +2,7 @@ use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use planner::plan::{Action, Evictions, Plan};
 use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
+use watches::Sink as _;
 
 use super::*;
 use crate::apply::ApplyError;
@@ -10,8 +11,8 @@ use crate::leader::Leadership;
 
 fn cache<P: planner::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
     let cache = Cache::new(changed.clone());
-    cache.take(Event::Init);
-    cache.take(Event::InitDone);
+    cache.take(0, Event::Init);
+    cache.take(0, Event::InitDone);
     cache
 }
 
@@ -99,7 +100,7 @@ async fn a_leader_that_hands_over_ends_its_work_and_one_that_is_stopped_meanwhil
 }
 
 fn take<P: planner::view::Projection>(cache: &Cache<P>, object: serde_json::Value) {
-    cache.take(Event::Apply(DeserializeGuard(Ok(serde_json::from_value(object).unwrap()))));
+    cache.take(0, Event::Apply(DeserializeGuard(Ok(serde_json::from_value(object).unwrap()))));
 }
 
 /// Takes in node `a` and its shadow with this step and this desired state.

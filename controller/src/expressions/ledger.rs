@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
+use models::time::signed;
 use tokio::time::Instant;
 
 use planner::policy::Prometheus;
@@ -149,10 +150,6 @@ impl Ledger {
     fn interval(&self) -> Duration {
         self.settings.as_ref().map_or(Duration::ZERO, |settings| settings.interval)
     }
-}
-
-fn signed(duration: Duration) -> SignedDuration {
-    SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
 }
 
 /// All kinds of answers.

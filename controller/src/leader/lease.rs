@@ -14,7 +14,6 @@ use kube::runtime::watcher;
 use tokio::sync::watch;
 
 use super::election::{Next, Observed, Parameters, Record, next};
-use crate::cache::retry_pause;
 
 /// Annotation on a Lease that was handed over: the node that was next, which the previous leader ran on.
 const HANDED_OVER_ANNOTATION: &str = "brupop.bottlerocket.aws/handed-over-for";
@@ -225,7 +224,7 @@ fn changes(api: Api<Lease>, name: &str) -> BoxStream<'static, Option<Lease>> {
     let own = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut failures = 0;
     let events = watcher(api, own).then(move |event| {
-        let pause = if event.is_err() { retry_pause(failures) } else { Duration::ZERO };
+        let pause = if event.is_err() { watches::retry_pause(failures) } else { Duration::ZERO };
         failures = if event.is_err() { failures.saturating_add(1) } else { 0 };
         async move {
             tokio::time::sleep(pause).await;

@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use models::time::between;
+
 use jiff::{SignedDuration, Timestamp};
 use models::operator::Counts;
 use models::reason::FailureReason;
@@ -376,7 +378,7 @@ impl Metrics {
             if let Some(was) = was {
                 // A soak that was restarted counts as one time under watch.
                 let began = was.watched_since.filter(|_| was.step == Step::Monitoring).unwrap_or(was.since);
-                let took = now.duration_since(began).as_secs_f64().max(0.0);
+                let took = between(began, now).as_secs_f64();
                 self.step_duration.with_label_values(&[was.step.as_str()]).observe(took);
                 if was.step == Step::Draining && step(is) == Some(Step::Rebooting) {
                     self.drain_duration.with_label_values(&ALONE).observe(took);

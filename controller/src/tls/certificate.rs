@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use models::pem;
 use rustls::RootCertStore;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier as _;
@@ -14,9 +15,6 @@ use rustls::sign::CertifiedKey;
 use sha2::{Digest, Sha256};
 
 use super::facts::{Authority, Id};
-
-const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
-const END: &str = "-----END CERTIFICATE-----";
 
 /// One certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,18 +47,10 @@ impl Certificate {
     /// Parses all of a text, and returns whether there is nothing else in it: a block that is no certificate, or other
     /// text.
     pub fn read_all(text: &str) -> (Vec<Self>, bool) {
-        let (mut found, mut clean, mut rest) = (Vec::new(), true, text);
-        while let Some(begin) = rest.find(BEGIN) {
-            clean &= rest[..begin].trim().is_empty();
-            let block = &rest[begin..];
-            let end = block.find(END).map_or(block.len(), |at| at + END.len());
-            match Self::read(&block[..end]) {
-                Some(certificate) => found.push(certificate),
-                None => clean = false,
-            }
-            rest = &block[end..];
-        }
-        (found, clean && rest.trim().is_empty())
+        let (blocks, clean) = pem::certificates(text);
+        let found: Vec<_> = blocks.iter().filter_map(|block| Self::read(block)).collect();
+        let clean = clean && found.len() == blocks.len();
+        (found, clean)
     }
 
     /// Returns the first one of a text.
@@ -152,12 +142,13 @@ mod tests {
         let ((_, one), (_, other)) = (made(), made());
         let text = bundle([&one, &other]);
         assert_eq!(Certificate::read_all(&text), (vec![one.clone(), other.clone()], true));
-        let broken = format!("{BEGIN}\n!!\n{END}");
+        let (begin, end) = (pem::BEGIN, pem::END);
+        let broken = format!("{begin}\n!!\n{end}");
         for text in [
             format!("{text}junk"),
             format!("# a comment\n{text}"),
             format!("{}\n{broken}\n{}", one.pem, other.pem),
-            format!("{text}{BEGIN}\nMIIB"),
+            format!("{text}{begin}\nMIIB"),
         ] {
             assert_eq!(Certificate::read_all(&text), (vec![one.clone(), other.clone()], false), "{text}");
         }

@@ -11,7 +11,9 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher;
+use models::backoff::exponential;
 use models::names;
+use models::time::between;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -160,7 +162,7 @@ impl Keeper {
         let mut last: Option<Seen> = None;
         // By the monotonic clock: a check that finds nothing costs nothing.
         let mut wake = Instant::now();
-        let mut retry = RETRY;
+        let mut failures = 0;
         loop {
             let due = wake <= Instant::now();
             if self.seen().is_some_and(|seen| due || last.as_ref() != Some(&seen)) {
@@ -169,11 +171,11 @@ impl Keeper {
                 last = kept.seen;
                 let mut pause = pause(now, kept.wake);
                 if self.complain(&kept.failed) {
-                    retry = RETRY;
+                    failures = 0;
                 }
                 if !kept.failed.is_empty() {
-                    pause = pause.clamp(RETRY, retry);
-                    retry = (2 * retry).min(LONGEST_RETRY);
+                    pause = pause.clamp(RETRY, exponential(RETRY, LONGEST_RETRY, failures));
+                    failures += 1;
                 } else if self.refused.is_some() {
                     // Only a check shows that a conflict is over.
                     pause = pause.min(LONGEST_RETRY);
@@ -291,7 +293,7 @@ impl Keeper {
     /// Returns whether a subject has been written too often within the time that rotations wait, which counts up to
     /// `longest`.
     fn written_often(&self, subject: Subject, longest: Duration, clock: Instant) -> bool {
-        let wait = Duration::try_from(self.config.trust_wait.signed()).unwrap_or_default();
+        let wait = self.config.trust_wait.0;
         let span = wait.max(SHORTEST_WHILE).min(longest);
         let first = self.written.get(&subject).filter(|times| times.len() >= IN_A_WHILE).and_then(VecDeque::front);
         first.is_some_and(|first| clock.saturating_duration_since(*first) < span)
@@ -435,8 +437,7 @@ impl Keeper {
 /// Returns the time from a check to the next one.
 fn pause(now: Timestamp, wake: Option<Timestamp>) -> Duration {
     // A timestamp has millisecond precision; waking a little late beats waking early and again.
-    let ahead =
-        |at: Timestamp| Duration::try_from(at.duration_since(now)).unwrap_or_default() + Duration::from_millis(2);
+    let ahead = |at: Timestamp| between(now, at) + Duration::from_millis(2);
     wake.map_or(LOOK, |at| ahead(at).min(LOOK))
 }
 

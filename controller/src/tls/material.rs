@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use models::time::{after, signed};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
@@ -48,10 +49,6 @@ pub enum MaterialError {
 fn date(at: Timestamp, ahead: SignedDuration) -> Result<time::OffsetDateTime, MaterialError> {
     let at = at.checked_add(ahead).map_err(|_| MaterialError::Date)?;
     time::OffsetDateTime::from_unix_timestamp(at.as_second()).map_err(|_| MaterialError::Date)
-}
-
-fn signed(span: Duration) -> SignedDuration {
-    SignedDuration::try_from(span).unwrap_or(SignedDuration::MAX)
 }
 
 fn params(
@@ -121,7 +118,7 @@ impl Issuing {
 
 /// Returns the time at which a certificate of the operator was issued.
 pub(super) fn issued(from: Timestamp) -> Timestamp {
-    from.checked_add(signed(BACKDATE)).unwrap_or(Timestamp::MAX)
+    after(from, BACKDATE)
 }
 
 /// A key that signs permits and statements of settings.

@@ -23,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use models::permit::PERMIT_LIFETIME;
+use models::time::{after, signed};
 
 use super::material::LEAF_LIFE;
 
@@ -45,17 +46,9 @@ struct Half {
     phase: Phase,
 }
 
-fn plus(at: Timestamp, span: SignedDuration) -> Timestamp {
-    at.checked_add(span).unwrap_or(Timestamp::MAX)
-}
-
-fn leaf_life() -> SignedDuration {
-    SignedDuration::try_from(LEAF_LIFE).unwrap_or(SignedDuration::MAX)
-}
-
 /// Returns the time after two thirds of a lifetime.
 pub(super) fn renewal(from: Timestamp, until: Timestamp) -> Timestamp {
-    plus(from, until.duration_since(from) / 3 * 2)
+    after(from, until.duration_since(from) / 3 * 2)
 }
 
 /// Decides. `wait` is the maximum time for a kubelet to have published contents.
@@ -93,7 +86,7 @@ impl Look<'_> {
     /// Returns the time when something that appeared at `since` has been there for a span, by both clocks.
     fn stands_for(&self, id: &Id, since: Timestamp, span: SignedDuration) -> Timestamp {
         let stood = self.stood.get(id).copied().unwrap_or_default();
-        plus(since, span).max(plus(self.now, span.saturating_sub(stood).max(SignedDuration::ZERO)))
+        after(since, span).max(after(self.now, span.saturating_sub(stood).max(SignedDuration::ZERO)))
     }
 
     /// Returns the time when it has been published for a span; `None`: it is not published.
@@ -116,7 +109,7 @@ impl Look<'_> {
     /// enough for a rotation to begin, since the one in use then stays in use.
     fn settled_at(&self, id: &Id) -> Option<Timestamp> {
         let there = self.published.authorities.contains(id) || self.published.keys.contains(id);
-        self.published.since.get(id).filter(|_| there).map(|since| plus(*since, self.wait))
+        self.published.since.get(id).filter(|_| there).map(|since| after(*since, self.wait))
     }
 
     /// Returns the time when every server has it.
@@ -151,7 +144,7 @@ impl Look<'_> {
                 let id = &kept.authority.id;
                 // A new leader does not publish again what the previous one removed.
                 let published = self.published.authorities.contains(id);
-                let taken = if published { self.taken_at(leaf) } else { plus(leaf.issued, self.wait) };
+                let taken = if published { self.taken_at(leaf) } else { after(leaf.issued, self.wait) };
                 leaf.issuer.as_ref() == Some(id) || self.now < taken
             })
     }
@@ -243,12 +236,12 @@ impl Look<'_> {
     /// lifetime from now at the longest.
     fn retire(&self, authorities: &Authorities) -> Authorities {
         let mut retired = authorities.clone();
-        retired.kept.extend(retired.before.take().map(|authority| self.retired(authority, leaf_life())));
+        retired.kept.extend(retired.before.take().map(|authority| self.retired(authority, signed(LEAF_LIFE))));
         retired
     }
 
     fn retired(&self, authority: Authority, span: SignedDuration) -> Kept {
-        let until = plus(self.now, span).min(authority.until);
+        let until = after(self.now, span).min(authority.until);
         Kept { authority, until: Some(until) }
     }
 
@@ -259,7 +252,7 @@ impl Look<'_> {
         if let Some(provided) = provided {
             // The operator's own authorities make room.
             for ours in [arranged.newest.take(), arranged.before.take()].into_iter().flatten() {
-                arranged.kept.push(self.retired(ours, leaf_life()));
+                arranged.kept.push(self.retired(ours, signed(LEAF_LIFE)));
             }
             let is_provided = |kept: &Kept| provided.iter().any(|authority| authority.id == kept.authority.id);
             for kept in &mut arranged.kept {
@@ -318,7 +311,7 @@ impl Look<'_> {
         }
         half.phase = Phase::Retiring;
         // Permits that the old one signed until a moment ago, perhaps by a previous leader, expire by themselves.
-        let life = SignedDuration::try_from(PERMIT_LIFETIME).unwrap_or(SignedDuration::MAX);
+        let life = signed(PERMIT_LIFETIME);
         if let Some(over) = self.published_for(newest, self.wait.saturating_add(self.wait.max(life))) {
             half.wakes.push(over);
             if over <= self.now && !statements.contains(before) {

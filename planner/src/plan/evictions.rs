@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
+use models::time::after;
 
 use super::Evictions;
 use crate::view::{BudgetFacts, ClusterView, InFlight, NodeView, PodFacts};
@@ -18,7 +19,7 @@ const COUNTS_FOR: SignedDuration = SignedDuration::from_secs(1);
 
 /// Returns the time from which a request under way holds no other one back.
 fn counts_until(sent: &InFlight) -> Timestamp {
-    sent.since.checked_add(COUNTS_FOR).unwrap_or(sent.since)
+    after(sent.since, COUNTS_FOR)
 }
 
 /// The budgets that count a pod, by namespace and name.
@@ -68,7 +69,7 @@ pub(super) fn hold_back(
     evictions.retain(|_, wanted| !wanted.pods.is_empty());
     let under_way = view.nodes.values().flat_map(|node| node.in_flight.values()).filter(counts);
     // Requests that are sent now end too, and each answer triggers a plan.
-    under_way.map(counts_until).chain([now.checked_add(COUNTS_FOR).unwrap_or(now)]).min().filter(|_| held_back)
+    under_way.map(counts_until).chain([after(now, COUNTS_FOR)]).min().filter(|_| held_back)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use models::operator::{Blackout, MaintenanceWindow, SchedulePolicy};
 use self::calendar::Calendar;
 use self::window::Window;
 use super::PolicyError;
+use models::time::after;
 
 /// The longest window. It is also the distance back over which an opening is searched.
 const LONGEST: SignedDuration = SignedDuration::from_hours(31 * 24);
@@ -133,7 +134,7 @@ impl Schedule {
 
     /// Returns the first moment from this one on at which nodes may start.
     fn opens(&self, from: Timestamp) -> Option<Timestamp> {
-        let limit = from.checked_add(HORIZON).unwrap_or(Timestamp::MAX);
+        let limit = after(from, HORIZON);
         let mut at = from;
         // Each round leaves a blackout, a closed time or the rest of a window behind. Their number is finite: a window
         // that no blackout cuts is longer than `stop_before`.
@@ -188,7 +189,7 @@ impl Schedule {
 }
 
 fn far(now: Timestamp) -> Timestamp {
-    now.checked_add(FORESIGHT).unwrap_or(Timestamp::MAX)
+    after(now, FORESIGHT)
 }
 
 fn read_window(path: &str, window: &MaintenanceWindow, errors: &mut Vec<PolicyError>) -> Option<Window> {

@@ -11,6 +11,7 @@ use models::names;
 use models::operator::BottlerocketUpdateOperator;
 use models::plain::{cut, plain};
 use models::shadow::{BottlerocketShadow, BottlerocketShadowStatus};
+use models::time::after;
 
 use crate::annotations::{Place, misunderstood};
 use crate::claims;
@@ -215,7 +216,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
 /// before the next one.
 fn restarted_at(container: &ContainerStatus) -> Option<Timestamp> {
     let ended = container.last_state.as_ref()?.terminated.as_ref()?.finished_at.as_ref()?.0;
-    (container.restart_count > 0).then(|| ended.checked_add(SignedDuration::from_secs(1)).unwrap_or(ended))
+    (container.restart_count > 0).then(|| after(ended, SignedDuration::from_secs(1)))
 }
 
 /// Returns the reason why a pod is not Ready: the state of the first container that is neither ready nor done, else the

@@ -19,7 +19,7 @@ use crate::claims::{Part, Parts};
 use crate::wait::Wait;
 
 pub use pods::{BudgetFacts, Compared, DaemonSetIs, OwnerHealth, PodFacts};
-pub use projection::{Projection, newer};
+pub use projection::Projection;
 pub use standing::Standings;
 
 /// A Node, as far as decisions about updates go.

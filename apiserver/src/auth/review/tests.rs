@@ -27,14 +27,14 @@ fn good() -> (u16, Value) {
 }
 
 /// A reviewer, and its cluster with the currently published keys.
-struct World {
+struct SimulatedCluster {
     reviewer: Reviewer,
     fake: Fake,
     published: Arc<Mutex<Value>>,
     issuer: Issuer,
 }
 
-impl World {
+impl SimulatedCluster {
     fn new(reviews: impl Fn() -> (u16, Value) + Send + 'static) -> Self {
         let issuer = Issuer::new("k");
         let published = Arc::new(Mutex::new(json!({"keys": [issuer.jwk()]})));
@@ -55,8 +55,8 @@ impl World {
         if let Some(bearer) = self.reviewer.remembered(token) {
             return Ok(bearer);
         }
-        let standing = self.reviewer.check(token).await?;
-        self.reviewer.review(token, &standing).await
+        let evidence = self.reviewer.check(token).await?;
+        self.reviewer.review(token, &evidence).await
     }
 
     fn token(&self, name: &str, expires: i64) -> Token {
@@ -75,7 +75,7 @@ impl World {
         self.asked("/tokenreviews").len()
     }
 
-    fn looks(&self) -> usize {
+    fn fetches(&self) -> usize {
         self.asked("/jwks").len()
     }
 }
@@ -90,15 +90,15 @@ async fn the_review_asks_for_our_audience_and_believes_only_an_answer_that_names
         (Value::Null, false),
     ] {
         let reply = answer(true, audiences.clone());
-        let world = World::new(move || (201, reply.clone()));
-        let token = world.token("a", NOW + 600);
-        let result = world.judge(&token).await;
+        let cluster = SimulatedCluster::new(move || (201, reply.clone()));
+        let token = cluster.token("a", NOW + 600);
+        let result = cluster.judge(&token).await;
         if good {
             assert_eq!(result.unwrap().node_name.as_deref(), Some("a"));
         } else {
             assert!(matches!(result, Err(ReviewError::Refused(Refusal::WrongAudience))), "{audiences}");
         }
-        let asked = world.asked("/apis/authentication.k8s.io/v1/tokenreviews");
+        let asked = cluster.asked("/apis/authentication.k8s.io/v1/tokenreviews");
         assert_eq!(asked[0].body["spec"]["audiences"], json!(["brupop-apiserver"]));
         assert_eq!(asked[0].body["spec"]["token"], token.expose());
     }
@@ -106,7 +106,7 @@ async fn the_review_asks_for_our_audience_and_believes_only_an_answer_that_names
 
 #[tokio::test]
 async fn what_the_cluster_did_not_sign_never_reaches_it_and_fills_no_memory() {
-    let world = World::new(good);
+    let cluster = SimulatedCluster::new(good);
     let forger = Issuer::new("k");
     let mut invented = claims("a", NOW + 600);
     invented["iss"] = json!("https://elsewhere");
@@ -116,147 +116,147 @@ async fn what_the_cluster_did_not_sign_never_reaches_it_and_fills_no_memory() {
         (of(Issuer::new("new").sign(&invented)), Refusal::UnknownKey),
         (of(forger.sign(&claims("a", NOW + 600))), Refusal::Forged),
         (of(Issuer::new("new").sign(&claims("a", NOW + 600))), Refusal::UnknownKey),
-        (world.token("a", NOW - 600), Refusal::Expired),
+        (cluster.token("a", NOW - 600), Refusal::Expired),
     ];
     for (token, refusal) in &bad {
         for _ in 0..3 {
-            let result = world.judge(token).await;
+            let result = cluster.judge(token).await;
             assert!(matches!(result, Err(ReviewError::Refused(r)) if r == *refusal), "{refusal:?}: {result:?}");
         }
     }
-    assert_eq!(world.reviews(), 0);
-    assert_eq!(world.looks(), 1, "unauthenticated clients do not make the server ask for keys");
-    assert!(world.reviewer.signed.slots().is_empty() && world.reviewer.unchecked.slots().is_empty());
+    assert_eq!(cluster.reviews(), 0);
+    assert_eq!(cluster.fetches(), 1, "unauthenticated clients do not make the server ask for keys");
+    assert!(cluster.reviewer.signed.slots().is_empty() && cluster.reviewer.unchecked.slots().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_new_key_of_the_cluster_is_found_when_its_first_token_comes() {
-    let world = World::new(good);
-    world.judge(&world.token("a", NOW + 600)).await.unwrap();
+    let cluster = SimulatedCluster::new(good);
+    cluster.judge(&cluster.token("a", NOW + 600)).await.unwrap();
     let new = Issuer::new("new");
     let token = of(new.sign(&claims("b", NOW + 600)));
-    assert!(world.judge(&token).await.is_err(), "it is not published yet");
-    world.publish(json!({"keys": [world.issuer.jwk(), new.jwk()]}));
-    assert!(world.judge(&token).await.is_err(), "it was looked for a moment ago");
+    assert!(cluster.judge(&token).await.is_err(), "it is not published yet");
+    cluster.publish(json!({"keys": [cluster.issuer.jwk(), new.jwk()]}));
+    assert!(cluster.judge(&token).await.is_err(), "it was searched for a moment ago");
     tokio::time::advance(Duration::from_secs(10)).await;
-    world.judge(&token).await.unwrap();
-    world.judge(&world.token("c", NOW + 600)).await.unwrap();
-    assert_eq!(world.looks(), 2);
+    cluster.judge(&token).await.unwrap();
+    cluster.judge(&cluster.token("c", NOW + 600)).await.unwrap();
+    assert_eq!(cluster.fetches(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_keys_the_review_alone_decides() {
-    let world = World::new(good);
-    world.publish(Value::Null);
-    world.judge(&of("opaque".into())).await.unwrap();
-    world.judge(&world.token("a", NOW + 600)).await.unwrap();
-    assert_eq!((world.reviews(), world.looks()), (2, 1));
-    world.publish(json!({"keys": [world.issuer.jwk()]}));
+    let cluster = SimulatedCluster::new(good);
+    cluster.publish(Value::Null);
+    cluster.judge(&of("opaque".into())).await.unwrap();
+    cluster.judge(&cluster.token("a", NOW + 600)).await.unwrap();
+    assert_eq!((cluster.reviews(), cluster.fetches()), (2, 1));
+    cluster.publish(json!({"keys": [cluster.issuer.jwk()]}));
     tokio::time::advance(Duration::from_secs(10)).await;
-    let result = world.judge(&of("another".into())).await;
+    let result = cluster.judge(&of("another".into())).await;
     assert!(matches!(result, Err(ReviewError::Refused(Refusal::MalformedToken))), "now there are keys");
-    assert_eq!((world.reviews(), world.looks()), (2, 2));
+    assert_eq!((cluster.reviews(), cluster.fetches()), (2, 2));
 }
 
 #[tokio::test(start_paused = true)]
 async fn keys_that_were_read_stay_when_they_cannot_be_read_again() {
-    let world = World::new(good);
-    world.judge(&world.token("a", NOW + 600)).await.unwrap();
-    world.publish(Value::Null);
+    let cluster = SimulatedCluster::new(good);
+    cluster.judge(&cluster.token("a", NOW + 600)).await.unwrap();
+    cluster.publish(Value::Null);
     tokio::time::advance(Duration::from_secs(10)).await;
     let unknown = of(Issuer::new("new").sign(&claims("b", NOW + 600)));
-    assert!(matches!(world.judge(&unknown).await, Err(ReviewError::NoKeys)), "no one can tell that it is bad");
-    assert!(matches!(world.judge(&unknown).await, Err(ReviewError::NoKeys)), "nor a moment later");
-    assert_eq!(world.looks(), 2);
-    world.judge(&world.token("c", NOW + 600)).await.unwrap();
+    assert!(matches!(cluster.judge(&unknown).await, Err(ReviewError::NoKeys)), "nothing shows that it is invalid");
+    assert!(matches!(cluster.judge(&unknown).await, Err(ReviewError::NoKeys)), "nor a moment later");
+    assert_eq!(cluster.fetches(), 2);
+    cluster.judge(&cluster.token("c", NOW + 600)).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_good_token_is_reviewed_once_in_five_seconds_and_by_one_of_many_at_a_time() {
-    let world = World::new(good);
-    let token = world.token("a", NOW + 600);
-    assert!(world.reviewer.remembered(&token).is_none());
-    let (a, b, c) = tokio::join!(world.judge(&token), world.judge(&token), world.judge(&token));
+    let cluster = SimulatedCluster::new(good);
+    let token = cluster.token("a", NOW + 600);
+    assert!(cluster.reviewer.remembered(&token).is_none());
+    let (a, b, c) = tokio::join!(cluster.judge(&token), cluster.judge(&token), cluster.judge(&token));
     assert!(a.is_ok() && b.is_ok() && c.is_ok());
-    assert_eq!(world.reviews(), 1);
-    assert!(world.reviewer.remembered(&token).is_some());
-    tokio::time::advance(GOOD_FOR + Duration::from_millis(1)).await;
-    assert!(world.reviewer.remembered(&token).is_none());
-    world.judge(&token).await.unwrap();
-    assert_eq!(world.reviews(), 2);
+    assert_eq!(cluster.reviews(), 1);
+    assert!(cluster.reviewer.remembered(&token).is_some());
+    tokio::time::advance(VALID_FOR + Duration::from_millis(1)).await;
+    assert!(cluster.reviewer.remembered(&token).is_none());
+    cluster.judge(&token).await.unwrap();
+    assert_eq!(cluster.reviews(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_bad_token_is_forgotten_after_a_second() {
-    let world = World::new(|| (201, json!({"spec": {}, "status": {"error": "no"}})));
-    let token = world.token("a", NOW + 600);
+    let cluster = SimulatedCluster::new(|| (201, json!({"spec": {}, "status": {"error": "no"}})));
+    let token = cluster.token("a", NOW + 600);
     for _ in 0..3 {
-        let result = world.judge(&token).await;
+        let result = cluster.judge(&token).await;
         assert!(matches!(result, Err(ReviewError::Refused(Refusal::NotAuthenticated))));
     }
-    assert_eq!(world.reviews(), 1);
-    assert!(world.reviewer.remembered(&token).is_none(), "what is known to be bad is not good");
-    tokio::time::advance(BAD_FOR + Duration::from_millis(1)).await;
-    assert!(world.judge(&token).await.is_err());
-    assert_eq!(world.reviews(), 2);
+    assert_eq!(cluster.reviews(), 1);
+    assert!(cluster.reviewer.remembered(&token).is_none(), "what is known to be bad is not good");
+    tokio::time::advance(INVALID_FOR + Duration::from_millis(1)).await;
+    assert!(cluster.judge(&token).await.is_err());
+    assert_eq!(cluster.reviews(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_that_anybody_can_write_take_no_turn_and_no_memory_of_those_that_the_cluster_signed() {
-    let world = World::new(good);
-    world.publish(Value::Null);
-    world.judge(&of("a".into())).await.unwrap();
-    assert_eq!((world.reviewer.signed.slots().len(), world.reviewer.unchecked.slots().len()), (0, 1));
-    let turns = world.reviewer.unchecked.permits.acquire_many(8).await.unwrap();
-    assert!(matches!(world.judge(&of("b".into())).await, Err(ReviewError::Busy)));
-    let signed = Standing::Signed { node: None };
-    world.reviewer.review(&world.token("c", NOW + 600), &signed).await.unwrap();
-    drop(turns);
-    world.judge(&of("b".into())).await.unwrap();
+async fn unsigned_tokens_take_no_permit_and_no_memory_of_signed_ones() {
+    let cluster = SimulatedCluster::new(good);
+    cluster.publish(Value::Null);
+    cluster.judge(&of("a".into())).await.unwrap();
+    assert_eq!((cluster.reviewer.signed.slots().len(), cluster.reviewer.unchecked.slots().len()), (0, 1));
+    let permits = cluster.reviewer.unchecked.permits.acquire_many(8).await.unwrap();
+    assert!(matches!(cluster.judge(&of("b".into())).await, Err(ReviewError::Busy)));
+    let signed = Evidence::Signed { node: None };
+    cluster.reviewer.review(&cluster.token("c", NOW + 600), &signed).await.unwrap();
+    drop(permits);
+    cluster.judge(&of("b".into())).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn so_many_tokens_are_remembered_and_those_above_are_judged_again_until_others_are_forgotten() {
-    let world = World::new(good);
-    let (early, late) = (world.token("early", NOW + 600), world.token("late", NOW + 600));
-    world.judge(&early).await.unwrap();
-    let lane = &world.reviewer.signed;
+    let cluster = SimulatedCluster::new(good);
+    let (early, late) = (cluster.token("early", NOW + 600), cluster.token("late", NOW + 600));
+    cluster.judge(&early).await.unwrap();
+    let lane = &cluster.reviewer.signed;
     let asked_for = lane.slot(of("asked for".into()).digest());
     let asking = asked_for.lock().await;
     for number in 2..10_000 {
         let slot = lane.slot(of(number.to_string()).digest());
-        let (verdict, until) = (Err(Refusal::NotAuthenticated), Instant::now() + BAD_FOR);
+        let (verdict, until) = (Err(Refusal::NotAuthenticated), Instant::now() + INVALID_FOR);
         *slot.try_lock().unwrap() = Some(Remembered { verdict, until });
     }
     assert_eq!(lane.slots().len(), 10_000);
     for reviews in [2, 3] {
-        world.judge(&late).await.unwrap();
-        assert_eq!((world.reviews(), lane.slots().len()), (reviews, 10_000));
+        cluster.judge(&late).await.unwrap();
+        assert_eq!((cluster.reviews(), lane.slots().len()), (reviews, 10_000));
     }
-    assert!(world.reviewer.remembered(&early).is_some(), "nothing that counts makes room");
+    assert!(cluster.reviewer.remembered(&early).is_some(), "nothing that counts makes room");
 
-    tokio::time::advance(BAD_FOR + Duration::from_millis(1)).await;
-    world.judge(&late).await.unwrap();
-    assert!(world.reviewer.remembered(&late).is_some() && world.reviewer.remembered(&early).is_some());
+    tokio::time::advance(INVALID_FOR + Duration::from_millis(1)).await;
+    cluster.judge(&late).await.unwrap();
+    assert!(cluster.reviewer.remembered(&late).is_some() && cluster.reviewer.remembered(&early).is_some());
     assert_eq!(lane.slots().len(), 3, "what is asked for right now stays too");
     assert!(Arc::ptr_eq(&lane.slot(of("asked for".into()).digest()), &asked_for));
     drop(asking);
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_many_tokens_so_many_are_asked_about_at_a_time_and_the_others_are_told_to_come_again() {
+async fn few_tokens_are_reviewed_at_a_time_and_the_others_have_to_retry() {
     let (service, mut slow) = mock::pair::<http::Request<Body>, http::Response<Body>>();
     let cluster = Cluster::new(kube::Client::new(service, "default"), "brupop-system".into(), Metrics::new().unwrap());
     let reviewer = Arc::new(Reviewer::new(cluster, wanted(), Metrics::new().unwrap(), now));
     let review = |number: usize| {
         let reviewer = Arc::clone(&reviewer);
-        let standing = Standing::Signed { node: None };
-        tokio::spawn(async move { reviewer.review(&of(number.to_string()), &standing).await })
+        let evidence = Evidence::Signed { node: None };
+        tokio::spawn(async move { reviewer.review(&of(number.to_string()), &evidence).await })
     };
     let judged: Vec<_> = (0..40).map(review).collect();
     let mut asked = Vec::new();
     // No request gets an answer, for longer than any waits for a review.
-    while let Ok(Some((_, reply))) = timeout(TURN + Duration::from_secs(1), slow.next_request()).await {
+    while let Ok(Some((_, reply))) = timeout(WAIT_LIMIT + Duration::from_secs(1), slow.next_request()).await {
         asked.push(reply);
     }
     assert_eq!(asked.len(), 32);
@@ -277,61 +277,61 @@ async fn of_many_tokens_so_many_are_asked_about_at_a_time_and_the_others_are_tol
 
 #[tokio::test(start_paused = true)]
 async fn keys_that_do_not_come_hold_no_token_up_for_long() {
-    let world = World::new(good);
-    world.judge(&world.token("a", NOW + 600)).await.unwrap();
-    let looking = world.reviewer.keys.looking().await;
+    let cluster = SimulatedCluster::new(good);
+    cluster.judge(&cluster.token("a", NOW + 600)).await.unwrap();
+    let fetching = cluster.reviewer.keys.fetching().await;
     let began = Instant::now();
     let unknown = of(Issuer::new("new").sign(&claims("b", NOW + 600)));
-    let (first, second) = tokio::join!(world.judge(&unknown), world.judge(&unknown));
+    let (first, second) = tokio::join!(cluster.judge(&unknown), cluster.judge(&unknown));
     assert!(first.is_err() && second.is_err());
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
-    drop(looking);
+    drop(fetching);
 }
 
 #[tokio::test]
 async fn two_tokens_share_nothing() {
-    let world = World::new(good);
-    world.judge(&world.token("a", NOW + 600)).await.unwrap();
-    world.judge(&world.token("b", NOW + 600)).await.unwrap();
-    assert_eq!(world.reviews(), 2);
+    let cluster = SimulatedCluster::new(good);
+    cluster.judge(&cluster.token("a", NOW + 600)).await.unwrap();
+    cluster.judge(&cluster.token("b", NOW + 600)).await.unwrap();
+    assert_eq!(cluster.reviews(), 2);
 }
 
 #[tokio::test]
 async fn a_token_past_its_expiry_is_never_answered_from_memory() {
-    let world = World::new(good);
+    let cluster = SimulatedCluster::new(good);
     // This server's clock may be ahead of the cluster's, so the token is reviewed.
-    let token = world.token("a", NOW - 1);
-    world.judge(&token).await.unwrap();
-    world.judge(&token).await.unwrap();
-    assert_eq!(world.reviews(), 2);
+    let token = cluster.token("a", NOW - 1);
+    cluster.judge(&token).await.unwrap();
+    cluster.judge(&token).await.unwrap();
+    assert_eq!(cluster.reviews(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_clock_that_is_set_forward_past_a_tokens_expiry_ends_what_is_remembered_of_it() {
     static CLOCK: AtomicI64 = AtomicI64::new(NOW);
-    let mut world = World::new(good);
-    world.reviewer.now = || Timestamp::from_second(CLOCK.load(Ordering::Relaxed)).unwrap();
-    let token = world.token("a", NOW + 20);
-    world.judge(&token).await.unwrap();
-    assert!(world.reviewer.remembered(&token).is_some());
+    let mut cluster = SimulatedCluster::new(good);
+    cluster.reviewer.now = || Timestamp::from_second(CLOCK.load(Ordering::Relaxed)).unwrap();
+    let token = cluster.token("a", NOW + 20);
+    cluster.judge(&token).await.unwrap();
+    assert!(cluster.reviewer.remembered(&token).is_some());
     CLOCK.store(NOW + 20, Ordering::Relaxed);
-    assert!(world.reviewer.remembered(&token).is_none());
+    assert!(cluster.reviewer.remembered(&token).is_none());
 }
 
 #[tokio::test]
 async fn an_api_server_in_trouble_makes_no_token_bad() {
-    let world = World::new(|| failure(500, "InternalError"));
-    let token = world.token("a", NOW + 600);
-    assert!(matches!(world.judge(&token).await, Err(ReviewError::Unavailable(_))));
-    assert!(matches!(world.judge(&token).await, Err(ReviewError::Unavailable(_))));
-    assert_eq!(world.reviews(), 2);
+    let cluster = SimulatedCluster::new(|| failure(500, "InternalError"));
+    let token = cluster.token("a", NOW + 600);
+    assert!(matches!(cluster.judge(&token).await, Err(ReviewError::Unavailable(_))));
+    assert!(matches!(cluster.judge(&token).await, Err(ReviewError::Unavailable(_))));
+    assert_eq!(cluster.reviews(), 2);
 }
 
 #[test]
 fn a_good_token_is_remembered_no_longer_than_it_lives() {
     let at = |seconds: i64| Timestamp::from_second(NOW + seconds).unwrap();
-    assert_eq!(good_for(Some(at(600)), now()), GOOD_FOR);
-    assert_eq!(good_for(Some(at(2)), now()), Duration::from_secs(2));
-    assert_eq!(good_for(Some(at(-2)), now()), Duration::ZERO);
-    assert_eq!(good_for(None, now()), GOOD_FOR);
+    assert_eq!(valid_for(Some(at(600)), now()), VALID_FOR);
+    assert_eq!(valid_for(Some(at(2)), now()), Duration::from_secs(2));
+    assert_eq!(valid_for(Some(at(-2)), now()), Duration::ZERO);
+    assert_eq!(valid_for(None, now()), VALID_FOR);
 }

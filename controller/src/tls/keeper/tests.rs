@@ -7,6 +7,7 @@ use http::{Request, Response};
 use kube::client::Body;
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
+use watches::Sink as _;
 
 use super::*;
 
@@ -73,8 +74,8 @@ impl Server {
 }
 
 fn list<P: planner::view::Projection>(cache: &Cache<P>) {
-    cache.take(Event::Init);
-    cache.take(Event::InitDone);
+    cache.take(0, Event::Init);
+    cache.take(0, Event::InitDone);
 }
 
 fn empty<P: planner::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {

@@ -18,6 +18,7 @@ use models::shadow::{
     Armed, ArmedPhase, BLOCKED, BottlerocketShadowSpec, ControllerStatus, DrainStatus, HEALTHY, HOST_REACHABLE,
     HostPolicy, HostState, Progress, Step,
 };
+pub(in crate::plan) use models::time::after;
 
 use crate::drain;
 use crate::drain::Sorted;
@@ -44,10 +45,6 @@ const UNHEALTHY_OWNERS: usize = 256;
 
 /// The number of pods of a drain that a shadow lists.
 pub const LISTED_PODS: usize = 1024;
-
-pub(in crate::plan) fn after(at: Timestamp, span: Duration) -> Timestamp {
-    jiff::SignedDuration::try_from(span).ok().and_then(|span| at.checked_add(span).ok()).unwrap_or(Timestamp::MAX)
-}
 
 /// The input of the rules for one node.
 pub(super) struct Case<'a> {

@@ -7,6 +7,7 @@
 use jiff::civil::DateTime;
 use jiff::tz::{Offset, TimeZone};
 use jiff::{SignedDuration, Timestamp};
+use models::time::after;
 
 use super::calendar::Calendar;
 
@@ -51,7 +52,7 @@ impl Window {
     /// same day.
     pub(super) fn open_until(&self, now: Timestamp) -> Option<Timestamp> {
         let earliest = now.checked_sub(self.duration).unwrap_or(Timestamp::MIN);
-        let close = |opening: Timestamp| opening.checked_add(self.duration).unwrap_or(Timestamp::MAX);
+        let close = |opening: Timestamp| after(opening, self.duration);
         let mut at = now;
         loop {
             let stretch = Stretch::around(&self.zone, at);

@@ -1,0 +1,127 @@
+//! Watches of the Kubernetes API that survive outages ([`run`]), and the merge of what they show with the answers to own
+//! calls ([`Known`]).
+
+mod known;
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{self, Event};
+use models::backoff::equal_jitter;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+pub use known::Known;
+
+/// Deadline for a page of a list.
+const LIST_LIMIT: Duration = Duration::from_secs(30);
+
+/// The first and the longest pause after a failure: a watch is back within seconds after an outage, however long that
+/// was.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
+
+/// Returns the pause after this many failures in a row. A part of it is random, so that not all watches of all
+/// processes come back at once.
+pub fn retry_pause(failures: u32) -> Duration {
+    equal_jitter(PAUSES.0, PAUSES.1, failures, rand::random())
+}
+
+/// A receiver of the events of a watch.
+pub trait Sink<K>: Sync {
+    /// Takes in an event. A list was begun when `read` was the number of the last requested one.
+    fn take(&self, read: u64, event: Event<DeserializeGuard<K>>);
+
+    /// Counts a failure, which [`run`] logs.
+    fn failed(&self) {}
+}
+
+/// Watches for as long as it is polled. A lost watch is taken up again, and a list that is not answered or read is tried
+/// again, as it is for each new number in `reads`.
+pub async fn run<K>(
+    api: Api<DeserializeGuard<K>>,
+    config: watcher::Config,
+    mut reads: watch::Receiver<u64>,
+    sink: &impl Sink<K>,
+) where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + 'static,
+{
+    let kind = K::kind(&());
+    let (mut failures, mut missing) = (0, false);
+    loop {
+        let read = *reads.borrow_and_update();
+        let mut events = watcher::watcher(api.clone(), config.clone()).boxed();
+        let mut listed = false;
+        loop {
+            let next = async {
+                // A quiet watch is no error, and kube ends a dead one.
+                if listed { Ok(events.next().await) } else { timeout(LIST_LIMIT, events.next()).await }
+            };
+            let pause = tokio::select! {
+                Ok(()) = reads.changed() => break,
+                next = next => match next {
+                    Ok(Some(Ok(event))) => {
+                        listed = match event {
+                            Event::Init | Event::InitApply(_) => false,
+                            Event::InitDone | Event::Apply(_) | Event::Delete(_) => true,
+                        };
+                        // Each try of a list begins with an event of its own.
+                        if !matches!(event, Event::Init) {
+                            failures = 0;
+                        }
+                        sink.take(read, event);
+                        continue;
+                    }
+                    Ok(Some(Err(error))) => {
+                        sink.failed();
+                        let pause = retry_pause(failures);
+                        failures = failures.saturating_add(1);
+                        let was_missing = std::mem::replace(&mut missing, is_not_served(&error));
+                        if !missing {
+                            let error = &error as &dyn std::error::Error;
+                            tracing::warn!(%kind, error, ?pause, "watch failed, retrying");
+                        } else if !was_missing {
+                            tracing::warn!(
+                                "the API server does not serve {} in version {}: their definition is missing, or is the \
+                                 earlier operator's (docs/install.md); waiting for it",
+                                K::plural(&()),
+                                K::version(&())
+                            );
+                        }
+                        pause
+                    }
+                    Ok(None) => return,
+                    Err(_) => {
+                        sink.failed();
+                        tracing::warn!(%kind, limit = ?LIST_LIMIT, "the API server does not answer the list, retrying");
+                        break;
+                    }
+                },
+            };
+            tokio::select! {
+                Ok(()) = reads.changed() => break,
+                () = sleep(pause) => {}
+            }
+        }
+    }
+}
+
+/// Returns true if a watch failed because its resource is not served at all.
+fn is_not_served(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_few_seconds_and_differ() {
+        assert!(retry_pause(0) <= Duration::from_millis(250));
+        let pauses: Vec<_> = (0..100).map(|_| retry_pause(u32::MAX)).collect();
+        assert!(pauses.iter().all(|pause| (Duration::from_secs(2)..=Duration::from_secs(4)).contains(pause)));
+        assert!(pauses.iter().any(|pause| *pause != pauses[0]));
+    }
+}
