@@ -8,6 +8,7 @@
 pub mod apply;
 pub mod cache;
 pub mod calls;
+pub mod client;
 pub mod clock;
 pub mod config;
 pub mod daemon_sets;
@@ -59,11 +60,11 @@ pub async fn run(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<
     // The client's own retries repeat POST and PATCH on 429 and 503, also for minutes. Here every caller decides
     // itself.
     kubernetes.default_retry = false;
-    kubernetes.connect_timeout = Some(calls::CONNECT_LIMIT);
+    kubernetes.connect_timeout = Some(client::CONNECT_LIMIT);
     let client = kube::Client::try_from(kubernetes).context("the Kubernetes client cannot be set up")?;
     let metrics = metrics::Metrics::new().context("metrics cannot be registered")?;
     let calls = calls::Calls::default();
-    let client = calls::limited(client, calls.clone(), metrics.clone());
+    let client = client::limited(client, calls.clone(), metrics.clone());
     clock::clock().be_wrong_by(jiff::SignedDuration::from_secs(config.clock_skew.into()));
 
     let changed = Arc::new(watch::channel(0).0);

@@ -365,7 +365,7 @@ async fn action_without_answer_ends_and_its_node_is_read_again() {
     });
     let (mut applier, _) = applier();
     let client = kube::Client::new(service, "default");
-    applier.client = crate::calls::limited(client, crate::calls::Calls::default(), applier.metrics.clone());
+    applier.client = crate::client::limited(client, crate::calls::Calls::default(), applier.metrics.clone());
     let (done, mut ended) = tokio::sync::mpsc::unbounded_channel();
     applier.spawn(node(), Action::Claim { parts: planner::claims::Parts::CORDON, note: None }, done);
     let outcome = ended.recv().await.unwrap();

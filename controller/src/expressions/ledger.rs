@@ -1,6 +1,7 @@
 //! The wanted queries, when each was sent, and the answers. No clock, no network.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::discriminant;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -109,7 +110,7 @@ impl Ledger {
         let Some(line) = self.lines.get_mut(query) else { return false };
         line.under_way = false;
         line.asked_at = Some(asked_at);
-        let same = line.answer.as_ref().is_some_and(|old| kind(old) == kind(&answer));
+        let same = line.answer.as_ref().is_some_and(|old| discriminant(old) == discriminant(&answer));
         let news = line.wanted && (!same || matches!(answer, Answer::Quiet { .. }));
         line.answer = Some(match (&line.answer, answer) {
             // Quiet since the first of the successive empty answers.
@@ -155,21 +156,10 @@ fn signed(duration: Duration) -> SignedDuration {
     SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
 }
 
-/// All kinds of answers.
-pub(crate) const KINDS: [&str; 3] = ["Quiet", "Firing", "Failed"];
-
-/// Returns the kind of an answer as a fixed word, as in metrics.
-pub(crate) const fn kind(answer: &Answer) -> &'static str {
-    match answer {
-        Answer::Quiet { .. } => "Quiet",
-        Answer::Firing { .. } => "Firing",
-        Answer::Failed { .. } => "Failed",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::answer_kind;
 
     const INTERVAL: Duration = Duration::from_secs(30);
 
@@ -218,7 +208,7 @@ mod tests {
         }
 
         fn kinds(&self, second: i64) -> Vec<(String, &'static str)> {
-            self.ledger.answers(t(second)).into_iter().map(|(query, answer)| (query, kind(&answer))).collect()
+            self.ledger.answers(t(second)).into_iter().map(|(query, answer)| (query, answer_kind(&answer))).collect()
         }
     }
 

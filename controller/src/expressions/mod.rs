@@ -32,7 +32,6 @@ use planner::view::Answer;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use answer::read as read_answer;
-pub(crate) use ledger::{KINDS, kind};
 
 /// Maximum number of queries under way: Prometheus serves others too, and the load must not depend on the fleet's size.
 const CONCURRENT: usize = 4;

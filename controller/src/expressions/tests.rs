@@ -363,7 +363,7 @@ impl Running {
 
     fn kinds(&self) -> BTreeMap<String, &'static str> {
         let answers = self.expressions.answers(crate::clock::now());
-        answers.iter().map(|(query, answer)| (query.clone(), kind(answer))).collect()
+        answers.iter().map(|(query, answer)| (query.clone(), crate::metrics::answer_kind(answer))).collect()
     }
 
     /// Waits, woken as the driver is, until an answer is of this kind.

@@ -57,6 +57,9 @@ const KINDS: [&str; 13] = [
     "other",
 ];
 
+/// The kinds of answers to expressions.
+const ANSWERS: [&str; 3] = ["Quiet", "Firing", "Failed"];
+
 /// The expected answers.
 const CODES: [&str; 9] = ["403", "404", "409", "422", "429", "500", "503", "504", "none"];
 
@@ -197,7 +200,7 @@ impl Metrics {
         for kind in Kind::ALL {
             self.no_answer.with_label_values(&[kind.as_str()]);
         }
-        for result in crate::expressions::KINDS {
+        for result in ANSWERS {
             self.expressions.with_label_values(&[result]);
         }
         for (kind, code) in KINDS.into_iter().flat_map(|kind| CODES.map(|code| (kind, code))) {
@@ -428,7 +431,16 @@ impl Metrics {
 
     /// Takes in the answer to an expression.
     pub fn expression(&self, answer: &Answer) {
-        self.expressions.with_label_values(&[crate::expressions::kind(answer)]).inc();
+        self.expressions.with_label_values(&[answer_kind(answer)]).inc();
+    }
+}
+
+/// Returns the kind of an answer to an expression.
+pub(crate) const fn answer_kind(answer: &Answer) -> &'static str {
+    match answer {
+        Answer::Quiet { .. } => "Quiet",
+        Answer::Firing { .. } => "Firing",
+        Answer::Failed { .. } => "Failed",
     }
 }
 

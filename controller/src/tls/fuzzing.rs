@@ -1,4 +1,4 @@
-//! Fuzz targets for the parsers of certificates and keys ([`crate::fuzzing`]).
+//! The fuzz target for the parsers of certificates and keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
