@@ -4,6 +4,7 @@
 
 mod answers;
 mod memory;
+mod retry;
 mod send;
 mod snapshot;
 
@@ -20,12 +21,12 @@ use tokio::time::Instant;
 
 use self::answers::Done;
 use self::memory::{Memory, PodWatch, Retracting};
+use self::retry::RetryQueue;
 use crate::apply::{Applier, Evicted, Outcome};
 use crate::cache::{Cache, Reading};
 use crate::calls::{Calls, TURN_PERIOD};
 use crate::daemon_sets::DaemonSets;
 use crate::expressions::Expressions;
-use crate::labels::Labelling;
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
 
@@ -65,13 +66,9 @@ pub struct Driver {
     standings: Standings,
     pods: HashMap<String, PodWatch>,
     daemon_sets: DaemonSets,
-    shadow_changes: BTreeMap<String, Option<Instant>>,
-    labelling: Labelling,
-    operator_busy: bool,
+    queue: RetryQueue,
     retracting: Option<Retracting>,
     operator_written: Option<Instant>,
-    operator_paused: Option<Instant>,
-    operator_failures: u32,
     /// The version of each budget before its last refusal, by the budget's key. A budget that refuses one pod refuses
     /// others too.
     refused_at: BTreeMap<String, String>,
@@ -111,13 +108,9 @@ impl Driver {
             memory: HashMap::new(),
             standings: Standings::default(),
             pods: HashMap::new(),
-            shadow_changes: BTreeMap::new(),
-            labelling: Labelling::default(),
-            operator_busy: false,
+            queue: RetryQueue::default(),
             retracting: None,
             operator_written: None,
-            operator_paused: None,
-            operator_failures: 0,
             refused_at: BTreeMap::new(),
             requests: 0,
             evicted: mpsc::unbounded_channel(),
@@ -191,10 +184,7 @@ impl Driver {
 
     /// Returns whether any write of the operator is under way.
     fn writing(&self) -> bool {
-        self.memory.values().any(|m| m.busy || !m.in_flight.is_empty())
-            || self.operator_busy
-            || self.shadow_changes.values().any(Option::is_none)
-            || self.labelling.under_way()
+        self.queue.is_writing() || self.memory.values().any(|memory| !memory.in_flight.is_empty())
     }
 
     /// Runs one turn: view, plan, lint, apply. Returns the time of the next turn if nothing changes.
@@ -233,7 +223,7 @@ impl Driver {
         self.label_nodes(&policy);
         self.watch_pods(&plan.pods);
         self.remember_refused(&view, std::mem::take(&mut plan.refused), now);
-        let mut wakes = vec![self.write_operator(&view, &plan)];
+        let status_due = self.write_operator(&view, &plan);
         self.act(&view, &mut plan);
         self.evict(std::mem::take(&mut plan.evictions), now);
         let until = plan.wake.map(|at| {
@@ -241,11 +231,7 @@ impl Driver {
             // A timestamp has millisecond precision; waking a little late beats waking early and again.
             Instant::now() + Duration::try_from(ahead).unwrap_or_default() + Duration::from_millis(2)
         });
-        wakes.push(until);
-        wakes.extend(self.memory.values().map(|m| m.paused_until));
-        wakes.extend(self.shadow_changes.values().copied());
-        wakes.push(self.labelling.wake());
-        wakes.into_iter().flatten().min()
+        [until, status_due, self.queue.wake()].into_iter().flatten().min()
     }
 }
 

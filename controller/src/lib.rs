@@ -20,7 +20,6 @@ pub mod expressions;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod http;
-pub mod labels;
 pub mod leader;
 pub mod metrics;
 pub mod tls;

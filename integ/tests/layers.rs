@@ -15,7 +15,7 @@ const CRATES: [(&str, &str); 7] = [
     (
         "controller",
         "clock config cache calls decisions eviction writes metrics client http daemon_sets expressions leader tls \
-         apply labels definitions driver fuzzing",
+         apply definitions driver fuzzing",
     ),
     (
         "apiserver",

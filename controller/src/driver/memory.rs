@@ -7,7 +7,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use planner::view::{Blocked, InFlight, LeaseLooks, OwnerHealth, PodFacts, Refused};
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio::time::Instant;
 
 use crate::cache::Cache;
 
@@ -39,11 +38,6 @@ pub(super) struct Memory {
     /// Number of claims of the node in this attempt.
     pub(super) claims: u32,
     pub(super) agent_missing: Option<Timestamp>,
-    pub(super) busy: bool,
-    /// True if the node is not busy with an urgent write.
-    pub(super) can_wait: bool,
-    pub(super) failures: u32,
-    pub(super) paused_until: Option<Instant>,
 }
 
 /// The last check of a staged node that ruled out a drain.

@@ -3,6 +3,7 @@ use kube::runtime::watcher::Event;
 use planner::plan::{Action, Evictions, Plan};
 use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
 
+use super::retry::Target;
 use super::*;
 use crate::apply::ApplyError;
 use crate::eviction::Meaning;
@@ -77,7 +78,8 @@ async fn policy_change_for_a_large_fleet_delays_no_eviction_and_is_no_burst_of_w
     let outcome = driver.outcomes.1.recv().await.unwrap();
     let done = outcome.node.clone();
     driver.ended(outcome);
-    view.busy.extend(driver.memory.iter().filter(|(_, memory)| memory.busy).map(|(name, _)| name.clone()));
+    let busy = actions.keys().filter(|name| !driver.queue.is_free(&Target::Node((*name).clone())));
+    view.busy.extend(busy.cloned());
     view.busy.insert(done);
     driver.act(&view, &mut plan());
     let next = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await;
@@ -268,10 +270,10 @@ async fn a_slot_is_on_its_way_out_until_the_resource_has_changed_whatever_is_hea
     let sent = driver.view(now);
     assert!(sent.retracted.contains("node-1") && sent.slots().count() == 0, "{:?}", sent.retracted);
     // The result of this write is unknown.
-    driver.written(Done::Operator(Err(ApplyError::NoKey)));
+    driver.written(Done { target: Target::Operator, result: Err(ApplyError::NoKey) });
     assert_eq!(driver.view(now).slots().count(), 0);
     // A further write that removes nothing does not settle the first one.
-    driver.operator_paused = None;
+    driver.queue = RetryQueue::default();
     let mut counts = without(&view);
     counts.slots = Some(view.operator.as_ref().unwrap().status.slots.clone());
     counts.status.as_mut().unwrap().slots = counts.slots.clone().unwrap();
@@ -316,7 +318,7 @@ async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
     let (mut driver, nodes) = driver();
     take(&nodes, serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}));
     // An earlier action about it failed, and the pause after that is over.
-    driver.memory.entry("a".into()).or_default().paused_until = Some(Instant::now());
+    driver.queue.ended(Target::Node("a".into()), Some(&ApplyError::NoKey), Instant::now() - Duration::from_secs(1));
     let mut in_the_past = 0;
     for _ in 0..100 {
         if driver.turn().is_some_and(|wake| wake <= Instant::now()) {
