@@ -24,6 +24,7 @@ use self::memory::{Memory, PodWatch, Retracting};
 use self::retry::RetryQueue;
 use crate::apply::{Applier, Evicted, Outcome};
 use crate::cache::{Cache, Reading};
+use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
 use crate::daemon_sets::DaemonSets;
 use crate::expressions::Expressions;
@@ -47,12 +48,29 @@ pub enum End {
     HandedOver,
 }
 
+/// The parts that a leader works with.
+pub struct Options {
+    /// Carries out the plan's actions.
+    pub applier: Applier,
+    /// The caches of the cluster's facts.
+    pub caches: Caches,
+    /// The operator's own pods.
+    pub peers: Peers,
+    /// The read of every cache since the lead was taken. Nothing is decided before its end.
+    pub reading: Reading,
+    /// The policy's queries.
+    pub expressions: Expressions,
+    /// The node that this replica runs on.
+    pub own_node: Option<String>,
+    /// The time at which the lead was taken.
+    pub leader_since: Timestamp,
+}
+
 /// The leader's loop and its state.
 pub struct Driver {
     applier: Applier,
     budgets: Cache<BudgetFacts>,
     peers: Peers,
-    /// The read of every cache since the lead was taken.
     reading: Reading,
     expressions: Expressions,
     changed: Arc<watch::Sender<u64>>,
@@ -80,18 +98,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Returns a driver for a leader since `leader_since`, which decides nothing before `reading` is done.
-    #[expect(clippy::too_many_arguments, reason = "each is another thing that a leader works with")]
-    pub fn new(
-        applier: Applier,
-        budgets: Cache<BudgetFacts>,
-        peers: Peers,
-        reading: Reading,
-        expressions: Expressions,
-        changed: Arc<watch::Sender<u64>>,
-        own_node: Option<String>,
-        leader_since: Timestamp,
-    ) -> Self {
+    /// Returns a driver that has not had a turn yet.
+    pub fn new(options: Options) -> Self {
+        let Options { applier, caches, peers, reading, expressions, own_node, leader_since } = options;
+        let Caches { budgets, changed, .. } = caches;
         Self {
             daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
             handed_over: applier.leadership.handed_over(),

@@ -14,8 +14,8 @@ const CRATES: [(&str, &str); 7] = [
     ),
     (
         "controller",
-        "clock config cache calls decisions eviction writes metrics client http daemon_sets expressions leader tls \
-         apply definitions driver fuzzing",
+        "clock config cache caches calls decisions eviction writes metrics client http daemon_sets expressions leader tls \
+         apply definitions driver replica fuzzing",
     ),
     (
         "apiserver",

@@ -1,11 +1,10 @@
-//! Carries out decisions, and makes none but the last check before a permit: one function per action. Each is guarded
+//! Carries out decisions, and makes none but the live check before a permit: one function per action. Each is guarded
 //! by the uid or the resourceVersion of the object that the decision was made on, and preceded by a check that this
 //! process still leads.
 
 mod event;
-#[cfg(test)]
-mod last_look;
 mod node;
+mod permit;
 mod pods;
 mod shadow;
 #[cfg(test)]
@@ -21,6 +20,7 @@ use tokio::sync::mpsc;
 pub use pods::Evicted;
 
 use crate::cache::Cache;
+use crate::caches::Caches;
 use crate::decisions::{self, Line, Pair};
 use crate::leader::{Leadership, LostLease};
 use crate::metrics::Metrics;
@@ -137,7 +137,6 @@ pub struct Applier {
 
 impl Applier {
     /// Returns an applier whose writes go into these caches.
-    #[expect(clippy::too_many_arguments, reason = "each is another thing that writing needs")]
     pub fn new(
         client: kube::Client,
         namespace: String,
@@ -145,11 +144,10 @@ impl Applier {
         leadership: Leadership,
         signer: Signer,
         metrics: Metrics,
-        nodes: Cache<NodeFacts>,
-        shadows: Cache<ShadowFacts>,
-        operator: Cache<OperatorFacts>,
+        caches: Caches,
     ) -> Self {
         let recorder = event::Recorder::new(client.clone(), identity);
+        let Caches { nodes, shadows, operator, .. } = caches;
         Self { client, namespace, leadership, signer, metrics, nodes, shadows, operator, recorder }
     }
 

@@ -9,10 +9,10 @@ use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::permit::SettingsClaims;
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy, HostState};
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::{Applier, ApplyError, Evicted};
-use crate::cache::Cache;
+use crate::caches::Caches;
 use crate::eviction::Meaning;
 use crate::leader::Leadership;
 use planner::plan::{Action, Eviction, Note};
@@ -73,7 +73,6 @@ fn applier_answering(respond: impl Fn(Value) -> Value + Send + 'static) -> (Appl
             reply.send_response(Response::builder().status(200).body(answer).unwrap());
         }
     });
-    let changed = Arc::new(watch::channel(0).0);
     let applier = Applier::new(
         kube::Client::new(service, "default"),
         "brupop-system".into(),
@@ -81,9 +80,7 @@ fn applier_answering(respond: impl Fn(Value) -> Value + Send + 'static) -> (Appl
         Leadership::forever(),
         crate::tls::Signer::default(),
         crate::metrics::Metrics::new().unwrap(),
-        Cache::new(changed.clone()),
-        Cache::new(changed.clone()),
-        Cache::new(changed),
+        Caches::default(),
     );
     (applier, calls)
 }

@@ -1,7 +1,7 @@
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use planner::plan::{Action, Evictions, Plan};
-use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
+use planner::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
 
 use super::retry::Target;
 use super::*;
@@ -9,11 +9,9 @@ use crate::apply::ApplyError;
 use crate::eviction::Meaning;
 use crate::leader::Leadership;
 
-fn cache<P: planner::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
-    let cache = Cache::new(changed.clone());
+fn list<P: planner::view::Projection>(cache: &Cache<P>) {
     cache.take(Event::Init);
     cache.take(Event::InitDone);
-    cache
 }
 
 type Server = tower_test::mock::Handle<http::Request<kube::client::Body>, http::Response<kube::client::Body>>;
@@ -28,8 +26,12 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
     let (service, server) =
         tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
     let client = kube::Client::new(service, "default");
-    let changed = Arc::new(watch::channel(0).0);
-    let nodes = cache::<NodeFacts>(&changed);
+    let caches = Caches::default();
+    list(&caches.nodes);
+    list(&caches.shadows);
+    list(&caches.operator);
+    list(&caches.budgets);
+    let nodes = caches.nodes.clone();
     let applier = Applier::new(
         client,
         "brupop-system".into(),
@@ -37,14 +39,24 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         Leadership::forever(),
         crate::tls::Signer::default(),
         crate::metrics::Metrics::new().unwrap(),
-        nodes.clone(),
-        cache::<ShadowFacts>(&changed),
-        cache::<OperatorFacts>(&changed),
+        caches.clone(),
     );
-    let peers = Peers { identity: "me".into(), pods: cache(&changed), agents: cache(&changed) };
-    let expressions = Expressions::start(changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
-    let reading = Reading::default();
-    let driver = Driver::new(applier, cache(&changed), peers, reading, expressions, changed, None, crate::clock::now());
+    let pods = || {
+        let cache = Cache::new(caches.changed.clone());
+        list(&cache);
+        cache
+    };
+    let peers = Peers { identity: "me".into(), pods: pods(), agents: pods() };
+    let expressions = Expressions::start(caches.changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
+    let driver = Driver::new(Options {
+        applier,
+        caches,
+        peers,
+        reading: Reading::default(),
+        expressions,
+        own_node: None,
+        leader_since: crate::clock::now(),
+    });
     (driver, nodes, server)
 }
 

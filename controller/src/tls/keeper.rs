@@ -24,6 +24,7 @@ use super::provided::{Problem, provided};
 use super::store::{self, Contents, KeyRing, Safe, SecretFacts, TrustFacts};
 use super::{Signer, TlsError};
 use crate::cache::Cache;
+use crate::caches::Caches;
 use crate::config::{Config, ServingCertificate};
 use crate::leader::Leadership;
 use crate::metrics::{Metrics, TlsSnapshot};
@@ -102,17 +103,15 @@ struct Found {
 
 impl Keeper {
     /// Returns a keeper that has seen nothing yet.
-    #[expect(clippy::too_many_arguments, reason = "each is another thing that it works with")]
     pub fn new(
         client: kube::Client,
         config: Config,
         leadership: Leadership,
         signer: Signer,
         metrics: Metrics,
-        shadows: Cache<ShadowFacts>,
-        operator: Cache<OperatorFacts>,
-        plans: Arc<watch::Sender<u64>>,
+        caches: Caches,
     ) -> Self {
+        let Caches { shadows, operator, changed: plans, .. } = caches;
         let own = Arc::new(watch::channel(0).0);
         Self {
             client,

@@ -53,16 +53,16 @@ impl Server {
                 reply.send_response(Response::builder().status(code).body(answer).unwrap());
             }
         });
-        let plans = Arc::new(watch::channel(0).0);
+        let caches = Caches::default();
+        list(&caches.shadows);
+        list(&caches.operator);
         let keeper = Keeper::new(
             kube::Client::new(service, "default"),
             Config::parse_from(["controller", "--identity=me"]),
             Leadership::forever(),
             Signer::default(),
             Metrics::new().unwrap(),
-            empty(&plans),
-            empty(&plans),
-            plans,
+            caches,
         );
         for cache in [&keeper.authorities, &keeper.serving, &keeper.keys] {
             list(cache);
@@ -75,12 +75,6 @@ impl Server {
 fn list<P: planner::view::Projection>(cache: &Cache<P>) {
     cache.take(Event::Init);
     cache.take(Event::InitDone);
-}
-
-fn empty<P: planner::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
-    let cache = Cache::new(changed.clone());
-    list(&cache);
-    cache
 }
 
 #[tokio::test]

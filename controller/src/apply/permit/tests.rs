@@ -1,4 +1,4 @@
-//! The check before a permit, on a Node and pods that differ from those that the decision was made on.
+//! The live check before a permit, on a Node and pods that differ from those that the decision was made on.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,10 +9,9 @@ use models::permit::PermitClaims;
 use models::shadow::{BottlerocketShadowSpec, HostState};
 use semver::Version;
 use serde_json::{Value, json};
-use tokio::sync::watch;
 
 use super::{Applier, ApplyError};
-use crate::cache::Cache;
+use crate::caches::Caches;
 use crate::leader::Leadership;
 use crate::tls::Signer;
 use planner::plan::Action;
@@ -93,7 +92,6 @@ async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result
             reply.send_response(Response::builder().status(200).body(answer).unwrap());
         }
     });
-    let changed = Arc::new(watch::channel(0).0);
     let applier = Applier::new(
         kube::Client::new(service, "default"),
         "brupop-system".into(),
@@ -101,9 +99,7 @@ async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result
         Leadership::forever(),
         signer.clone(),
         crate::metrics::Metrics::new().unwrap(),
-        Cache::new(changed.clone()),
-        Cache::new(changed.clone()),
-        Cache::new(changed),
+        Caches::default(),
     );
     let action = Action::Permit { nonce: "n-1".into(), rules: Rules::default() };
     let result = applier.carry_out(&decided_on(), action).await.map(|_| ());
