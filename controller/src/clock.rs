@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_says_of_the_local_clock() {
+    fn answer_sets_the_offset_of_the_local_clock() {
         for (sentence, before, after, date, previous, expected) in [
             ("a clock that may be right is left alone", 400, 410, 0, ms(0), ms(0)),
             ("also one that shows the next second already", 1_000, 1_002, 0, ms(0), ms(0)),

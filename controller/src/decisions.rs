@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn rollouts_are_told_apart_by_variant_and_architecture() {
+    fn rollouts_are_distinguished_by_variant_and_architecture() {
         let rollout = |arch: &str, steps_passed: i64| ActiveRollout {
             version: Version::new(1, 20, 5),
             variant: "aws-k8s-1.37".into(),

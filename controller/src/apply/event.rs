@@ -63,7 +63,7 @@ pub(super) fn operator(facts: &OperatorFacts, namespace: &str) -> ObjectReferenc
 }
 
 /// Returns a text that is valid as an Event's note.
-fn told(text: &str) -> String {
+fn note_text(text: &str) -> String {
     let mut text = plain(text);
     text.truncate(text.floor_char_boundary(NOTE_LENGTH));
     text
@@ -124,7 +124,7 @@ impl Recorder {
             },
             type_: Some(if note.warning { "Warning" } else { "Normal" }.to_owned()),
             reason: Some(note.reason.to_owned()),
-            note: Some(told(&note.message)),
+            note: Some(note_text(&note.message)),
             action: Some("Update".to_owned()),
             event_time: Some(MicroTime(now)),
             regarding: Some(about.clone()),
@@ -151,9 +151,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_says_one_line_that_the_api_server_takes_whatever_is_in_it() {
-        assert_eq!(told("attempt 1: \u{1b}[2J\r\nok"), "attempt 1: \u{fffd}[2J  ok");
-        let long = told(&"ä\u{1b}".repeat(1000));
+    fn note_is_one_line_that_the_api_server_accepts() {
+        assert_eq!(note_text("attempt 1: \u{1b}[2J\r\nok"), "attempt 1: \u{fffd}[2J  ok");
+        let long = note_text(&"ä\u{1b}".repeat(1000));
         assert!((990..=NOTE_LENGTH).contains(&long.len()), "{}", long.len());
     }
 }

@@ -243,7 +243,7 @@ impl Applier {
                 self.write_status(shadow, &status).await?;
                 self.metrics.wrote(shadow, &status, crate::clock::now());
                 if let Some(note) = note {
-                    self.tell(&event::node(&node.facts), &note).await;
+                    self.publish(&event::node(&node.facts), &note).await;
                 }
                 Ok(Learned::default())
             }
@@ -255,7 +255,7 @@ impl Applier {
             Action::Claim { parts, note } => {
                 self.claim(&node.facts, parts).await?;
                 if let Some(note) = note {
-                    self.tell(&event::node(&node.facts), &note).await;
+                    self.publish(&event::node(&node.facts), &note).await;
                 }
                 Ok(Learned { claimed: true, ..Learned::default() })
             }
@@ -271,12 +271,12 @@ impl Applier {
                 let health = self.read_owner(&owner, &namespace, &labels, &nodes).await;
                 Ok(Learned { owner: Some((owner, health)), ..Learned::default() })
             }
-            Action::LookAtLease => self.look_at_lease(&node.facts.name).await,
+            Action::LookAtLease => self.read_lease(&node.facts.name).await,
         }
     }
 
     /// Publishes an Event. A failure to publish has no further effect.
-    async fn tell(&self, about: &ObjectReference, note: &Note) {
+    async fn publish(&self, about: &ObjectReference, note: &Note) {
         if let Err(error) = self.recorder.publish(about, note, crate::clock::now()).await {
             tracing::warn!(
                 object = about.name,
@@ -298,7 +298,7 @@ impl Applier {
         shadow::apply_operator_status(self, operator, status).await?;
         decisions::of_operator(&operator.status, status).into_iter().for_each(Line::log);
         for note in planner::plan::news(&operator.status.conditions, &status.conditions) {
-            self.tell(&event::operator(operator, &self.namespace), &note).await;
+            self.publish(&event::operator(operator, &self.namespace), &note).await;
         }
         Ok(())
     }

@@ -80,7 +80,7 @@ impl Applier {
         Ok(())
     }
 
-    pub(super) async fn look_at_lease(&self, node: &str) -> Result<Learned, ApplyError> {
+    pub(super) async fn read_lease(&self, node: &str) -> Result<Learned, ApplyError> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
         let lease = api.get_opt(node).await.map_err(ApplyError::api("node_lease"))?;
         let renewed = lease.and_then(|l| l.spec).and_then(|s| s.renew_time).map(|t| t.0);

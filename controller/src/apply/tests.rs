@@ -147,7 +147,7 @@ async fn every_order_carries_uid_and_resource_version() {
 
 /// A desired state without settings needs no key; one with settings is not written without a key.
 #[tokio::test]
-async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
+async fn desired_state_with_settings_is_signed_once_for_its_node() {
     let asks = |version_lock: Option<&str>| HostPolicy {
         version_lock: version_lock.map(str::to_owned),
         ..HostPolicy::default()
@@ -166,8 +166,8 @@ async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
     assert!(calls.lock().unwrap().is_empty());
     // Withdrawing a desired state needs no key: the host's settings wait for one, its node does not.
     applier.carry_out(&node(), order(asks(Some("1.20.5")))).await.unwrap();
-    let told: HostPolicy = serde_json::from_value(calls.lock().unwrap()[0].body["spec"]["host"].clone()).unwrap();
-    assert_eq!(told, asks(Some("1.20.5")));
+    let signed: HostPolicy = serde_json::from_value(calls.lock().unwrap()[0].body["spec"]["host"].clone()).unwrap();
+    assert_eq!(signed, asks(Some("1.20.5")));
 
     let (mut applier, calls) = self::applier();
     applier.signer = crate::tls::Signer::with_a_new_key();

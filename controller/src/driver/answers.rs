@@ -9,7 +9,7 @@ use planner::wait::Wait;
 use tokio::time::Instant;
 
 use super::Driver;
-use super::memory::RefusedLook;
+use super::memory::RefusedCheck;
 use super::retry::Target;
 use crate::apply::{ApplyError, Evicted, Outcome};
 use crate::eviction::{Meaning, pause};
@@ -46,7 +46,7 @@ impl Driver {
             };
             let again_at = jiff::SignedDuration::try_from(pause).ok().and_then(|p| now.checked_add(p).ok());
             let what = Refused { wait, again_at: again_at.unwrap_or(now) };
-            *last = Some(RefusedLook { what, pause, generation });
+            *last = Some(RefusedCheck { what, pause, generation });
         }
     }
 

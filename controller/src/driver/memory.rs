@@ -32,7 +32,7 @@ pub(super) struct Memory {
     pub(super) blocked: BTreeMap<String, Blocked>,
     /// The evictions under way, by the pod's uid.
     pub(super) in_flight: BTreeMap<String, Sent>,
-    pub(super) refused: Option<RefusedLook>,
+    pub(super) refused: Option<RefusedCheck>,
     pub(super) lease: Option<LeaseLooks>,
     pub(super) owners: BTreeMap<String, OwnerHealth>,
     /// Number of claims of the node in this attempt.
@@ -41,7 +41,7 @@ pub(super) struct Memory {
 }
 
 /// The last check of a staged node that ruled out a drain.
-pub(super) struct RefusedLook {
+pub(super) struct RefusedCheck {
     pub(super) what: Refused,
     /// The pause before the next check.
     pub(super) pause: Duration,

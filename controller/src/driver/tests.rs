@@ -117,7 +117,7 @@ fn take<P: planner::view::Projection>(cache: &Cache<P>, object: serde_json::Valu
 }
 
 /// Takes in node `a` and its shadow with this step and this desired state.
-fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str, order: &serde_json::Value) {
+fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str, desired: &serde_json::Value) {
     take(
         nodes,
         serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5", "labels": {
@@ -126,7 +126,7 @@ fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str, order: &s
     let shadow = serde_json::json!({
         "metadata": {"name": "brs-a", "uid": "shadow-1", "resourceVersion": "6", "ownerReferences": [
             {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "node-1"}]},
-        "spec": order,
+        "spec": desired,
         "status": {"progress": {"step": step, "since": "2026-01-01T00:00:00Z",
             "started": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5", "disruptive": true}}});
     take(&driver.applier.shadows, shadow);
@@ -155,9 +155,9 @@ fn refusal(pod: &str, request: u64) -> Evicted {
 
 #[tokio::test]
 async fn evictions_under_way_keep_no_node_busy_and_end_with_the_drain() {
-    let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes) = driver();
-    take_node_in(&driver, &nodes, "Draining", &order);
+    take_node_in(&driver, &nodes, "Draining", &desired);
     let now = crate::clock::now();
     driver.evict(evictions(&["first", "second"]), now);
     let view = driver.view(now);
@@ -178,9 +178,9 @@ async fn evictions_under_way_keep_no_node_busy_and_end_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn leader_that_is_stopped_waits_for_the_answers_to_its_evictions() {
-    let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes, mut server) = driver_and_server();
-    take_node_in(&driver, &nodes, "Draining", &order);
+    take_node_in(&driver, &nodes, "Draining", &desired);
     driver.evict(evictions(&["web"]), crate::clock::now());
     let (request, reply) = server.next_request().await.unwrap();
     assert!(request.uri().path().ends_with("/eviction"));
@@ -195,12 +195,12 @@ async fn leader_that_is_stopped_waits_for_the_answers_to_its_evictions() {
 }
 
 #[tokio::test]
-async fn pod_that_is_refused_for_long_is_asked_for_more_seldom() {
-    let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+async fn pod_that_is_refused_for_long_is_evicted_less_often() {
+    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let seconds = jiff::SignedDuration::from_secs;
     for (refused, pause) in [(0, 5), (60, 30), (600, 60)] {
         let (mut driver, nodes) = driver();
-        take_node_in(&driver, &nodes, "Draining", &order);
+        take_node_in(&driver, &nodes, "Draining", &desired);
         let now = crate::clock::now();
         driver.evict(evictions(&["web"]), now - seconds(refused));
         driver.answered(refusal("web", 1));
@@ -210,7 +210,7 @@ async fn pod_that_is_refused_for_long_is_asked_for_more_seldom() {
 }
 
 #[tokio::test]
-async fn a_budget_that_lets_go_before_its_refusal_is_heard_of_is_not_missed() {
+async fn budget_that_allows_a_pod_before_its_refusal_arrives_is_not_missed() {
     let budget = |version: &str, allowed: i32| {
         serde_json::json!({"metadata": {"namespace": "shop", "name": "web", "resourceVersion": version},
             "status": {"disruptionsAllowed": allowed, "currentHealthy": 2, "desiredHealthy": 2, "expectedPods": 3}})
@@ -259,7 +259,7 @@ async fn a_leader_decides_nothing_before_every_cache_has_been_read_since_it_lead
 }
 
 #[tokio::test]
-async fn a_slot_is_on_its_way_out_until_the_resource_has_changed_whatever_is_heard_of_its_write() {
+async fn retracted_slot_is_released_when_the_resource_has_changed() {
     let operator = |version: &str, slots: serde_json::Value| {
         serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": version},
             "spec": {}, "status": {"slots": slots}})
@@ -312,7 +312,7 @@ async fn a_new_leader_goes_on_with_a_slot_with_which_something_was_begun() {
 }
 
 #[tokio::test]
-async fn a_node_is_seen_to_stand_in_its_release_for_as_long_as_this_leader_has_looked() {
+async fn release_is_observed_since_this_leader_first_saw_it() {
     let (mut driver, nodes) = driver();
     take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
     // However often it checks in between, and whatever the clock shows.

@@ -208,7 +208,7 @@ impl Metrics {
         }
         let steps = || std::iter::once(None).chain(Step::ALL.into_iter().map(Some));
         for (from, to) in steps().flat_map(|from| steps().map(move |to| (from, to))).filter(|(from, to)| from != to) {
-            self.transitions.with_label_values(&[word(from), word(to)]);
+            self.transitions.with_label_values(&[step_label(from), step_label(to)]);
         }
     }
 
@@ -340,7 +340,7 @@ impl Metrics {
         memory.versions.retain(|version| counts.keys().any(|(_, v)| *v == Some(version)));
         for ((step, version), count) in counts {
             let version = version.map_or_else(|| UNKNOWN.to_owned(), |v| memory.versions.admit(v, Version::to_string));
-            self.fleet.nodes.with_label_values(&[word(step), version.as_str()]).add(float(count));
+            self.fleet.nodes.with_label_values(&[step_label(step), version.as_str()]).add(float(count));
         }
     }
 
@@ -372,7 +372,7 @@ impl Metrics {
         let (was, is) = (before.progress.as_ref(), after.report.progress.as_ref());
         let step = |progress: Option<&Progress>| progress.map(|p| p.step);
         if step(was) != step(is) {
-            self.transitions.with_label_values(&[word(step(was)), word(step(is))]).inc();
+            self.transitions.with_label_values(&[step_label(step(was)), step_label(step(is))]).inc();
             if let (None, Some(begun)) = (was, is) {
                 self.expect_results(&mut self.lock(), begun.from.as_ref(), &begun.version);
             }
@@ -444,7 +444,7 @@ pub(crate) const fn answer_kind(answer: &Answer) -> &'static str {
     }
 }
 
-const fn word(step: Option<Step>) -> &'static str {
+const fn step_label(step: Option<Step>) -> &'static str {
     match step {
         Some(step) => step.as_str(),
         None => IDLE,

@@ -68,7 +68,7 @@ pub(super) struct Certificates {
     /// The published authorities that no Secret names.
     pub(super) foreign: Vec<Authority>,
     /// The value of the annotation that requests a rotation, if that is still to be begun.
-    pub(super) asked: Option<String>,
+    pub(super) requested: Option<String>,
 }
 
 /// The facts about the signing keys.
@@ -77,8 +77,8 @@ pub(super) struct Signing {
     pub(super) newest: Option<Id>,
     /// The one before it, as long as anything that it signed is valid.
     pub(super) before: Option<Id>,
-    /// As [`Certificates::asked`].
-    pub(super) asked: Option<String>,
+    /// As [`Certificates::requested`].
+    pub(super) requested: Option<String>,
     /// The keys of the statements in shadows.
     pub(super) statements: BTreeSet<Id>,
 }
@@ -92,6 +92,14 @@ pub(super) struct Published {
     pub(super) since: BTreeMap<Id, Timestamp>,
 }
 
+impl Published {
+    /// Returns the time since which it has been published, if it is.
+    pub(super) fn since_of(&self, id: &Id) -> Option<Timestamp> {
+        let published = self.authorities.contains(id) || self.keys.contains(id);
+        self.since.get(id).copied().filter(|_| published)
+    }
+}
+
 /// The input of the rules. A part that cannot be read is absent, and its published contents stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
@@ -100,7 +108,7 @@ pub(super) struct Facts {
     pub(super) published: Published,
     /// Time for which this process has observed the published contents, and the certificate in the web API's Secret,
     /// without a break and by its monotonic clock.
-    pub(super) stood: BTreeMap<Id, SignedDuration>,
+    pub(super) observed_for: BTreeMap<Id, SignedDuration>,
 }
 
 /// The subject of a write.

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_secret_is_an_error_that_says_so() {
+    fn invalid_secret_is_an_error() {
         assert!(matches!(Issuing::load("x", None), Err(MaterialError::Missing(_))));
         assert!(matches!(Issuing::load("x", Some("x")), Err(MaterialError::Certificate(_))));
         assert!(matches!(PermitKey::load("x"), Err(MaterialError::Certificate(_))));

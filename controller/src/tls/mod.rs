@@ -60,7 +60,7 @@ pub enum TlsError {
 impl TlsError {
     /// Returns the message for users. `None` for a conflict with another client, which the next check resolves, and for
     /// a server that cannot be reached, where no message would arrive.
-    fn for_a_person(&self) -> Option<String> {
+    fn for_users(&self) -> Option<String> {
         match self {
             Self::Api { source, .. } => match source.as_ref() {
                 kube::Error::Api(status) if !matches!(status.code, 409 | 429) => {
@@ -109,7 +109,7 @@ impl Signer {
     }
 
     /// Takes in the facts for plans; returns whether they are new.
-    fn tell(&self, facts: TlsFacts) -> bool {
+    fn set_facts(&self, facts: TlsFacts) -> bool {
         let mut state = self.lock();
         let news = state.facts != facts;
         state.facts = facts;

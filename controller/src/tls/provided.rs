@@ -8,9 +8,9 @@ use super::store::{CERTIFICATE, KEY, PROVIDED, SecretFacts};
 /// A problem with certificates and keys. None of them removes what agents trust already.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Problem {
-    /// A Secret of the operator is corrupt.
+    /// A Secret of the operator is invalid.
     #[error("the Secret {name} cannot be used ({error}); delete it to have a new one made")]
-    Spoilt { name: &'static str, error: String },
+    Invalid { name: &'static str, error: String },
     /// The Secret does not exist or is empty.
     #[error("the Secret brupop-apiserver-tls has no tls.crt and tls.key, which you have to provide")]
     NoCertificate,

@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spoilt_secret_is_an_error_and_an_empty_field_is_none() {
+    fn invalid_secret_is_an_error_and_an_empty_field_is_none() {
         let contents = |fields: &[(&str, &str)]| {
             let data = fields.iter().map(|(field, text)| ((*field).to_owned(), (*text).to_owned())).collect();
             written(Contents { data, carried: None })
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_with_the_key_of_another_is_spoilt() {
+    fn authority_with_the_key_of_another_is_invalid() {
         let ((_, ours), (_, theirs)) = (made(), made());
         let fields = [(CERTIFICATE, ours.certificate()), (KEY, theirs.key())];
         let data = fields.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
