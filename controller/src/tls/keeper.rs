@@ -420,7 +420,7 @@ impl Keeper {
             self.signer.sign_with(ring.keys().find(|key| Some(key.id()) == plan.signer.as_ref()).cloned());
         }
         self.metrics.tls(&TlsSnapshot {
-            authority: safe.newest.as_ref().map(|(certificate, _)| certificate.until),
+            authority: safe.newest.as_ref().map(|issuing| issuing.certificate().until),
             serving: leaf.as_ref().map(|leaf| leaf.until),
             certificates: plan.certificates.as_str(),
             signing_key: plan.signing.as_str(),
@@ -438,12 +438,6 @@ fn pause(now: Timestamp, wake: Option<Timestamp>) -> Duration {
     let ahead =
         |at: Timestamp| Duration::try_from(at.duration_since(now)).unwrap_or_default() + Duration::from_millis(2);
     wake.map_or(LONGEST_REST, |at| ahead(at).min(LONGEST_REST))
-}
-
-fn issuing(now: Timestamp) -> Result<(Certificate, Issuing), MaterialError> {
-    let issuing = Issuing::make(now)?;
-    let certificate = Certificate::first(issuing.certificate());
-    Ok((certificate.ok_or(MaterialError::Missing("the certificate of an authority"))?, issuing))
 }
 
 /// Returns whether an authority issued a certificate, directly or through the others of its chain, whatever the time is
