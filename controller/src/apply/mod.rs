@@ -237,42 +237,38 @@ impl Applier {
 
     async fn carry_out(&self, node: &NodeView, action: Action) -> Result<Learned, ApplyError> {
         self.leadership.check()?;
+        let shadow = || node.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"));
+        let mut learned = Learned::default();
         match action {
             Action::Status { status, note } => {
-                let shadow = node.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
+                let shadow = shadow()?;
                 self.write_status(shadow, &status).await?;
                 self.metrics.wrote(shadow, &status, crate::clock::now());
                 if let Some(note) = note {
                     self.publish(&event::node(&node.facts), &note).await;
                 }
-                Ok(Learned::default())
             }
-            Action::Spec { spec } => {
-                let shadow = node.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
-                self.write_spec(shadow, &spec).await?;
-                Ok(Learned::default())
-            }
+            Action::Spec { spec } => self.write_spec(shadow()?, &spec).await?,
             Action::Claim { parts, note } => {
                 self.claim(&node.facts, parts).await?;
+                learned.claimed = true;
                 if let Some(note) = note {
                     self.publish(&event::node(&node.facts), &note).await;
                 }
-                Ok(Learned { claimed: true, ..Learned::default() })
             }
-            Action::Release => self.release(node).await.map(|()| Learned::default()),
+            Action::Release => self.release(node).await?,
             Action::Permit { nonce, rules } => {
                 // After this time the result of the check is outdated.
-                match tokio::time::timeout(PERMIT_LIMIT, self.issue_permit(node, &nonce, rules)).await {
-                    Ok(given) => given.map(|()| Learned::default()),
-                    Err(_) => Err(ApplyError::Late),
-                }
+                let issued = tokio::time::timeout(PERMIT_LIMIT, self.issue_permit(node, &nonce, rules)).await;
+                issued.unwrap_or(Err(ApplyError::Late))?;
             }
             Action::ReadOwner { owner, namespace, labels, nodes } => {
                 let health = self.read_owner(&owner, &namespace, &labels, &nodes).await;
-                Ok(Learned { owner: Some((owner, health)), ..Learned::default() })
+                learned.owner = Some((owner, health));
             }
-            Action::LookAtLease => self.read_lease(&node.facts.name).await,
+            Action::LookAtLease => learned.lease = Some(self.read_lease(&node.facts.name).await?),
         }
+        Ok(learned)
     }
 
     /// Publishes an Event. A failure to publish has no further effect.
