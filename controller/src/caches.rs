@@ -10,13 +10,9 @@ use crate::cache::{Cache, Reading};
 /// The caches of all facts but pods. Clones share them.
 #[derive(Clone)]
 pub struct Caches {
-    /// All Nodes.
     pub nodes: Cache<NodeFacts>,
-    /// The shadows.
     pub shadows: Cache<ShadowFacts>,
-    /// The operator's resource.
     pub operator: Cache<OperatorFacts>,
-    /// All PodDisruptionBudgets.
     pub budgets: Cache<BudgetFacts>,
     /// Notified of each change.
     pub changed: Arc<watch::Sender<u64>>,

@@ -23,21 +23,16 @@ pub const TURN_PERIOD: Duration = Duration::from_secs(30);
 pub enum Kind {
     /// A read or write of a Lease.
     Lease,
-    /// A read.
     Read,
-    /// A write.
     Write,
-    /// An eviction.
     Eviction,
     /// The opening of a watch.
     Watch,
 }
 
 impl Kind {
-    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Lease, Self::Read, Self::Write, Self::Eviction, Self::Watch];
 
-    /// Returns the kind of a request.
     pub fn of<B>(request: &Request<B>) -> Self {
         let path = request.uri().path();
         let query = request.uri().query().unwrap_or_default();
@@ -54,7 +49,6 @@ impl Kind {
         }
     }
 
-    /// Returns the kind as a fixed word.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Lease => "lease",
@@ -109,7 +103,6 @@ pub struct Ages {
 }
 
 impl Ages {
-    /// Returns what is stuck, if anything is.
     pub fn stuck(&self) -> Option<Stuck> {
         let late = |(kind, age): (&Kind, &Duration)| (*age > kind.limit() + CALL_GRACE).then_some((*kind, *age));
         let call = self.calls.iter().find_map(late).map(|(kind, age)| Stuck::Call(kind, age));
@@ -145,7 +138,6 @@ impl Calls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the beginning of a call.
     pub fn begin(&self, kind: Kind) -> UnderWay {
         let mut state = self.lock();
         state.number += 1;

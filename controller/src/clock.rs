@@ -46,14 +46,11 @@ struct State {
 /// A reading of the local clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// The local time.
     pub local: Timestamp,
-    /// The moment of the reading.
     pub at: Instant,
 }
 
 impl Clock {
-    /// Returns a clock without a correction.
     pub const fn new() -> Self {
         Self(Mutex::new(State { skew: SignedDuration::ZERO, offset: SignedDuration::ZERO, heard: None }))
     }
@@ -73,7 +70,6 @@ impl Clock {
         Reading { local: plus(local, skew), at: Instant::now() }
     }
 
-    /// Returns the corrected time.
     pub fn now(&self) -> Timestamp {
         self.at(self.read())
     }

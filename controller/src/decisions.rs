@@ -60,7 +60,6 @@ impl Line {
 /// A node with its shadow.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair<'a> {
-    /// The Node.
     pub facts: &'a NodeFacts,
     /// The shadow, if the node has one.
     pub shadow: Option<&'a ShadowFacts>,

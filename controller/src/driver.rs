@@ -50,15 +50,11 @@ pub enum End {
 
 /// The parts that a leader works with.
 pub struct Options {
-    /// Carries out the plan's actions.
     pub applier: Applier,
-    /// The caches of the cluster's facts.
     pub caches: Caches,
-    /// The operator's own pods.
     pub peers: Peers,
     /// The read of every cache since the lead was taken. Nothing is decided before its end.
     pub reading: Reading,
-    /// The policy's queries.
     pub expressions: Expressions,
     /// The node that this replica runs on.
     pub own_node: Option<String>,
@@ -78,7 +74,6 @@ pub struct Driver {
     leader_since: Timestamp,
     web_api_missing: Option<Timestamp>,
     handing_over: bool,
-    /// See [`ClusterView::handed_over`].
     handed_over: bool,
     memory: HashMap<String, Memory>,
     standings: Standings,

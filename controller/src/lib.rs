@@ -5,6 +5,8 @@
 //! (gather)  (the planner)    (I/O; no choices but the live check before a permit)
 //! ```
 
+#![expect(missing_docs, reason = "the library of one program: what its names say is not repeated")]
+
 pub mod apply;
 pub mod cache;
 pub mod caches;

@@ -40,19 +40,11 @@ const LONGEST_READ_PAUSE: Duration = Duration::from_secs(5);
 pub enum ApplyError {
     /// The API server refused, or did not answer.
     #[error("{what} failed")]
-    Api {
-        /// The operation.
-        what: &'static str,
-        /// The cause.
-        source: Box<kube::Error>,
-    },
-    /// This process no longer leads.
+    Api { what: &'static str, source: Box<kube::Error> },
     #[error(transparent)]
     Lost(#[from] LostLease),
-    /// The object changed after the decision.
     #[error("{0} changed since the decision")]
     Changed(&'static str),
-    /// The check before a permit failed.
     #[error("no permit: {0}")]
     NoPermit(String),
     /// The check before a reboot permit and the write of the permit took too long.
@@ -61,7 +53,6 @@ pub enum ApplyError {
     /// A permit or a statement of settings could not be signed.
     #[error("nothing can be signed: the signing key is not usable")]
     Signing(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// No signing key exists yet.
     #[error("nothing can be signed: the signing key is not there yet")]
     NoKey,
 }
@@ -104,7 +95,6 @@ impl ApplyError {
 /// The results of an action besides the objects that it wrote, which went into the caches.
 #[derive(Debug, Default)]
 pub struct Learned {
-    /// True if the node was claimed.
     pub claimed: bool,
     /// Health of the pods of an owner (uid) on other nodes.
     pub owner: Option<(String, OwnerHealth)>,
@@ -115,13 +105,10 @@ pub struct Learned {
 /// The end of an action.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The node.
     pub node: String,
-    /// The result.
     pub result: Result<Learned, ApplyError>,
 }
 
-/// Carries out actions.
 #[derive(Clone)]
 pub struct Applier {
     pub(crate) client: kube::Client,

@@ -25,17 +25,12 @@ const RETRY: Duration = Duration::from_secs(2);
 /// The end of an eviction or a deletion.
 #[derive(Debug)]
 pub struct Evicted {
-    /// The node.
     pub node: String,
-    /// The namespace of the pod.
     pub namespace: String,
-    /// The uid of the pod.
     pub uid: String,
     /// The number of the driver's request.
     pub request: u64,
-    /// The meaning of the answer.
     pub means: Meaning,
-    /// The API server's message, if it refused.
     pub message: String,
 }
 

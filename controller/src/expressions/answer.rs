@@ -50,7 +50,6 @@ pub(crate) enum Unreadable {
         "the expression returns a {0}, which can never be nothing: write a comparison of series, such as sum(x) > 0"
     )]
     NeverNothing(String),
-    /// The answer is not from Prometheus.
     #[error("{0}")]
     Foreign(String),
 }

@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use planner::policy::Prometheus;
 use planner::view::Answer;
 
-/// One query.
 #[derive(Default)]
 struct Line {
     wanted: bool,
@@ -22,7 +21,6 @@ struct Line {
     answer: Option<Answer>,
 }
 
-/// The next steps.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Due {
     /// The queries to send now.
@@ -31,7 +29,6 @@ pub(super) struct Due {
     pub(super) next: Option<Instant>,
 }
 
-/// All queries.
 #[derive(Default)]
 pub(super) struct Ledger {
     settings: Option<Prometheus>,

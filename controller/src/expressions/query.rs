@@ -21,10 +21,8 @@ const SHOWN_LENGTH: usize = 200;
 /// The reason why no client could be made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ClientError {
-    /// The file with the authorities cannot be read.
     #[error("the file of --prometheus-ca-file, {}, cannot be read: {source}", path.display())]
     ReadCa { path: PathBuf, source: std::io::Error },
-    /// The file holds no certificate.
     #[error("the file of --prometheus-ca-file, {}, holds no certificate in PEM", path.display())]
     ParseCa { path: PathBuf },
     /// No authorities are trusted, or none that can be read.
@@ -38,39 +36,31 @@ pub(super) enum ClientError {
 /// The reason why a query has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum QueryError {
-    /// The address is invalid.
     #[error("spec.prometheus.url is not an address ({cause}): write one such as http://prometheus.monitoring.svc:9090")]
     Address { cause: String },
-    /// The query timed out.
     #[error(
         "no answer from {url} within {limit:?}: is the address right, and does a NetworkPolicy let the controller through?"
     )]
     Late { url: String, limit: Duration },
-    /// The connection failed or broke.
     #[error("no answer from {url}: {cause}; {}", if *tls {
         "is the address right, and did the authority of --prometheus-ca-file issue its certificate?"
     } else {
         "is the address right, and does a NetworkPolicy let the controller through?"
     })]
     Transport { url: String, cause: String, tls: bool },
-    /// The server redirects.
     #[error(
         "{url} redirects to {to}, and redirects are not followed: write the address that answers itself into spec.prometheus.url"
     )]
     Redirect { url: String, to: String },
-    /// The server denies access.
     #[error("{url} answered {status}: the operator shows no credentials; write an address that asks for none")]
     Denied { url: String, status: u16 },
     /// The server fails without an error in the format of Prometheus.
     #[error("{url} answered {status}: is spec.prometheus.url the base of Prometheus' API, and is it well?")]
     Status { url: String, status: u16 },
-    /// The answer is too large.
     #[error("the answer of {url} is larger than 1 MiB: let the expression return less, for example by count(...) > 0")]
     Large { url: String },
-    /// The answer cannot be used.
     #[error("{0}")]
     Refused(Unreadable),
-    /// The answer is not from Prometheus.
     #[error("{url} answered, but {what}: is spec.prometheus.url the base of Prometheus' API?")]
     Foreign { url: String, what: String },
 }

@@ -35,7 +35,6 @@ impl Default for Parameters {
 pub(super) struct Record {
     /// The identity of the holder; empty after a release.
     pub(super) holder: String,
-    /// The duration that the holder set.
     pub(super) duration: Duration,
     /// The version of the Lease object: any change of it is a sign of life.
     pub(super) version: String,
@@ -62,7 +61,6 @@ impl Observed {
 /// The action of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Create the Lease: there is none.
     Create,
     /// Take the Lease: it is free, or has run out.
     Take,

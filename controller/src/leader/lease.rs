@@ -76,7 +76,6 @@ impl Leadership {
 /// The kind of a leader's release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The process stops.
     Stopped,
     /// Another replica is to lead, because this node, which the leader runs on, is next.
     HandedOver(String),
@@ -223,9 +222,8 @@ impl Campaign {
                 }
                 lease = changes.next(), if !leads => {
                     self.saw(lease?);
-                    if self.due().is_none() {
-                        return None;
-                    }
+                    // Nothing to wait for: the lease may be taken now.
+                    self.due()?;
                 }
                 () = &mut rest, if !rest.is_elapsed() => {}
                 () = self.until_due(), if !leads && rest.is_elapsed() => return None,

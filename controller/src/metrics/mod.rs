@@ -34,7 +34,6 @@ pub use snapshot::{NodeState, Snapshot, TlsSnapshot, Waits};
 /// The step of a node without an attempt.
 const IDLE: &str = "Idle";
 
-/// Label for an unknown version.
 const UNKNOWN: &str = "unknown";
 
 /// The safety properties, by their numbers in the design.
@@ -118,7 +117,6 @@ struct Waiting {
 }
 
 impl Metrics {
-    /// Registers all series.
     pub fn new() -> Result<Self, prometheus::Error> {
         let mut register = Register::default();
         let metrics = Self {

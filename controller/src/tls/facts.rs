@@ -43,7 +43,6 @@ pub(super) struct Leaf {
     pub(super) issuer: Option<Id>,
     /// True if a server can use it for agents: it has their names, and the key beside it belongs to it.
     pub(super) usable: bool,
-    /// The beginning of its validity.
     pub(super) from: Timestamp,
     pub(super) until: Timestamp,
     /// The time of issue, which is later: certificates are backdated.
@@ -59,7 +58,6 @@ pub(super) enum Source {
     Provided(Option<Vec<Authority>>),
 }
 
-/// The facts about certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Certificates {
     pub(super) source: Source,
@@ -120,7 +118,6 @@ pub(super) enum Subject {
     Trust,
 }
 
-/// One write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Write {
     /// Make an authority. The newest one becomes the one before.
@@ -141,7 +138,6 @@ pub(super) enum Write {
     },
     /// Remove the key before the newest one.
     DropKey,
-    /// Publish exactly this.
     Publish(Published),
 }
 
@@ -158,7 +154,6 @@ impl Write {
 /// The phase of a rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No rotation.
     #[default]
     Steady,
     /// The new one is being published, and kubelets have time to pick it up.
@@ -180,13 +175,11 @@ impl Phase {
     }
 }
 
-/// The result of the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// The writes that are due. After the first one everything is checked again; where it is refused, those about
     /// another subject do not depend on it.
     pub(super) writes: Vec<Write>,
-    /// The key that signs.
     pub(super) signer: Option<Id>,
     /// The time of the next check if nothing changes.
     pub(super) wake: Option<Timestamp>,

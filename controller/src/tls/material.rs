@@ -25,22 +25,18 @@ const BACKDATE: Duration = Duration::from_secs(3600);
 /// The reason why a key or certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MaterialError {
-    /// The value is missing or not text.
     #[error("{0} is missing or is no text")]
     Missing(&'static str),
     /// The certificate or its key does not parse, or could not be made.
     #[error("the certificate or its key is no use")]
     Certificate(#[from] rcgen::Error),
-    /// The key and the certificate do not match.
     #[error("the key does not belong to the certificate")]
     NoPair,
-    /// The signing key is invalid.
     #[error("the signing key is no use")]
     Signing(#[from] jsonwebtoken::errors::Error),
     /// The value cannot be read or written as JSON.
     #[error("it cannot be read or written as JSON")]
     Json(#[from] serde_json::Error),
-    /// A date is out of range.
     #[error("a date is out of range")]
     Date,
 }

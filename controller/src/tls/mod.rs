@@ -33,26 +33,13 @@ pub use material::MaterialError;
 pub enum TlsError {
     /// The API server refused.
     #[error("{name} could not be {verb}")]
-    Api {
-        /// The object.
-        name: &'static str,
-        /// The operation.
-        verb: &'static str,
-        /// The cause.
-        source: Box<kube::Error>,
-    },
+    Api { name: &'static str, verb: &'static str, source: Box<kube::Error> },
     /// The contents could not be made or serialised.
     #[error("what {name} is to hold could not be made")]
-    Material {
-        /// The object.
-        name: &'static str,
-        /// The cause.
-        source: MaterialError,
-    },
+    Material { name: &'static str, source: MaterialError },
     /// A conflicting writer reverts the operator's writes again and again.
     #[error("another client writes the same Secrets or the same ConfigMap")]
     Contended,
-    /// The lease is lost.
     #[error(transparent)]
     Lost(#[from] crate::leader::LostLease),
 }

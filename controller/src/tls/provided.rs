@@ -8,22 +8,16 @@ use super::store::{CERTIFICATE, KEY, PROVIDED, SecretFacts};
 /// A problem with certificates and keys. None of them removes what agents trust already.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Problem {
-    /// A Secret of the operator is invalid.
     #[error("the Secret {name} cannot be used ({error}); delete it to have a new one made")]
     Invalid { name: &'static str, error: String },
-    /// The Secret does not exist or is empty.
     #[error("the Secret brupop-apiserver-tls has no tls.crt and tls.key, which you have to provide")]
     NoCertificate,
-    /// The key does not belong to the certificate.
     #[error("tls.key of the Secret brupop-apiserver-tls cannot be used, or does not belong to its tls.crt")]
     NoPair,
-    /// The authorities to verify it are missing.
     #[error("the Secret brupop-apiserver-tls has no ca.crt with the authorities that agents are to trust")]
     NoAuthority,
-    /// Agents would refuse the certificate.
     #[error("agents would refuse the certificate of the Secret brupop-apiserver-tls: {0}")]
     Refused(String),
-    /// The certificate is not valid now.
     #[error("the certificate of the Secret brupop-apiserver-tls is good from {from} to {until} and not now")]
     OutOfTime { from: Timestamp, until: Timestamp },
 }
