@@ -111,7 +111,7 @@ impl Ages {
 }
 
 #[derive(Default)]
-struct State {
+struct CallState {
     number: u64,
     under_way: BTreeMap<u64, (Kind, Instant)>,
     turn: Option<Instant>,
@@ -119,7 +119,7 @@ struct State {
 
 /// The calls under way and the leader's last turn. Clones share them.
 #[derive(Clone, Default)]
-pub struct Calls(Arc<Mutex<State>>);
+pub struct Calls(Arc<Mutex<CallState>>);
 
 /// A call under way, until it is dropped.
 pub struct UnderWay {
@@ -134,7 +134,7 @@ impl Drop for UnderWay {
 }
 
 impl Calls {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CallState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

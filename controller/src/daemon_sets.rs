@@ -18,7 +18,7 @@ use planner::view::{DaemonSetIs, PodFacts};
 const RETRY: Duration = Duration::from_secs(30);
 
 /// Namespace, name and uid. The same uid in pods of another namespace proves nothing.
-type Key = (String, String, String);
+type SetKey = (String, String, String);
 
 /// The DaemonSets that pods name.
 pub struct DaemonSets {
@@ -29,10 +29,10 @@ pub struct DaemonSets {
 
 /// The known state of each; `Unknown`: it is being read.
 #[derive(Clone, Default)]
-struct Known(Arc<Mutex<HashMap<Key, DaemonSetIs>>>);
+struct Known(Arc<Mutex<HashMap<SetKey, DaemonSetIs>>>);
 
 impl Known {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, DaemonSetIs>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SetKey, DaemonSetIs>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -56,7 +56,7 @@ impl DaemonSets {
         }
     }
 
-    fn read(&self, key: Key) {
+    fn read(&self, key: SetKey) {
         self.known.lock().insert(key.clone(), DaemonSetIs::Unknown);
         let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), &key.0);
         let (known, changed) = (self.known.clone(), Arc::clone(&self.changed));

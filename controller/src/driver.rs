@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use self::answers::Done;
-use self::memory::{Memory, PodWatch, Retracting};
+use self::memory::{NodeMemory, PodWatch, Retracting};
 use self::retry::RetryQueue;
 use crate::apply::{Applier, Evicted, Outcome};
 use crate::cache::{Cache, Reading};
@@ -75,7 +75,7 @@ pub struct Driver {
     web_api_missing: Option<Timestamp>,
     handing_over: bool,
     handed_over: bool,
-    memory: HashMap<String, Memory>,
+    memory: HashMap<String, NodeMemory>,
     standings: Standings,
     pods: HashMap<String, PodWatch>,
     daemon_sets: DaemonSets,

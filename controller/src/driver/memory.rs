@@ -27,7 +27,7 @@ impl Drop for Sent {
 
 /// The leader's memory of a node besides what Kubernetes keeps. Its loss costs a repeated request, never a wrong one.
 #[derive(Default)]
-pub(super) struct Memory {
+pub(super) struct NodeMemory {
     /// The last answer, by the pod's uid.
     pub(super) blocked: BTreeMap<String, Blocked>,
     /// The evictions under way, by the pod's uid.

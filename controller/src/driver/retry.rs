@@ -21,7 +21,7 @@ pub(super) enum Target {
 }
 
 #[derive(Debug, Default)]
-struct Write {
+struct WriteState {
     under_way: bool,
     urgent: bool,
     /// Number of failures in succession.
@@ -31,7 +31,7 @@ struct Write {
 
 /// The writes under way, and those that failed, each with a back-off of its own.
 #[derive(Debug, Default)]
-pub(super) struct RetryQueue(BTreeMap<Target, Write>);
+pub(super) struct RetryQueue(BTreeMap<Target, WriteState>);
 
 impl RetryQueue {
     /// Begins a write. An urgent one takes no place of those that can wait.
@@ -98,8 +98,9 @@ impl RetryQueue {
     /// Returns the number of writes of a kind under way that are not urgent.
     pub(super) fn under_way(&self, kind: fn(String) -> Target) -> usize {
         let of_kind = discriminant(&kind(String::new()));
-        let counts =
-            |(target, write): &(&Target, &Write)| write.under_way && !write.urgent && discriminant(*target) == of_kind;
+        let counts = |(target, write): &(&Target, &WriteState)| {
+            write.under_way && !write.urgent && discriminant(*target) == of_kind
+        };
         self.0.iter().filter(counts).count()
     }
 

@@ -9,7 +9,7 @@ use planner::wait::Wait;
 use tokio::time::Instant;
 
 use super::Driver;
-use super::memory::{Memory, Retracting};
+use super::memory::{NodeMemory, Retracting};
 use super::retry::Target;
 use crate::cache::Cache;
 
@@ -18,7 +18,7 @@ fn missing_since(since: Option<Timestamp>, there: Option<bool>, now: Timestamp) 
     (there == Some(false)).then(|| since.unwrap_or(now))
 }
 
-impl Memory {
+impl NodeMemory {
     /// Forgets what the node's step has outlived.
     fn forget(&mut self, node: &NodeView) {
         if node.step() != Some(Step::Draining) {

@@ -11,7 +11,7 @@ use planner::policy::Prometheus;
 use planner::view::Answer;
 
 #[derive(Default)]
-struct Line {
+struct QueryState {
     wanted: bool,
     under_way: bool,
     /// Moment of the last request: for the schedule.
@@ -34,7 +34,7 @@ pub(super) struct Ledger {
     settings: Option<Prometheus>,
     /// Rises with each change of the settings; an answer to a query under earlier ones is discarded.
     edition: u64,
-    lines: BTreeMap<String, Line>,
+    lines: BTreeMap<String, QueryState>,
 }
 
 impl Ledger {
@@ -67,7 +67,7 @@ impl Ledger {
                 message: "no Prometheus server is configured: set spec.prometheus.url to its address".to_owned(),
             });
             news |= answer.is_some();
-            self.lines.insert(query.clone(), Line { wanted: true, answer, ..Line::default() });
+            self.lines.insert(query.clone(), QueryState { wanted: true, answer, ..QueryState::default() });
         }
         news
     }

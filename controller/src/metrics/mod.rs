@@ -69,7 +69,7 @@ const ALONE: [&str; 0] = [];
 #[derive(Clone)]
 pub struct Metrics {
     registry: Registry,
-    memory: Arc<Mutex<Memory>>,
+    memory: Arc<Mutex<Observations>>,
     leader: GaugeVec,
     served: GaugeVec,
     clock_offset: GaugeVec,
@@ -91,14 +91,14 @@ pub struct Metrics {
 
 /// State between observations. Its lock is held while gauges are set, so that no scrape sees them half set.
 #[derive(Default)]
-struct Memory {
+struct Observations {
     leading: bool,
     waits: BTreeMap<String, Waiting>,
     versions: Bounded<Version>,
     moves: Bounded<(Option<Version>, Version)>,
 }
 
-impl Memory {
+impl Observations {
     /// Returns the labels of a move from one version to another.
     fn label_move(&mut self, from: Option<&Version>, to: &Version) -> (String, String) {
         let text = |version: &Version| version.to_string();
@@ -210,7 +210,7 @@ impl Metrics {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Memory> {
+    fn lock(&self) -> MutexGuard<'_, Observations> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -318,14 +318,14 @@ impl Metrics {
     }
 
     /// Creates the series of all possible results of an attempt in advance: an increase from nothing is none.
-    fn expect_results(&self, memory: &mut Memory, from: Option<&Version>, version: &Version) {
+    fn expect_results(&self, memory: &mut Observations, from: Option<&Version>, version: &Version) {
         let (from, to) = memory.label_move(from, version);
         for result in results() {
             self.updates.with_label_values(&[from.as_str(), to.as_str(), result]);
         }
     }
 
-    fn count_nodes(&self, memory: &mut Memory, nodes: &[NodeState<'_>]) {
+    fn count_nodes(&self, memory: &mut Observations, nodes: &[NodeState<'_>]) {
         let mut counts: BTreeMap<(Option<Step>, Option<&Version>), usize> = BTreeMap::new();
         for node in nodes {
             *counts.entry((node.step, node.version.as_deref())).or_default() += 1;
@@ -342,7 +342,7 @@ impl Metrics {
         }
     }
 
-    fn count_waits(&self, memory: &mut Memory, nodes: &[NodeState<'_>], now: Timestamp) {
+    fn count_waits(&self, memory: &mut Observations, nodes: &[NodeState<'_>], now: Timestamp) {
         let mut before = std::mem::take(&mut memory.waits);
         let mut reasons: BTreeMap<&'static str, (usize, Timestamp)> = BTreeMap::new();
         for node in nodes {

@@ -74,16 +74,16 @@ pub struct Keeper {
 
 /// The input of a check: without a change of any of it, and before its time, there is nothing new to find.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
+struct CheckInput {
     versions: [Option<String>; 4],
     requested: (Option<String>, Option<String>),
     statements: BTreeSet<String>,
 }
 
 /// The result of a check and the writes after it.
-struct Kept {
+struct CheckResult {
     /// The input of the last check.
-    seen: Option<Seen>,
+    seen: Option<CheckInput>,
     /// The time of the next check, if nothing changes before.
     wake: Option<Timestamp>,
     /// The error of each subject that failed.
@@ -156,7 +156,7 @@ impl Keeper {
         watches.spawn(self.trust.run(maps, named(names::TRUST_CONFIG_MAP)));
 
         let (mut own, mut plans) = (self.own.subscribe(), self.plans.subscribe());
-        let mut last: Option<Seen> = None;
+        let mut last: Option<CheckInput> = None;
         // By the monotonic clock: a check that finds nothing costs nothing.
         let mut wake = Instant::now();
         let mut retry = RETRY;
@@ -205,14 +205,14 @@ impl Keeper {
     }
 
     /// Returns the input of a check; `None` until everything has been listed.
-    fn seen(&self) -> Option<Seen> {
+    fn seen(&self) -> Option<CheckInput> {
         let synced = self.authorities.synced() && self.serving.synced() && self.keys.synced() && self.trust.synced();
         if !synced {
             return None;
         }
         let version = |cache: &Cache<SecretFacts>, name: &str| cache.get(name).map(|s| s.resource_version().to_owned());
         let two_keys = self.keys.get(names::PERMIT_KEY_SECRET).is_some_and(|secret| store::has_two_keys(&secret));
-        Some(Seen {
+        Some(CheckInput {
             versions: [
                 version(&self.authorities, names::CA_SECRET),
                 version(&self.serving, names::SERVING_SECRET),
@@ -238,7 +238,7 @@ impl Keeper {
     /// Checks and writes until there is nothing more to write.
     ///
     /// A refused write blocks nothing else: a Secret that cannot be changed affects only its own subject.
-    async fn keep(&mut self, now: Timestamp) -> Kept {
+    async fn keep(&mut self, now: Timestamp) -> CheckResult {
         let mut failed: BTreeMap<Subject, TlsError> = BTreeMap::new();
         // The input at a failure: a change meanwhile may be its cause, and needs a check.
         let mut seen_at_failure = None;
@@ -254,7 +254,7 @@ impl Keeper {
             // Also before a write, which may fail: the key that signs, and the problem, do not depend on it.
             self.report(&found, &plan);
             let Some(write) = next else {
-                return Kept { seen: seen_at_failure.unwrap_or(seen), wake: plan.wake, failed };
+                return CheckResult { seen: seen_at_failure.unwrap_or(seen), wake: plan.wake, failed };
             };
             let subject = write.subject();
             let result = if self.written_often(subject, LONGEST_SPAN, Instant::now()) {
@@ -272,7 +272,7 @@ impl Keeper {
                     }
                 }
                 Err(error @ TlsError::Lost(_)) => {
-                    return Kept { seen, wake: None, failed: BTreeMap::from([(subject, error)]) };
+                    return CheckResult { seen, wake: None, failed: BTreeMap::from([(subject, error)]) };
                 }
                 Err(error) => {
                     failed.insert(subject, error);

@@ -66,17 +66,17 @@ impl TlsError {
 /// key.
 #[derive(Clone, Default)]
 pub struct Signer {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<SignerState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct SignerState {
     key: Option<PermitKey>,
     facts: TlsFacts,
 }
 
 impl Signer {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SignerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
