@@ -99,7 +99,7 @@ test-security: tools control-plane build ## Run the refusals, the hostile web AP
 
 .PHONY: test-corrections
 test-corrections: tools control-plane build ## Run the tests of what the first whole review found: planner, drain, connections, what users see
-	$(CARGO) test --workspace --locked --lib --bins -- calls:: decisions:: status:: page:: writes:: leader:: driver:: view:: policy:: plan:: lint:: drain:: oracle:: host:: views:: cluster:: review::
+	$(CARGO) test --workspace --locked --lib --bins -- calls:: client:: decisions:: status:: page:: writes:: leader:: driver:: view:: policy:: plan:: lint:: drain:: oracle:: host:: views:: cluster:: review::
 	$(CARGO) test --workspace --locked --test update
 	$(CARGO) test --workspace --locked --test demo
 	$(CARGO) test --workspace --locked --test drains -- evictions:: budgets:: deadlines:: claims:: endings::

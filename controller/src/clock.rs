@@ -47,14 +47,11 @@ struct State {
 /// A reading of the local clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// The local time.
     pub local: Timestamp,
-    /// The moment of the reading.
     pub at: Instant,
 }
 
 impl Clock {
-    /// Returns a clock without a correction.
     pub const fn new() -> Self {
         Self(Mutex::new(State { skew: SignedDuration::ZERO, offset: SignedDuration::ZERO, heard: None }))
     }
@@ -74,7 +71,6 @@ impl Clock {
         Reading { local: after(local, skew), at: Instant::now() }
     }
 
-    /// Returns the corrected time.
     pub fn now(&self) -> Timestamp {
         self.at(self.read())
     }
@@ -166,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_says_of_the_local_clock() {
+    fn answer_sets_the_offset_of_the_local_clock() {
         for (sentence, before, after, date, previous, expected) in [
             ("a clock that may be right is left alone", 400, 410, 0, ms(0), ms(0)),
             ("also one that shows the next second already", 1_000, 1_002, 0, ms(0), ms(0)),

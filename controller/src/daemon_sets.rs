@@ -18,7 +18,7 @@ use planner::view::{DaemonSetIs, PodFacts};
 const RETRY: Duration = Duration::from_secs(30);
 
 /// Namespace, name and uid. The same uid in pods of another namespace proves nothing.
-type Key = (String, String, String);
+type SetKey = (String, String, String);
 
 /// The DaemonSets that pods name.
 pub struct DaemonSets {
@@ -29,10 +29,10 @@ pub struct DaemonSets {
 
 /// The known state of each; `Unknown`: it is being read.
 #[derive(Clone, Default)]
-struct Known(Arc<Mutex<HashMap<Key, DaemonSetIs>>>);
+struct Known(Arc<Mutex<HashMap<SetKey, DaemonSetIs>>>);
 
 impl Known {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, DaemonSetIs>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SetKey, DaemonSetIs>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -51,12 +51,12 @@ impl DaemonSets {
             let known = self.known.lock().get(&key).copied();
             pod.daemon_set_is = known.unwrap_or_default();
             if known.is_none() {
-                self.ask(key);
+                self.read(key);
             }
         }
     }
 
-    fn ask(&self, key: Key) {
+    fn read(&self, key: SetKey) {
         self.known.lock().insert(key.clone(), DaemonSetIs::Unknown);
         let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), &key.0);
         let (known, changed) = (self.known.clone(), Arc::clone(&self.changed));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_is_an_orphan_when_no_daemon_set_has_its_controllers_uid_and_each_is_asked_for_once() {
+    async fn pod_without_a_daemon_set_of_its_controllers_uid_is_an_orphan_and_each_is_read_once() {
         let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let changed = Arc::new(watch::channel(0).0);
         let sets = DaemonSets::new(Client::new(service, "default"), changed.clone());

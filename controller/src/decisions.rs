@@ -2,7 +2,7 @@
 //! the leader's log once and that log alone shows a rollout.
 
 use models::condition::{ConditionStatus, find_condition};
-use models::operator::{ActiveRollout, BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN};
+use models::operator::{ActiveRollout, BLOCKED, BottlerocketUpdateOperatorStatus, DEGRADED, FROZEN, KnownVersion};
 use models::reason::{FailureClass, FailureReason};
 use models::shadow::{ControllerReport, Progress, Step, UPDATED};
 use semver::Version;
@@ -60,7 +60,6 @@ impl Line {
 /// A node with its shadow.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair<'a> {
-    /// The Node.
     pub facts: &'a NodeFacts,
     /// The shadow, if the node has one.
     pub shadow: Option<&'a ShadowFacts>,
@@ -170,10 +169,28 @@ fn requests(node: &str, before: &ControllerReport, after: &ControllerReport) -> 
 
 /// Returns the decisions about the fleet, from the operator's status before a write and after it.
 pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
+    let mut lines = quarantines(before, after);
+    lines.extend(conditions(before, after));
+    lines.extend(rollouts(before, after));
+    let requests = |status: &BottlerocketUpdateOperatorStatus| status.requests.clone().unwrap_or_default();
+    let (was, is) = (requests(before), requests(after));
+    for (text, was, is) in [
+        ("canary step approved", was.approve_step, is.approve_step),
+        ("rotation of certificates begun", was.rotate_certificates, is.rotate_certificates),
+        ("rotation of the signing key begun", was.rotate_signing_key, is.rotate_signing_key),
+    ] {
+        if is.is_some() && was != is {
+            lines.push(Line::new(text));
+        }
+    }
+    lines
+}
+
+fn quarantines(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
     let mut lines = Vec::new();
     for known in &after.versions {
         let Some(quarantined) = &known.quarantined else { continue };
-        let same = |old: &&models::operator::KnownVersion| {
+        let same = |old: &&KnownVersion| {
             (&old.version, &old.variant, &old.arch) == (&known.version, &known.variant, &known.arch)
         };
         if before.versions.iter().find(same).is_none_or(|old| old.quarantined.is_none()) {
@@ -182,22 +199,22 @@ pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &Bottlerock
             lines.push(Line { version: Some(known.version.clone()), ..line });
         }
     }
+    lines
+}
+
+fn conditions(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
     let holds = |status: &BottlerocketUpdateOperatorStatus, type_: &str| {
         find_condition(&status.conditions, type_).filter(|c| c.status == ConditionStatus::True).cloned()
     };
-    match (holds(before, FROZEN), holds(after, FROZEN)) {
-        (None, Some(frozen)) => {
-            lines.push(Line::warning("rollout frozen").because(&frozen.reason, &frozen.message));
+    let mut lines = Vec::new();
+    for (type_, begins, ends) in
+        [(FROZEN, "rollout frozen", "rollout resumed"), (BLOCKED, "rollout blocked", "rollout no longer blocked")]
+    {
+        match (holds(before, type_), holds(after, type_)) {
+            (None, Some(is)) => lines.push(Line::warning(begins).because(&is.reason, &is.message)),
+            (Some(_), None) => lines.push(Line::new(ends)),
+            _ => {}
         }
-        (Some(_), None) => lines.push(Line::new("rollout resumed")),
-        _ => {}
-    }
-    match (holds(before, BLOCKED), holds(after, BLOCKED)) {
-        (None, Some(blocked)) => {
-            lines.push(Line::warning("rollout blocked").because(&blocked.reason, &blocked.message));
-        }
-        (Some(_), None) => lines.push(Line::new("rollout no longer blocked")),
-        _ => {}
     }
     match (holds(before, DEGRADED), holds(after, DEGRADED)) {
         (was, Some(is)) if was.as_ref().is_none_or(|was| was.message != is.message) => {
@@ -213,6 +230,11 @@ pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &Bottlerock
         }
         _ => {}
     }
+    lines
+}
+
+fn rollouts(before: &BottlerocketUpdateOperatorStatus, after: &BottlerocketUpdateOperatorStatus) -> Vec<Line> {
+    let mut lines = Vec::new();
     for rollout in &after.active_rollouts {
         let key = |rollout: &ActiveRollout| (key_of(rollout), rollout.started);
         let old = before.active_rollouts.iter().find(|old| key(old) == key(rollout));
@@ -225,17 +247,6 @@ pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &Bottlerock
         };
         lines.push(Line { version: Some(rollout.version.clone()), ..line });
     }
-    let requests = |status: &BottlerocketUpdateOperatorStatus| status.requests.clone().unwrap_or_default();
-    let (was, is) = (requests(before), requests(after));
-    for (text, was, is) in [
-        ("canary step approved", was.approve_step, is.approve_step),
-        ("rotation of certificates begun", was.rotate_certificates, is.rotate_certificates),
-        ("rotation of the signing key begun", was.rotate_signing_key, is.rotate_signing_key),
-    ] {
-        if is.is_some() && was != is {
-            lines.push(Line::new(text));
-        }
-    }
     lines
 }
 
@@ -243,7 +254,7 @@ pub fn of_operator(before: &BottlerocketUpdateOperatorStatus, after: &Bottlerock
 mod tests {
     use jiff::Timestamp;
     use models::condition::Condition;
-    use models::operator::{KnownVersion, Quarantined};
+    use models::operator::Quarantined;
     use models::shadow::{AttemptResult, DrainStatus, Permit, Record};
 
     use super::*;
@@ -368,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn rollouts_are_told_apart_by_variant_and_architecture() {
+    fn rollouts_are_distinguished_by_variant_and_architecture() {
         let rollout = |arch: &str, steps_passed: i64| ActiveRollout {
             version: Version::new(1, 20, 5),
             variant: "aws-k8s-1.37".into(),

@@ -23,7 +23,6 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// The first and the longest pause before the API server is queried again.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// The known state of a custom resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Served {
     /// Unknown: the API server has not answered yet.

@@ -4,6 +4,7 @@
 
 mod answers;
 mod memory;
+mod retry;
 mod send;
 mod snapshot;
 
@@ -20,13 +21,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use self::answers::Done;
-use self::memory::{Memory, PodWatch, Retracting};
+use self::memory::{NodeMemory, PodWatch, Retracting};
+use self::retry::RetryQueue;
 use crate::apply::{Applier, Evicted, Outcome};
 use crate::cache::{Cache, Reading};
+use crate::caches::Caches;
 use crate::calls::{Calls, TURN_PERIOD};
 use crate::daemon_sets::DaemonSets;
 use crate::expressions::Expressions;
-use crate::labels::Labelling;
 use crate::leader::Peers;
 use crate::metrics::Snapshot;
 
@@ -47,12 +49,25 @@ pub enum End {
     HandedOver,
 }
 
+/// The parts that a leader works with.
+pub struct Options {
+    pub applier: Applier,
+    pub caches: Caches,
+    pub peers: Peers,
+    /// The read of every cache since the lead was taken. Nothing is decided before its end.
+    pub reading: Reading,
+    pub expressions: Expressions,
+    /// The node that this replica runs on.
+    pub own_node: Option<String>,
+    /// The time at which the lead was taken.
+    pub leader_since: Timestamp,
+}
+
 /// The leader's loop and its state.
 pub struct Driver {
     applier: Applier,
     budgets: Cache<BudgetFacts>,
     peers: Peers,
-    /// The read of every cache since the lead was taken.
     reading: Reading,
     expressions: Expressions,
     changed: Arc<watch::Sender<u64>>,
@@ -60,19 +75,14 @@ pub struct Driver {
     leader_since: Timestamp,
     web_api_missing: Option<Timestamp>,
     handing_over: bool,
-    /// See [`ClusterView::handed_over`].
     handed_over: bool,
-    memory: HashMap<String, Memory>,
+    memory: HashMap<String, NodeMemory>,
     standings: Standings,
     pods: HashMap<String, PodWatch>,
     daemon_sets: DaemonSets,
-    shadow_changes: BTreeMap<String, Option<Instant>>,
-    labelling: Labelling,
-    operator_busy: bool,
+    queue: RetryQueue,
     retracting: Option<Retracting>,
     operator_written: Option<Instant>,
-    operator_paused: Option<Instant>,
-    operator_failures: u32,
     /// The version of each budget before its last refusal, by the budget's key. A budget that refuses one pod refuses
     /// others too.
     refused_at: BTreeMap<String, String>,
@@ -84,18 +94,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Returns a driver for a leader since `leader_since`, which decides nothing before `reading` is done.
-    #[expect(clippy::too_many_arguments, reason = "each is another thing that a leader works with")]
-    pub fn new(
-        applier: Applier,
-        budgets: Cache<BudgetFacts>,
-        peers: Peers,
-        reading: Reading,
-        expressions: Expressions,
-        changed: Arc<watch::Sender<u64>>,
-        own_node: Option<String>,
-        leader_since: Timestamp,
-    ) -> Self {
+    /// Returns a driver that has not had a turn yet.
+    pub fn new(options: Options) -> Self {
+        let Options { applier, caches, peers, reading, expressions, own_node, leader_since } = options;
+        let Caches { budgets, changed, .. } = caches;
         Self {
             daemon_sets: DaemonSets::new(applier.client.clone(), changed.clone()),
             handed_over: applier.leadership.handed_over(),
@@ -112,13 +114,9 @@ impl Driver {
             memory: HashMap::new(),
             standings: Standings::default(),
             pods: HashMap::new(),
-            shadow_changes: BTreeMap::new(),
-            labelling: Labelling::default(),
-            operator_busy: false,
+            queue: RetryQueue::default(),
             retracting: None,
             operator_written: None,
-            operator_paused: None,
-            operator_failures: 0,
             refused_at: BTreeMap::new(),
             requests: 0,
             evicted: mpsc::unbounded_channel(),
@@ -192,10 +190,7 @@ impl Driver {
 
     /// Returns whether any write of the operator is under way.
     fn writing(&self) -> bool {
-        self.memory.values().any(|m| m.busy || !m.in_flight.is_empty())
-            || self.operator_busy
-            || self.shadow_changes.values().any(Option::is_none)
-            || self.labelling.under_way()
+        self.queue.is_writing() || self.memory.values().any(|memory| !memory.in_flight.is_empty())
     }
 
     /// Runs one turn: view, plan, lint, apply. Returns the time of the next turn if nothing changes.
@@ -234,18 +229,14 @@ impl Driver {
         self.label_nodes(&policy);
         self.watch_pods(&plan.pods);
         self.remember_refused(&view, std::mem::take(&mut plan.refused), now);
-        let mut wakes = vec![self.write_operator(&view, &plan)];
+        let status_due = self.write_operator(&view, &plan);
         self.act(&view, &mut plan);
         self.evict(std::mem::take(&mut plan.evictions), now);
         let until = plan.wake.map(|at| {
             // A timestamp has millisecond precision; waking a little late beats waking early and again.
             Instant::now() + between(now, at) + Duration::from_millis(2)
         });
-        wakes.push(until);
-        wakes.extend(self.memory.values().map(|m| m.paused_until));
-        wakes.extend(self.shadow_changes.values().copied());
-        wakes.push(self.labelling.wake());
-        wakes.into_iter().flatten().min()
+        [until, status_due, self.queue.wake()].into_iter().flatten().min()
     }
 }
 

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_is_refused_for_long_is_asked_for_less_and_less_often() {
+    fn pod_that_is_refused_for_long_is_evicted_less_and_less_often() {
         let s = Duration::from_secs;
         let mut asked = vec![0];
         while asked.last() < Some(&300) {

@@ -10,6 +10,9 @@ use planner::view::{ClusterView, NodeView};
 /// thousands of nodes in seconds, and no burst for the API server.
 pub const AT_A_TIME: usize = 20;
 
+/// Maximum number of nodes labelled at a time: labelling a whole fleet must not be a burst for the API server.
+pub const LABELS_AT_A_TIME: usize = 10;
+
 /// The urgency of an action; the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {

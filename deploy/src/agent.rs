@@ -15,8 +15,8 @@ use models::names::{
 use serde_json::Value;
 
 use crate::object::{labels, namespaced, selector, value};
+use crate::options::{Component, Options, image};
 use crate::pod;
-use crate::{Component, Options, image};
 
 const COMPONENT: Component = Component::Agent;
 

@@ -10,7 +10,8 @@ use models::names::{AGENT_NAMESPACE, APISERVER, SERVING_SECRET, SYSTEM_NAMESPACE
 use serde_json::Value;
 
 use crate::object::{labels, namespaced, selector, value};
-use crate::{Component, Options, budget, image, pod};
+use crate::options::{Component, Options, image};
+use crate::{budget, pod};
 
 const COMPONENT: Component = Component::Apiserver;
 /// Port of the API.

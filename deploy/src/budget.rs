@@ -4,8 +4,8 @@ use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec}
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use models::names::SYSTEM_NAMESPACE;
 
-use crate::Component;
 use crate::object::{namespaced, selector};
+use crate::options::Component;
 
 /// Allows one disruption at a time: a drain, the operator's or a user's, that finds all pods of the component on one
 /// node waits until the replacement of each is Ready before it evicts the next. Counted in unavailable and not in

@@ -7,7 +7,8 @@ use models::names::{AGENT_NAMESPACE, CONTROLLER, SYSTEM_NAMESPACE};
 use serde_json::Value;
 
 use crate::object::{labels, namespaced, selector, value};
-use crate::{Component, Options, budget, image, pod};
+use crate::options::{Component, Options, image};
+use crate::{budget, pod};
 
 const COMPONENT: Component = Component::Controller;
 

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
-use crate::{COMMAND, Options, crds, objects, openapi, reference, waiting, yaml};
+use crate::installation::objects;
+use crate::options::{COMMAND, Options};
+use crate::{crds, openapi, reference, waiting, yaml};
 
 /// A generated file.
 #[derive(Clone, Debug, PartialEq, Eq)]

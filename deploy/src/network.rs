@@ -20,7 +20,8 @@ use models::names::{AGENT_NAMESPACE, METRICS_ENABLED, METRICS_LABEL, SYSTEM_NAME
 use serde_json::Value;
 
 use crate::object::{namespaced, selector, value};
-use crate::{Component, apiserver, pod};
+use crate::options::Component;
+use crate::{apiserver, pod};
 
 /// Ports of the cluster's API server: behind its Service, and where it listens in most clusters that are not managed.
 /// It runs on the host's network or outside of the cluster, so no selector matches it, and its addresses change.

@@ -8,7 +8,7 @@ use models::names::{APPLICATION, APPLICATION_LABEL, COMPONENT_LABEL};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::Component;
+use crate::options::Component;
 
 /// Metadata of a cluster-scoped object.
 pub(crate) fn cluster(name: &str) -> ObjectMeta {

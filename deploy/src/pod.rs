@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::object::selector;
-use crate::{Component, Options};
+use crate::options::{Component, Options};
 
 /// An arbitrary user other than root: nothing in the images belongs to it.
 const USER: i64 = 65532;

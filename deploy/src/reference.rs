@@ -10,8 +10,8 @@ use models::shadow::{AGENT_CONDITIONS, AgentReport, CONTROLLER_CONDITIONS};
 use schemars::{JsonSchema, Schema, schema_for};
 use serde_json::Value;
 
-use crate::COMMAND;
 use crate::crds;
+use crate::options::COMMAND;
 
 /// The resource whose status has two writers.
 const SHADOW_KIND: &str = "BottlerocketShadow";

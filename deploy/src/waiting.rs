@@ -3,7 +3,7 @@
 use planner::wait::WaitReason;
 use strum::IntoEnumIterator;
 
-use crate::COMMAND;
+use crate::options::COMMAND;
 
 const INTRODUCTION: &str = "\
 # Why a node is not updated

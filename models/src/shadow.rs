@@ -16,7 +16,6 @@ use crate::duration::Duration;
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
 use crate::schema::VersionText;
-use crate::wire::AgentStatus;
 
 pub use agent::*;
 pub use controller::*;

@@ -4,26 +4,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::condition::Condition;
-use crate::shadow::{AgentReport, BottlerocketShadowSpec};
+use crate::shadow::BottlerocketShadowSpec;
+
+pub use crate::shadow::AgentStatus;
 
 /// Media type of the stream of `GET /v1/nodes/{node}/shadow/watch`.
 pub const NDJSON: &str = "application/x-ndjson";
 /// Media type of errors (RFC 9457).
 pub const PROBLEM_JSON: &str = "application/problem+json";
-
-/// The agent's half of a shadow's status: what it reports, and the conditions of its own types.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub struct AgentStatus {
-    /// The facts.
-    #[serde(flatten)]
-    pub report: AgentReport,
-    /// Conditions of the types that are the agent's own, such as `HostReachable`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub conditions: Vec<Condition>,
-}
 
 /// Identity of a shadow, and the version of its desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -30,14 +30,14 @@ const NAME_LENGTH: usize = 230;
 
 /// A published Event.
 #[derive(Clone, Debug)]
-struct Published {
+struct PublishedEvent {
     name: String,
     count: i32,
     last: Timestamp,
 }
 
 /// The object's uid, and the reason and note of the Event.
-type Key = (String, String, String);
+type EventKey = (String, String, String);
 
 /// Returns the reference to a Node for Events.
 pub(super) fn node(facts: &NodeFacts) -> ObjectReference {
@@ -63,7 +63,7 @@ pub(super) fn operator(facts: &OperatorFacts, namespace: &str) -> ObjectReferenc
 }
 
 /// Returns a text that is valid as an Event's note.
-fn told(text: &str) -> String {
+fn note_text(text: &str) -> String {
     let mut text = plain(text);
     text.truncate(text.floor_char_boundary(NOTE_LENGTH));
     text
@@ -74,7 +74,7 @@ fn told(text: &str) -> String {
 pub(super) struct Recorder {
     client: kube::Client,
     identity: String,
-    published: Arc<Mutex<HashMap<Key, Published>>>,
+    published: Arc<Mutex<HashMap<EventKey, PublishedEvent>>>,
 }
 
 impl Recorder {
@@ -93,7 +93,7 @@ impl Recorder {
         let namespace = about.namespace.as_deref().unwrap_or(NAMESPACE);
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         if let Some(before) = self.before(&key, now) {
-            let again = Published { count: before.count.saturating_add(1), last: now, ..before };
+            let again = PublishedEvent { count: before.count.saturating_add(1), last: now, ..before };
             let series = EventSeries { count: again.count, last_observed_time: MicroTime(now) };
             let patch = Patch::Merge(json!({"series": series}));
             match events.patch(&again.name, &PatchParams::default(), &patch).await {
@@ -109,7 +109,7 @@ impl Recorder {
         let event = self.event(about, namespace, note, now);
         let name = event.metadata.name.clone().unwrap_or_default();
         events.create(&PostParams::default(), &event).await?;
-        self.remember(key, Published { name, count: 1, last: now });
+        self.remember(key, PublishedEvent { name, count: 1, last: now });
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl Recorder {
             },
             type_: Some(if note.warning { "Warning" } else { "Normal" }.to_owned()),
             reason: Some(note.reason.to_owned()),
-            note: Some(told(&note.message)),
+            note: Some(note_text(&note.message)),
             action: Some("Update".to_owned()),
             event_time: Some(MicroTime(now)),
             regarding: Some(about.clone()),
@@ -135,13 +135,13 @@ impl Recorder {
     }
 
     /// Returns the Event that this one would repeat. Entries that are too old are removed.
-    fn before(&self, key: &Key, now: Timestamp) -> Option<Published> {
+    fn before(&self, key: &EventKey, now: Timestamp) -> Option<PublishedEvent> {
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         published.retain(|_, event| now.duration_since(event.last) < SERIES);
         published.get(key).cloned()
     }
 
-    fn remember(&self, key: Key, event: Published) {
+    fn remember(&self, key: EventKey, event: PublishedEvent) {
         self.published.lock().unwrap_or_else(PoisonError::into_inner).insert(key, event);
     }
 }
@@ -151,9 +151,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_says_one_line_that_the_api_server_takes_whatever_is_in_it() {
-        assert_eq!(told("attempt 1: \u{1b}[2J\r\nok"), "attempt 1: \u{fffd}[2J  ok");
-        let long = told(&"ä\u{1b}".repeat(1000));
+    fn note_is_one_line_that_the_api_server_accepts() {
+        assert_eq!(note_text("attempt 1: \u{1b}[2J\r\nok"), "attempt 1: \u{fffd}[2J  ok");
+        let long = note_text(&"ä\u{1b}".repeat(1000));
         assert!((990..=NOTE_LENGTH).contains(&long.len()), "{}", long.len());
     }
 }

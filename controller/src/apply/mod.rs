@@ -1,11 +1,10 @@
-//! Carries out decisions, and makes none but the last check before a permit: one function per action. Each is guarded
+//! Carries out decisions, and makes none but the live check before a permit: one function per action. Each is guarded
 //! by the uid or the resourceVersion of the object that the decision was made on, and preceded by a check that this
 //! process still leads.
 
 mod event;
-#[cfg(test)]
-mod last_look;
 mod node;
+mod permit;
 mod pods;
 mod shadow;
 #[cfg(test)]
@@ -23,6 +22,7 @@ use tokio::sync::mpsc;
 pub use pods::Evicted;
 
 use crate::cache::Cache;
+use crate::caches::Caches;
 use crate::decisions::{self, Line, Pair};
 use crate::leader::{Leadership, LostLease};
 use crate::metrics::Metrics;
@@ -42,19 +42,11 @@ const LONGEST_READ_PAUSE: Duration = Duration::from_secs(5);
 pub enum ApplyError {
     /// The API server refused, or did not answer.
     #[error("{what} failed")]
-    Api {
-        /// The operation.
-        what: &'static str,
-        /// The cause.
-        source: Box<kube::Error>,
-    },
-    /// This process no longer leads.
+    Api { what: &'static str, source: Box<kube::Error> },
     #[error(transparent)]
     Lost(#[from] LostLease),
-    /// The object changed after the decision.
     #[error("{0} changed since the decision")]
     Changed(&'static str),
-    /// The check before a permit failed.
     #[error("no permit: {0}")]
     NoPermit(String),
     /// The check before a reboot permit and the write of the permit took too long.
@@ -63,7 +55,6 @@ pub enum ApplyError {
     /// A permit or a statement of settings could not be signed.
     #[error("nothing can be signed: the signing key is not usable")]
     Signing(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// No signing key exists yet.
     #[error("nothing can be signed: the signing key is not there yet")]
     NoKey,
 }
@@ -106,7 +97,6 @@ impl ApplyError {
 /// The results of an action besides the objects that it wrote, which went into the caches.
 #[derive(Debug, Default)]
 pub struct Learned {
-    /// True if the node was claimed.
     pub claimed: bool,
     /// Health of the pods of an owner (uid) on other nodes.
     pub owner: Option<(String, OwnerHealth)>,
@@ -117,13 +107,10 @@ pub struct Learned {
 /// The end of an action.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The node.
     pub node: String,
-    /// The result.
     pub result: Result<Learned, ApplyError>,
 }
 
-/// Carries out actions.
 #[derive(Clone)]
 pub struct Applier {
     pub(crate) client: kube::Client,
@@ -139,7 +126,6 @@ pub struct Applier {
 
 impl Applier {
     /// Returns an applier whose writes go into these caches.
-    #[expect(clippy::too_many_arguments, reason = "each is another thing that writing needs")]
     pub fn new(
         client: kube::Client,
         namespace: String,
@@ -147,11 +133,10 @@ impl Applier {
         leadership: Leadership,
         signer: Signer,
         metrics: Metrics,
-        nodes: Cache<NodeFacts>,
-        shadows: Cache<ShadowFacts>,
-        operator: Cache<OperatorFacts>,
+        caches: Caches,
     ) -> Self {
         let recorder = event::Recorder::new(client.clone(), identity);
+        let Caches { nodes, shadows, operator, .. } = caches;
         Self { client, namespace, leadership, signer, metrics, nodes, shadows, operator, recorder }
     }
 
@@ -241,46 +226,42 @@ impl Applier {
 
     async fn carry_out(&self, node: &NodeView, action: Action) -> Result<Learned, ApplyError> {
         self.leadership.check()?;
+        let shadow = || node.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"));
+        let mut learned = Learned::default();
         match action {
             Action::Status { status, note } => {
-                let shadow = node.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
+                let shadow = shadow()?;
                 self.write_status(shadow, &status).await?;
                 self.metrics.wrote(shadow, &status, crate::clock::now());
                 if let Some(note) = note {
-                    self.tell(&event::node(&node.facts), &note).await;
+                    self.publish(&event::node(&node.facts), &note).await;
                 }
-                Ok(Learned::default())
             }
-            Action::Spec { spec } => {
-                let shadow = node.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
-                self.write_spec(shadow, &spec).await?;
-                Ok(Learned::default())
-            }
+            Action::Spec { spec } => self.write_spec(shadow()?, &spec).await?,
             Action::Claim { parts, note } => {
                 self.claim(&node.facts, parts).await?;
+                learned.claimed = true;
                 if let Some(note) = note {
-                    self.tell(&event::node(&node.facts), &note).await;
+                    self.publish(&event::node(&node.facts), &note).await;
                 }
-                Ok(Learned { claimed: true, ..Learned::default() })
             }
-            Action::Release => self.release(node).await.map(|()| Learned::default()),
+            Action::Release => self.release(node).await?,
             Action::Permit { nonce, rules } => {
                 // After this time the result of the check is outdated.
-                match tokio::time::timeout(PERMIT_LIMIT, self.issue_permit(node, &nonce, rules)).await {
-                    Ok(given) => given.map(|()| Learned::default()),
-                    Err(_) => Err(ApplyError::Late),
-                }
+                let issued = tokio::time::timeout(PERMIT_LIMIT, self.issue_permit(node, &nonce, rules)).await;
+                issued.unwrap_or(Err(ApplyError::Late))?;
             }
             Action::ReadOwner { owner, namespace, labels, nodes } => {
                 let health = self.read_owner(&owner, &namespace, &labels, &nodes).await;
-                Ok(Learned { owner: Some((owner, health)), ..Learned::default() })
+                learned.owner = Some((owner, health));
             }
-            Action::LookAtLease => self.look_at_lease(&node.facts.name).await,
+            Action::LookAtLease => learned.lease = Some(self.read_lease(&node.facts.name).await?),
         }
+        Ok(learned)
     }
 
     /// Publishes an Event. A failure to publish has no further effect.
-    async fn tell(&self, about: &ObjectReference, note: &Note) {
+    async fn publish(&self, about: &ObjectReference, note: &Note) {
         if let Err(error) = self.recorder.publish(about, note, crate::clock::now()).await {
             tracing::warn!(
                 object = about.name,
@@ -302,7 +283,7 @@ impl Applier {
         shadow::apply_operator_status(self, operator, status).await?;
         decisions::of_operator(&operator.status, status).into_iter().for_each(Line::log);
         for note in planner::plan::news(&operator.status.conditions, &status.conditions) {
-            self.tell(&event::operator(operator, &self.namespace), &note).await;
+            self.publish(&event::operator(operator, &self.namespace), &note).await;
         }
         Ok(())
     }

@@ -1,13 +1,14 @@
 //! Claims on Nodes are server-side-apply ownership: claiming is an apply with the field, releasing is one without it. A
 //! field that a user set before is owned by that user too, so it stays.
 
+use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use models::names;
 use serde_json::json;
 
-use super::{Applier, ApplyError, Learned};
+use super::{Applier, ApplyError};
 use planner::claims::{self, Parts};
 use planner::view::{NodeFacts, NodeView};
 
@@ -80,10 +81,11 @@ impl Applier {
         Ok(())
     }
 
-    pub(super) async fn look_at_lease(&self, node: &str) -> Result<Learned, ApplyError> {
+    /// Reads the Lease of a node: its time of renewal, if there is one, and the time of the read.
+    pub(super) async fn read_lease(&self, node: &str) -> Result<(Option<Timestamp>, Timestamp), ApplyError> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
         let lease = api.get_opt(node).await.map_err(ApplyError::api("node_lease"))?;
         let renewed = lease.and_then(|l| l.spec).and_then(|s| s.renew_time).map(|t| t.0);
-        Ok(Learned { lease: Some((renewed, crate::clock::now())), ..Learned::default() })
+        Ok((renewed, crate::clock::now()))
     }
 }

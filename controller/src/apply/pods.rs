@@ -1,25 +1,20 @@
-//! Evictions, and the check before a permit.
+//! Evictions, and the health of the pods of an owner.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::Eviction as EvictionBody;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use kube::core::DeserializeGuard;
-use models::permit::PermitClaims;
-use models::shadow::{BottlerocketShadowSpec, Permit};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::{Applier, ApplyError};
 use crate::eviction::{Meaning, meaning};
-use planner::claims::Part;
-use planner::drain;
 use planner::plan::Eviction;
-use planner::rules::Rules;
-use planner::view::{Compared, NodeFacts, NodeView, OwnerHealth, PodFacts, Projection};
+use planner::view::{Compared, OwnerHealth, PodFacts};
 
 /// Page size for reading the pods of an owner.
 const PAGE: u32 = 200;
@@ -30,17 +25,12 @@ const RETRY: Duration = Duration::from_secs(2);
 /// The end of an eviction or a deletion.
 #[derive(Debug)]
 pub struct Evicted {
-    /// The node.
     pub node: String,
-    /// The namespace of the pod.
     pub namespace: String,
-    /// The uid of the pod.
     pub uid: String,
     /// The number of the driver's request.
     pub request: u64,
-    /// The meaning of the answer.
     pub means: Meaning,
-    /// The API server's message, if it refused.
     pub message: String,
 }
 
@@ -173,52 +163,5 @@ impl Applier {
                 _ => return health,
             }
         }
-    }
-
-    /// Checks the Node and its pods, read live and not from a cache; then issues the permit, signed for this agent's
-    /// nonce, at the version of the shadow that the decision was made on.
-    pub(super) async fn issue_permit(&self, view: &NodeView, nonce: &str, rules: Rules) -> Result<(), ApplyError> {
-        let shadow = view.shadow.as_ref().ok_or(ApplyError::Changed("the shadow"))?;
-        let (Some(version), Some(boot_id)) = (shadow.spec.version.clone(), shadow.spec.boot_id.clone()) else {
-            return Err(ApplyError::Changed("the desired state"));
-        };
-        let name = &view.facts.name;
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let pods: Api<Pod> = Api::all(self.client.clone());
-        let on_node = ListParams::default().fields(&format!("spec.nodeName={name}"));
-        let (node, pods) = futures::join!(nodes.get(name), pods.list(&on_node));
-        let node = node.map_err(ApplyError::api("node_get"))?;
-        let pods = pods.map_err(ApplyError::api("pod_list"))?;
-        let live = NodeFacts::project(&node).ok_or(ApplyError::Changed("the node"))?;
-        if live.uid != view.facts.uid || live.boot_id != boot_id {
-            return Err(ApplyError::Changed("the node"));
-        }
-        // The caches of nodes and shadows are not in step: a hold may precede the agent's request.
-        if live.held || !live.labelled || live.deleting {
-            return Err(ApplyError::NoPermit("the node is held, leaving, or no longer under the operator".to_owned()));
-        }
-        if !live.unschedulable || !live.claims.has(Part::Cordon) {
-            return Err(ApplyError::NoPermit("the node is not cordoned any more".to_owned()));
-        }
-        let pods: Vec<PodFacts> = pods.items.iter().map(PodFacts::of).collect();
-        let drain = shadow.status.controller.drain.as_ref();
-        // Pods that may be evicted count as well: none may be left.
-        let sorted = drain::sort(&pods, rules, drain);
-        if let Some(pod) = sorted.left().next() {
-            return Err(ApplyError::NoPermit(format!("{} is on the node", pod.title())));
-        }
-        let claims = PermitClaims {
-            node_uid: live.uid,
-            boot_id,
-            attempt: shadow.spec.attempt,
-            version,
-            nonce: nonce.to_owned(),
-            host: shadow.spec.host.clone(),
-        };
-        let jws = self.sign(&claims)?;
-        let spec =
-            BottlerocketShadowSpec { permit: Some(Permit { nonce: nonce.to_owned(), jws }), ..shadow.spec.clone() };
-        self.leadership.check()?;
-        self.write_spec(shadow, &spec).await
     }
 }

@@ -9,10 +9,10 @@ use models::operator::{BottlerocketUpdateOperatorStatus, Slot};
 use models::permit::SettingsClaims;
 use models::shadow::{BottlerocketShadowSpec, ControllerStatus, DrainStatus, HostPolicy, HostState};
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::{Applier, ApplyError, Evicted};
-use crate::cache::Cache;
+use crate::caches::Caches;
 use crate::eviction::Meaning;
 use crate::leader::Leadership;
 use planner::plan::{Action, Eviction, Note};
@@ -73,7 +73,6 @@ fn applier_answering(respond: impl Fn(Value) -> Value + Send + 'static) -> (Appl
             reply.send_response(Response::builder().status(200).body(answer).unwrap());
         }
     });
-    let changed = Arc::new(watch::channel(0).0);
     let applier = Applier::new(
         kube::Client::new(service, "default"),
         "brupop-system".into(),
@@ -81,9 +80,7 @@ fn applier_answering(respond: impl Fn(Value) -> Value + Send + 'static) -> (Appl
         Leadership::forever(),
         crate::tls::Signer::default(),
         crate::metrics::Metrics::new().unwrap(),
-        Cache::new(changed.clone()),
-        Cache::new(changed.clone()),
-        Cache::new(changed),
+        Caches::default(),
     );
     (applier, calls)
 }
@@ -150,7 +147,7 @@ async fn every_order_carries_uid_and_resource_version() {
 
 /// A desired state without settings needs no key; one with settings is not written without a key.
 #[tokio::test]
-async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
+async fn desired_state_with_settings_is_signed_once_for_its_node() {
     let asks = |version_lock: Option<&str>| HostPolicy {
         version_lock: version_lock.map(str::to_owned),
         ..HostPolicy::default()
@@ -169,8 +166,8 @@ async fn an_order_that_asks_for_settings_is_signed_once_for_its_node() {
     assert!(calls.lock().unwrap().is_empty());
     // Withdrawing a desired state needs no key: the host's settings wait for one, its node does not.
     applier.carry_out(&node(), order(asks(Some("1.20.5")))).await.unwrap();
-    let told: HostPolicy = serde_json::from_value(calls.lock().unwrap()[0].body["spec"]["host"].clone()).unwrap();
-    assert_eq!(told, asks(Some("1.20.5")));
+    let signed: HostPolicy = serde_json::from_value(calls.lock().unwrap()[0].body["spec"]["host"].clone()).unwrap();
+    assert_eq!(signed, asks(Some("1.20.5")));
 
     let (mut applier, calls) = self::applier();
     applier.signer = crate::tls::Signer::with_a_new_key();
@@ -365,7 +362,7 @@ async fn action_without_answer_ends_and_its_node_is_read_again() {
     });
     let (mut applier, _) = applier();
     let client = kube::Client::new(service, "default");
-    applier.client = crate::calls::limited(client, crate::calls::Calls::default(), applier.metrics.clone());
+    applier.client = crate::client::limited(client, crate::calls::Calls::default(), applier.metrics.clone());
     let (done, mut ended) = tokio::sync::mpsc::unbounded_channel();
     applier.spawn(node(), Action::Claim { parts: planner::claims::Parts::CORDON, note: None }, done);
     let outcome = ended.recv().await.unwrap();

@@ -12,8 +12,9 @@ use planner::wait::Wait;
 use tokio::time::Instant;
 
 use super::Driver;
-use super::memory::RefusedLook;
-use crate::apply::{self, ApplyError, Evicted, Outcome};
+use super::memory::RefusedCheck;
+use super::retry::Target;
+use crate::apply::{ApplyError, Evicted, Outcome};
 use crate::eviction::{Meaning, pause};
 
 /// Time for an accepted eviction to show in the watch before it is requested again.
@@ -25,11 +26,10 @@ const FIRST_PAUSE: Duration = Duration::from_secs(60);
 /// Longest pause for such a node.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15 * 60);
 
-/// The end of a write.
-pub(super) enum Done {
-    Operator(Result<(), ApplyError>),
-    Shadow(String, Result<(), ApplyError>),
-    Label(String, Result<(), ApplyError>),
+/// The end of a write other than a node's action.
+pub(super) struct Done {
+    pub(super) target: Target,
+    pub(super) result: Result<(), ApplyError>,
 }
 
 impl Driver {
@@ -48,7 +48,7 @@ impl Driver {
                 None => 0,
             };
             let what = Refused { wait, again_at: after(now, exponential(FIRST_PAUSE, LONGEST_PAUSE, failures)) };
-            *last = Some(RefusedLook { what, failures, generation });
+            *last = Some(RefusedCheck { what, failures, generation });
         }
     }
 
@@ -86,63 +86,29 @@ impl Driver {
         memory.blocked.insert(evicted.uid, answer);
     }
 
-    pub(super) fn ended(&mut self, outcome: Outcome) {
-        let memory = self.memory.entry(outcome.node).or_default();
-        memory.busy = false;
-        match outcome.result {
-            Ok(learned) => {
-                memory.failures = 0;
-                memory.claims = memory.claims.saturating_add(u32::from(learned.claimed));
-                memory.owners.extend(learned.owner);
-                if let Some((renewed, now)) = learned.lease {
-                    memory.lease = Some(LeaseLooks::look(memory.lease, renewed, now));
-                }
-            }
-            Err(error) => {
-                memory.paused_until = Some(Instant::now() + apply::pause(&error, memory.failures));
-                memory.failures = memory.failures.saturating_add(1);
-            }
+    pub(super) fn ended(&mut self, Outcome { node, result }: Outcome) {
+        self.queue.ended(Target::Node(node.clone()), result.as_ref().err(), Instant::now());
+        let Ok(learned) = result else { return };
+        let memory = self.memory.entry(node).or_default();
+        memory.claims = memory.claims.saturating_add(u32::from(learned.claimed));
+        memory.owners.extend(learned.owner);
+        if let Some((renewed, now)) = learned.lease {
+            memory.lease = Some(LeaseLooks::look(memory.lease, renewed, now));
         }
     }
 
-    pub(super) fn written(&mut self, done: Done) {
-        match done {
-            Done::Operator(result) => {
-                self.operator_busy = false;
-                match &result {
-                    Ok(()) => self.operator_failures = 0,
-                    Err(error) => self.applier.metrics.rejected(error.what(), error.code()),
-                }
-                if let Err(error) = result {
-                    self.operator_paused = Some(Instant::now() + apply::pause(&error, self.operator_failures));
-                    self.operator_failures = self.operator_failures.saturating_add(1);
-                    if error.code() != Some(409) {
-                        tracing::warn!(
-                            error = &error as &dyn std::error::Error,
-                            "the operator's status could not be written"
-                        );
-                    }
-                }
-            }
-            Done::Shadow(node, Ok(())) => {
-                self.shadow_changes.remove(&node);
-            }
-            Done::Shadow(node, Err(error)) => {
-                self.applier.metrics.rejected(error.what(), error.code());
-                tracing::warn!(node, error = &error as &dyn std::error::Error, "a shadow could not be made or deleted");
-                self.shadow_changes.insert(node, Some(Instant::now() + Duration::from_secs(2)));
-            }
-            Done::Label(node, result) => {
-                if let Err(error) = &result {
-                    self.applier.metrics.rejected(error.what(), error.code());
-                }
-                if let Err(error) = &result
-                    && error.code() != Some(409)
-                {
-                    tracing::warn!(node, error = error as &dyn std::error::Error, "a node could not be labelled");
-                }
-                self.labelling.ended(&node, result.as_ref().err(), Instant::now());
+    pub(super) fn written(&mut self, Done { target, result }: Done) {
+        if let Err(error) = &result {
+            self.applier.metrics.rejected(error.what(), error.code());
+            let conflict = error.code() == Some(409);
+            let error = error as &dyn std::error::Error;
+            match &target {
+                Target::Shadow(node) => tracing::warn!(node, error, "a shadow could not be created or deleted"),
+                Target::Label(node) if !conflict => tracing::warn!(node, error, "a node could not be labelled"),
+                Target::Operator if !conflict => tracing::warn!(error, "the operator's status could not be written"),
+                _ => {}
             }
         }
+        self.queue.ended(target, result.as_ref().err(), Instant::now());
     }
 }

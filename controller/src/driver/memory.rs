@@ -6,7 +6,6 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use planner::view::{Blocked, InFlight, LeaseLooks, OwnerHealth, PodFacts, Refused};
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio::time::Instant;
 
 use crate::cache::Cache;
 
@@ -27,26 +26,21 @@ impl Drop for Sent {
 
 /// The leader's memory of a node besides what Kubernetes keeps. Its loss costs a repeated request, never a wrong one.
 #[derive(Default)]
-pub(super) struct Memory {
+pub(super) struct NodeMemory {
     /// The last answer, by the pod's uid.
     pub(super) blocked: BTreeMap<String, Blocked>,
     /// The evictions under way, by the pod's uid.
     pub(super) in_flight: BTreeMap<String, Sent>,
-    pub(super) refused: Option<RefusedLook>,
+    pub(super) refused: Option<RefusedCheck>,
     pub(super) lease: Option<LeaseLooks>,
     pub(super) owners: BTreeMap<String, OwnerHealth>,
     /// Number of claims of the node in this attempt.
     pub(super) claims: u32,
     pub(super) agent_missing: Option<Timestamp>,
-    pub(super) busy: bool,
-    /// True if the node is not busy with an urgent write.
-    pub(super) can_wait: bool,
-    pub(super) failures: u32,
-    pub(super) paused_until: Option<Instant>,
 }
 
 /// The last check of a staged node that ruled out a drain.
-pub(super) struct RefusedLook {
+pub(super) struct RefusedCheck {
     pub(super) what: Refused,
     /// The number of such checks in a row, without this one.
     pub(super) failures: u32,

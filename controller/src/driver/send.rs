@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::Driver;
 use super::answers::Done;
 use super::memory::{PodWatch, Retracting, Sent};
+use super::retry::Target;
 use crate::apply::ApplyError;
 use crate::cache::Cache;
 use crate::writes::{self, Priority};
@@ -27,12 +28,13 @@ const STATUS_PERIOD: Duration = Duration::from_secs(1);
 
 impl Driver {
     pub(super) fn act(&mut self, view: &ClusterView, plan: &mut Plan) {
-        let under_way = self.memory.values().filter(|memory| memory.busy && memory.can_wait).count();
+        let under_way = self.queue.under_way(Target::Node);
         for (node, action, priority) in writes::begin(std::mem::take(&mut plan.actions), view, under_way) {
-            let memory = self.memory.entry(node.facts.name.clone()).or_default();
-            memory.busy = true;
-            memory.can_wait = priority != Priority::Urgent;
-            if Plan::ends_drain(&action) {
+            let name = &node.facts.name;
+            self.queue.begin(Target::Node(name.clone()), priority == Priority::Urgent);
+            if Plan::ends_drain(&action)
+                && let Some(memory) = self.memory.get_mut(name)
+            {
                 memory.in_flight.clear();
             }
             self.applier.spawn(node.clone(), action, self.outcomes.0.clone());
@@ -62,18 +64,15 @@ impl Driver {
     /// Writes slots at once and counts at most once a second, never two writes at a time.
     pub(super) fn write_operator(&mut self, view: &ClusterView, plan: &Plan) -> Option<Instant> {
         let (Some(status), Some(operator)) = (&plan.status, &view.operator) else { return None };
-        if *status == operator.status || self.operator_busy {
+        if *status == operator.status || !self.queue.is_free(&Target::Operator) {
             return None;
         }
         let now = Instant::now();
-        if let Some(until) = self.operator_paused.filter(|until| *until > now) {
-            return Some(until);
-        }
         let due = self.operator_written.map_or(now, |at| at + STATUS_PERIOD);
         if plan.slots.is_none() && due > now {
             return Some(due);
         }
-        self.operator_busy = true;
+        self.queue.begin(Target::Operator, true);
         let taken = planner::plan::retracted(&operator.status.slots, &status.slots);
         self.retracting = Some(Retracting::with(self.retracting.take(), &operator.resource_version, taken));
         self.operator_written = Some(now);
@@ -83,26 +82,17 @@ impl Driver {
             if result.as_ref().is_err_and(ApplyError::is_unknown) {
                 applier.read_operator().await;
             }
-            let _ = done.send(Done::Operator(result));
+            let _ = done.send(Done { target: Target::Operator, result });
         });
         None
     }
 
     pub(super) fn change_shadows(&mut self, policy: &Policy) {
-        let now = Instant::now();
-        self.shadow_changes.retain(|_, retry| retry.is_none_or(|at| at > now));
-        let under_way = self.shadow_changes.values().filter(|retry| retry.is_none()).count();
-        let mut places = writes::AT_A_TIME.saturating_sub(under_way);
-        for change in changes(&self.applier.nodes.items(), &self.applier.shadows.items()) {
-            if places == 0 {
-                break;
-            }
+        let changes = changes(&self.applier.nodes.items(), &self.applier.shadows.items()).into_iter().map(|change| {
             let (Change::Create { node, .. } | Change::Delete { node, .. }) = &change;
-            if self.shadow_changes.contains_key(node) {
-                continue;
-            }
-            places -= 1;
-            self.shadow_changes.insert(node.clone(), None);
+            (node.clone(), change)
+        });
+        for change in self.queue.begin_some(Target::Shadow, changes.collect(), writes::AT_A_TIME) {
             let host = models::shadow::HostPolicy {
                 refresh_interval: Some(policy.refresh_interval),
                 ..models::shadow::HostPolicy::default()
@@ -122,7 +112,7 @@ impl Driver {
                 if result.as_ref().is_err_and(ApplyError::is_unknown) {
                     applier.read_node(&node).await;
                 }
-                let _ = done.send(Done::Shadow(node, result));
+                let _ = done.send(Done { target: Target::Shadow(node), result });
             });
         }
     }
@@ -130,14 +120,15 @@ impl Driver {
     /// Puts nodes that run Bottlerocket under the operator, if policy asks for that.
     pub(super) fn label_nodes(&mut self, policy: &Policy) {
         let nodes = self.applier.nodes.items();
-        for node in self.labelling.begin(labels(&nodes, policy), Instant::now()) {
+        let wanted = labels(&nodes, policy).into_iter().map(|node| (node.name.clone(), node.clone())).collect();
+        for node in self.queue.begin_some(Target::Label, wanted, writes::LABELS_AT_A_TIME) {
             let (applier, done) = (self.applier.clone(), self.done.0.clone());
             tokio::spawn(async move {
                 let result = applier.label(&node).await;
                 if result.as_ref().is_err_and(ApplyError::is_unknown) {
                     applier.read_node(&node.name).await;
                 }
-                let _ = done.send(Done::Label(node.name, result));
+                let _ = done.send(Done { target: Target::Label(node.name), result });
             });
         }
     }

@@ -10,7 +10,8 @@ use planner::wait::Wait;
 use tokio::time::Instant;
 
 use super::Driver;
-use super::memory::{Memory, Retracting};
+use super::memory::{NodeMemory, Retracting};
+use super::retry::Target;
 use crate::cache::Cache;
 
 /// The time since which something is missing; `None` while it is there, or not known.
@@ -18,7 +19,7 @@ fn missing_since(since: Option<Timestamp>, there: Option<bool>, now: Timestamp) 
     (there == Some(false)).then(|| since.unwrap_or(now))
 }
 
-impl Memory {
+impl NodeMemory {
     /// Forgets what the node's step has outlived.
     fn forget(&mut self, node: &NodeView) {
         if node.step() != Some(Step::Draining) {
@@ -75,12 +76,10 @@ impl Driver {
     pub(super) fn view(&mut self, now: Timestamp) -> ClusterView {
         let nodes = self.applier.nodes.items();
         let mut shadows = self.applier.shadows.items();
-        self.memory.retain(|name, memory| memory.busy || nodes.contains_key(name));
-        // Of all nodes, also of those that left the view: a pause in the past would wake the loop again and again.
+        self.memory.retain(|name, _| nodes.contains_key(name));
         let clock = Instant::now();
-        for memory in self.memory.values_mut() {
-            memory.paused_until = memory.paused_until.filter(|until| *until > clock);
-        }
+        self.queue.end_pauses(clock);
+        self.queue.retain(|target| !matches!(target, Target::Node(name) if !nodes.contains_key(name)));
         let mut view = ClusterView {
             operator: self.applier.operator.get(models::names::OPERATOR_NAME),
             own_node: self.own_node.clone(),
@@ -129,13 +128,14 @@ impl Driver {
         if has_agent == Some(false) {
             self.memory.entry(name.clone()).or_default();
         }
-        let Some(memory) = self.memory.get_mut(name) else { return };
-        if memory.busy || memory.paused_until.is_some() {
+        let target = Target::Node(name.clone());
+        if !self.queue.is_free(&target) {
             view.busy.insert(name.clone());
         }
-        if memory.paused_until.is_some() {
+        if self.queue.is_paused(&target) {
             view.paused.insert(name.clone());
         }
+        let Some(memory) = self.memory.get_mut(name) else { return };
         memory.agent_missing = missing_since(memory.agent_missing, has_agent, now);
         memory.forget(node);
         let generation = view.operator.as_ref().map(|operator| operator.generation);

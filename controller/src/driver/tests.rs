@@ -1,19 +1,18 @@
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 use planner::plan::{Action, Evictions, Plan};
-use planner::view::{ClusterView, NodeFacts, NodeView, OperatorFacts, ShadowFacts};
+use planner::view::{ClusterView, NodeFacts, NodeView, ShadowFacts};
 use watches::Sink as _;
 
+use super::retry::Target;
 use super::*;
 use crate::apply::ApplyError;
 use crate::eviction::Meaning;
 use crate::leader::Leadership;
 
-fn cache<P: planner::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
-    let cache = Cache::new(changed.clone());
+fn list<P: planner::view::Projection>(cache: &Cache<P>) {
     cache.take(0, Event::Init);
     cache.take(0, Event::InitDone);
-    cache
 }
 
 type Server = tower_test::mock::Handle<http::Request<kube::client::Body>, http::Response<kube::client::Body>>;
@@ -28,8 +27,12 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
     let (service, server) =
         tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
     let client = kube::Client::new(service, "default");
-    let changed = Arc::new(watch::channel(0).0);
-    let nodes = cache::<NodeFacts>(&changed);
+    let caches = Caches::default();
+    list(&caches.nodes);
+    list(&caches.shadows);
+    list(&caches.operator);
+    list(&caches.budgets);
+    let nodes = caches.nodes.clone();
     let applier = Applier::new(
         client,
         "brupop-system".into(),
@@ -37,14 +40,24 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
         Leadership::forever(),
         crate::tls::Signer::default(),
         crate::metrics::Metrics::new().unwrap(),
-        nodes.clone(),
-        cache::<ShadowFacts>(&changed),
-        cache::<OperatorFacts>(&changed),
+        caches.clone(),
     );
-    let peers = Peers { identity: "me".into(), pods: cache(&changed), agents: cache(&changed) };
-    let expressions = Expressions::start(changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
-    let reading = Reading::default();
-    let driver = Driver::new(applier, cache(&changed), peers, reading, expressions, changed, None, crate::clock::now());
+    let pods = || {
+        let cache = Cache::new(caches.changed.clone());
+        list(&cache);
+        cache
+    };
+    let peers = Peers { identity: "me".into(), pods: pods(), agents: pods() };
+    let expressions = Expressions::start(caches.changed.clone(), crate::metrics::Metrics::new().unwrap(), None);
+    let driver = Driver::new(Options {
+        applier,
+        caches,
+        peers,
+        reading: Reading::default(),
+        expressions,
+        own_node: None,
+        leader_since: crate::clock::now(),
+    });
     (driver, nodes, server)
 }
 
@@ -78,7 +91,8 @@ async fn policy_change_for_a_large_fleet_delays_no_eviction_and_is_no_burst_of_w
     let outcome = driver.outcomes.1.recv().await.unwrap();
     let done = outcome.node.clone();
     driver.ended(outcome);
-    view.busy.extend(driver.memory.iter().filter(|(_, memory)| memory.busy).map(|(name, _)| name.clone()));
+    let busy = actions.keys().filter(|name| !driver.queue.is_free(&Target::Node((*name).clone())));
+    view.busy.extend(busy.cloned());
     view.busy.insert(done);
     driver.act(&view, &mut plan());
     let next = tokio::time::timeout(Duration::from_secs(1), server.next_request()).await;
@@ -104,7 +118,7 @@ fn take<P: planner::view::Projection>(cache: &Cache<P>, object: serde_json::Valu
 }
 
 /// Takes in node `a` and its shadow with this step and this desired state.
-fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str, order: &serde_json::Value) {
+fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str, desired: &serde_json::Value) {
     take(
         nodes,
         serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5", "labels": {
@@ -113,7 +127,7 @@ fn take_node_in(driver: &Driver, nodes: &Cache<NodeFacts>, step: &str, order: &s
     let shadow = serde_json::json!({
         "metadata": {"name": "brs-a", "uid": "shadow-1", "resourceVersion": "6", "ownerReferences": [
             {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "node-1"}]},
-        "spec": order,
+        "spec": desired,
         "status": {"progress": {"step": step, "since": "2026-01-01T00:00:00Z",
             "started": "2026-01-01T00:00:00Z", "attempt": 1, "bootId": "b", "version": "1.20.5", "disruptive": true}}});
     take(&driver.applier.shadows, shadow);
@@ -142,9 +156,9 @@ fn refusal(pod: &str, request: u64) -> Evicted {
 
 #[tokio::test]
 async fn evictions_under_way_keep_no_node_busy_and_end_with_the_drain() {
-    let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes) = driver();
-    take_node_in(&driver, &nodes, "Draining", &order);
+    take_node_in(&driver, &nodes, "Draining", &desired);
     let now = crate::clock::now();
     driver.evict(evictions(&["first", "second"]), now);
     let view = driver.view(now);
@@ -165,9 +179,9 @@ async fn evictions_under_way_keep_no_node_busy_and_end_with_the_drain() {
 
 #[tokio::test(start_paused = true)]
 async fn leader_that_is_stopped_waits_for_the_answers_to_its_evictions() {
-    let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes, mut server) = driver_and_server();
-    take_node_in(&driver, &nodes, "Draining", &order);
+    take_node_in(&driver, &nodes, "Draining", &desired);
     driver.evict(evictions(&["web"]), crate::clock::now());
     let (request, reply) = server.next_request().await.unwrap();
     assert!(request.uri().path().ends_with("/eviction"));
@@ -182,12 +196,12 @@ async fn leader_that_is_stopped_waits_for_the_answers_to_its_evictions() {
 }
 
 #[tokio::test]
-async fn pod_that_is_refused_for_long_is_asked_for_more_seldom() {
-    let order = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
+async fn pod_that_is_refused_for_long_is_evicted_less_often() {
+    let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let seconds = jiff::SignedDuration::from_secs;
     for (refused, pause) in [(0, 5), (60, 30), (600, 60)] {
         let (mut driver, nodes) = driver();
-        take_node_in(&driver, &nodes, "Draining", &order);
+        take_node_in(&driver, &nodes, "Draining", &desired);
         let now = crate::clock::now();
         driver.evict(evictions(&["web"]), now - seconds(refused));
         driver.answered(refusal("web", 1));
@@ -197,7 +211,7 @@ async fn pod_that_is_refused_for_long_is_asked_for_more_seldom() {
 }
 
 #[tokio::test]
-async fn a_budget_that_lets_go_before_its_refusal_is_heard_of_is_not_missed() {
+async fn budget_that_allows_a_pod_before_its_refusal_arrives_is_not_missed() {
     let budget = |version: &str, allowed: i32| {
         serde_json::json!({"metadata": {"namespace": "shop", "name": "web", "resourceVersion": version},
             "status": {"disruptionsAllowed": allowed, "currentHealthy": 2, "desiredHealthy": 2, "expectedPods": 3}})
@@ -246,7 +260,7 @@ async fn a_leader_decides_nothing_before_every_cache_has_been_read_since_it_lead
 }
 
 #[tokio::test]
-async fn a_slot_is_on_its_way_out_until_the_resource_has_changed_whatever_is_heard_of_its_write() {
+async fn retracted_slot_is_released_when_the_resource_has_changed() {
     let operator = |version: &str, slots: serde_json::Value| {
         serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": version},
             "spec": {}, "status": {"slots": slots}})
@@ -269,10 +283,10 @@ async fn a_slot_is_on_its_way_out_until_the_resource_has_changed_whatever_is_hea
     let sent = driver.view(now);
     assert!(sent.retracted.contains("node-1") && sent.slots().count() == 0, "{:?}", sent.retracted);
     // The result of this write is unknown.
-    driver.written(Done::Operator(Err(ApplyError::NoKey)));
+    driver.written(Done { target: Target::Operator, result: Err(ApplyError::NoKey) });
     assert_eq!(driver.view(now).slots().count(), 0);
     // A further write that removes nothing does not settle the first one.
-    driver.operator_paused = None;
+    driver.queue = RetryQueue::default();
     let mut counts = without(&view);
     counts.slots = Some(view.operator.as_ref().unwrap().status.slots.clone());
     counts.status.as_mut().unwrap().slots = counts.slots.clone().unwrap();
@@ -299,7 +313,7 @@ async fn a_new_leader_goes_on_with_a_slot_with_which_something_was_begun() {
 }
 
 #[tokio::test]
-async fn a_node_is_seen_to_stand_in_its_release_for_as_long_as_this_leader_has_looked() {
+async fn release_is_observed_since_this_leader_first_saw_it() {
     let (mut driver, nodes) = driver();
     take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
     // However often it checks in between, and whatever the clock shows.
@@ -317,7 +331,7 @@ async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
     let (mut driver, nodes) = driver();
     take(&nodes, serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}));
     // An earlier action about it failed, and the pause after that is over.
-    driver.memory.entry("a".into()).or_default().paused_until = Some(Instant::now());
+    driver.queue.ended(Target::Node("a".into()), Some(&ApplyError::NoKey), Instant::now() - Duration::from_secs(1));
     let mut in_the_past = 0;
     for _ in 0..100 {
         if driver.turn().is_some_and(|wake| wake <= Instant::now()) {

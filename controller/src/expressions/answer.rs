@@ -50,13 +50,12 @@ pub(crate) enum Unreadable {
         "the expression returns a {0}, which can never be nothing: write a comparison of series, such as sum(x) > 0"
     )]
     NeverNothing(String),
-    /// The answer is not from Prometheus.
     #[error("{0}")]
     Foreign(String),
 }
 
-/// Parses the body of an answer to a query that was sent at `asked`.
-pub(crate) fn read(body: &[u8], asked: Timestamp) -> Result<Answer, Unreadable> {
+/// Parses the body of an answer to a query that was sent at `sent`.
+pub(crate) fn read(body: &[u8], sent: Timestamp) -> Result<Answer, Unreadable> {
     let foreign = |what: &str| Unreadable::Foreign(what.to_owned());
     let body: Body = serde_json::from_slice(body).map_err(|_| foreign("it is not Prometheus' JSON"))?;
     if body.status != "success" {
@@ -70,14 +69,14 @@ pub(crate) fn read(body: &[u8], asked: Timestamp) -> Result<Answer, Unreadable> 
     }
     let Value::Array(result) = data.result else { return Err(foreign("its result is not a list")) };
     match result.into_iter().next() {
-        None => Ok(Answer::Quiet { since: asked }),
+        None => Ok(Answer::Quiet { since: sent }),
         // The result is not empty, also where the series cannot be read.
-        Some(first) => Ok(Answer::Firing { series: told(&serde_json::from_value(first).unwrap_or_default()) }),
+        Some(first) => Ok(Answer::Firing { series: series_text(&serde_json::from_value(first).unwrap_or_default()) }),
     }
 }
 
 /// Returns a series as Prometheus writes it, e.g. `up{job="api"} 0`.
-fn told(series: &Series) -> String {
+fn series_text(series: &Series) -> String {
     let mut text = series.metric.get("__name__").cloned().unwrap_or_default();
     // Quoted with escapes, so that no value brings a line break or a closing quote into a message.
     let labels: Vec<String> =
@@ -108,12 +107,12 @@ pub(super) fn cut(text: &str, length: usize) -> String {
 mod tests {
     use super::*;
 
-    fn asked() -> Timestamp {
+    fn sent() -> Timestamp {
         Timestamp::UNIX_EPOCH
     }
 
     fn read_text(text: &str) -> Result<Answer, Unreadable> {
-        read(text.as_bytes(), asked())
+        read(text.as_bytes(), sent())
     }
 
     fn success(data: &str) -> String {
@@ -124,14 +123,14 @@ mod tests {
     fn nothing_is_an_empty_list_of_series() {
         for result_type in ["vector", "matrix"] {
             let text = success(&format!(r#"{{"resultType":"{result_type}","result":[]}}"#));
-            assert_eq!(read_text(&text), Ok(Answer::Quiet { since: asked() }));
+            assert_eq!(read_text(&text), Ok(Answer::Quiet { since: sent() }));
         }
         let warned = r#"{"status":"success","data":{"resultType":"vector","result":[]},"warnings":["slow"]}"#;
-        assert_eq!(read_text(warned), Ok(Answer::Quiet { since: asked() }));
+        assert_eq!(read_text(warned), Ok(Answer::Quiet { since: sent() }));
     }
 
     #[test]
-    fn something_is_told_by_its_first_series() {
+    fn answer_is_shown_by_its_first_series() {
         for (data, series) in [
             (
                 r#"{"resultType":"vector","result":[{"metric":{"__name__":"up","job":"api","instance":"a:1"},"value":[1,"0"]},{"metric":{},"value":[1,"1"]}]}"#,
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_never_taken_for_nothing() {
+    fn unusable_answer_is_never_taken_for_an_empty_one() {
         for (text, error) in [
             (success(r#"{"resultType":"scalar","result":[1,"0"]}"#), "returns a scalar, which can never be nothing"),
             (success(r#"{"resultType":"string","result":[1,""]}"#), "returns a string, which can never be nothing"),

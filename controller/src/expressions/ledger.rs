@@ -1,6 +1,7 @@
 //! The wanted queries, when each was sent, and the answers. No clock, no network.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::discriminant;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -10,19 +11,17 @@ use tokio::time::Instant;
 use planner::policy::Prometheus;
 use planner::view::Answer;
 
-/// One query.
 #[derive(Default)]
-struct Line {
+struct QueryState {
     wanted: bool,
     under_way: bool,
     /// Moment of the last request: for the schedule.
-    asked: Option<Instant>,
+    sent: Option<Instant>,
     /// Time of the request, by the clock, of the answer that is kept.
-    asked_at: Option<Timestamp>,
+    sent_at: Option<Timestamp>,
     answer: Option<Answer>,
 }
 
-/// The next steps.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Due {
     /// The queries to send now.
@@ -31,13 +30,12 @@ pub(super) struct Due {
     pub(super) next: Option<Instant>,
 }
 
-/// All queries.
 #[derive(Default)]
 pub(super) struct Ledger {
     settings: Option<Prometheus>,
     /// Rises with each change of the settings; an answer to a query under earlier ones is discarded.
     edition: u64,
-    lines: BTreeMap<String, Line>,
+    lines: BTreeMap<String, QueryState>,
 }
 
 impl Ledger {
@@ -59,7 +57,7 @@ impl Ledger {
         let interval = self.interval();
         self.lines.retain(|query, line| {
             let was = std::mem::replace(&mut line.wanted, wanted.contains(query));
-            (was && line.wanted) || line.under_way || line.asked.is_some_and(|asked| asked + interval > now)
+            (was && line.wanted) || line.under_way || line.sent.is_some_and(|sent| sent + interval > now)
         });
         let mut news = false;
         for query in wanted {
@@ -70,7 +68,7 @@ impl Ledger {
                 message: "no Prometheus server is configured: set spec.prometheus.url to its address".to_owned(),
             });
             news |= answer.is_some();
-            self.lines.insert(query.clone(), Line { wanted: true, answer, ..Line::default() });
+            self.lines.insert(query.clone(), QueryState { wanted: true, answer, ..QueryState::default() });
         }
         news
     }
@@ -85,7 +83,7 @@ impl Ledger {
             .lines
             .iter()
             .filter(|(_, line)| line.wanted && !line.under_way)
-            .map(|(query, line)| (line.asked.map(|asked| asked + interval), query))
+            .map(|(query, line)| (line.sent.map(|sent| sent + interval), query))
             .collect();
         waiting.sort();
         let due = waiting.iter().take_while(|(at, _)| at.is_none_or(|at| at <= now)).count();
@@ -95,22 +93,22 @@ impl Ledger {
         for query in &queries {
             if let Some(line) = self.lines.get_mut(query) {
                 line.under_way = true;
-                line.asked = Some(now);
+                line.sent = Some(now);
             }
         }
         Due { queries, next }
     }
 
-    /// Takes in the result of a query that was sent under `edition` of the settings at `asked_at`. Returns whether it
+    /// Takes in the result of a query that was sent under `edition` of the settings at `sent_at`. Returns whether it
     /// has to be checked: at another kind of answer than before, and at each further empty answer.
-    pub(super) fn ended(&mut self, query: &str, edition: u64, asked_at: Timestamp, answer: Answer) -> bool {
+    pub(super) fn ended(&mut self, query: &str, edition: u64, sent_at: Timestamp, answer: Answer) -> bool {
         if edition != self.edition {
             return false;
         }
         let Some(line) = self.lines.get_mut(query) else { return false };
         line.under_way = false;
-        line.asked_at = Some(asked_at);
-        let same = line.answer.as_ref().is_some_and(|old| kind(old) == kind(&answer));
+        line.sent_at = Some(sent_at);
+        let same = line.answer.as_ref().is_some_and(|old| discriminant(old) == discriminant(&answer));
         let news = line.wanted && (!same || matches!(answer, Answer::Quiet { .. }));
         line.answer = Some(match (&line.answer, answer) {
             // Quiet since the first of the successive empty answers.
@@ -128,7 +126,7 @@ impl Ledger {
             .filter_map(|(query, line)| {
                 let answer = line.answer.as_ref()?;
                 // By its absolute value: a clock that was set back must not keep an answer young.
-                let age = line.asked_at.map(|at| now.duration_since(at).abs());
+                let age = line.sent_at.map(|at| now.duration_since(at).abs());
                 let older = |limit: Duration| age.is_some_and(|age| age > signed(limit));
                 if !line.wanted && older(interval) {
                     return None;
@@ -152,26 +150,15 @@ impl Ledger {
     }
 }
 
-/// All kinds of answers.
-pub(crate) const KINDS: [&str; 3] = ["Quiet", "Firing", "Failed"];
-
-/// Returns the kind of an answer as a fixed word, as in metrics.
-pub(crate) const fn kind(answer: &Answer) -> &'static str {
-    match answer {
-        Answer::Quiet { .. } => "Quiet",
-        Answer::Firing { .. } => "Firing",
-        Answer::Failed { .. } => "Failed",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::answer_kind;
 
     const INTERVAL: Duration = Duration::from_secs(30);
 
     /// A ledger with its own time, in seconds.
-    struct World {
+    struct Case {
         ledger: Ledger,
         start: Instant,
         settings: Prometheus,
@@ -189,7 +176,7 @@ mod tests {
         Answer::Failed { message: message.into() }
     }
 
-    impl World {
+    impl Case {
         fn new() -> Self {
             let settings = Prometheus { url: "http://p".into(), timeout: Duration::from_secs(10), interval: INTERVAL };
             Self { ledger: Ledger::default(), start: Instant::now(), settings }
@@ -215,68 +202,68 @@ mod tests {
         }
 
         fn kinds(&self, second: i64) -> Vec<(String, &'static str)> {
-            self.ledger.answers(t(second)).into_iter().map(|(query, answer)| (query, kind(&answer))).collect()
+            self.ledger.answers(t(second)).into_iter().map(|(query, answer)| (query, answer_kind(&answer))).collect()
         }
     }
 
     #[test]
-    fn a_wanted_query_is_asked_at_once_and_then_every_interval() {
-        let mut world = World::new();
-        world.want(0, &["a"]);
-        assert_eq!(world.due(0, 4), ["a"]);
-        assert_eq!(world.due(60, 4), [""; 0], "it is under way");
-        world.ends(0, "a", firing("x"));
-        let now = world.at(29);
-        assert_eq!(world.ledger.due(now, 4), Due { queries: vec![], next: Some(world.at(30)) });
-        assert_eq!(world.due(30, 4), ["a"]);
+    fn wanted_query_is_sent_at_once_and_then_every_interval() {
+        let mut case = Case::new();
+        case.want(0, &["a"]);
+        assert_eq!(case.due(0, 4), ["a"]);
+        assert_eq!(case.due(60, 4), [""; 0], "it is under way");
+        case.ends(0, "a", firing("x"));
+        let now = case.at(29);
+        assert_eq!(case.ledger.due(now, 4), Due { queries: vec![], next: Some(case.at(30)) });
+        assert_eq!(case.due(30, 4), ["a"]);
     }
 
     #[test]
     fn places_go_to_those_that_have_waited_longest() {
-        let mut world = World::new();
-        world.want(0, &["a", "b", "c"]);
-        assert_eq!(world.due(0, 2), ["a", "b"]);
-        let now = world.at(0);
-        assert_eq!(world.ledger.due(now, 0), Due::default(), "the end of another query is awaited");
-        world.ends(0, "a", firing("x"));
-        assert_eq!(world.due(31, 1), ["c"], "never asked comes before asked long ago");
-        world.ends(31, "c", firing("x"));
-        assert_eq!(world.due(32, 1), ["a"]);
+        let mut case = Case::new();
+        case.want(0, &["a", "b", "c"]);
+        assert_eq!(case.due(0, 2), ["a", "b"]);
+        let now = case.at(0);
+        assert_eq!(case.ledger.due(now, 0), Due::default(), "the end of another query is awaited");
+        case.ends(0, "a", firing("x"));
+        assert_eq!(case.due(31, 1), ["c"], "never sent comes before sent long ago");
+        case.ends(31, "c", firing("x"));
+        assert_eq!(case.due(32, 1), ["a"]);
     }
 
     #[test]
-    fn a_query_that_is_not_wanted_is_not_asked_and_is_forgotten_after_the_interval() {
-        let mut world = World::new();
-        world.want(0, &["a", "b"]);
-        world.due(0, 4);
-        world.ends(0, "a", firing("x"));
-        world.ends(0, "b", firing("y"));
-        world.want(10, &["b"]);
-        assert_eq!(world.due(60, 4), ["b"]);
-        assert_eq!(world.kinds(30), [("a".to_owned(), "Firing"), ("b".to_owned(), "Firing")]);
-        assert_eq!(world.kinds(31), [("b".to_owned(), "Firing")]);
-        world.want(60, &["b"]);
-        assert_eq!(world.ledger.lines.len(), 1);
+    fn query_that_is_not_wanted_is_not_sent_and_is_forgotten_after_the_interval() {
+        let mut case = Case::new();
+        case.want(0, &["a", "b"]);
+        case.due(0, 4);
+        case.ends(0, "a", firing("x"));
+        case.ends(0, "b", firing("y"));
+        case.want(10, &["b"]);
+        assert_eq!(case.due(60, 4), ["b"]);
+        assert_eq!(case.kinds(30), [("a".to_owned(), "Firing"), ("b".to_owned(), "Firing")]);
+        assert_eq!(case.kinds(31), [("b".to_owned(), "Firing")]);
+        case.want(60, &["b"]);
+        assert_eq!(case.ledger.lines.len(), 1);
     }
 
     #[test]
-    fn a_query_wanted_on_every_other_look_is_asked_once_an_interval() {
-        let mut world = World::new();
-        let mut asked = 0;
+    fn query_wanted_on_every_other_check_is_sent_once_an_interval() {
+        let mut case = Case::new();
+        let mut sent = 0;
         for second in 0..60 {
-            world.want(second, if second % 2 == 0 { &["a"] } else { &[] });
-            for query in world.due(second, 4) {
-                asked += 1;
-                world.ends(second as i64, &query, firing("x"));
+            case.want(second, if second % 2 == 0 { &["a"] } else { &[] });
+            for query in case.due(second, 4) {
+                sent += 1;
+                case.ends(second as i64, &query, firing("x"));
             }
         }
-        assert_eq!(asked, 2);
+        assert_eq!(sent, 2);
     }
 
     #[test]
-    fn an_answer_is_looked_at_when_its_kind_changes_and_when_it_is_quiet_again() {
-        let mut world = World::new();
-        world.want(0, &["a"]);
+    fn answer_is_checked_when_its_kind_changes_and_when_it_is_empty_again() {
+        let mut case = Case::new();
+        case.want(0, &["a"]);
         let quiet = |second| Answer::Quiet { since: t(second) };
         for (second, answer, news) in [
             (0, firing("x"), true),
@@ -287,53 +274,53 @@ mod tests {
             (5, quiet(5), true),
             (6, firing("x"), true),
         ] {
-            assert_eq!(world.ends(second, "a", answer.clone()), news, "{second}: {answer:?}");
+            assert_eq!(case.ends(second, "a", answer.clone()), news, "{second}: {answer:?}");
         }
-        world.want(7, &[]);
-        assert!(!world.ends(7, "a", quiet(7)), "no one waits for it any more");
-        assert!(!world.ends(7, "never wanted", quiet(7)));
+        case.want(7, &[]);
+        assert!(!case.ends(7, "a", quiet(7)), "no one waits for it any more");
+        assert!(!case.ends(7, "never wanted", quiet(7)));
     }
 
     #[test]
-    fn an_old_word_that_all_is_quiet_counts_as_no_answer() {
-        let mut world = World::new();
-        world.want(0, &["a", "b"]);
-        world.due(0, 4);
-        world.ends(0, "a", Answer::Quiet { since: t(0) });
-        world.ends(0, "b", firing("x"));
-        assert_eq!(world.kinds(60), [("a".to_owned(), "Quiet"), ("b".to_owned(), "Firing")]);
-        assert_eq!(world.kinds(61), [("a".to_owned(), "Failed"), ("b".to_owned(), "Firing")]);
-        assert_eq!(world.kinds(-61)[0].1, "Failed", "the clock was set back");
-        let Some(Answer::Failed { message }) = world.ledger.answers(t(61)).remove("a") else { panic!("it is old") };
+    fn old_empty_answer_counts_as_none() {
+        let mut case = Case::new();
+        case.want(0, &["a", "b"]);
+        case.due(0, 4);
+        case.ends(0, "a", Answer::Quiet { since: t(0) });
+        case.ends(0, "b", firing("x"));
+        assert_eq!(case.kinds(60), [("a".to_owned(), "Quiet"), ("b".to_owned(), "Firing")]);
+        assert_eq!(case.kinds(61), [("a".to_owned(), "Failed"), ("b".to_owned(), "Firing")]);
+        assert_eq!(case.kinds(-61)[0].1, "Failed", "the clock was set back");
+        let Some(Answer::Failed { message }) = case.ledger.answers(t(61)).remove("a") else { panic!("it is old") };
         assert!(message.contains("older than twice the interval (30s)"), "{message}");
     }
 
     #[test]
     fn other_settings_make_all_answers_void_also_those_under_way() {
-        let mut world = World::new();
-        world.want(0, &["a", "b"]);
-        world.due(0, 4);
-        world.ends(0, "a", Answer::Quiet { since: t(0) });
-        let before = world.ledger.edition;
-        world.settings.url = "http://other".into();
-        world.want(1, &["a", "b"]);
-        assert_eq!(world.kinds(1), []);
-        assert!(!world.ledger.ended("b", before, t(0), Answer::Quiet { since: t(0) }));
-        assert_eq!(world.kinds(1), [], "the old server's word");
-        assert_eq!(world.due(1, 4), ["a", "b"]);
+        let mut case = Case::new();
+        case.want(0, &["a", "b"]);
+        case.due(0, 4);
+        case.ends(0, "a", Answer::Quiet { since: t(0) });
+        let before = case.ledger.edition;
+        case.settings.url = "http://other".into();
+        case.want(1, &["a", "b"]);
+        assert_eq!(case.kinds(1), []);
+        assert!(!case.ledger.ended("b", before, t(0), Answer::Quiet { since: t(0) }));
+        assert_eq!(case.kinds(1), [], "an answer of the old server");
+        assert_eq!(case.due(1, 4), ["a", "b"]);
     }
 
     #[test]
-    fn without_anybody_to_ask_every_query_has_failed() {
-        let mut world = World::new();
+    fn without_a_server_every_query_has_failed() {
+        let mut case = Case::new();
         let wanted = BTreeSet::from(["a".to_owned()]);
-        let now = world.at(0);
-        assert!(world.ledger.want(&wanted, None, now), "the planner is told");
-        assert!(!world.ledger.want(&wanted, None, now), "once");
-        assert_eq!(world.kinds(100_000), [("a".to_owned(), "Failed")]);
-        assert_eq!(world.due(0, 4), [""; 0]);
-        assert!(!world.want(1, &["a"]));
-        assert_eq!(world.kinds(1), []);
-        assert_eq!(world.due(1, 4), ["a"]);
+        let now = case.at(0);
+        assert!(case.ledger.want(&wanted, None, now), "the planner is notified");
+        assert!(!case.ledger.want(&wanted, None, now), "once");
+        assert_eq!(case.kinds(100_000), [("a".to_owned(), "Failed")]);
+        assert_eq!(case.due(0, 4), [""; 0]);
+        assert!(!case.want(1, &["a"]));
+        assert_eq!(case.kinds(1), []);
+        assert_eq!(case.due(1, 4), ["a"]);
     }
 }

@@ -9,8 +9,8 @@
 //! Anything but a fresh empty answer keeps the node waiting: no answer, one that cannot be read, one that is old.
 
 mod answer;
-mod ask;
 mod ledger;
+mod query;
 #[cfg(test)]
 mod tests;
 
@@ -32,7 +32,6 @@ use planner::view::Answer;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use answer::read as read_answer;
-pub(crate) use ledger::{KINDS, kind};
 
 /// Maximum number of queries under way: Prometheus serves others too, and the load must not depend on the fleet's size.
 const CONCURRENT: usize = 4;
@@ -91,14 +90,14 @@ impl Shared {
         self.changed.send_modify(|n| *n = n.wrapping_add(1));
     }
 
-    fn ended(&self, query: &str, edition: u64, asked: Timestamp, answer: Answer) {
+    fn ended(&self, query: &str, edition: u64, sent: Timestamp, answer: Answer) {
         match &answer {
             Answer::Quiet { .. } => tracing::debug!(query, "an expression is quiet"),
             Answer::Firing { series } => tracing::debug!(query, series, "an expression returns something"),
             Answer::Failed { message } => tracing::debug!(query, message, "an expression has no answer"),
         }
         self.metrics.expression(&answer);
-        let news = self.lock().ended(query, edition, asked, answer);
+        let news = self.lock().ended(query, edition, sent, answer);
         if news {
             self.wake();
         }
@@ -106,15 +105,15 @@ impl Shared {
 }
 
 /// The client and the state of sending.
-struct Asker {
+struct Sender {
     client: Result<reqwest::Client, String>,
     made: Instant,
     failed: bool,
 }
 
-impl Asker {
+impl Sender {
     async fn make(settings: &Prometheus, shared: &Shared) -> Self {
-        let client = ask::client(settings, shared.ca_file.as_deref()).await.map_err(|error| error.to_string());
+        let client = query::client(settings, shared.ca_file.as_deref()).await.map_err(|error| error.to_string());
         Self { client, made: Instant::now(), failed: false }
     }
 
@@ -127,30 +126,30 @@ impl Asker {
 
 async fn run(shared: Arc<Shared>) {
     let mut under_way = FuturesUnordered::new();
-    let mut asker: Option<Asker> = None;
-    let mut asked_under = 0;
+    let mut sender: Option<Sender> = None;
+    let mut sent_under = 0;
     loop {
         let (edition, settings, due) = {
             let mut ledger = shared.lock();
             let (edition, settings) = ledger.settings();
             let settings = settings.cloned();
-            if edition != asked_under {
+            if edition != sent_under {
                 // Queries to another server are not waited for.
                 under_way.clear();
-                asker = None;
-                asked_under = edition;
+                sender = None;
+                sent_under = edition;
             }
             (edition, settings, ledger.due(Instant::now(), CONCURRENT - under_way.len()))
         };
         if let Some(settings) = settings.filter(|_| !due.queries.is_empty()) {
-            let usable = match asker.take().filter(|asker| !asker.is_over(&settings)) {
-                Some(asker) => asker,
-                None => Asker::make(&settings, &shared).await,
+            let usable = match sender.take().filter(|sender| !sender.is_over(&settings)) {
+                Some(sender) => sender,
+                None => Sender::make(&settings, &shared).await,
             };
             for query in due.queries {
                 under_way.push(one(usable.client.clone(), settings.clone(), query, edition));
             }
-            asker = Some(usable);
+            sender = Some(usable);
         }
         let timer = async {
             match due.next {
@@ -159,11 +158,11 @@ async fn run(shared: Arc<Shared>) {
             }
         };
         tokio::select! {
-            Some((query, edition, asked, answer)) = under_way.next() => {
-                if let Some(asker) = &mut asker {
-                    asker.failed |= matches!(answer, Answer::Failed { .. });
+            Some((query, edition, sent, answer)) = under_way.next() => {
+                if let Some(sender) = &mut sender {
+                    sender.failed |= matches!(answer, Answer::Failed { .. });
                 }
-                shared.ended(&query, edition, asked, answer);
+                shared.ended(&query, edition, sent, answer);
             }
             () = shared.wanted.notified() => {}
             () = timer => {}
@@ -177,10 +176,10 @@ async fn one(
     query: String,
     edition: u64,
 ) -> (String, u64, Timestamp, Answer) {
-    let asked = crate::clock::now();
+    let sent = crate::clock::now();
     let answer = match client {
-        Ok(client) => ask::ask(&client, &settings, &query, asked).await,
+        Ok(client) => query::send(&client, &settings, &query, sent).await,
         Err(message) => Answer::Failed { message },
     };
-    (query, edition, asked, answer)
+    (query, edition, sent, answer)
 }

@@ -131,14 +131,14 @@ async fn serve(
 }
 
 /// Sends one query.
-async fn ask_at(settings: &Prometheus) -> Answer {
-    let client = ask::client(settings, None).await.unwrap();
-    ask::ask(&client, settings, "up == 0", Timestamp::UNIX_EPOCH).await
+async fn send_to(settings: &Prometheus) -> Answer {
+    let client = query::client(settings, None).await.unwrap();
+    query::send(&client, settings, "up == 0", Timestamp::UNIX_EPOCH).await
 }
 
 async fn answer_to(reply: Reply) -> Answer {
     let server = Server::start(move |_, _| reply.clone()).await;
-    ask_at(&server.settings()).await
+    send_to(&server.settings()).await
 }
 
 fn why(answer: Answer) -> String {
@@ -149,7 +149,7 @@ fn why(answer: Answer) -> String {
 }
 
 #[tokio::test]
-async fn nothing_is_quiet_and_something_is_told() {
+async fn empty_answer_is_quiet_and_another_one_is_shown() {
     assert_eq!(answer_to(ok(QUIET)).await, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
     assert_eq!(answer_to(ok(FIRING)).await, Answer::Firing { series: r#"{a="b"} 7"#.into() });
 }
@@ -195,9 +195,9 @@ async fn whatever_is_no_answer_fails_with_what_to_do() {
             "write a comparison of series",
         ),
     ] {
-        let told = why(answer_to(reply).await);
-        assert!(told.contains(message) && !told.contains("secret"), "{what}: {told}");
-        assert!(told.chars().count() < 600, "{what}: {told}");
+        let shown = why(answer_to(reply).await);
+        assert!(shown.contains(message) && !shown.contains("secret"), "{what}: {shown}");
+        assert!(shown.chars().count() < 600, "{what}: {shown}");
     }
 }
 
@@ -205,7 +205,7 @@ async fn whatever_is_no_answer_fails_with_what_to_do() {
 async fn a_name_and_password_in_the_address_are_shown_to_the_server() {
     let server = Server::start(|_, _| ok(QUIET)).await;
     let url = server.url.replace("http://", "http://me:secret@");
-    let answer = ask_at(&Prometheus { url, ..server.settings() }).await;
+    let answer = send_to(&Prometheus { url, ..server.settings() }).await;
     assert_eq!(answer, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
     let head = server.seen.borrow().heads[0].to_lowercase();
     assert!(head.contains("authorization: basic bwu6c2vjcmv0"), "{head}");
@@ -225,9 +225,9 @@ async fn a_redirect_is_not_followed() {
 async fn silence_fails_when_time_is_up() {
     let server = Server::start(|_, _| Reply::Silence).await;
     let settings = Prometheus { timeout: Duration::from_millis(50), ..server.settings() };
-    let told = why(ask_at(&settings).await);
+    let shown = why(send_to(&settings).await);
     assert_eq!(
-        told,
+        shown,
         format!(
             "no answer from {}/api/v1/query within 50ms: is the address right, and does a NetworkPolicy let the \
              controller through?",
@@ -240,12 +240,12 @@ async fn silence_fails_when_time_is_up() {
 async fn no_one_there_fails_with_the_cause() {
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let settings = Prometheus { url: format!("http://me:secret@{address}"), timeout: AMPLE, interval: AMPLE };
-    let told = why(ask_at(&settings).await);
-    assert!(told.starts_with(&format!("no answer from http://{address}/api/v1/query: Connection refused")), "{told}");
-    assert!(told.contains("does a NetworkPolicy let the controller through?"), "{told}");
+    let shown = why(send_to(&settings).await);
+    assert!(shown.starts_with(&format!("no answer from http://{address}/api/v1/query: Connection refused")), "{shown}");
+    assert!(shown.contains("does a NetworkPolicy let the controller through?"), "{shown}");
     let settings = Prometheus { url: "prometheus:9090".into(), ..settings };
-    let told = why(ask_at(&settings).await);
-    assert!(told.contains("write one such as http://prometheus.monitoring.svc:9090"), "{told}");
+    let shown = why(send_to(&settings).await);
+    assert!(shown.contains("write one such as http://prometheus.monitoring.svc:9090"), "{shown}");
 }
 
 /// A directory of its own, removed with the test.
@@ -296,22 +296,22 @@ async fn a_certificate_is_checked_with_the_file_that_was_named_and_nothing_else(
     let (url, certificate) = secure().await;
     let settings = Prometheus { url, timeout: AMPLE, interval: AMPLE };
     let file = directory.0.join("ca.crt");
-    let asked = async |pem: &str| {
+    let sent = async |pem: &str| {
         std::fs::write(&file, pem).unwrap();
-        let client = ask::client(&settings, Some(&file)).await.map_err(|error| error.to_string())?;
-        Ok::<_, String>(ask::ask(&client, &settings, "up == 0", Timestamp::UNIX_EPOCH).await)
+        let client = query::client(&settings, Some(&file)).await.map_err(|error| error.to_string())?;
+        Ok::<_, String>(query::send(&client, &settings, "up == 0", Timestamp::UNIX_EPOCH).await)
     };
-    assert_eq!(asked(&certificate).await, Ok(Answer::Quiet { since: Timestamp::UNIX_EPOCH }));
+    assert_eq!(sent(&certificate).await, Ok(Answer::Quiet { since: Timestamp::UNIX_EPOCH }));
     let (_, other) = secure().await;
-    let told = why(asked(&other).await.unwrap());
-    assert!(told.contains("invalid peer certificate"), "{told}");
-    assert!(told.contains("did the authority of --prometheus-ca-file issue its certificate?"), "{told}");
+    let shown = why(sent(&other).await.unwrap());
+    assert!(shown.contains("invalid peer certificate"), "{shown}");
+    assert!(shown.contains("did the authority of --prometheus-ca-file issue its certificate?"), "{shown}");
     for empty in ["", "not a certificate"] {
-        let error = asked(empty).await.unwrap_err();
+        let error = sent(empty).await.unwrap_err();
         assert!(error.ends_with("ca.crt, holds no certificate in PEM"), "{error}");
     }
     std::fs::remove_file(&file).unwrap();
-    let error = ask::client(&settings, Some(&file)).await.unwrap_err().to_string();
+    let error = query::client(&settings, Some(&file)).await.unwrap_err().to_string();
     assert!(error.contains("ca.crt, cannot be read: No such file"), "{error}");
 }
 
@@ -319,9 +319,9 @@ async fn a_certificate_is_checked_with_the_file_that_was_named_and_nothing_else(
 const BARE: &str = "BRUPOP_TEST_WITHOUT_AUTHORITIES";
 
 #[test]
-fn without_authorities_plain_http_is_asked_and_tls_says_what_to_mount() {
+fn without_authorities_plain_http_is_queried_and_tls_names_the_missing_file() {
     if std::env::var_os(BARE).is_none() {
-        let name = "expressions::tests::without_authorities_plain_http_is_asked_and_tls_says_what_to_mount";
+        let name = "expressions::tests::without_authorities_plain_http_is_queried_and_tls_names_the_missing_file";
         let run = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name])
             .env(BARE, "1")
@@ -337,7 +337,7 @@ fn without_authorities_plain_http_is_asked_and_tls_says_what_to_mount() {
     runtime.block_on(async {
         assert_eq!(answer_to(ok(QUIET)).await, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
         let settings = Prometheus { url: "https://p".into(), timeout: AMPLE, interval: AMPLE };
-        let error = ask::client(&settings, None).await.unwrap_err().to_string();
+        let error = query::client(&settings, None).await.unwrap_err().to_string();
         assert!(error.contains("mount a file with the CA and name it in --prometheus-ca-file"), "{error}");
     });
 }
@@ -363,7 +363,7 @@ impl Running {
 
     fn kinds(&self) -> BTreeMap<String, &'static str> {
         let answers = self.expressions.answers(crate::clock::now());
-        answers.iter().map(|(query, answer)| (query.clone(), kind(answer))).collect()
+        answers.iter().map(|(query, answer)| (query.clone(), crate::metrics::answer_kind(answer))).collect()
     }
 
     /// Waits, woken as the driver is, until an answer is of this kind.
@@ -397,7 +397,7 @@ async fn the_driver_is_woken_by_another_kind_of_answer_and_by_nothing_else() {
 }
 
 #[tokio::test]
-async fn each_new_word_that_all_is_quiet_wakes_the_driver() {
+async fn each_empty_answer_wakes_the_driver() {
     let mut server = Server::start(|_, before| if before < 3 { ok(QUIET) } else { Reply::Silence }).await;
     let running = Running::start();
     running.want(&["a"], &server.settings());
@@ -406,17 +406,17 @@ async fn each_new_word_that_all_is_quiet_wakes_the_driver() {
 }
 
 #[tokio::test]
-async fn what_no_one_wants_any_more_is_not_asked() {
+async fn query_that_is_not_wanted_any_more_is_not_sent() {
     let mut server = Server::start(|_, _| ok(FIRING)).await;
     let mut running = Running::start();
     running.want(&["a", "b"], &server.settings());
     running.until("a", "Firing").await;
     running.until("b", "Firing").await;
     running.want(&["b"], &server.settings());
-    let asked = server.count("a");
+    let sent = server.count("a");
     let b = server.count("b");
     server.until(|seen| seen.questions.iter().filter(|q| *q == "b").count() >= b + 10).await;
-    assert!(server.count("a") <= asked + 1, "one may have been under way");
+    assert!(server.count("a") <= sent + 1, "one may have been under way");
     drop(running.expressions);
     server.until(|seen| seen.open == 0).await;
 }
@@ -442,7 +442,7 @@ async fn no_more_than_four_questions_are_under_way() {
 }
 
 #[tokio::test]
-async fn a_corrected_address_is_asked_at_once_although_the_old_one_keeps_silent() {
+async fn corrected_address_is_queried_at_once_although_the_old_one_does_not_answer() {
     let mut silent = Server::start(|_, _| Reply::Silence).await;
     let good = Server::start(|_, _| ok(FIRING)).await;
     let mut running = Running::start();
@@ -456,7 +456,7 @@ async fn a_corrected_address_is_asked_at_once_although_the_old_one_keeps_silent(
 }
 
 #[tokio::test]
-async fn without_an_address_every_expression_fails_and_the_driver_is_told() {
+async fn without_an_address_every_expression_fails_and_the_driver_is_notified() {
     let running = Running::start();
     running.expressions.want(&BTreeSet::from(["a".to_owned()]), None);
     assert_eq!(running.kinds(), BTreeMap::from([("a".to_owned(), "Failed")]));

@@ -32,27 +32,25 @@ impl Default for Parameters {
 
 /// The contents of a Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
+pub(super) struct Record {
     /// The identity of the holder; empty after a release.
-    pub holder: String,
-    /// The duration that the holder set.
-    pub duration: Duration,
+    pub(super) holder: String,
+    pub(super) duration: Duration,
     /// The version of the Lease object: any change of it is a sign of life.
-    pub version: String,
+    pub(super) version: String,
 }
 
 /// A record and the moment at which this content was first seen.
 #[derive(Clone, Debug)]
-pub struct Observed {
-    /// The record.
-    pub record: Record,
+pub(super) struct Observed {
+    pub(super) record: Record,
     /// The moment since which this observer has seen it unchanged, by its own clock.
-    pub since: Instant,
+    pub(super) since: Instant,
 }
 
 impl Observed {
     /// Takes in a record that was just read.
-    pub fn update(previous: Option<Self>, record: Record, now: Instant) -> Self {
+    pub(super) fn update(previous: Option<Self>, record: Record, now: Instant) -> Self {
         match previous {
             Some(previous) if previous.record == record => previous,
             _ => Self { record, since: now },
@@ -62,8 +60,7 @@ impl Observed {
 
 /// The action of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Create the Lease: there is none.
+pub(super) enum Next {
     Create,
     /// Take the Lease: it is free, or has run out.
     Take,
@@ -75,7 +72,7 @@ pub enum Next {
 
 /// Returns the action of `identity` on the record at `now`. Until `after` it leaves alone a lease that it could take:
 /// it has handed it over.
-pub fn next(identity: &str, observed: Option<&Observed>, after: Option<Instant>, now: Instant) -> Next {
+pub(super) fn next(identity: &str, observed: Option<&Observed>, after: Option<Instant>, now: Instant) -> Next {
     let next = match observed {
         None => Next::Create,
         Some(Observed { record, .. }) if record.holder == identity => return Next::Renew,

@@ -75,7 +75,6 @@ impl Leadership {
 /// The kind of a leader's release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The process stops.
     Stopped,
     /// Another replica is to lead, because this node, which the leader runs on, is next.
     HandedOver(String),
@@ -203,8 +202,37 @@ impl Campaign {
         self.api.replace(&self.name, &PostParams::default(), &lease).await.map(|_| ())
     }
 
+    /// Waits until the next attempt is due: for the pause, and on a standby until the lease may be taken. Returns the
+    /// kind of release if the campaign has to stop.
+    async fn rest(
+        &mut self,
+        pause: Duration,
+        leads: bool,
+        changes: &mut BoxStream<'static, Option<Lease>>,
+        stop: &mut watch::Receiver<Option<Release>>,
+    ) -> Option<Release> {
+        let rest = tokio::time::sleep(pause);
+        tokio::pin!(rest);
+        while !(leads && rest.is_elapsed()) {
+            tokio::select! {
+                // Without a sender there is no leadership to end.
+                how = stop.wait_for(Option::is_some) => {
+                    return Some(how.ok().and_then(|how| how.clone()).unwrap_or(Release::Stopped));
+                }
+                lease = changes.next(), if !leads => {
+                    self.saw(lease?);
+                    // Nothing to wait for: the lease may be taken now.
+                    self.due()?;
+                }
+                () = &mut rest, if !rest.is_elapsed() => {}
+                () = self.until_due(), if !leads && rest.is_elapsed() => return None,
+            }
+        }
+        None
+    }
+
     /// Releases the lease, or leaves it to run out by itself.
-    async fn give_back(&mut self, how: &Release) {
+    async fn release_in_time(&mut self, how: &Release) {
         match tokio::time::timeout(self.parameters.renew_deadline, self.release(how)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
@@ -293,31 +321,10 @@ pub fn campaign(
             if last.is_some_and(|at| at.elapsed() >= parameters.renew_deadline) {
                 return Err(LostLease);
             }
-            let rest = tokio::time::sleep(pause);
-            tokio::pin!(rest);
-            let stopped = loop {
-                tokio::select! {
-                    // Without a sender there is no leadership to end.
-                    how = stop.wait_for(Option::is_some) => {
-                        break Some(how.ok().and_then(|how| how.clone()).unwrap_or(Release::Stopped));
-                    }
-                    lease = changes.next(), if last.is_none() => {
-                        let Some(lease) = lease else { break None };
-                        campaign.saw(lease);
-                        if campaign.due().is_none() {
-                            break None;
-                        }
-                    }
-                    () = &mut rest, if !rest.is_elapsed() => {}
-                    () = campaign.until_due(), if last.is_none() && rest.is_elapsed() => break None,
-                }
-                if last.is_some() && rest.is_elapsed() {
-                    break None;
-                }
-            };
+            let stopped = campaign.rest(pause, last.is_some(), &mut changes, &mut stop).await;
             if let Some(how) = stopped {
                 *renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                campaign.give_back(&how).await;
+                campaign.release_in_time(&how).await;
                 return Ok(());
             }
         }

@@ -13,6 +13,6 @@ mod tests;
 #[cfg(any(test, fuzzing))]
 pub(crate) use date::date;
 pub use date::dated;
-pub use election::{Next, Observed, Parameters, Record, next};
+pub use election::Parameters;
 pub use lease::{Leadership, LostLease, Release, campaign};
 pub use peers::Peers;

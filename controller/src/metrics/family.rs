@@ -1,5 +1,6 @@
 //! Registration of series: one prefix, and a list of all of them for the documentation.
 
+use prometheus::core::Collector;
 use prometheus::{GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
 /// Prefix of every name.
@@ -24,44 +25,33 @@ pub(super) struct Register {
     pub(super) families: Vec<Family>,
 }
 
+type Labels = &'static [&'static str];
+type Registered<C> = Result<C, prometheus::Error>;
+
 impl Register {
-    fn note(&mut self, name: &str, kind: &'static str, labels: &'static [&'static str], help: &'static str) -> Opts {
+    fn add<C: Collector + Clone + 'static>(
+        &mut self,
+        (name, kind, labels, help): (&str, &'static str, Labels, &'static str),
+        make: impl FnOnce(Opts) -> Registered<C>,
+    ) -> Registered<C> {
         let name = format!("{PREFIX}{name}");
         self.families.push(Family { name: name.clone(), kind, labels, help });
-        Opts::new(name, help)
+        let collector = make(Opts::new(name, help))?;
+        self.registry.register(Box::new(collector.clone()))?;
+        Ok(collector)
     }
 
-    pub(super) fn gauge(
-        &mut self,
-        name: &str,
-        labels: &'static [&'static str],
-        help: &'static str,
-    ) -> Result<GaugeVec, prometheus::Error> {
-        let gauge = GaugeVec::new(self.note(name, "gauge", labels, help), labels)?;
-        self.registry.register(Box::new(gauge.clone()))?;
-        Ok(gauge)
+    pub(super) fn gauge(&mut self, name: &str, labels: Labels, help: &'static str) -> Registered<GaugeVec> {
+        self.add((name, "gauge", labels, help), |options| GaugeVec::new(options, labels))
     }
 
-    pub(super) fn counter(
-        &mut self,
-        name: &str,
-        labels: &'static [&'static str],
-        help: &'static str,
-    ) -> Result<IntCounterVec, prometheus::Error> {
-        let counter = IntCounterVec::new(self.note(name, "counter", labels, help), labels)?;
-        self.registry.register(Box::new(counter.clone()))?;
-        Ok(counter)
+    pub(super) fn counter(&mut self, name: &str, labels: Labels, help: &'static str) -> Registered<IntCounterVec> {
+        self.add((name, "counter", labels, help), |options| IntCounterVec::new(options, labels))
     }
 
-    pub(super) fn histogram(
-        &mut self,
-        name: &str,
-        labels: &'static [&'static str],
-        help: &'static str,
-    ) -> Result<HistogramVec, prometheus::Error> {
-        let options = HistogramOpts::from(self.note(name, "histogram", labels, help)).buckets(BUCKETS.to_vec());
-        let histogram = HistogramVec::new(options, labels)?;
-        self.registry.register(Box::new(histogram.clone()))?;
-        Ok(histogram)
+    pub(super) fn histogram(&mut self, name: &str, labels: Labels, help: &'static str) -> Registered<HistogramVec> {
+        self.add((name, "histogram", labels, help), |options| {
+            HistogramVec::new(HistogramOpts::from(options).buckets(BUCKETS.to_vec()), labels)
+        })
     }
 }

@@ -20,7 +20,6 @@ pub(super) struct Fleet {
 }
 
 impl Fleet {
-    /// Registers the gauges.
     pub(super) fn register(register: &mut Register) -> Result<Self, prometheus::Error> {
         Ok(Self {
             nodes: register.gauge(
@@ -83,7 +82,6 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Registers the gauges.
     pub(super) fn register(register: &mut Register) -> Result<Self, prometheus::Error> {
         Ok(Self {
             expiry: register.gauge(

@@ -36,7 +36,6 @@ pub use snapshot::{NodeState, Snapshot, TlsSnapshot, Waits};
 /// The step of a node without an attempt.
 const IDLE: &str = "Idle";
 
-/// Label for an unknown version.
 const UNKNOWN: &str = "unknown";
 
 /// The safety properties, by their numbers in the design.
@@ -59,6 +58,9 @@ const KINDS: [&str; 13] = [
     "other",
 ];
 
+/// The kinds of answers to expressions.
+const ANSWERS: [&str; 3] = ["Quiet", "Firing", "Failed"];
+
 /// The expected answers.
 const CODES: [&str; 9] = ["403", "404", "409", "422", "429", "500", "503", "504", "none"];
 
@@ -69,7 +71,7 @@ const ALONE: [&str; 0] = [];
 #[derive(Clone)]
 pub struct Metrics {
     registry: Registry,
-    memory: Arc<Mutex<Memory>>,
+    memory: Arc<Mutex<Observations>>,
     leader: GaugeVec,
     served: GaugeVec,
     clock_offset: GaugeVec,
@@ -91,14 +93,14 @@ pub struct Metrics {
 
 /// State between observations. Its lock is held while gauges are set, so that no scrape sees them half set.
 #[derive(Default)]
-struct Memory {
+struct Observations {
     leading: bool,
     waits: BTreeMap<String, Waiting>,
     versions: Bounded<Version>,
     moves: Bounded<(Option<Version>, Version)>,
 }
 
-impl Memory {
+impl Observations {
     /// Returns the labels of a move from one version to another.
     fn label_move(&mut self, from: Option<&Version>, to: &Version) -> (String, String) {
         let text = |version: &Version| version.to_string();
@@ -117,7 +119,6 @@ struct Waiting {
 }
 
 impl Metrics {
-    /// Registers all series.
     pub fn new() -> Result<Self, prometheus::Error> {
         let mut register = Register::default();
         let metrics = Self {
@@ -199,7 +200,7 @@ impl Metrics {
         for kind in Kind::ALL {
             self.no_answer.with_label_values(&[kind.as_str()]);
         }
-        for result in crate::expressions::KINDS {
+        for result in ANSWERS {
             self.expressions.with_label_values(&[result]);
         }
         for (kind, code) in KINDS.into_iter().flat_map(|kind| CODES.map(|code| (kind, code))) {
@@ -207,11 +208,11 @@ impl Metrics {
         }
         let steps = || std::iter::once(None).chain(Step::ALL.into_iter().map(Some));
         for (from, to) in steps().flat_map(|from| steps().map(move |to| (from, to))).filter(|(from, to)| from != to) {
-            self.transitions.with_label_values(&[word(from), word(to)]);
+            self.transitions.with_label_values(&[step_label(from), step_label(to)]);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Memory> {
+    fn lock(&self) -> MutexGuard<'_, Observations> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -319,14 +320,14 @@ impl Metrics {
     }
 
     /// Creates the series of all possible results of an attempt in advance: an increase from nothing is none.
-    fn expect_results(&self, memory: &mut Memory, from: Option<&Version>, version: &Version) {
+    fn expect_results(&self, memory: &mut Observations, from: Option<&Version>, version: &Version) {
         let (from, to) = memory.label_move(from, version);
         for result in results() {
             self.updates.with_label_values(&[from.as_str(), to.as_str(), result]);
         }
     }
 
-    fn count_nodes(&self, memory: &mut Memory, nodes: &[NodeState<'_>]) {
+    fn count_nodes(&self, memory: &mut Observations, nodes: &[NodeState<'_>]) {
         let mut counts: BTreeMap<(Option<Step>, Option<&Version>), usize> = BTreeMap::new();
         for node in nodes {
             *counts.entry((node.step, node.version.as_deref())).or_default() += 1;
@@ -339,11 +340,11 @@ impl Metrics {
         memory.versions.retain(|version| counts.keys().any(|(_, v)| *v == Some(version)));
         for ((step, version), count) in counts {
             let version = version.map_or_else(|| UNKNOWN.to_owned(), |v| memory.versions.admit(v, Version::to_string));
-            self.fleet.nodes.with_label_values(&[word(step), version.as_str()]).add(float(count));
+            self.fleet.nodes.with_label_values(&[step_label(step), version.as_str()]).add(float(count));
         }
     }
 
-    fn count_waits(&self, memory: &mut Memory, nodes: &[NodeState<'_>], now: Timestamp) {
+    fn count_waits(&self, memory: &mut Observations, nodes: &[NodeState<'_>], now: Timestamp) {
         let mut before = std::mem::take(&mut memory.waits);
         let mut reasons: BTreeMap<&'static str, (usize, Timestamp)> = BTreeMap::new();
         for node in nodes {
@@ -371,7 +372,7 @@ impl Metrics {
         let (was, is) = (before.progress.as_ref(), after.report.progress.as_ref());
         let step = |progress: Option<&Progress>| progress.map(|p| p.step);
         if step(was) != step(is) {
-            self.transitions.with_label_values(&[word(step(was)), word(step(is))]).inc();
+            self.transitions.with_label_values(&[step_label(step(was)), step_label(step(is))]).inc();
             if let (None, Some(begun)) = (was, is) {
                 self.expect_results(&mut self.lock(), begun.from.as_ref(), &begun.version);
             }
@@ -430,11 +431,20 @@ impl Metrics {
 
     /// Takes in the answer to an expression.
     pub fn expression(&self, answer: &Answer) {
-        self.expressions.with_label_values(&[crate::expressions::kind(answer)]).inc();
+        self.expressions.with_label_values(&[answer_kind(answer)]).inc();
     }
 }
 
-const fn word(step: Option<Step>) -> &'static str {
+/// Returns the kind of an answer to an expression.
+pub(crate) const fn answer_kind(answer: &Answer) -> &'static str {
+    match answer {
+        Answer::Quiet { .. } => "Quiet",
+        Answer::Firing { .. } => "Firing",
+        Answer::Failed { .. } => "Failed",
+    }
+}
+
+const fn step_label(step: Option<Step>) -> &'static str {
     match step {
         Some(step) => step.as_str(),
         None => IDLE,

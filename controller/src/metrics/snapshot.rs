@@ -12,14 +12,12 @@ use planner::policy::{Policy, WindowState};
 use planner::view::{ClusterView, NodeView};
 use planner::wait::Wait;
 
-/// The waiting state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
     /// Not waiting: it needs nothing, or is not the operator's.
     Not,
     /// An action is under way; it may go on waiting for the same reason as before.
     Acting,
-    /// Waiting for this reason.
     For(&'static str),
 }
 
@@ -34,7 +32,6 @@ pub struct NodeState<'a> {
     pub version: Option<Cow<'a, Version>>,
     /// The version that its attempt began with, if it was known, and the target version; `None`: no attempt.
     pub attempt: Option<(Option<&'a Version>, &'a Version)>,
-    /// The waiting state.
     pub waits: Waits,
 }
 
@@ -45,24 +42,19 @@ pub struct TlsSnapshot {
     pub authority: Option<Timestamp>,
     /// End of the web API's certificate, if there is one.
     pub serving: Option<Timestamp>,
-    /// State of the rotation of certificates.
     pub certificates: &'static str,
-    /// State of the rotation of the signing key.
     pub signing_key: &'static str,
-    /// True if there is a problem.
     pub problem: bool,
 }
 
 /// The fleet at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot<'a> {
-    /// The moment.
     pub now: Timestamp,
     /// The nodes under the operator, and those that still have a claim or other state of the operator.
     pub nodes: Vec<NodeState<'a>>,
     /// The counts of the operator's status; `None` without the operator's resource.
     pub counts: Option<Counts>,
-    /// Number of slots in use.
     pub slots_in_use: usize,
     /// Number of slots; `None` without the operator's resource.
     pub slots_limit: Option<usize>,

@@ -151,7 +151,7 @@ fn first_failure_of_an_attempt_that_another_leader_began_is_an_increase() {
 }
 
 #[test]
-fn a_standby_says_nothing_about_the_fleet() {
+fn standby_exports_nothing_about_the_fleet() {
     let metrics = Metrics::new().unwrap();
     let fleet = || snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
     metrics.observe(&fleet());
@@ -213,7 +213,7 @@ fn a_wait_is_counted_from_its_beginning_through_what_is_done_meanwhile() {
 }
 
 #[test]
-fn the_oldest_wait_of_a_reason_is_told_and_a_node_that_is_gone_is_forgotten() {
+fn oldest_wait_of_a_reason_is_exported_and_a_deleted_node_is_forgotten() {
     let metrics = leading();
     let held = |name| node(name, None, "1.20.0", Waits::For("Held"));
     metrics.observe(&snapshot(0, [held("a")]));
@@ -227,7 +227,7 @@ fn the_oldest_wait_of_a_reason_is_told_and_a_node_that_is_gone_is_forgotten() {
 }
 
 #[test]
-fn versions_of_nodes_are_told_apart_up_to_a_limit_and_make_room_when_they_are_gone() {
+fn versions_of_nodes_have_labels_up_to_a_limit_and_make_room_when_they_are_gone() {
     let metrics = leading();
     let names: Vec<String> = (0..100).map(|n| n.to_string()).collect();
     let fleet = |minor: u64| {
@@ -250,7 +250,7 @@ fn versions_of_nodes_are_told_apart_up_to_a_limit_and_make_room_when_they_are_go
 }
 
 #[test]
-fn moves_between_versions_are_told_apart_up_to_a_limit_and_all_are_counted() {
+fn moves_between_versions_have_labels_up_to_a_limit_and_all_are_counted() {
     let metrics = Metrics::new().unwrap();
     for _ in 0..2 {
         for patch in 0..100 {
@@ -270,7 +270,7 @@ fn moves_between_versions_are_told_apart_up_to_a_limit_and_all_are_counted() {
 }
 
 #[test]
-fn what_a_resource_or_a_server_says_makes_no_label_of_its_own() {
+fn text_of_a_resource_or_server_makes_no_label() {
     let metrics = Metrics::new().unwrap();
     for reason in ["EatenByMoths", "", "SoakFailed"] {
         write(&metrics, &ControllerReport::default(), &ended(None, "1.21.0", reason), 0);

@@ -31,15 +31,15 @@ fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_again() {
             authorities: Authorities { newest, ..Authorities::default() },
             leaf: Some(leaf.clone()),
             foreign: vec![],
-            asked: None,
+            requested: None,
         };
         let published = Published {
             authorities: [known.clone()].into(),
             keys: BTreeSet::new(),
             since: [(known.clone(), days(-1))].into(),
         };
-        let stood = [&known, &leaf.id].map(|id| (id.clone(), seen_for)).into();
-        let facts = Facts { certificates: Some(certificates), signing: None, published, stood };
+        let observed_for = [&known, &leaf.id].map(|id| (id.clone(), seen_for)).into();
+        let facts = Facts { certificates: Some(certificates), signing: None, published, observed_for };
         plan(&facts, WAIT, at(0)).writes.into_iter().next()
     };
     // This holds for a new leader too: any client that accepts the certificate in service accepts another one like it.
@@ -58,7 +58,7 @@ fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_again() {
 }
 
 /// Returns a rotation of both, with the new ones published at minute 0.
-fn rotating(stood: i64) -> Facts {
+fn rotating(observed_for: i64) -> Facts {
     let authority = |id: &str| Some(Authority { id: id.into(), from: at(-1000), until: at(1_000_000) });
     let authorities = Authorities { newest: authority("new"), before: authority("old"), ..Authorities::default() };
     let leaf = Leaf {
@@ -70,7 +70,7 @@ fn rotating(stood: i64) -> Facts {
         issued: at(-1000),
     };
     let certificates =
-        Certificates { source: Source::Managed, authorities, leaf: Some(leaf), foreign: vec![], asked: None };
+        Certificates { source: Source::Managed, authorities, leaf: Some(leaf), foreign: vec![], requested: None };
     let signing = Signing { newest: Some("new key".into()), before: Some("old key".into()), ..Signing::default() };
     let ids = |ids: [&str; 2]| ids.map(str::to_owned).into();
     let since = [("old", -1000), ("new", 0), ("old key", -1000), ("new key", 0)];
@@ -79,20 +79,20 @@ fn rotating(stood: i64) -> Facts {
         keys: ids(["old key", "new key"]),
         since: since.map(|(id, minute)| (id.to_owned(), at(minute))).into(),
     };
-    let stood = since.map(|(id, _)| (id.to_owned(), SignedDuration::from_mins(stood))).into();
-    Facts { certificates: Some(certificates), signing: Some(signing), published, stood }
+    let observed_for = since.map(|(id, _)| (id.to_owned(), SignedDuration::from_mins(observed_for))).into();
+    Facts { certificates: Some(certificates), signing: Some(signing), published, observed_for }
 }
 
 #[test]
 fn a_new_one_is_taken_into_use_when_the_wait_is_over_by_the_clock_of_the_cluster_and_by_that_of_this_process() {
-    for (sentence, stood, now, over, wake) in [
+    for (sentence, observed_for, now, over, wake) in [
         ("in the middle", 4, 4, false, 10),
         ("a clock that ran ahead when it was compared, or behind when it was written", 4, 1000, false, 1006),
         ("a clock that was set back", 1000, 4, false, 10),
         ("a leader that has just begun", 0, 60, false, 70),
         ("by both", 10, 10, true, 20),
     ] {
-        let plan = plan(&rotating(stood), WAIT, at(now));
+        let plan = plan(&rotating(observed_for), WAIT, at(now));
         assert_eq!(plan.writes.contains(&Write::Issue("new".into())), over, "{sentence}");
         assert_eq!(plan.signer.as_deref(), Some(if over { "new key" } else { "old key" }), "{sentence}");
         assert_eq!(plan.wake, Some(at(wake)), "{sentence}");
@@ -122,7 +122,7 @@ fn an_authority_that_was_taken_out_is_not_published_again_by_the_next_leader() {
 }
 
 #[test]
-fn a_worn_certificate_is_followed_by_one_of_its_own_issuer_while_the_next_authority_is_not_known_everywhere() {
+fn expiring_certificate_is_renewed_by_its_own_issuer_while_the_next_authority_is_not_known_everywhere() {
     let mut facts = rotating(0);
     facts.certificates.as_mut().unwrap().leaf.as_mut().unwrap().until = at(1);
     assert!(plan(&facts, WAIT, at(0)).writes.contains(&Write::Issue("old".into())));
@@ -130,9 +130,9 @@ fn a_worn_certificate_is_followed_by_one_of_its_own_issuer_while_the_next_author
 
 #[test]
 fn the_old_key_goes_when_kubelets_have_had_the_new_one_for_as_long_again_by_both_clocks() {
-    for (stood, now, goes) in [(10, 10, false), (20, 19, false), (19, 1000, false), (20, 20, true)] {
-        let plan = plan(&rotating(stood), WAIT, at(now));
-        assert_eq!(plan.writes.contains(&Write::DropKey), goes, "seen for {stood} min, {now} min later");
+    for (observed_for, now, goes) in [(10, 10, false), (20, 19, false), (19, 1000, false), (20, 20, true)] {
+        let plan = plan(&rotating(observed_for), WAIT, at(now));
+        assert_eq!(plan.writes.contains(&Write::DropKey), goes, "seen for {observed_for} min, {now} min later");
     }
 }
 
@@ -143,9 +143,9 @@ fn requested_rotation_begins_at_once_under_a_new_leader() {
         let certificates = facts.certificates.as_mut().unwrap();
         certificates.authorities.before = None;
         certificates.leaf.as_mut().unwrap().issuer = Some("new".into());
-        certificates.asked = Some("request".into());
+        certificates.requested = Some("request".into());
         let signing = facts.signing.as_mut().unwrap();
-        (signing.before, signing.asked) = (None, Some("request".into()));
+        (signing.before, signing.requested) = (None, Some("request".into()));
         let plan = plan(&facts, WAIT, at(now));
         let carried = || Some("request".to_owned());
         let authority = |write: &Write| matches!(write, Write::MakeAuthority { carried: by, .. } if *by == carried());
@@ -159,7 +159,7 @@ fn requested_rotation_begins_at_once_under_a_new_leader() {
 
 /// Another client has deleted the Secret of the authorities and the ConfigMap together.
 #[test]
-fn what_no_one_understands_any_more_is_replaced_as_soon_as_its_successor_is_published() {
+fn certificate_of_an_unknown_issuer_is_replaced_as_soon_as_the_new_authority_is_published() {
     for (sentence, published, expected) in [
         ("not published yet", vec![], None),
         ("published a moment ago", vec!["new"], Some(Write::Issue("new".into()))),

@@ -43,7 +43,6 @@ pub(super) struct Leaf {
     pub(super) issuer: Option<Id>,
     /// True if a server can use it for agents: it has their names, and the key beside it belongs to it.
     pub(super) usable: bool,
-    /// The beginning of its validity.
     pub(super) from: Timestamp,
     pub(super) until: Timestamp,
     /// The time of issue, which is later: certificates are backdated.
@@ -59,7 +58,6 @@ pub(super) enum Source {
     Provided(Option<Vec<Authority>>),
 }
 
-/// The facts about certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Certificates {
     pub(super) source: Source,
@@ -68,7 +66,7 @@ pub(super) struct Certificates {
     /// The published authorities that no Secret names.
     pub(super) foreign: Vec<Authority>,
     /// The value of the annotation that requests a rotation, if that is still to be begun.
-    pub(super) asked: Option<String>,
+    pub(super) requested: Option<String>,
 }
 
 /// The facts about the signing keys.
@@ -77,8 +75,8 @@ pub(super) struct Signing {
     pub(super) newest: Option<Id>,
     /// The one before it, as long as anything that it signed is valid.
     pub(super) before: Option<Id>,
-    /// As [`Certificates::asked`].
-    pub(super) asked: Option<String>,
+    /// As [`Certificates::requested`].
+    pub(super) requested: Option<String>,
     /// The keys of the statements in shadows.
     pub(super) statements: BTreeSet<Id>,
 }
@@ -92,6 +90,14 @@ pub(super) struct Published {
     pub(super) since: BTreeMap<Id, Timestamp>,
 }
 
+impl Published {
+    /// Returns the time since which it has been published, if it is.
+    pub(super) fn since_of(&self, id: &Id) -> Option<Timestamp> {
+        let published = self.authorities.contains(id) || self.keys.contains(id);
+        self.since.get(id).copied().filter(|_| published)
+    }
+}
+
 /// The input of the rules. A part that cannot be read is absent, and its published contents stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
@@ -100,7 +106,7 @@ pub(super) struct Facts {
     pub(super) published: Published,
     /// Time for which this process has observed the published contents, and the certificate in the web API's Secret,
     /// without a break and by its monotonic clock.
-    pub(super) stood: BTreeMap<Id, SignedDuration>,
+    pub(super) observed_for: BTreeMap<Id, SignedDuration>,
 }
 
 /// The subject of a write.
@@ -112,7 +118,6 @@ pub(super) enum Subject {
     Trust,
 }
 
-/// One write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Write {
     /// Make an authority. The newest one becomes the one before.
@@ -133,7 +138,6 @@ pub(super) enum Write {
     },
     /// Remove the key before the newest one.
     DropKey,
-    /// Publish exactly this.
     Publish(Published),
 }
 
@@ -150,7 +154,6 @@ impl Write {
 /// The phase of a rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No rotation.
     #[default]
     Steady,
     /// The new one is being published, and kubelets have time to pick it up.
@@ -172,13 +175,11 @@ impl Phase {
     }
 }
 
-/// The result of the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// The writes that are due. After the first one everything is checked again; where it is refused, those about
     /// another subject do not depend on it.
     pub(super) writes: Vec<Write>,
-    /// The key that signs.
     pub(super) signer: Option<Id>,
     /// The time of the next check if nothing changes.
     pub(super) wake: Option<Timestamp>,

@@ -1,4 +1,4 @@
-//! Fuzz targets for the parsers of certificates and keys ([`crate::fuzzing`]).
+//! The fuzz target for the parsers of certificates and keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::certificate::{Certificate, is_pair};
 use super::material::PermitKey;
 use super::provided::provided;
-use super::store::{CERTIFICATE, Contents, KEY, KeyRing, PROVIDED, Safe, SecretFacts, TrustFacts, secret};
+use super::store::{CERTIFICATE, Complete, Contents, KEY, KeyRing, PROVIDED, Safe, secret};
 
 /// The host name of the web API for agents.
 const HOST: &str = "brupop-apiserver.brupop-system.svc";
@@ -32,17 +32,18 @@ pub(crate) fn secrets(data: &[u8]) {
     let Ok(Fields { data, annotations }) = serde_json::from_slice::<Fields>(data) else { return };
     let metadata = ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() };
     let bytes = data.iter().map(|(field, text)| (field.clone(), ByteString(text.clone().into_bytes())));
-    let found = SecretFacts(Secret { data: Some(bytes.collect()), metadata: metadata.clone(), ..Secret::default() });
-    let written = |contents: Contents| SecretFacts(secret("a", contents, None).0);
+    let found = Complete(Secret { data: Some(bytes.collect()), metadata: metadata.clone(), ..Secret::default() });
+    let written = |contents: Contents| Complete(secret("a", contents, None).0);
 
     if let Ok(safe) = Safe::read(&found) {
         let again = safe.data().and_then(|contents| Safe::read(&written(contents)));
         assert_eq!(again.ok().map(|again| again.facts()), Some(safe.facts()), "authorities that were read are lost");
-        for (certificate, issuing) in [&safe.newest, &safe.before].into_iter().flatten() {
-            assert!(is_pair(std::slice::from_ref(certificate), issuing.key()), "an authority without its key");
+        for issuing in safe.issuing() {
+            let certificate = std::slice::from_ref(issuing.certificate());
+            assert!(is_pair(certificate, issuing.key()), "an authority without its key");
         }
     }
-    let map = TrustFacts(ConfigMap { data: Some(data), metadata, ..ConfigMap::default() });
+    let map = Complete(ConfigMap { data: Some(data), metadata, ..ConfigMap::default() });
     let mut own = Vec::new();
     if let Ok(ring) = KeyRing::read(&found) {
         let again = KeyRing::read(&written(ring.data())).unwrap_or_default();

@@ -26,6 +26,7 @@ use super::provided::{Problem, provided};
 use super::store::{self, Contents, KeyRing, Safe, SecretFacts, TrustFacts};
 use super::{Signer, TlsError};
 use crate::cache::Cache;
+use crate::caches::Caches;
 use crate::config::{Config, ServingCertificate};
 use crate::leader::Leadership;
 use crate::metrics::{Metrics, TlsSnapshot};
@@ -38,14 +39,14 @@ const RETRY: Duration = Duration::from_secs(2);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 /// The longest time without a check of the clock, which may have been set.
-const LOOK: Duration = Duration::from_secs(3600);
+const LONGEST_REST: Duration = Duration::from_secs(3600);
 
 /// Maximum number of writes about one subject within the time that rotations wait for kubelets, and within the shortest
 /// time if they wait for less. The longest way from nothing has five in all, and a rotation goes on only after its
 /// wait; more means a conflicting writer, which is reported. Within the longest time no more are made at all.
-const IN_A_WHILE: usize = 10;
-const SHORTEST_WHILE: Duration = Duration::from_secs(10);
-const LONGEST_WHILE: Duration = Duration::from_secs(60);
+const CONTENTION: usize = 10;
+const SHORTEST_SPAN: Duration = Duration::from_secs(10);
+const LONGEST_SPAN: Duration = Duration::from_secs(60);
 
 /// Keeps keys and certificates, for a leader.
 pub struct Keeper {
@@ -68,23 +69,23 @@ pub struct Keeper {
     /// The moments of the last writes.
     written: BTreeMap<Subject, VecDeque<Instant>>,
     /// The last reported problem, so that the log has it once.
-    complaint: Option<String>,
+    logged: Option<String>,
     /// The write that the API server last refused, or that another client reverts, until that is over.
     refused: Option<String>,
 }
 
 /// The input of a check: without a change of any of it, and before its time, there is nothing new to find.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
+struct CheckInput {
     versions: [Option<String>; 4],
-    asked: (Option<String>, Option<String>),
+    requested: (Option<String>, Option<String>),
     statements: BTreeSet<String>,
 }
 
 /// The result of a check and the writes after it.
-struct Kept {
+struct CheckResult {
     /// The input of the last check.
-    seen: Option<Seen>,
+    seen: Option<CheckInput>,
     /// The time of the next check, if nothing changes before.
     wake: Option<Timestamp>,
     /// The error of each subject that failed.
@@ -104,17 +105,15 @@ struct Found {
 
 impl Keeper {
     /// Returns a keeper that has seen nothing yet.
-    #[expect(clippy::too_many_arguments, reason = "each is another thing that it works with")]
     pub fn new(
         client: kube::Client,
         config: Config,
         leadership: Leadership,
         signer: Signer,
         metrics: Metrics,
-        shadows: Cache<ShadowFacts>,
-        operator: Cache<OperatorFacts>,
-        plans: Arc<watch::Sender<u64>>,
+        caches: Caches,
     ) -> Self {
+        let Caches { shadows, operator, changed: plans, .. } = caches;
         let own = Arc::new(watch::channel(0).0);
         Self {
             client,
@@ -132,7 +131,7 @@ impl Keeper {
             own,
             seen: HashMap::new(),
             written: BTreeMap::new(),
-            complaint: None,
+            logged: None,
             refused: None,
         }
     }
@@ -159,7 +158,7 @@ impl Keeper {
         watches.spawn(self.trust.run(maps, named(names::TRUST_CONFIG_MAP)));
 
         let (mut own, mut plans) = (self.own.subscribe(), self.plans.subscribe());
-        let mut last: Option<Seen> = None;
+        let mut last: Option<CheckInput> = None;
         // By the monotonic clock: a check that finds nothing costs nothing.
         let mut wake = Instant::now();
         let mut failures = 0;
@@ -170,7 +169,7 @@ impl Keeper {
                 let kept = self.keep(now).await;
                 last = kept.seen;
                 let mut pause = pause(now, kept.wake);
-                if self.complain(&kept.failed) {
+                if self.log_failures(&kept.failed) {
                     failures = 0;
                 }
                 if !kept.failed.is_empty() {
@@ -192,9 +191,9 @@ impl Keeper {
     }
 
     /// Logs the failures, and returns whether they differ from those before.
-    fn complain(&mut self, failed: &BTreeMap<Subject, TlsError>) -> bool {
-        let complaint = (!failed.is_empty()).then(|| format!("{failed:?}"));
-        let new = self.complaint != complaint;
+    fn log_failures(&mut self, failed: &BTreeMap<Subject, TlsError>) -> bool {
+        let logged = (!failed.is_empty()).then(|| format!("{failed:?}"));
+        let new = self.logged != logged;
         if new {
             for error in failed.values() {
                 tracing::error!(
@@ -202,33 +201,33 @@ impl Keeper {
                     "keys or certificates are invalid, trying again"
                 );
             }
-            self.complaint = complaint;
+            self.logged = logged;
         }
         new
     }
 
     /// Returns the input of a check; `None` until everything has been listed.
-    fn seen(&self) -> Option<Seen> {
+    fn seen(&self) -> Option<CheckInput> {
         let synced = self.authorities.synced() && self.serving.synced() && self.keys.synced() && self.trust.synced();
         if !synced {
             return None;
         }
         let version = |cache: &Cache<SecretFacts>, name: &str| cache.get(name).map(|s| s.resource_version().to_owned());
         let two_keys = self.keys.get(names::PERMIT_KEY_SECRET).is_some_and(|secret| store::has_two_keys(&secret));
-        Some(Seen {
+        Some(CheckInput {
             versions: [
                 version(&self.authorities, names::CA_SECRET),
                 version(&self.serving, names::SERVING_SECRET),
                 version(&self.keys, names::PERMIT_KEY_SECRET),
                 self.trust.get(names::TRUST_CONFIG_MAP).map(|map| map.resource_version().to_owned()),
             ],
-            asked: self.asked(),
+            requested: self.requested(),
             // Only the end of a rotation waits for them.
             statements: if two_keys { self.statements() } else { BTreeSet::new() },
         })
     }
 
-    fn asked(&self) -> (Option<String>, Option<String>) {
+    fn requested(&self) -> (Option<String>, Option<String>) {
         self.operator.get(names::OPERATOR_NAME).map(|o| planner::plan::pending_rotations(&o)).unwrap_or_default()
     }
 
@@ -241,7 +240,7 @@ impl Keeper {
     /// Checks and writes until there is nothing more to write.
     ///
     /// A refused write blocks nothing else: a Secret that cannot be changed affects only its own subject.
-    async fn keep(&mut self, now: Timestamp) -> Kept {
+    async fn keep(&mut self, now: Timestamp) -> CheckResult {
         let mut failed: BTreeMap<Subject, TlsError> = BTreeMap::new();
         // The input at a failure: a change meanwhile may be its cause, and needs a check.
         let mut seen_at_failure = None;
@@ -252,15 +251,15 @@ impl Keeper {
             let next = plan.writes.iter().find(|write| !failed.contains_key(&write.subject())).cloned();
             if next.is_none() {
                 let contended = self.contended(Instant::now()).then_some(TlsError::Contended);
-                self.refused = failed.values().chain(&contended).find_map(TlsError::for_a_person);
+                self.refused = failed.values().chain(&contended).find_map(TlsError::for_users);
             }
             // Also before a write, which may fail: the key that signs, and the problem, do not depend on it.
-            self.tell(&found, &plan);
+            self.report(&found, &plan);
             let Some(write) = next else {
-                return Kept { seen: seen_at_failure.unwrap_or(seen), wake: plan.wake, failed };
+                return CheckResult { seen: seen_at_failure.unwrap_or(seen), wake: plan.wake, failed };
             };
             let subject = write.subject();
-            let result = if self.written_often(subject, LONGEST_WHILE, Instant::now()) {
+            let result = if self.written_often(subject, LONGEST_SPAN, Instant::now()) {
                 Err(TlsError::Contended)
             } else {
                 tracing::info!(?write, "keys and certificates");
@@ -270,12 +269,12 @@ impl Keeper {
                 Ok(()) => {
                     let times = self.written.entry(subject).or_default();
                     times.push_back(Instant::now());
-                    if times.len() > IN_A_WHILE {
+                    if times.len() > CONTENTION {
                         times.pop_front();
                     }
                 }
                 Err(error @ TlsError::Lost(_)) => {
-                    return Kept { seen, wake: None, failed: BTreeMap::from([(subject, error)]) };
+                    return CheckResult { seen, wake: None, failed: BTreeMap::from([(subject, error)]) };
                 }
                 Err(error) => {
                     failed.insert(subject, error);
@@ -294,8 +293,8 @@ impl Keeper {
     /// `longest`.
     fn written_often(&self, subject: Subject, longest: Duration, clock: Instant) -> bool {
         let wait = self.config.trust_wait.0;
-        let span = wait.max(SHORTEST_WHILE).min(longest);
-        let first = self.written.get(&subject).filter(|times| times.len() >= IN_A_WHILE).and_then(VecDeque::front);
+        let span = wait.max(SHORTEST_SPAN).min(longest);
+        let first = self.written.get(&subject).filter(|times| times.len() >= CONTENTION).and_then(VecDeque::front);
         first.is_some_and(|first| clock.saturating_duration_since(*first) < span)
     }
 
@@ -303,13 +302,13 @@ impl Keeper {
         let (authorities, serving) = (self.authorities.get(names::CA_SECRET), self.serving.get(names::SERVING_SECRET));
         let (keys, trust) = (self.keys.get(names::PERMIT_KEY_SECRET), self.trust.get(names::TRUST_CONFIG_MAP));
         let mut problem = None;
-        let mut spoilt = |name: &'static str, error: &MaterialError| {
-            problem.get_or_insert(Problem::Spoilt { name, error: error.to_string() });
+        let mut invalid = |name: &'static str, error: &MaterialError| {
+            problem.get_or_insert(Problem::Invalid { name, error: error.to_string() });
         };
         let safe = authorities.as_ref().map_or(Ok(Safe::default()), Safe::read);
-        let safe = safe.map_err(|error| spoilt(names::CA_SECRET, &error)).ok();
+        let safe = safe.map_err(|error| invalid(names::CA_SECRET, &error)).ok();
         let ring = keys.as_ref().map_or(Ok(KeyRing::default()), KeyRing::read);
-        let ring = ring.map_err(|error| spoilt(names::PERMIT_KEY_SECRET, &error)).ok();
+        let ring = ring.map_err(|error| invalid(names::PERMIT_KEY_SECRET, &error)).ok();
 
         let own_keys = ring.iter().flat_map(KeyRing::keys).filter_map(|key| Some((key.id().clone(), key.jwk().ok()?)));
         let own_keys: Vec<_> = own_keys.collect();
@@ -322,7 +321,7 @@ impl Keeper {
             .as_ref()
             .and_then(|s| s.text(store::CERTIFICATE))
             .map_or_else(Vec::new, |text| Certificate::read_all(text).0);
-        let (asked_certificates, asked_key) = self.asked();
+        let (requested_certificates, requested_key) = self.requested();
         let hosts = self.hosts();
 
         let certificates = safe.as_ref().map(|safe| {
@@ -355,26 +354,27 @@ impl Keeper {
                 source,
                 authorities: safe.facts(),
                 leaf,
-                asked: asked_certificates.filter(|asked| safe.carried.as_ref() != Some(asked)),
+                requested: requested_certificates.filter(|requested| safe.carried.as_ref() != Some(requested)),
             }
         });
         if let Some(leaf) = chain.first().filter(|leaf| now < leaf.from || leaf.until <= now) {
             problem.get_or_insert(Problem::OutOfTime { from: leaf.from, until: leaf.until });
         }
-        let signing = ring.as_ref().map(|ring| self.signing(ring, asked_key));
+        let signing = ring.as_ref().map(|ring| self.signing(ring, requested_key));
         let ids = published.authorities.iter().chain(&published.keys).chain(chain.first().map(|leaf| &leaf.id));
         let since = |id: &Id| (id.clone(), self.seen.get(id).copied().unwrap_or(clock));
         let seen: HashMap<Id, Instant> = ids.map(since).collect();
-        let stood = |since: &Instant| SignedDuration::try_from(clock.saturating_duration_since(*since));
-        let stood = seen.iter().map(|(id, since)| (id.clone(), stood(since).unwrap_or_default())).collect();
+        let observed_for = |since: &Instant| SignedDuration::try_from(clock.saturating_duration_since(*since));
+        let observed_for =
+            seen.iter().map(|(id, since)| (id.clone(), observed_for(since).unwrap_or_default())).collect();
         self.seen = seen;
-        let facts = Facts { certificates, signing, published, stood };
+        let facts = Facts { certificates, signing, published, observed_for };
         let leaf = chain.into_iter().next();
         Found { facts, safe: safe.unwrap_or_default(), ring: ring.unwrap_or_default(), others, leaf, problem }
     }
 
     /// The keys that sign permits, as facts for the rules.
-    fn signing(&self, ring: &KeyRing, asked: Option<String>) -> Signing {
+    fn signing(&self, ring: &KeyRing, requested: Option<String>) -> Signing {
         let id = |key: &Option<PermitKey>| key.as_ref().map(|key| key.id().clone());
         let mut statements = self.statements();
         if !self.shadows.synced() {
@@ -384,13 +384,13 @@ impl Keeper {
         Signing {
             newest: id(&ring.newest),
             before: id(&ring.before),
-            asked: asked.filter(|asked| ring.carried.as_ref() != Some(asked)),
+            requested: requested.filter(|requested| ring.carried.as_ref() != Some(requested)),
             statements,
         }
     }
 
     /// Reports to plans, metrics and the log.
-    fn tell(&self, found: &Found, plan: &Plan) {
+    fn report(&self, found: &Found, plan: &Plan) {
         let Found { facts, safe, ring, leaf, problem, .. } = found;
         let problem = problem.as_ref().map(ToString::to_string).or_else(|| self.refused.clone());
         let before = self.signer.facts();
@@ -399,7 +399,7 @@ impl Keeper {
         {
             tracing::error!(problem, "keys or certificates are invalid");
         }
-        let asked = self.asked().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
+        let requested = self.requested().0.filter(|_| self.config.serving_certificate == ServingCertificate::Provided);
         // Keys that cannot be read are those before.
         let keys = if facts.signing.is_some() {
             TlsFacts {
@@ -411,9 +411,9 @@ impl Keeper {
         } else {
             before
         };
-        let news = self.signer.tell(TlsFacts {
+        let news = self.signer.set_facts(TlsFacts {
             // The operator has nothing to rotate where certificates are provided.
-            rotated_certificates: asked.or_else(|| safe.carried.clone()),
+            rotated_certificates: requested.or_else(|| safe.carried.clone()),
             rotated_signing_key: ring.carried.clone(),
             problem: problem.clone(),
             ..keys
@@ -422,7 +422,7 @@ impl Keeper {
             self.signer.sign_with(ring.keys().find(|key| Some(key.id()) == plan.signer.as_ref()).cloned());
         }
         self.metrics.tls(&TlsSnapshot {
-            authority: safe.newest.as_ref().map(|(certificate, _)| certificate.until),
+            authority: safe.newest.as_ref().map(|issuing| issuing.certificate().until),
             serving: leaf.as_ref().map(|leaf| leaf.until),
             certificates: plan.certificates.as_str(),
             signing_key: plan.signing.as_str(),
@@ -438,13 +438,7 @@ impl Keeper {
 fn pause(now: Timestamp, wake: Option<Timestamp>) -> Duration {
     // A timestamp has millisecond precision; waking a little late beats waking early and again.
     let ahead = |at: Timestamp| between(now, at) + Duration::from_millis(2);
-    wake.map_or(LOOK, |at| ahead(at).min(LOOK))
-}
-
-fn issuing(now: Timestamp) -> Result<(Certificate, Issuing), MaterialError> {
-    let issuing = Issuing::make(now)?;
-    let certificate = Certificate::first(issuing.certificate());
-    Ok((certificate.ok_or(MaterialError::Missing("the certificate of an authority"))?, issuing))
+    wake.map_or(LONGEST_REST, |at| ahead(at).min(LONGEST_REST))
 }
 
 /// Returns whether an authority issued a certificate, directly or through the others of its chain, whatever the time is

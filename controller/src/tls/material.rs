@@ -13,7 +13,7 @@ use rcgen::{
 };
 use serde::Serialize;
 
-use super::certificate::{Certificate, digest};
+use super::certificate::{Certificate, digest, is_pair};
 use super::facts::Id;
 
 /// Lifetime of a certificate authority. The next one is made after two thirds of it.
@@ -26,22 +26,18 @@ const BACKDATE: Duration = Duration::from_secs(3600);
 /// The reason why a key or certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MaterialError {
-    /// The value is missing or not text.
     #[error("{0} is missing or is no text")]
     Missing(&'static str),
     /// The certificate or its key does not parse, or could not be made.
     #[error("the certificate or its key is no use")]
     Certificate(#[from] rcgen::Error),
-    /// The key and the certificate do not match.
     #[error("the key does not belong to the certificate")]
     NoPair,
-    /// The signing key is invalid.
     #[error("the signing key is no use")]
     Signing(#[from] jsonwebtoken::errors::Error),
     /// The value cannot be read or written as JSON.
     #[error("it cannot be read or written as JSON")]
     Json(#[from] serde_json::Error),
-    /// A date is out of range.
     #[error("a date is out of range")]
     Date,
 }
@@ -68,7 +64,8 @@ fn params(
 /// A certificate authority that agents trust for the web API, and for nothing else, with its key.
 #[derive(Clone)]
 pub(super) struct Issuing {
-    certificate: String,
+    certificate: Certificate,
+    /// PEM.
     key: String,
 }
 
@@ -79,18 +76,23 @@ impl Issuing {
         let mut params = params(Vec::new(), "Bottlerocket update operator", now, AUTHORITY_LIFE)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        Ok(Self { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem() })
+        Self::load(&params.self_signed(&key)?.pem(), Some(&key.serialize_pem()))
     }
 
     /// Loads an existing authority.
     pub(super) fn load(certificate: &str, key: Option<&str>) -> Result<Self, MaterialError> {
         let key = key.ok_or(MaterialError::Missing("the key of an authority"))?;
         Issuer::from_ca_cert_pem(certificate, KeyPair::from_pem(key)?)?;
-        Ok(Self { certificate: certificate.to_owned(), key: key.to_owned() })
+        let certificate =
+            Certificate::first(certificate).ok_or(MaterialError::Missing("the certificate of an authority"))?;
+        // Its certificates would verify with nothing that is published.
+        if !is_pair(std::slice::from_ref(&certificate), key) {
+            return Err(MaterialError::NoPair);
+        }
+        Ok(Self { certificate, key: key.to_owned() })
     }
 
-    /// Returns the certificate, PEM.
-    pub(super) fn certificate(&self) -> &str {
+    pub(super) fn certificate(&self) -> &Certificate {
         &self.certificate
     }
 
@@ -101,13 +103,11 @@ impl Issuing {
 
     /// Issues a serving certificate, as it is in a Secret. It is valid no longer than its issuer.
     pub(super) fn issue(&self, names: Vec<String>, now: Timestamp) -> Result<BTreeMap<String, String>, MaterialError> {
-        let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
+        let issuer = Issuer::from_ca_cert_pem(&self.certificate.pem, KeyPair::from_pem(&self.key)?)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let common = names.first().cloned().unwrap_or_default();
         let mut params = params(names, &common, now, LEAF_LIFE)?;
-        if let Some(issuer) = Certificate::first(&self.certificate) {
-            params.not_after = params.not_after.min(date(issuer.until, SignedDuration::ZERO)?);
-        }
+        params.not_after = params.not_after.min(date(self.certificate.until, SignedDuration::ZERO)?);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn what_was_made_is_loaded_again() {
         let made = Issuing::make(now()).unwrap();
-        let loaded = Issuing::load(made.certificate(), Some(made.key())).unwrap();
+        let loaded = Issuing::load(&made.certificate().pem, Some(made.key())).unwrap();
         let names = vec!["brupop-apiserver.brupop-system.svc".to_owned()];
         let leaf = Certificate::first(&loaded.issue(names.clone(), now()).unwrap()["tls.crt"]).unwrap();
         assert_eq!((issued(leaf.from), leaf.names()), (now(), names));
@@ -212,14 +212,13 @@ mod tests {
     #[test]
     fn a_certificate_does_not_outlive_its_issuer() {
         let made = Issuing::make(now()).unwrap();
-        let authority = Certificate::first(made.certificate()).unwrap();
-        let late = authority.until - SignedDuration::from_hours(24);
+        let late = made.certificate().until - SignedDuration::from_hours(24);
         let leaf = made.issue(vec!["a.b.svc".into()], late).unwrap();
-        assert_eq!(Certificate::first(&leaf["tls.crt"]).unwrap().until, authority.until);
+        assert_eq!(Certificate::first(&leaf["tls.crt"]).unwrap().until, made.certificate().until);
     }
 
     #[test]
-    fn a_broken_secret_is_an_error_that_says_so() {
+    fn invalid_secret_is_an_error() {
         assert!(matches!(Issuing::load("x", None), Err(MaterialError::Missing(_))));
         assert!(matches!(Issuing::load("x", Some("x")), Err(MaterialError::Certificate(_))));
         assert!(matches!(PermitKey::load("x"), Err(MaterialError::Certificate(_))));

@@ -33,26 +33,13 @@ pub use material::MaterialError;
 pub enum TlsError {
     /// The API server refused.
     #[error("{name} could not be {verb}")]
-    Api {
-        /// The object.
-        name: &'static str,
-        /// The operation.
-        verb: &'static str,
-        /// The cause.
-        source: Box<kube::Error>,
-    },
+    Api { name: &'static str, verb: &'static str, source: Box<kube::Error> },
     /// The contents could not be made or serialised.
     #[error("what {name} is to hold could not be made")]
-    Material {
-        /// The object.
-        name: &'static str,
-        /// The cause.
-        source: MaterialError,
-    },
+    Material { name: &'static str, source: MaterialError },
     /// A conflicting writer reverts the operator's writes again and again.
     #[error("another client writes the same Secrets or the same ConfigMap")]
     Contended,
-    /// The lease is lost.
     #[error(transparent)]
     Lost(#[from] crate::leader::LostLease),
 }
@@ -60,7 +47,7 @@ pub enum TlsError {
 impl TlsError {
     /// Returns the message for users. `None` for a conflict with another client, which the next check resolves, and for
     /// a server that cannot be reached, where no message would arrive.
-    fn for_a_person(&self) -> Option<String> {
+    fn for_users(&self) -> Option<String> {
         match self {
             Self::Api { source, .. } => match source.as_ref() {
                 kube::Error::Api(status) if !matches!(status.code, 409 | 429) => {
@@ -79,17 +66,17 @@ impl TlsError {
 /// key.
 #[derive(Clone, Default)]
 pub struct Signer {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<SignerState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct SignerState {
     key: Option<PermitKey>,
     facts: TlsFacts,
 }
 
 impl Signer {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SignerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -109,7 +96,7 @@ impl Signer {
     }
 
     /// Takes in the facts for plans; returns whether they are new.
-    fn tell(&self, facts: TlsFacts) -> bool {
+    fn set_facts(&self, facts: TlsFacts) -> bool {
         let mut state = self.lock();
         let news = state.facts != facts;
         state.facts = facts;

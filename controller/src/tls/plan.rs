@@ -35,7 +35,7 @@ pub(super) use super::facts::*;
 
 /// The result of the rules for certificates or for keys.
 #[derive(Debug, Default)]
-struct Half {
+struct Steps {
     /// The write before the publication.
     before: Option<Write>,
     /// The contents to publish.
@@ -51,19 +51,23 @@ pub(super) fn renewal(from: Timestamp, until: Timestamp) -> Timestamp {
     after(from, until.duration_since(from) / 3 * 2)
 }
 
+fn is_issued_by(leaf: Option<&Leaf>, authority: &Authority) -> bool {
+    leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&authority.id))
+}
+
 /// Decides. `wait` is the maximum time for a kubelet to have published contents.
 pub(super) fn plan(facts: &Facts, wait: SignedDuration, now: Timestamp) -> Plan {
-    let Facts { certificates, signing, published, stood } = facts;
-    let look = Look { published, stood, wait, now };
+    let Facts { certificates, signing, published, observed_for } = facts;
+    let rules = Rules { published, observed_for, wait, now };
     let trust = match certificates {
-        Some(certificates) => look.certificates(certificates),
-        None => Half { published: published.authorities.clone(), ..Half::default() },
+        Some(certificates) => rules.certificates(certificates),
+        None => Steps { published: published.authorities.clone(), ..Steps::default() },
     };
     let (keys, signer) = match signing {
-        Some(signing) => look.signing(signing),
-        None => (Half { published: published.keys.clone(), ..Half::default() }, None),
+        Some(signing) => rules.signing(signing),
+        None => (Steps { published: published.keys.clone(), ..Steps::default() }, None),
     };
-    let wanted = look.publish(trust.published, keys.published);
+    let wanted = rules.publish(trust.published, keys.published);
     let publish = (wanted != *published).then_some(Write::Publish(wanted));
     Plan {
         writes: [trust.before, keys.before, publish, trust.after, keys.after].into_iter().flatten().collect(),
@@ -75,25 +79,23 @@ pub(super) fn plan(facts: &Facts, wait: SignedDuration, now: Timestamp) -> Plan 
 }
 
 #[derive(Clone, Copy)]
-struct Look<'a> {
+struct Rules<'a> {
     published: &'a Published,
-    stood: &'a BTreeMap<Id, SignedDuration>,
+    observed_for: &'a BTreeMap<Id, SignedDuration>,
     wait: SignedDuration,
     now: Timestamp,
 }
 
-impl Look<'_> {
+impl Rules<'_> {
     /// Returns the time when something that appeared at `since` has been there for a span, by both clocks.
-    fn stands_for(&self, id: &Id, since: Timestamp, span: SignedDuration) -> Timestamp {
-        let stood = self.stood.get(id).copied().unwrap_or_default();
-        after(since, span).max(after(self.now, span.saturating_sub(stood).max(SignedDuration::ZERO)))
+    fn over_at(&self, id: &Id, since: Timestamp, span: SignedDuration) -> Timestamp {
+        let observed_for = self.observed_for.get(id).copied().unwrap_or_default();
+        after(since, span).max(after(self.now, span.saturating_sub(observed_for).max(SignedDuration::ZERO)))
     }
 
     /// Returns the time when it has been published for a span; `None`: it is not published.
     fn published_for(&self, id: &Id, span: SignedDuration) -> Option<Timestamp> {
-        let there = self.published.authorities.contains(id) || self.published.keys.contains(id);
-        let since = self.published.since.get(id).filter(|_| there)?;
-        Some(self.stands_for(id, *since, span))
+        Some(self.over_at(id, self.published.since_of(id)?, span))
     }
 
     /// Returns the time when every kubelet has it.
@@ -108,27 +110,25 @@ impl Look<'_> {
     /// Returns the time when every kubelet has it by the cluster's clock alone, which a leader need not have watched:
     /// enough for a rotation to begin, since the one in use then stays in use.
     fn settled_at(&self, id: &Id) -> Option<Timestamp> {
-        let there = self.published.authorities.contains(id) || self.published.keys.contains(id);
-        self.published.since.get(id).filter(|_| there).map(|since| after(*since, self.wait))
+        self.published.since_of(id).map(|since| after(since, self.wait))
     }
 
     /// Returns the time when every server has it.
     fn taken_at(&self, leaf: &Leaf) -> Timestamp {
-        self.stands_for(&leaf.id, leaf.issued, self.wait)
+        self.over_at(&leaf.id, leaf.issued, self.wait)
     }
 
     /// Returns the contents to publish. Those that were not there all the time, or since a time in the future, count
     /// from now on.
     fn publish(&self, authorities: BTreeSet<Id>, keys: BTreeSet<Id>) -> Published {
-        let stands = |id: &Id| self.published.authorities.contains(id) || self.published.keys.contains(id);
         let since = authorities.iter().chain(&keys).map(|id| {
-            let since = self.published.since.get(id).filter(|since| stands(id) && **since <= self.now);
-            (id.clone(), since.copied().unwrap_or(self.now))
+            let since = self.published.since_of(id).filter(|since| *since <= self.now);
+            (id.clone(), since.unwrap_or(self.now))
         });
         Published { since: since.collect(), authorities, keys }
     }
 
-    fn certificates(&self, facts: &Certificates) -> Half {
+    fn certificates(&self, facts: &Certificates) -> Steps {
         match &facts.source {
             Source::Managed => self.managed(facts),
             Source::Provided(provided) => self.provided(facts, provided.as_deref()),
@@ -149,70 +149,36 @@ impl Look<'_> {
             })
     }
 
-    fn managed(&self, facts: &Certificates) -> Half {
-        let Certificates { source: _, authorities, leaf, foreign, asked } = facts;
+    fn managed(&self, facts: &Certificates) -> Steps {
+        let Certificates { source: _, authorities, leaf, foreign, requested } = facts;
         let leaf = leaf.as_ref();
         // The contents of a deleted Secret are needed for as long as a client uses them, and no longer; an older Secret
         // that was restored lacks at most the issuer of the certificate in service.
-        let missed = |foreign: &&Authority| {
-            authorities.newest.is_none() || leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&foreign.id))
-        };
+        let missed = |foreign: &&Authority| authorities.newest.is_none() || is_issued_by(leaf, foreign);
         let missed = foreign.iter().filter(missed).map(|a| Kept { authority: a.clone(), until: Some(self.now) });
         let kept: Vec<Kept> = authorities.kept.iter().cloned().chain(missed).collect();
         let Some(newest) = &authorities.newest else {
             let published = self.published.authorities.clone();
-            let before = Some(Write::MakeAuthority { carried: asked.clone(), kept });
-            return Half { before, published, phase: Phase::Publishing, ..Half::default() };
+            let before = Some(Write::MakeAuthority { carried: requested.clone(), kept });
+            return Steps { before, published, phase: Phase::Publishing, ..Steps::default() };
         };
-        let mut half = Half::default();
-        if kept.len() > authorities.kept.len() {
-            half.before = Some(Write::Arrange(Authorities { kept: kept.clone(), ..authorities.clone() }));
-        }
-        let by = |authority: &Authority| leaf.is_some_and(|leaf| leaf.issuer.as_ref() == Some(&authority.id));
-        let by_newest = by(newest);
-        let renewal_of_newest = renewal(newest.from, newest.until);
-        // One that is not in use and known everywhere cannot be the one before.
-        let known = self.known(&newest.id);
-        let settled_at = self.settled_at(&newest.id).filter(|_| asked.is_some());
-        let asked_now = settled_at.is_some_and(|at| at <= self.now);
-        half.wakes.extend(settled_at);
-        if authorities.before.is_none() && by_newest && (known || asked_now) {
-            if half.before.is_none() && (asked_now || renewal_of_newest <= self.now) {
-                let carried = asked.clone().or_else(|| authorities.carried.clone());
-                half.before = Some(Write::MakeAuthority { carried, kept: kept.clone() });
-            }
-            half.wakes.push(renewal_of_newest);
-        }
-
+        let mut steps = Steps::default();
+        let rotate = self.is_rotation_due(facts, newest, &mut steps.wakes);
+        steps.before = if kept.len() > authorities.kept.len() {
+            Some(Write::Arrange(Authorities { kept: kept.clone(), ..authorities.clone() }))
+        } else {
+            let carried = || requested.clone().or_else(|| authorities.carried.clone());
+            rotate.then(|| Write::MakeAuthority { carried: carried(), kept: kept.clone() })
+        };
         let stay: Vec<&Kept> = kept.iter().filter(|kept| self.stays(kept, leaf)).collect();
-        half.published =
-            [Some(newest), authorities.before.as_ref()].into_iter().flatten().map(|a| a.id.clone()).collect();
-        half.published.extend(stay.iter().map(|kept| kept.authority.id.clone()));
-        half.wakes.extend(authorities.kept.iter().filter_map(|kept| kept.until));
-        let issuing = [Some(newest), authorities.before.as_ref()].into_iter().flatten();
-        half.wakes.extend(issuing.filter_map(|authority| self.known_at(&authority.id)));
-
-        // The very first one breaks no trust: no certificate was issued, and nothing else is published.
-        let first = leaf.is_none()
-            && authorities.before.is_none()
-            && self.published.authorities.iter().all(|id| *id == newest.id);
-        let published = self.published.authorities.contains(&newest.id);
-        let ready = self.known(&newest.id) || (first && published);
-        // For example, Secret and ConfigMap were deleted together: no client with the published bundle accepts the
-        // certificate in service. A wait would keep agents out for longer.
-        let lost = published && leaf.is_some_and(|leaf| leaf.issuer.is_none());
-        // Another one by the issuer of the certificate in service is accepted by any client that accepts that.
-        let before = authorities.before.as_ref().filter(|before| by(before) || self.known(&before.id));
-        let issuer = if ready || by_newest { Some(newest) } else { before.or(Some(newest).filter(|_| lost)) };
-        let worn = leaf.is_none_or(|leaf| {
-            half.wakes.push(renewal(leaf.from, leaf.until));
-            half.wakes.push(self.taken_at(leaf));
-            // A validity that begins in the future was set by a wrong clock, and no agent accepts it.
-            let strange = leaf.issuer.is_none() || !leaf.usable || self.now < leaf.from;
-            strange || renewal(leaf.from, leaf.until) <= self.now
-        });
-        half.after = match issuer {
-            Some(issuer) if worn || (ready && !by_newest) => Some(Write::Issue(issuer.id.clone())),
+        let issuing = || [Some(newest), authorities.before.as_ref()].into_iter().flatten();
+        steps.published = issuing().chain(stay.iter().map(|kept| &kept.authority)).map(|a| a.id.clone()).collect();
+        steps.wakes.extend(authorities.kept.iter().filter_map(|kept| kept.until));
+        steps.wakes.extend(issuing().filter_map(|authority| self.known_at(&authority.id)));
+        let (ready, by_newest) = (self.is_ready(facts, newest), is_issued_by(leaf, newest));
+        let expiring = self.is_expiring(leaf, &mut steps.wakes);
+        steps.after = match self.issuer(facts, newest) {
+            Some(issuer) if expiring || (ready && !by_newest) => Some(Write::Issue(issuer.id.clone())),
             _ if by_newest && authorities.before.is_some() => Some(Write::Arrange(self.retire(authorities))),
             _ if stay.len() < authorities.kept.len() => {
                 let kept = stay.iter().map(|kept| (*kept).clone()).collect();
@@ -220,16 +186,72 @@ impl Look<'_> {
             }
             _ => None,
         };
-        half.phase = if !ready && !by_newest {
+        steps.phase = if !ready && !by_newest {
             Phase::Publishing
         } else if !by_newest || authorities.before.is_some() {
             Phase::Switching
-        } else if half.published.len() > 1 {
+        } else if steps.published.len() > 1 {
             Phase::Retiring
         } else {
             Phase::Steady
         };
-        half
+        steps
+    }
+
+    /// Returns whether the next authority is to be made: the newest one is in use and known everywhere, and is to be
+    /// renewed or a rotation is requested.
+    fn is_rotation_due(&self, facts: &Certificates, newest: &Authority, wakes: &mut Vec<Timestamp>) -> bool {
+        let requested = self.is_requested(&newest.id, facts.requested.as_ref(), wakes);
+        // One that is not in use and known everywhere cannot be the one before.
+        let settled = facts.authorities.before.is_none()
+            && is_issued_by(facts.leaf.as_ref(), newest)
+            && (requested || self.known(&newest.id));
+        let renewal = renewal(newest.from, newest.until);
+        wakes.extend(settled.then_some(renewal));
+        settled && (requested || renewal <= self.now)
+    }
+
+    /// Returns whether a requested rotation may begin.
+    fn is_requested(&self, newest: &Id, request: Option<&String>, wakes: &mut Vec<Timestamp>) -> bool {
+        let settled_at = self.settled_at(newest).filter(|_| request.is_some());
+        wakes.extend(settled_at);
+        settled_at.is_some_and(|at| at <= self.now)
+    }
+
+    /// Returns whether the newest authority may issue. The very first one breaks no trust: no certificate was issued,
+    /// and nothing else is published.
+    fn is_ready(&self, facts: &Certificates, newest: &Authority) -> bool {
+        let published = &self.published.authorities;
+        let first = facts.leaf.is_none()
+            && facts.authorities.before.is_none()
+            && published.iter().all(|id| *id == newest.id)
+            && published.contains(&newest.id);
+        first || self.known(&newest.id)
+    }
+
+    /// Returns the authority that issues now, if any client would accept its certificate.
+    fn issuer<'a>(&self, facts: &'a Certificates, newest: &'a Authority) -> Option<&'a Authority> {
+        let leaf = facts.leaf.as_ref();
+        if self.is_ready(facts, newest) || is_issued_by(leaf, newest) {
+            return Some(newest);
+        }
+        // Another one by the issuer of the certificate in service is accepted by any client that accepts that.
+        let before = facts.authorities.before.as_ref();
+        let before = before.filter(|before| is_issued_by(leaf, before) || self.known(&before.id));
+        // For example, Secret and ConfigMap were deleted together: no client with the published bundle accepts the
+        // certificate in service. A wait would keep agents out for longer.
+        let published = self.published.authorities.contains(&newest.id);
+        let lost = published && leaf.is_some_and(|leaf| leaf.issuer.is_none());
+        before.or(lost.then_some(newest))
+    }
+
+    /// Returns whether the certificate in service is missing, invalid, or to be renewed.
+    fn is_expiring(&self, leaf: Option<&Leaf>, wakes: &mut Vec<Timestamp>) -> bool {
+        let Some(leaf) = leaf else { return true };
+        let renewal = renewal(leaf.from, leaf.until);
+        wakes.extend([renewal, self.taken_at(leaf)]);
+        // A validity that begins in the future was set by a wrong clock, and no agent accepts it.
+        leaf.issuer.is_none() || !leaf.usable || self.now < leaf.from || renewal <= self.now
     }
 
     /// Returns the authorities without the keys that no longer issue. The last certificate is valid for a leaf's
@@ -245,9 +267,9 @@ impl Look<'_> {
         Kept { authority, until: Some(until) }
     }
 
-    fn provided(&self, facts: &Certificates, provided: Option<&[Authority]>) -> Half {
-        let Certificates { source: _, authorities, leaf, foreign: _, asked: _ } = facts;
-        let mut half = Half::default();
+    fn provided(&self, facts: &Certificates, provided: Option<&[Authority]>) -> Steps {
+        let Certificates { source: _, authorities, leaf, foreign: _, requested: _ } = facts;
+        let mut steps = Steps::default();
         let mut arranged = authorities.clone();
         if let Some(provided) = provided {
             // The operator's own authorities make room.
@@ -270,54 +292,52 @@ impl Look<'_> {
             arranged.kept.extend(missing);
             arranged.kept.retain(|kept| kept.until.is_none() || self.stays(kept, leaf.as_ref()));
         }
-        half.published = [&arranged.newest, &arranged.before].into_iter().flatten().map(|a| a.id.clone()).collect();
-        half.published.extend(arranged.kept.iter().map(|kept| kept.authority.id.clone()));
-        if half.published.is_empty() {
+        steps.published = [&arranged.newest, &arranged.before].into_iter().flatten().map(|a| a.id.clone()).collect();
+        steps.published.extend(arranged.kept.iter().map(|kept| kept.authority.id.clone()));
+        if steps.published.is_empty() {
             // No valid one is known: those that agents have are better than none.
-            half.published.clone_from(&self.published.authorities);
+            steps.published.clone_from(&self.published.authorities);
         }
-        half.wakes.extend(arranged.kept.iter().filter_map(|kept| kept.until));
-        half.wakes.extend(leaf.as_ref().map(|leaf| self.taken_at(leaf)));
-        half.phase =
-            if half.published.len() > provided.map_or(0, <[_]>::len) { Phase::Retiring } else { Phase::Steady };
-        half.before = (arranged != *authorities).then_some(Write::Arrange(arranged));
-        half
+        steps.wakes.extend(arranged.kept.iter().filter_map(|kept| kept.until));
+        steps.wakes.extend(leaf.as_ref().map(|leaf| self.taken_at(leaf)));
+        steps.phase =
+            if steps.published.len() > provided.map_or(0, <[_]>::len) { Phase::Retiring } else { Phase::Steady };
+        steps.before = (arranged != *authorities).then_some(Write::Arrange(arranged));
+        steps
     }
 
-    fn signing(&self, facts: &Signing) -> (Half, Option<Id>) {
-        let Signing { newest, before, asked, statements } = facts;
-        let mut half = Half::default();
+    fn signing(&self, facts: &Signing) -> (Steps, Option<Id>) {
+        let Signing { newest, before, requested, statements } = facts;
+        let mut steps = Steps::default();
         let Some(newest) = newest else {
-            half.before = Some(Write::MakeKey { carried: asked.clone() });
-            half.published.clone_from(&self.published.keys);
-            half.phase = Phase::Publishing;
-            return (half, None);
+            steps.before = Some(Write::MakeKey { carried: requested.clone() });
+            steps.published.clone_from(&self.published.keys);
+            steps.phase = Phase::Publishing;
+            return (steps, None);
         };
-        half.published = [Some(newest), before.as_ref()].into_iter().flatten().cloned().collect();
+        steps.published = [Some(newest), before.as_ref()].into_iter().flatten().cloned().collect();
         let Some(before) = before else {
             // With nothing else to sign with, it signs as soon as it is published: agents without it wait for it.
             let signs = self.published.keys.contains(newest);
-            let settled_at = self.settled_at(newest).filter(|_| asked.is_some());
-            half.wakes.extend(settled_at);
-            if settled_at.is_some_and(|at| at <= self.now) {
-                half.before = Some(Write::MakeKey { carried: asked.clone() });
+            if self.is_requested(newest, requested.as_ref(), &mut steps.wakes) {
+                steps.before = Some(Write::MakeKey { carried: requested.clone() });
             }
-            return (half, signs.then(|| newest.clone()));
+            return (steps, signs.then(|| newest.clone()));
         };
         if !self.known(newest) {
-            half.wakes.extend(self.known_at(newest));
-            half.phase = Phase::Publishing;
-            return (half, Some(before.clone()));
+            steps.wakes.extend(self.known_at(newest));
+            steps.phase = Phase::Publishing;
+            return (steps, Some(before.clone()));
         }
-        half.phase = Phase::Retiring;
+        steps.phase = Phase::Retiring;
         // Permits that the old one signed until a moment ago, perhaps by a previous leader, expire by themselves.
         let life = signed(PERMIT_LIFETIME);
         if let Some(over) = self.published_for(newest, self.wait.saturating_add(self.wait.max(life))) {
-            half.wakes.push(over);
+            steps.wakes.push(over);
             if over <= self.now && !statements.contains(before) {
-                half.after = Some(Write::DropKey);
+                steps.after = Some(Write::DropKey);
             }
         }
-        (half, Some(newest.clone()))
+        (steps, Some(newest.clone()))
     }
 }

@@ -8,22 +8,16 @@ use super::store::{CERTIFICATE, KEY, PROVIDED, SecretFacts};
 /// A problem with certificates and keys. None of them removes what agents trust already.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Problem {
-    /// A Secret of the operator is corrupt.
     #[error("the Secret {name} cannot be used ({error}); delete it to have a new one made")]
-    Spoilt { name: &'static str, error: String },
-    /// The Secret does not exist or is empty.
+    Invalid { name: &'static str, error: String },
     #[error("the Secret brupop-apiserver-tls has no tls.crt and tls.key, which you have to provide")]
     NoCertificate,
-    /// The key does not belong to the certificate.
     #[error("tls.key of the Secret brupop-apiserver-tls cannot be used, or does not belong to its tls.crt")]
     NoPair,
-    /// The authorities to verify it are missing.
     #[error("the Secret brupop-apiserver-tls has no ca.crt with the authorities that agents are to trust")]
     NoAuthority,
-    /// Agents would refuse the certificate.
     #[error("agents would refuse the certificate of the Secret brupop-apiserver-tls: {0}")]
     Refused(String),
-    /// The certificate is not valid now.
     #[error("the certificate of the Secret brupop-apiserver-tls is good from {from} to {until} and not now")]
     OutOfTime { from: Timestamp, until: Timestamp },
 }
@@ -63,6 +57,7 @@ mod tests {
     use k8s_openapi::api::core::v1::Secret;
 
     use super::super::material::Issuing;
+    use super::super::store::Complete;
     use super::*;
 
     const HOST: &str = "brupop-apiserver.brupop-system.svc";
@@ -73,7 +68,7 @@ mod tests {
 
     fn judge(fields: &BTreeMap<String, String>, at: Timestamp) -> Result<usize, Problem> {
         let data = fields.iter().map(|(field, text)| (field.clone(), ByteString(text.clone().into_bytes()))).collect();
-        let secret = SecretFacts(Secret { data: Some(data), ..Secret::default() });
+        let secret = Complete(Secret { data: Some(data), ..Secret::default() });
         provided(Some(&secret), &[HOST.to_owned()], at).map(|anchors| anchors.len())
     }
 
@@ -81,7 +76,7 @@ mod tests {
     fn what_agents_would_not_accept_is_named_and_what_they_would_is_taken() {
         let (issuer, other) = (Issuing::make(now()).unwrap(), Issuing::make(now()).unwrap());
         let mut good = issuer.issue(vec![HOST.into()], now()).unwrap();
-        good.insert(PROVIDED.into(), issuer.certificate().into());
+        good.insert(PROVIDED.into(), issuer.certificate().pem.clone());
         let with = |field: &str, text: &str| {
             let mut fields = good.clone();
             fields.insert(field.into(), text.into());
@@ -89,12 +84,12 @@ mod tests {
         };
         let foreign = other.issue(vec![HOST.into()], now()).unwrap();
         let mut misnamed = issuer.issue(vec!["example.com".into()], now()).unwrap();
-        misnamed.insert(PROVIDED.into(), issuer.certificate().into());
+        misnamed.insert(PROVIDED.into(), issuer.certificate().pem.clone());
         let late = now() + jiff::SignedDuration::from_hours(24 * 365);
 
         assert_eq!(judge(&good, now()), Ok(1));
         assert_eq!(judge(&good, late), Ok(1), "expired, and still its authority is the right one");
-        let both = format!("{}{}junk", issuer.certificate(), other.certificate());
+        let both = format!("{}{}junk", issuer.certificate().pem, other.certificate().pem);
         assert_eq!(judge(&with(PROVIDED, &both), now()), Ok(2), "the next one stands beside it");
         assert_eq!(judge(&with(CERTIFICATE, ""), now()), Err(Problem::NoCertificate));
         assert_eq!(judge(&with(CERTIFICATE, "junk"), now()), Err(Problem::NoCertificate));
@@ -102,7 +97,7 @@ mod tests {
         assert_eq!(judge(&with(PROVIDED, ""), now()), Err(Problem::NoAuthority));
         assert_eq!(judge(&with(PROVIDED, "junk"), now()), Err(Problem::NoAuthority));
         let refused = |fields: &_| matches!(judge(fields, now()), Err(Problem::Refused(_)));
-        assert!(refused(&with(PROVIDED, other.certificate())), "another authority");
+        assert!(refused(&with(PROVIDED, &other.certificate().pem)), "another authority");
         assert!(refused(&misnamed), "another name");
     }
 }

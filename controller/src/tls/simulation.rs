@@ -6,6 +6,8 @@
 //! leader, if it is alive, does so many writes before it dies or has nothing more to do. After each write all contents
 //! that any kubelet may hold are checked against each other.
 
+mod courses;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
@@ -30,8 +32,8 @@ fn wait() -> SignedDuration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     Nothing,
-    AskCertificates,
-    AskKey,
+    RequestCertificates,
+    RequestKey,
     DeleteAuthorities,
     DeleteLeaf,
     DeleteKeys,
@@ -47,7 +49,7 @@ enum Event {
 }
 
 #[derive(Clone, Debug, Default)]
-struct World {
+struct Simulation {
     tick: i64,
     /// The lead of the leader's clock.
     ahead: i64,
@@ -61,7 +63,7 @@ struct World {
     keys: Option<(Id, Option<Id>, Option<String>)>,
     published: Option<Published>,
     made: u32,
-    asked: (Option<String>, Option<String>),
+    requested: (Option<String>, Option<String>),
     /// The key of the statement in the only shadow.
     statement: Option<Id>,
     signer: Option<Id>,
@@ -81,14 +83,14 @@ struct World {
     writes: u32,
 }
 
-impl World {
+impl Simulation {
     /// Returns the leader's time.
     fn clock(&self) -> Timestamp {
         at(self.tick + self.ahead)
     }
 
     /// Returns the time for which the leader has observed each thing.
-    fn stood(&mut self) -> BTreeMap<Id, SignedDuration> {
+    fn observed_for(&mut self) -> BTreeMap<Id, SignedDuration> {
         let published = self.published.iter().flat_map(|published| published.authorities.iter().chain(&published.keys));
         let ids = published.chain(self.leaf.as_ref().map(|leaf| &leaf.id));
         let since = |id: &Id| (id.clone(), self.seen.get(id).copied().unwrap_or(self.tick));
@@ -98,11 +100,12 @@ impl World {
     }
 
     fn facts(&mut self) -> Facts {
-        let stood = self.stood();
+        let observed_for = self.observed_for();
         let published = self.published.clone().unwrap_or_default();
         let authorities = self.authorities.clone().unwrap_or_default();
-        let asked =
-            |asked: &Option<String>, carried: &Option<String>| asked.clone().filter(|a| Some(a) != carried.as_ref());
+        let requested = |requested: &Option<String>, carried: &Option<String>| {
+            requested.clone().filter(|a| Some(a) != carried.as_ref())
+        };
         let known = |id: &Id| {
             [&authorities.newest, &authorities.before].into_iter().flatten().any(|a| a.id == *id)
                 || authorities.kept.iter().any(|kept| kept.authority.id == *id)
@@ -120,7 +123,7 @@ impl World {
         Facts {
             certificates: Some(Certificates {
                 source: Source::Managed,
-                asked: asked(&self.asked.0, &authorities.carried),
+                requested: requested(&self.requested.0, &authorities.carried),
                 authorities,
                 leaf,
                 foreign,
@@ -128,11 +131,11 @@ impl World {
             signing: Some(Signing {
                 newest,
                 before,
-                asked: asked(&self.asked.1, &carried),
+                requested: requested(&self.requested.1, &carried),
                 statements: self.statement.clone().into_iter().collect(),
             }),
             published,
-            stood,
+            observed_for,
         }
     }
 
@@ -274,8 +277,8 @@ impl World {
         let value = Some(format!("{}", self.tick));
         match event {
             Event::Nothing => {}
-            Event::AskCertificates => self.asked.0 = value,
-            Event::AskKey => self.asked.1 = value,
+            Event::RequestCertificates => self.requested.0 = value,
+            Event::RequestKey => self.requested.1 = value,
             Event::DeleteAuthorities => self.authorities = None,
             Event::DeleteLeaf => self.leaf = None,
             Event::DeleteKeys => {
@@ -337,12 +340,12 @@ impl World {
     }
 
     fn installed() -> Self {
-        let mut world = Self::default();
+        let mut simulation = Self::default();
         for _ in 0..2 * WAIT + 2 {
-            world.tick(Event::Nothing, u32::MAX);
+            simulation.tick(Event::Nothing, u32::MAX);
         }
-        world.writes = 0;
-        world
+        simulation.writes = 0;
+        simulation
     }
 
     fn newest(&self) -> &Id {
@@ -363,179 +366,4 @@ impl World {
         assert_eq!(published.keys, [key].into());
         assert!(published.authorities.contains(self.newest()));
     }
-}
-
-/// Returns all sequences of this length out of `of`.
-fn sequences<T: Copy>(of: &[T], length: usize) -> Vec<Vec<T>> {
-    (0..length).fold(vec![vec![]], |all, _| {
-        all.into_iter().flat_map(|one| of.iter().map(move |next| [one.as_slice(), &[*next]].concat())).collect()
-    })
-}
-
-#[test]
-fn an_install_is_ready_with_its_first_writes() {
-    for most in 1..=6 {
-        let mut world = World::default();
-        world.tick(Event::Nothing, most);
-        world.tick(Event::Nothing, u32::MAX);
-        assert!(world.leaf.is_some() && world.signer.is_some(), "a leader that died after {most} writes");
-        world.assert_steady();
-    }
-}
-
-#[test]
-fn a_rotation_survives_a_leader_that_dies_after_any_write_at_any_time() {
-    // The number of writes of the leader in each tick, over the whole of a rotation and one more that is requested
-    // meanwhile.
-    let mut ways = 0;
-    let installed = World::installed();
-    for writes in sequences(&[0, 1, u32::MAX], usize::try_from(WAIT + 3).unwrap()) {
-        for again in 0..writes.len() {
-            let mut world = installed.clone();
-            let (authority, key) = (world.newest().clone(), world.keys.clone().unwrap().0);
-            world.happen(Event::AskKey);
-            for (tick, writes) in writes.iter().enumerate() {
-                let event = if tick == 0 || tick == again { Event::AskCertificates } else { Event::Nothing };
-                world.tick(event, *writes);
-            }
-            world.assert_steady();
-            assert_ne!(*world.newest(), authority);
-            let published = world.published.as_ref().unwrap();
-            assert!(published.authorities.contains(&authority), "a server may be cut off for as long as it is good");
-            assert_ne!(world.keys.as_ref().unwrap().0, key);
-            ways += 1;
-        }
-    }
-    assert!(ways > 4000);
-}
-
-#[test]
-fn an_old_key_stays_for_as_long_as_something_by_it_stands() {
-    let mut world = World::installed();
-    let old = world.keys.clone().unwrap().0;
-    world.statement_stays = true;
-    world.tick(Event::AskKey, u32::MAX);
-    for _ in 0..100 {
-        world.tick(Event::Nothing, u32::MAX);
-        assert!(world.published.as_ref().unwrap().keys.contains(&old));
-    }
-    assert_ne!(world.signer.as_ref(), Some(&old));
-    world.statement_stays = false;
-    // The leader is notified of each shadow that changes.
-    world.wake = None;
-    world.tick(Event::Nothing, u32::MAX);
-    world.wake = None;
-    world.assert_steady();
-}
-
-/// Actions of users, or nothing.
-const EDITS: [Event; 8] = [
-    Event::Nothing,
-    Event::AskCertificates,
-    Event::AskKey,
-    Event::DeleteAuthorities,
-    Event::DeleteLeaf,
-    Event::DeleteKeys,
-    Event::DeleteTrust,
-    Event::EditTrust,
-];
-
-/// Runs all sequences of `length` events, far from each other and close, with a leader that dies after each write and
-/// one that lives.
-fn goes_well_whatever_happens(length: usize, events: &[Event]) {
-    let installed = World::installed();
-    for events in sequences(events, length) {
-        for gap in [1, WAIT] {
-            for writes in [1, u32::MAX] {
-                let mut world = installed.clone();
-                for event in &events {
-                    // Shown with a failure.
-                    println!("{event:?} {gap} {writes}");
-                    world.tick(*event, writes);
-                    for _ in 1..gap {
-                        world.tick(Event::Nothing, writes);
-                    }
-                }
-                world.assert_steady();
-                println!();
-            }
-        }
-    }
-}
-
-#[test]
-fn whatever_people_delete_or_edit_in_a_rotation_no_agent_is_locked_out() {
-    goes_well_whatever_happens(4, &EDITS);
-}
-
-#[test]
-fn whatever_clocks_show_and_whatever_is_lost_at_once_in_a_rotation_no_agent_is_locked_out() {
-    let more = [
-        Event::DeleteAuthoritiesAndTrust,
-        Event::SetClock(100),
-        Event::SetClock(0),
-        Event::SetClock(-100),
-        Event::NewLeader,
-    ];
-    goes_well_whatever_happens(3, &[&EDITS[..], &more].concat());
-}
-
-/// For example, an immutable Secret, or one that an admission webhook refuses.
-#[test]
-fn what_is_refused_of_one_half_keeps_the_other_from_nothing() {
-    for refused in [Subject::Certificates, Subject::Signing, Subject::Trust] {
-        let mut world = World::installed();
-        let (authority, key) = (world.newest().clone(), world.keys.clone().unwrap().0);
-        world.refused = Some(refused);
-        world.happen(Event::AskKey);
-        world.tick(Event::AskCertificates, u32::MAX);
-        let leaf = world.leaf.clone().unwrap();
-        world.tick(Event::DeleteLeaf, u32::MAX);
-        for _ in 0..6 * WAIT {
-            world.tick(Event::Nothing, u32::MAX);
-        }
-        let rotated = |old: &Id, new: &Option<Id>| new.as_ref() != Some(old);
-        let issuer = world.leaf.as_ref().and_then(|leaf| leaf.issuer.clone());
-        assert_eq!(rotated(&authority, &issuer), refused != Subject::Trust, "{refused:?}");
-        assert_eq!(rotated(&key, &world.signer), refused == Subject::Certificates, "{refused:?}");
-        // With nothing new published the old ones stay in use.
-        assert_eq!(
-            world.leaf.as_ref().is_some_and(|now| now.id != leaf.id),
-            refused != Subject::Certificates,
-            "{refused:?}"
-        );
-        world.refused = None;
-        world.wake = None;
-        world.assert_steady();
-        assert_ne!(*world.newest(), authority, "{refused:?}");
-    }
-}
-
-#[test]
-fn what_wears_out_is_renewed_in_time_for_decades() {
-    let mut world = World::installed();
-    let mut authorities = BTreeMap::new();
-    let mut leaves = BTreeSet::new();
-    let day = 24 * 60;
-    for _ in 0..365 * 25 {
-        world.writes = 0;
-        // Two checks within a wait and one after it, then a day without changes.
-        for _ in 0..2 * WAIT {
-            world.tick(Event::Nothing, u32::MAX);
-        }
-        world.tick += day - 2 * WAIT;
-        let now = at(world.tick);
-        let leaf = world.leaf.clone().unwrap();
-        assert!(
-            leaf.until.duration_since(now) > SignedDuration::from_hours(24 * 29),
-            "a month is left to mend what hinders it"
-        );
-        let newest = world.authorities.as_ref().unwrap().newest.clone().unwrap();
-        assert!(newest.until > leaf.until);
-        authorities.entry(newest.id).or_insert(now);
-        leaves.insert(leaf.issued);
-    }
-    assert_eq!(authorities.len(), 4, "one in six and a half years: {authorities:?}");
-    assert!((140..170).contains(&leaves.len()), "one in sixty days: {}", leaves.len());
-    assert!(world.published.unwrap().authorities.len() <= 2);
 }

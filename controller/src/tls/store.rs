@@ -2,16 +2,18 @@
 //! serialised.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::ObjectMeta;
 use models::names;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::certificate::{Certificate, bundle, is_pair};
+use super::certificate::{Certificate, bundle};
 use super::facts::{Authorities, Authority, Id, Kept, Published};
 use super::material::{Issuing, MaterialError, PermitKey};
 use planner::view::Projection;
@@ -36,27 +38,34 @@ const TLS: &str = "kubernetes.io/tls";
 /// Id of foreign contents in the ConfigMap.
 const FOREIGN: &str = "?";
 
-/// One complete Secret: it is written back with all contents of other clients. It must not be logged.
+/// One complete object: it is written back with all contents of other clients. A Secret must not be logged.
 #[derive(Clone, PartialEq)]
-pub(super) struct SecretFacts(pub(super) Secret);
+pub(super) struct Complete<K>(pub(super) K);
 
-impl Projection for SecretFacts {
-    type Object = Secret;
+pub(super) type SecretFacts = Complete<Secret>;
+/// The ConfigMap of the agents.
+pub(super) type TrustFacts = Complete<ConfigMap>;
+
+impl<K> Projection for Complete<K>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + PartialEq + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    type Object = K;
 
     fn key(&self) -> String {
         Self::key_of(&self.0)
     }
 
     fn resource_version(&self) -> &str {
-        self.0.metadata.resource_version.as_deref().unwrap_or_default()
+        self.0.meta().resource_version.as_deref().unwrap_or_default()
     }
 
-    fn project(secret: &Secret) -> Option<Self> {
-        Some(Self(secret.clone()))
+    fn project(object: &K) -> Option<Self> {
+        Some(Self(object.clone()))
     }
 
-    fn key_of(secret: &Secret) -> String {
-        secret.metadata.name.clone().unwrap_or_default()
+    fn key_of(object: &K) -> String {
+        object.meta().name.clone().unwrap_or_default()
     }
 }
 
@@ -70,30 +79,6 @@ impl SecretFacts {
 
     fn annotation(&self, name: &str) -> Option<String> {
         self.0.metadata.annotations.as_ref()?.get(name).cloned()
-    }
-}
-
-/// The complete ConfigMap of the agents.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct TrustFacts(pub(super) ConfigMap);
-
-impl Projection for TrustFacts {
-    type Object = ConfigMap;
-
-    fn key(&self) -> String {
-        Self::key_of(&self.0)
-    }
-
-    fn resource_version(&self) -> &str {
-        self.0.metadata.resource_version.as_deref().unwrap_or_default()
-    }
-
-    fn project(map: &ConfigMap) -> Option<Self> {
-        Some(Self(map.clone()))
-    }
-
-    fn key_of(map: &ConfigMap) -> String {
-        map.metadata.name.clone().unwrap_or_default()
     }
 }
 
@@ -163,25 +148,14 @@ struct KeptText {
 /// The Secret of the authorities.
 #[derive(Clone, Default)]
 pub(super) struct Safe {
-    pub(super) newest: Option<(Certificate, Issuing)>,
-    pub(super) before: Option<(Certificate, Issuing)>,
+    pub(super) newest: Option<Issuing>,
+    pub(super) before: Option<Issuing>,
     pub(super) kept: Vec<(Certificate, Option<Timestamp>)>,
     pub(super) carried: Option<String>,
 }
 
-fn issuing(
-    secret: &SecretFacts,
-    certificate: &str,
-    key: &str,
-) -> Result<Option<(Certificate, Issuing)>, MaterialError> {
-    let Some(pem) = secret.text(certificate) else { return Ok(None) };
-    let issuing = Issuing::load(pem, secret.text(key))?;
-    let certificate = Certificate::first(pem).ok_or(MaterialError::Missing("the certificate of an authority"))?;
-    // Its certificates would verify with nothing that is published.
-    if !is_pair(std::slice::from_ref(&certificate), secret.text(key).unwrap_or_default()) {
-        return Err(MaterialError::NoPair);
-    }
-    Ok(Some((certificate, issuing)))
+fn issuing(secret: &SecretFacts, certificate: &str, key: &str) -> Result<Option<Issuing>, MaterialError> {
+    secret.text(certificate).map(|pem| Issuing::load(pem, secret.text(key))).transpose()
 }
 
 impl Safe {
@@ -202,7 +176,7 @@ impl Safe {
 
     /// Returns the facts for the rules.
     pub(super) fn facts(&self) -> Authorities {
-        let authority = |(certificate, _): &(Certificate, Issuing)| certificate.authority();
+        let authority = |issuing: &Issuing| issuing.certificate().authority();
         let kept = |(certificate, until): &(Certificate, Option<Timestamp>)| Kept {
             authority: certificate.authority(),
             until: *until,
@@ -215,28 +189,24 @@ impl Safe {
         }
     }
 
+    /// Returns the authorities with their keys.
+    pub(super) fn issuing(&self) -> impl Iterator<Item = &Issuing> {
+        [&self.newest, &self.before].into_iter().flatten()
+    }
+
     /// Returns all certificates in it, the newest first.
     pub(super) fn certificates(&self) -> impl Iterator<Item = &Certificate> {
-        let issuing = [&self.newest, &self.before].into_iter().flatten().map(|(certificate, _)| certificate);
-        issuing.chain(self.kept.iter().map(|(certificate, _)| certificate))
+        self.issuing().map(Issuing::certificate).chain(self.kept.iter().map(|(certificate, _)| certificate))
     }
 
     /// Returns the authority with its key.
     pub(super) fn issuer(&self, id: &Id) -> Option<&Issuing> {
-        [&self.newest, &self.before]
-            .into_iter()
-            .flatten()
-            .find(|(certificate, _)| certificate.id == *id)
-            .map(|(_, i)| i)
+        self.issuing().find(|issuing| issuing.certificate().id == *id)
     }
 
     /// Returns the same in another arrangement; `others` are the certificates that may be new in it.
     pub(super) fn arranged(&self, wanted: &Authorities, others: &[Certificate]) -> Self {
-        let all = || [&self.newest, &self.before].into_iter().flatten();
-        let issuing = |authority: &Option<Authority>| {
-            let id = &authority.as_ref()?.id;
-            all().find(|(certificate, _)| certificate.id == *id).cloned()
-        };
+        let issuing = |authority: &Option<Authority>| self.issuer(&authority.as_ref()?.id).cloned();
         let certificate =
             |id: &Id| self.certificates().chain(others).find(|certificate| certificate.id == *id).cloned();
         Self {
@@ -251,13 +221,13 @@ impl Safe {
     pub(super) fn data(&self) -> Result<Contents, MaterialError> {
         let mut data = BTreeMap::new();
         let mut put = |field: &str, text: &str| data.insert(field.to_owned(), text.to_owned());
-        if let Some((_, issuing)) = &self.newest {
-            put(CERTIFICATE, issuing.certificate());
-            put(KEY, issuing.key());
-        }
-        if let Some((_, issuing)) = &self.before {
-            put(BEFORE_CERTIFICATE, issuing.certificate());
-            put(BEFORE_KEY, issuing.key());
+        for (certificate, key, issuing) in
+            [(CERTIFICATE, KEY, &self.newest), (BEFORE_CERTIFICATE, BEFORE_KEY, &self.before)]
+        {
+            if let Some(issuing) = issuing {
+                put(certificate, &issuing.certificate().pem);
+                put(key, issuing.key());
+            }
         }
         if !self.kept.is_empty() {
             let text = |(certificate, until): &(Certificate, Option<Timestamp>)| KeptText {
@@ -354,13 +324,12 @@ mod tests {
         Timestamp::from_second(1_800_000_000).unwrap()
     }
 
-    fn made() -> (Certificate, Issuing) {
-        let issuing = Issuing::make(now()).unwrap();
-        (Certificate::first(issuing.certificate()).unwrap(), issuing)
+    fn made() -> Issuing {
+        Issuing::make(now()).unwrap()
     }
 
     fn written(contents: Contents) -> SecretFacts {
-        SecretFacts(secret("a", contents, None).0)
+        Complete(secret("a", contents, None).0)
     }
 
     #[test]
@@ -368,7 +337,7 @@ mod tests {
         let safe = Safe {
             newest: Some(made()),
             before: Some(made()),
-            kept: vec![(made().0, Some(now())), (made().0, None)],
+            kept: vec![(made().certificate().clone(), Some(now())), (made().certificate().clone(), None)],
             carried: Some("1".into()),
         };
         let read = Safe::read(&written(safe.data().unwrap())).unwrap();
@@ -380,8 +349,9 @@ mod tests {
 
     #[test]
     fn a_secret_of_the_version_before_rotation_is_read() {
-        let (certificate, issuing) = made();
-        let fields = [(CERTIFICATE, issuing.certificate()), (KEY, issuing.key())];
+        let issuing = made();
+        let certificate = issuing.certificate();
+        let fields = [(CERTIFICATE, certificate.pem.as_str()), (KEY, issuing.key())];
         let data = fields.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
         let read = Safe::read(&written(Contents { data, carried: None })).unwrap();
         let expected = Authorities { newest: Some(certificate.authority()), ..Authorities::default() };
@@ -406,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spoilt_secret_is_an_error_and_an_empty_field_is_none() {
+    fn invalid_secret_is_an_error_and_an_empty_field_is_none() {
         let contents = |fields: &[(&str, &str)]| {
             let data = fields.iter().map(|(field, text)| ((*field).to_owned(), (*text).to_owned())).collect();
             written(Contents { data, carried: None })
@@ -419,9 +389,9 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_with_the_key_of_another_is_spoilt() {
-        let ((_, ours), (_, theirs)) = (made(), made());
-        let fields = [(CERTIFICATE, ours.certificate()), (KEY, theirs.key())];
+    fn authority_with_the_key_of_another_is_invalid() {
+        let (ours, theirs) = (made(), made());
+        let fields = [(CERTIFICATE, ours.certificate().pem.as_str()), (KEY, theirs.key())];
         let data = fields.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
         let read = Safe::read(&written(Contents { data, carried: None }));
         assert!(matches!(read, Err(MaterialError::NoPair)));
@@ -429,7 +399,7 @@ mod tests {
 
     #[test]
     fn what_is_none_of_ours_in_the_config_map_is_seen() {
-        let (certificate, _) = made();
+        let certificate = made().certificate().clone();
         let key = PermitKey::make().unwrap();
         let own = [(key.id().clone(), key.jwk().unwrap())];
         let mut other = PermitKey::make().unwrap().jwk().unwrap();
@@ -437,7 +407,7 @@ mod tests {
         let published = |ca: &str, keys: &str| {
             let data = [(names::TRUST_CA_KEY, ca), (names::TRUST_PERMIT_KEYS, keys)];
             let data = data.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
-            let found = TrustFacts(ConfigMap { data: Some(data), ..ConfigMap::default() }).published(&own);
+            let found = Complete(ConfigMap { data: Some(data), ..ConfigMap::default() }).published(&own);
             (found.authorities, found.keys)
         };
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<std::collections::BTreeSet<_>>();
@@ -453,7 +423,7 @@ mod tests {
         let map = trust("ns", Some("7"), &BTreeMap::from([("ca.crt", "x".to_owned())]), &since).unwrap();
         assert_eq!(map["metadata"]["resourceVersion"], "7");
         let read: ConfigMap = serde_json::from_value(map).unwrap();
-        assert_eq!(TrustFacts(read).published(&[]).since, since);
+        assert_eq!(Complete(read).published(&[]).since, since);
         let new = trust("ns", None, &BTreeMap::new(), &since).unwrap();
         assert_eq!(new["metadata"].get("resourceVersion"), None);
     }

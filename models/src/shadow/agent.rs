@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use schemars::JsonSchema;
 
 use super::HostState;
+use crate::condition::Condition;
 use crate::reason::FailureReason;
 #[cfg(feature = "crd")]
 use crate::schema::{StatusWord, VersionText};
@@ -128,6 +129,19 @@ pub struct AppliedSettings {
     /// `settings.updates.ignore-waves`; absent where it was not applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_waves: Option<bool>,
+}
+
+/// The agent status of a shadow: the agent's report, and the conditions of its own types.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "crd", derive(JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct AgentStatus {
+    /// The facts.
+    #[serde(flatten)]
+    pub report: AgentReport,
+    /// Conditions of the types that are the agent's own, such as `HostReachable`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
 }
 
 /// Agent's report about its host. It builds all of it each time, starting from the stored one.

@@ -54,16 +54,16 @@ impl Server {
                 reply.send_response(Response::builder().status(code).body(answer).unwrap());
             }
         });
-        let plans = Arc::new(watch::channel(0).0);
+        let caches = Caches::default();
+        list(&caches.shadows);
+        list(&caches.operator);
         let keeper = Keeper::new(
             kube::Client::new(service, "default"),
             Config::parse_from(["controller", "--identity=me"]),
             Leadership::forever(),
             Signer::default(),
             Metrics::new().unwrap(),
-            empty(&plans),
-            empty(&plans),
-            plans,
+            caches,
         );
         for cache in [&keeper.authorities, &keeper.serving, &keeper.keys] {
             list(cache);
@@ -78,14 +78,8 @@ fn list<P: planner::view::Projection>(cache: &Cache<P>) {
     cache.take(0, Event::InitDone);
 }
 
-fn empty<P: planner::view::Projection>(changed: &Arc<watch::Sender<u64>>) -> Cache<P> {
-    let cache = Cache::new(changed.clone());
-    list(&cache);
-    cache
-}
-
 #[tokio::test]
-async fn what_is_refused_is_told_and_keeps_nothing_else_from_being_written() {
+async fn refused_write_is_reported_and_delays_no_other() {
     let (ca, serving, key, trust) =
         (names::CA_SECRET, names::SERVING_SECRET, names::PERMIT_KEY_SECRET, names::TRUST_CONFIG_MAP);
     for (refused, written) in [
@@ -109,9 +103,9 @@ async fn what_is_refused_is_told_and_keeps_nothing_else_from_being_written() {
             let problem = keeper.signer.facts().problem.unwrap_or_default();
             assert!(problem.contains(refused) && problem.contains("is immutable"), "{problem}");
         }
-        let told = *keeper.plans.borrow();
+        let reported = *keeper.plans.borrow();
         assert!(!keeper.keep(crate::clock::now()).await.failed.is_empty());
-        assert_eq!(*keeper.plans.borrow(), told, "{refused}");
+        assert_eq!(*keeper.plans.borrow(), reported, "{refused}");
 
         *server.refuses.lock().unwrap() = None;
         assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());
@@ -121,7 +115,7 @@ async fn what_is_refused_is_told_and_keeps_nothing_else_from_being_written() {
 }
 
 #[tokio::test]
-async fn that_another_client_wrote_in_between_is_told_to_no_one() {
+async fn conflict_with_another_client_is_not_reported() {
     let server = Server::default();
     *server.refuses.lock().unwrap() = Some((names::CA_SECRET, 409));
     let mut keeper = server.keeper();
@@ -130,7 +124,7 @@ async fn that_another_client_wrote_in_between_is_told_to_no_one() {
 }
 
 #[tokio::test]
-async fn who_undoes_one_half_again_and_again_is_told_of_and_keeps_the_other_from_nothing() {
+async fn client_that_reverts_one_subject_is_reported_and_delays_no_other() {
     let server = Server::default();
     *server.refuses.lock().unwrap() = Some((names::CA_SECRET, 200));
     let mut keeper = server.keeper();
@@ -144,7 +138,7 @@ async fn who_undoes_one_half_again_and_again_is_told_of_and_keeps_the_other_from
 
 /// As a tool that restores its own contents: it comes after each write, and not with it.
 #[tokio::test(start_paused = true)]
-async fn who_undoes_every_write_a_moment_later_is_told_of_until_it_ends_and_not_written_against_without_end() {
+async fn client_that_reverts_every_write_later_is_reported_and_writes_are_limited() {
     const LIMIT: usize = 10;
     // Often, and so rarely that no write is held back.
     for (period, held_back) in [(2, true), (20, false)] {
@@ -158,8 +152,8 @@ async fn who_undoes_every_write_a_moment_later_is_told_of_until_it_ends_and_not_
             assert_eq!(written, failed.is_empty(), "{failed:?}");
             writes += usize::from(written);
             // The authority was one more write.
-            let told = keeper.signer.facts().problem.is_some();
-            assert_eq!(told, writes + 1 >= LIMIT, "undone {undone} times: {writes} writes");
+            let reported = keeper.signer.facts().problem.is_some();
+            assert_eq!(reported, writes + 1 >= LIMIT, "undone {undone} times: {writes} writes");
             list(&keeper.serving);
             tokio::time::advance(Duration::from_secs(period)).await;
         }
@@ -176,25 +170,25 @@ async fn who_undoes_every_write_a_moment_later_is_told_of_until_it_ends_and_not_
 
 /// Waits end by both clocks: the rules receive the time since which this process has seen a thing.
 #[tokio::test]
-async fn what_is_published_has_stood_since_it_was_seen_and_what_was_gone_stands_again() {
+async fn published_contents_are_observed_since_they_were_seen_without_a_break() {
     let server = Server::default();
     let mut keeper = server.keeper();
     assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());
     let now = crate::clock::now();
     let start = Instant::now() + Duration::from_secs(10);
-    let stood = |keeper: &mut Keeper, second| {
+    let observed_for = |keeper: &mut Keeper, second| {
         let found = keeper.gather(now, start + Duration::from_secs(second)).facts;
         let leaf = found.certificates.and_then(|certificates| certificates.leaf).map(|leaf| leaf.id);
         let ids = found.published.authorities.iter().chain(&found.published.keys).chain(&leaf);
-        let stood = ids.map(|id| found.stood.get(id).map(|stood| stood.as_secs() >= 60));
-        stood.collect::<Option<Vec<_>>>().unwrap()
+        let observed_for = ids.map(|id| found.observed_for.get(id).map(|observed_for| observed_for.as_secs() >= 60));
+        observed_for.collect::<Option<Vec<_>>>().unwrap()
     };
     keeper.seen.clear();
-    assert_eq!(stood(&mut keeper, 0), [false; 3], "an authority, a key, and a certificate");
-    assert_eq!(stood(&mut keeper, 60), [true; 3]);
+    assert_eq!(observed_for(&mut keeper, 0), [false; 3], "an authority, a key, and a certificate");
+    assert_eq!(observed_for(&mut keeper, 60), [true; 3]);
     let map = keeper.trust.get(names::TRUST_CONFIG_MAP).unwrap();
     list(&keeper.trust);
-    assert_eq!(stood(&mut keeper, 70), [true]);
+    assert_eq!(observed_for(&mut keeper, 70), [true]);
     keeper.trust.written(&map.0);
-    assert_eq!(stood(&mut keeper, 80), [false, false, true]);
+    assert_eq!(observed_for(&mut keeper, 80), [false, false, true]);
 }

@@ -8,7 +8,7 @@ impl Keeper {
         let Found { safe, ring, others, .. } = found;
         match write {
             Write::MakeAuthority { carried, kept } => {
-                let authority = issuing(now).map_err(material(names::CA_SECRET))?;
+                let authority = Issuing::make(now).map_err(material(names::CA_SECRET))?;
                 let wanted = Authorities { newest: None, before: safe.facts().newest, kept, carried };
                 let made = Safe { newest: Some(authority), ..safe.arranged(&wanted, others) };
                 self.put_authorities(&made).await
@@ -42,7 +42,7 @@ impl Keeper {
     async fn put(&self, cache: &Cache<SecretFacts>, name: &'static str, contents: Contents) -> Result<(), TlsError> {
         self.leadership.check()?;
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.config.namespace);
-        let existing = cache.get(name).map(|SecretFacts(secret)| secret);
+        let existing = cache.get(name).map(|found| found.0);
         let (secret, exists) = store::secret(name, contents, existing);
         let written = if exists {
             secrets.replace(name, &PostParams::default(), &secret).await

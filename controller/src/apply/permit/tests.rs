@@ -1,4 +1,4 @@
-//! The check before a permit, on a Node and pods that differ from those that the decision was made on.
+//! The live check before a permit, on a Node and pods that differ from those that the decision was made on.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,10 +9,9 @@ use models::permit::PermitClaims;
 use models::shadow::{BottlerocketShadowSpec, HostState};
 use semver::Version;
 use serde_json::{Value, json};
-use tokio::sync::watch;
 
 use super::{Applier, ApplyError};
-use crate::cache::Cache;
+use crate::caches::Caches;
 use crate::leader::Leadership;
 use crate::tls::Signer;
 use planner::plan::Action;
@@ -72,8 +71,8 @@ fn decided_on() -> NodeView {
 /// Requests a permit with this state of the cluster; returns the result and the desired states that were written.
 async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result<(), ApplyError>, Vec<Value>) {
     let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let orders: Arc<Mutex<Vec<Value>>> = Arc::default();
-    let log = orders.clone();
+    let written: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let log = written.clone();
     tokio::spawn(async move {
         while let Some((request, reply)) = handle.next_request().await {
             let (parts, body) = request.into_parts();
@@ -84,16 +83,15 @@ async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result
                     json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods})
                 }
                 _ => {
-                    let order: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
-                    log.lock().unwrap().push(order.clone());
-                    order
+                    let spec: Value = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+                    log.lock().unwrap().push(spec.clone());
+                    spec
                 }
             };
             let answer = Body::from(answer.to_string().into_bytes());
             reply.send_response(Response::builder().status(200).body(answer).unwrap());
         }
     });
-    let changed = Arc::new(watch::channel(0).0);
     let applier = Applier::new(
         kube::Client::new(service, "default"),
         "brupop-system".into(),
@@ -101,29 +99,27 @@ async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result
         Leadership::forever(),
         signer.clone(),
         crate::metrics::Metrics::new().unwrap(),
-        Cache::new(changed.clone()),
-        Cache::new(changed.clone()),
-        Cache::new(changed),
+        Caches::default(),
     );
     let action = Action::Permit { nonce: "n-1".into(), rules: Rules::default() };
     let result = applier.carry_out(&decided_on(), action).await.map(|_| ());
-    let orders = orders.lock().unwrap().clone();
-    (result, orders)
+    let written = written.lock().unwrap().clone();
+    (result, written)
 }
 
 #[tokio::test]
-async fn a_node_on_which_nothing_is_left_gets_a_permit_for_its_boot_its_attempt_and_its_nonce() {
+async fn drained_node_gets_a_permit_for_its_boot_attempt_and_nonce() {
     let signer = Signer::with_a_new_key();
     // A static pod goes with the node.
     let mut of_the_node = pod();
     of_the_node["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
     for left_there in [vec![], vec![of_the_node]] {
-        let (result, orders) = issue_permit(node(), left_there, &signer).await;
+        let (result, written) = issue_permit(node(), left_there, &signer).await;
         result.unwrap();
-        assert_eq!(orders.len(), 1, "{orders:#?}");
-        assert_eq!(orders[0]["metadata"]["uid"], "shadow-uid");
-        assert_eq!(orders[0]["metadata"]["resourceVersion"], "42");
-        let claims: PermitClaims = signer.read(orders[0]["spec"]["permit"]["jws"].as_str().unwrap());
+        assert_eq!(written.len(), 1, "{written:#?}");
+        assert_eq!(written[0]["metadata"]["uid"], "shadow-uid");
+        assert_eq!(written[0]["metadata"]["resourceVersion"], "42");
+        let claims: PermitClaims = signer.read(written[0]["spec"]["permit"]["jws"].as_str().unwrap());
         let wanted = PermitClaims {
             node_uid: "node-uid".into(),
             boot_id: BOOT.into(),
@@ -137,7 +133,7 @@ async fn a_node_on_which_nothing_is_left_gets_a_permit_for_its_boot_its_attempt_
 }
 
 #[tokio::test]
-async fn no_permit_is_given_whatever_the_shadow_says_where_the_cluster_says_otherwise() {
+async fn permit_is_refused_when_the_live_node_differs_from_the_shadow() {
     let signer = Signer::with_a_new_key();
     let with = |pointer: &str, value: Value| {
         let mut node = node();
@@ -159,15 +155,15 @@ async fn no_permit_is_given_whatever_the_shadow_says_where_the_cluster_says_othe
         ("another client holds it", (held, vec![])),
         ("it is being deleted", (leaving, vec![])),
     ] {
-        let (result, orders) = issue_permit(node, pods, &signer).await;
+        let (result, written) = issue_permit(node, pods, &signer).await;
         assert!(matches!(result, Err(ApplyError::NoPermit(_) | ApplyError::Changed(_))), "{sentence}: {result:?}");
-        assert!(orders.is_empty(), "{sentence}: {orders:#?}");
+        assert!(written.is_empty(), "{sentence}: {written:#?}");
     }
 }
 
 #[tokio::test]
 async fn without_a_key_there_is_no_permit() {
-    let (result, orders) = issue_permit(node(), vec![], &Signer::default()).await;
+    let (result, written) = issue_permit(node(), vec![], &Signer::default()).await;
     assert!(matches!(result, Err(ApplyError::NoKey)), "{result:?}");
-    assert!(orders.is_empty());
+    assert!(written.is_empty());
 }

@@ -16,15 +16,13 @@ use planner::view::Answer;
 const BODY_LIMIT: usize = 1 << 20;
 
 /// Maximum length of a cause or an address in messages.
-const TOLD: usize = 200;
+const SHOWN_LENGTH: usize = 200;
 
 /// The reason why no client could be made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ClientError {
-    /// The file with the authorities cannot be read.
     #[error("the file of --prometheus-ca-file, {}, cannot be read: {source}", path.display())]
     ReadCa { path: PathBuf, source: std::io::Error },
-    /// The file holds no certificate.
     #[error("the file of --prometheus-ca-file, {}, holds no certificate in PEM", path.display())]
     ParseCa { path: PathBuf },
     /// No authorities are trusted, or none that can be read.
@@ -37,40 +35,32 @@ pub(super) enum ClientError {
 
 /// The reason why a query has no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AskError {
-    /// The address is invalid.
+pub(super) enum QueryError {
     #[error("spec.prometheus.url is not an address ({cause}): write one such as http://prometheus.monitoring.svc:9090")]
     Address { cause: String },
-    /// The query timed out.
     #[error(
         "no answer from {url} within {limit:?}: is the address right, and does a NetworkPolicy let the controller through?"
     )]
     Late { url: String, limit: Duration },
-    /// The connection failed or broke.
     #[error("no answer from {url}: {cause}; {}", if *tls {
         "is the address right, and did the authority of --prometheus-ca-file issue its certificate?"
     } else {
         "is the address right, and does a NetworkPolicy let the controller through?"
     })]
     Transport { url: String, cause: String, tls: bool },
-    /// The server redirects.
     #[error(
         "{url} redirects to {to}, and redirects are not followed: write the address that answers itself into spec.prometheus.url"
     )]
     Redirect { url: String, to: String },
-    /// The server denies access.
     #[error("{url} answered {status}: the operator shows no credentials; write an address that asks for none")]
     Denied { url: String, status: u16 },
     /// The server fails without an error in the format of Prometheus.
     #[error("{url} answered {status}: is spec.prometheus.url the base of Prometheus' API, and is it well?")]
     Status { url: String, status: u16 },
-    /// The answer is too large.
     #[error("the answer of {url} is larger than 1 MiB: let the expression return less, for example by count(...) > 0")]
     Large { url: String },
-    /// The answer cannot be used.
     #[error("{0}")]
     Refused(Unreadable),
-    /// The answer is not from Prometheus.
     #[error("{url} answered, but {what}: is spec.prometheus.url the base of Prometheus' API?")]
     Foreign { url: String, what: String },
 }
@@ -101,24 +91,24 @@ pub(super) async fn client(settings: &Prometheus, ca_file: Option<&Path>) -> Res
     builder.build().map_err(|error| ClientError::Build { cause: root_cause(&error) })
 }
 
-/// Sends one query. `asked` is the time of sending.
-pub(super) async fn ask(client: &Client, settings: &Prometheus, query: &str, asked: Timestamp) -> Answer {
+/// Sends one query. `sent` is the time of sending.
+pub(super) async fn send(client: &Client, settings: &Prometheus, query: &str, sent: Timestamp) -> Answer {
     let answer = match endpoint(&settings.url) {
         Ok(url) => {
             let shown = shown(&url);
-            tokio::time::timeout(settings.timeout, post(client, url, &shown, query, asked))
+            tokio::time::timeout(settings.timeout, post(client, url, &shown, query, sent))
                 .await
-                .unwrap_or(Err(AskError::Late { url: shown, limit: settings.timeout }))
+                .unwrap_or(Err(QueryError::Late { url: shown, limit: settings.timeout }))
         }
         Err(error) => Err(error),
     };
     answer.unwrap_or_else(|error| Answer::Failed { message: error.to_string() })
 }
 
-async fn post(client: &Client, url: Url, shown: &str, query: &str, asked: Timestamp) -> Result<Answer, AskError> {
+async fn post(client: &Client, url: Url, shown: &str, query: &str, sent: Timestamp) -> Result<Answer, QueryError> {
     let tls = url.scheme() == "https";
     let transport =
-        |error: reqwest::Error| AskError::Transport { url: shown.to_owned(), cause: root_cause(&error), tls };
+        |error: reqwest::Error| QueryError::Transport { url: shown.to_owned(), cause: root_cause(&error), tls };
     let body = form(&url, query);
     let mut response = client
         .post(url)
@@ -129,30 +119,30 @@ async fn post(client: &Client, url: Url, shown: &str, query: &str, asked: Timest
         .map_err(transport)?;
     let status = response.status();
     if status.is_redirection() {
-        return Err(AskError::Redirect { url: shown.to_owned(), to: location(&response) });
+        return Err(QueryError::Redirect { url: shown.to_owned(), to: location(&response) });
     }
     if matches!(status.as_u16(), 401 | 403) {
-        return Err(AskError::Denied { url: shown.to_owned(), status: status.as_u16() });
+        return Err(QueryError::Denied { url: shown.to_owned(), status: status.as_u16() });
     }
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(transport)? {
         if body.len() + chunk.len() > BODY_LIMIT {
-            return Err(AskError::Large { url: shown.to_owned() });
+            return Err(QueryError::Large { url: shown.to_owned() });
         }
         body.extend_from_slice(&chunk);
     }
-    match answer::read(&body, asked) {
+    match answer::read(&body, sent) {
         // A query that cannot be evaluated is a 400 or 422 with the reason in the body.
-        Err(refused @ (Unreadable::Refused(_) | Unreadable::NeverNothing(_))) => Err(AskError::Refused(refused)),
-        _ if !status.is_success() => Err(AskError::Status { url: shown.to_owned(), status: status.as_u16() }),
-        Err(Unreadable::Foreign(what)) => Err(AskError::Foreign { url: shown.to_owned(), what }),
+        Err(refused @ (Unreadable::Refused(_) | Unreadable::NeverNothing(_))) => Err(QueryError::Refused(refused)),
+        _ if !status.is_success() => Err(QueryError::Status { url: shown.to_owned(), status: status.as_u16() }),
+        Err(Unreadable::Foreign(what)) => Err(QueryError::Foreign { url: shown.to_owned(), what }),
         Ok(answer) => Ok(answer),
     }
 }
 
 /// Returns the address of queries: the base, whatever path it has, and the path of the API.
-fn endpoint(base: &str) -> Result<Url, AskError> {
-    let address = |cause: &str| AskError::Address { cause: cause.to_owned() };
+fn endpoint(base: &str) -> Result<Url, QueryError> {
+    let address = |cause: &str| QueryError::Address { cause: cause.to_owned() };
     let mut url = Url::parse(base).map_err(|error| address(&error.to_string()))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(address("it begins with neither http:// nor https://"));
@@ -168,7 +158,7 @@ fn shown(url: &Url) -> String {
     let _ = url.set_username("");
     url.set_query(None);
     url.set_fragment(None);
-    cut(url.as_str(), TOLD)
+    cut(url.as_str(), SHOWN_LENGTH)
 }
 
 /// Returns the query as the body of a form.
@@ -182,7 +172,10 @@ fn form(url: &Url, query: &str) -> String {
 fn location(response: &Response) -> String {
     let to = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
     // A reference without a host is shown as it is: it leads to the same server.
-    to.map_or_else(|| "nowhere".to_owned(), |to| Url::parse(to).map_or_else(|_| cut(to, TOLD), |url| shown(&url)))
+    to.map_or_else(
+        || "nowhere".to_owned(),
+        |to| Url::parse(to).map_or_else(|_| cut(to, SHOWN_LENGTH), |url| shown(&url)),
+    )
 }
 
 /// Returns the last error of the chain, which has the actual cause.
@@ -191,7 +184,7 @@ fn root_cause(error: &dyn Error) -> String {
     while let Some(source) = last.source() {
         last = source;
     }
-    cut(&last.to_string(), TOLD)
+    cut(&last.to_string(), SHOWN_LENGTH)
 }
 
 #[cfg(test)]
@@ -199,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_go_below_the_path_of_the_address() {
+    fn queries_go_below_the_path_of_the_address() {
         for (base, expected) in [
             ("http://p:9090", "http://p:9090/api/v1/query"),
             ("http://p:9090/", "http://p:9090/api/v1/query"),
@@ -210,12 +203,12 @@ mod tests {
             assert_eq!(endpoint(base).unwrap().as_str(), expected);
         }
         for base in ["", "prometheus", "ftp://p", "http://", "http://[", "mailto:p"] {
-            assert!(matches!(endpoint(base), Err(AskError::Address { .. })), "{base}");
+            assert!(matches!(endpoint(base), Err(QueryError::Address { .. })), "{base}");
         }
     }
 
     #[test]
-    fn a_password_in_the_address_is_told_to_no_one() {
+    fn password_in_the_address_is_not_shown() {
         let url = endpoint("http://me:secret@p/x?token=secret#secret").unwrap();
         assert_eq!(shown(&url), "http://p/x/api/v1/query");
     }

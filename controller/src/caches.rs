@@ -1,0 +1,44 @@
+//! The caches that each replica keeps filled, so that a standby can take over at once.
+
+use std::sync::Arc;
+
+use planner::view::{BudgetFacts, NodeFacts, OperatorFacts, ShadowFacts};
+use tokio::sync::watch;
+
+use crate::cache::{Cache, Reading};
+
+/// The caches of all facts but pods. Clones share them.
+#[derive(Clone)]
+pub struct Caches {
+    pub nodes: Cache<NodeFacts>,
+    pub shadows: Cache<ShadowFacts>,
+    pub operator: Cache<OperatorFacts>,
+    pub budgets: Cache<BudgetFacts>,
+    /// Notified of each change.
+    pub changed: Arc<watch::Sender<u64>>,
+}
+
+impl Default for Caches {
+    fn default() -> Self {
+        let changed = Arc::new(watch::channel(0).0);
+        Self {
+            nodes: Cache::new(changed.clone()),
+            shadows: Cache::new(changed.clone()),
+            operator: Cache::new(changed.clone()),
+            budgets: Cache::new(changed.clone()),
+            changed,
+        }
+    }
+}
+
+impl Caches {
+    /// Returns whether the first list of each is complete.
+    pub fn synced(&self) -> bool {
+        self.nodes.synced() && self.shadows.synced() && self.operator.synced() && self.budgets.synced()
+    }
+
+    /// Requests a read of each that begins from now on.
+    pub fn read_again(&self) -> Reading {
+        Reading::default().of(&self.nodes).of(&self.shadows).of(&self.operator).of(&self.budgets)
+    }
+}

@@ -1,0 +1,228 @@
+//! One replica of the controller, leader or standby.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use futures::FutureExt as _;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::Api;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher;
+use models::names;
+use models::operator::BottlerocketUpdateOperator;
+use models::shadow::BottlerocketShadow;
+use tokio::sync::watch;
+
+use crate::apply::Applier;
+use crate::cache::Cache;
+use crate::caches::Caches;
+use crate::calls::Calls;
+use crate::client::{CONNECT_LIMIT, limited};
+use crate::config::Config;
+use crate::definitions::{Served, report_until_served, wait_until_served};
+use crate::driver::{Driver, End, Options};
+use crate::expressions::Expressions;
+use crate::leader::{self, Leadership, Parameters, Peers, Release};
+use crate::metrics::Metrics;
+use crate::tls::{Keeper, Signer};
+use crate::{clock, http};
+
+/// Time for which a leader that handed over leaves the Lease to the others before it takes it back.
+const TAKE_BACK: Duration = Duration::from_secs(5);
+
+/// A replica, which watches and may lead.
+pub(crate) struct Replica {
+    config: Config,
+    client: kube::Client,
+    metrics: Metrics,
+    calls: Calls,
+    caches: Caches,
+    peers: Peers,
+    /// The state of the shadows' definition.
+    served: watch::Receiver<Served>,
+    stop: watch::Receiver<bool>,
+}
+
+impl Replica {
+    /// Connects to the API server and begins to watch.
+    pub(crate) async fn start(config: Config, stop: watch::Receiver<bool>) -> anyhow::Result<Self> {
+        let mut kubernetes = kube::Config::infer()
+            .await
+            .context("no Kubernetes configuration: neither a kubeconfig nor a service account")?;
+        // The client's own retries repeat POST and PATCH on 429 and 503, also for minutes. Here every caller decides
+        // itself.
+        kubernetes.default_retry = false;
+        kubernetes.connect_timeout = Some(CONNECT_LIMIT);
+        let client = kube::Client::try_from(kubernetes).context("the Kubernetes client cannot be set up")?;
+        let metrics = Metrics::new().context("metrics cannot be registered")?;
+        let calls = Calls::default();
+        let client = limited(client, calls.clone(), metrics.clone());
+        clock::clock().be_wrong_by(jiff::SignedDuration::from_secs(config.clock_skew.into()));
+        let caches = Caches::default();
+        let peers = Peers {
+            identity: config.identity.clone(),
+            pods: Cache::new(caches.changed.clone()),
+            agents: Cache::new(caches.changed.clone()),
+        };
+        let (state, served) = watch::channel(Served::Unknown);
+        let replica = Self { config, client, metrics, calls, caches, peers, served, stop };
+        replica.watch(state);
+        Ok(replica)
+    }
+
+    /// Fills the caches. `served` receives the state of the shadows' definition.
+    fn watch(&self, served: watch::Sender<Served>) {
+        let Self { config, client, metrics, caches, peers, .. } = self;
+        let namespace = config.namespace.as_str();
+        let everything = watcher::Config::default;
+        tokio::spawn(caches.nodes.run(Api::<DeserializeGuard<Node>>::all(client.clone()), everything()));
+        tokio::spawn(
+            caches.budgets.run(Api::<DeserializeGuard<PodDisruptionBudget>>::all(client.clone()), everything()),
+        );
+        let shadows = Api::<DeserializeGuard<BottlerocketShadow>>::namespaced(client.clone(), namespace);
+        let watch_shadows = caches.shadows.run(shadows, everything());
+        let definition = wait_until_served::<BottlerocketShadow>(client.clone(), metrics.clone(), served);
+        tokio::spawn(definition.then(|()| watch_shadows));
+        let operator = Api::<DeserializeGuard<BottlerocketUpdateOperator>>::namespaced(client.clone(), namespace);
+        // There is no other one, and RBAC permits reading it by this name alone.
+        let by_name = everything().fields(&format!("metadata.name={}", names::OPERATOR_NAME));
+        let watch_operator = caches.operator.run(operator, by_name);
+        let definition =
+            wait_until_served::<BottlerocketUpdateOperator>(client.clone(), metrics.clone(), watch::Sender::default());
+        tokio::spawn(definition.then(|()| watch_operator));
+        let components = format!("{} in ({}, {})", names::COMPONENT_LABEL, names::CONTROLLER, names::APISERVER);
+        let agents = format!("{}={}", names::COMPONENT_LABEL, names::AGENT);
+        for (cache, namespace, selector) in
+            [(&peers.pods, namespace, components), (&peers.agents, config.agent_namespace.as_str(), agents)]
+        {
+            let pods = Api::<DeserializeGuard<Pod>>::namespaced(client.clone(), namespace);
+            tokio::spawn(cache.run(pods, everything().labels(&selector)));
+        }
+    }
+
+    /// Serves liveness, readiness and metrics until the process has to stop. A replica is ready once its caches are
+    /// filled.
+    pub(crate) fn serve(&self, listen: SocketAddr) -> impl Future<Output = std::io::Result<()>> + Send + use<> {
+        let (ready, is_ready) = watch::channel(false);
+        let caches = self.caches.clone();
+        let mut changes = caches.changed.subscribe();
+        tokio::spawn(async move {
+            while !caches.synced() {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+            ready.send_replace(true);
+        });
+        http::serve(listen, self.metrics.clone(), self.calls.clone(), is_ready, self.stop.clone())
+    }
+
+    /// Stands for election and leads when elected, until the process has to stop or the lease is lost, which is an
+    /// error.
+    pub(crate) async fn run(&self) -> anyhow::Result<()> {
+        let identity = &self.config.identity;
+        let dated = leader::dated(self.client.clone(), clock::clock());
+        let leases: Api<Lease> = Api::namespaced(dated, &self.config.namespace);
+        let mut after = None;
+        loop {
+            // The lease outlives the work: it is released only when nothing of the operator is under way any more.
+            let (release, released) = watch::channel(None);
+            let (leadership, campaign) = leader::campaign(
+                leases.clone(),
+                names::CONTROLLER.to_owned(),
+                identity.clone(),
+                Parameters::default(),
+                after,
+                released,
+            );
+            let work = self.lead(leadership);
+            tokio::pin!(campaign, work);
+            let end = tokio::select! {
+                lost = &mut campaign => lost.map(|()| End::Stopped),
+                end = &mut work => {
+                    let how = match (&end, &self.config.node_name) {
+                        (End::HandedOver, Some(node)) => Release::HandedOver(node.clone()),
+                        _ => Release::Stopped,
+                    };
+                    release.send_replace(Some(how));
+                    campaign.await.map(|()| end)
+                }
+            };
+            match end {
+                Ok(End::HandedOver) => {
+                    tracing::info!(identity, "handed over, standing by");
+                    after = Some(Instant::now() + TAKE_BACK);
+                }
+                Ok(End::Stopped) => return Ok(()),
+                Err(lost) => {
+                    tracing::warn!(identity, "lease lost");
+                    return Err(lost.into());
+                }
+            }
+        }
+    }
+
+    /// Waits for the lead, then does a leader's work until the process has to stop, or until another replica is to take
+    /// over.
+    async fn lead(&self, leadership: Leadership) -> End {
+        let Self { config, client, metrics, caches, peers, .. } = self;
+        let mut stop = self.stop.clone();
+        let mut leads = leadership.leads();
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => return End::Stopped,
+            elected = leads.wait_for(|leads| *leads) => if elected.is_err() { return End::Stopped },
+        }
+        tracing::info!(identity = config.identity, "lease acquired: this replica leads");
+        metrics.lead(true);
+        // A previous leader may have written what these caches have not seen yet.
+        let reading = caches.read_again().of(&peers.pods).of(&peers.agents);
+        let signer = Signer::default();
+        let keeper = Keeper::new(
+            client.clone(),
+            config.clone(),
+            leadership.clone(),
+            signer.clone(),
+            metrics.clone(),
+            caches.clone(),
+        );
+        let keys = tokio::spawn({
+            let (reading, changes) = (reading.clone(), caches.changed.subscribe());
+            async move {
+                reading.wait(changes).await;
+                keeper.run().await;
+            }
+        });
+        let applier = Applier::new(
+            client.clone(),
+            config.namespace.clone(),
+            config.identity.clone(),
+            leadership,
+            signer,
+            metrics.clone(),
+            caches.clone(),
+        );
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = report_until_served(&applier, self.served.clone(), &caches.changed) => {}
+        }
+        let expressions =
+            Expressions::start(caches.changed.clone(), metrics.clone(), config.prometheus_ca_file.clone());
+        let driver = Driver::new(Options {
+            applier,
+            caches: caches.clone(),
+            peers: peers.clone(),
+            reading,
+            expressions,
+            own_node: config.node_name.clone(),
+            leader_since: clock::now(),
+        });
+        let end = driver.run(&self.calls, stop).await;
+        self.calls.turned(None);
+        metrics.lead(false);
+        keys.abort();
+        end
+    }
+}
