@@ -10,13 +10,16 @@
 pub mod backoff;
 pub mod boot;
 pub mod config;
+pub mod desired_state;
 pub mod drive;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod host;
 pub mod memory;
 pub mod permit;
+pub mod refreshes;
 pub mod report;
+pub mod retry;
 pub mod server;
 pub mod settings;
 pub mod situation;
@@ -52,7 +55,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         // In this order: after the shutdown request, nothing else continues.
         biased;
         () = shutdown => {
-            tracing::info!("asked to end");
+            tracing::info!("shutdown requested");
             Ok(())
         }
         never = stream::follow(&server, &views) => match never {},

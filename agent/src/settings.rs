@@ -45,14 +45,14 @@ impl HostSettings {
 
 /// The settings that policy requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestedSettings {
     /// The version to lock the host to.
     pub lock: Option<Version>,
     /// True to ignore waves; otherwise the setting is left alone.
     pub waves: bool,
 }
 
-impl Asked {
+impl RequestedSettings {
     /// Returns the request of a policy in the shadow, without verifying its signature.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl Asked {
         let Some(host) = host else { return Ok(Self::default()) };
         let lock = match &host.version_lock {
             None => None,
-            Some(text) => Some(exact(text).ok_or_else(|| text.clone())?),
+            Some(text) => Some(parse_lock(text).ok_or_else(|| text.clone())?),
         };
         Ok(Self { lock, waves: host.ignore_waves == Some(true) })
     }
@@ -70,14 +70,14 @@ impl Asked {
 
 /// A change of settings; what is absent stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub struct SettingsChange {
     /// `settings.updates.version-lock`.
     pub version_lock: Option<String>,
     /// `settings.updates.ignore-waves`.
     pub ignore_waves: Option<bool>,
 }
 
-impl Change {
+impl SettingsChange {
     /// Returns the body of `PATCH /settings`: the tree below `settings`.
     pub fn body(&self) -> Value {
         let mut updates = serde_json::Map::new();
@@ -105,94 +105,95 @@ impl Change {
 
 /// A decision about the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Decision {
+pub struct SettingsDecision {
     /// The record that has to be reported before any change.
     pub record: FoundSettings,
     /// The change to make.
-    pub change: Change,
+    pub change: SettingsChange,
 }
 
 /// Decides, with `record` as the reported record.
-pub fn decide(asked: &Asked, now: &HostSettings, record: &FoundSettings) -> Decision {
+pub fn decide(requested: &RequestedSettings, now: &HostSettings, record: &FoundSettings) -> SettingsDecision {
     let set = record.applied.clone().unwrap_or_default();
-    let lock = of_lock(asked.lock.as_ref(), now.version_lock.as_deref(), &set, record.version_lock.as_deref());
-    let waves = of_waves(asked.waves, now.ignore_waves, set.ignore_waves, record.ignore_waves);
-    let ours = AppliedSettings { ignore_waves: waves.set, ..lock.set };
-    Decision {
+    let lock = decide_lock(requested.lock.as_ref(), now.version_lock.as_deref(), &set, record.version_lock.as_deref());
+    let waves = decide_waves(requested.waves, now.ignore_waves, set.ignore_waves, record.ignore_waves);
+    let own = AppliedSettings { ignore_waves: waves.set, ..lock.set };
+    SettingsDecision {
         record: FoundSettings {
             version_lock: lock.found,
             ignore_waves: waves.found,
-            applied: (ours != AppliedSettings::default()).then_some(ours),
-            conflicting_lock: lock.foreign,
+            applied: (own != AppliedSettings::default()).then_some(own),
+            conflicting_lock: lock.conflicting,
         },
-        change: Change { version_lock: lock.write, ignore_waves: waves.write },
+        change: SettingsChange { version_lock: lock.write, ignore_waves: waves.write },
     }
 }
 
 /// Decision about the lock.
 #[derive(Default)]
-struct Lock {
+struct LockDecision {
     found: Option<String>,
     set: AppliedSettings,
-    foreign: Option<String>,
+    conflicting: Option<String>,
     write: Option<String>,
 }
 
-fn of_lock(asked: Option<&Version>, now: Option<&str>, set: &AppliedSettings, found: Option<&str>) -> Lock {
+fn decide_lock(
+    requested: Option<&Version>,
+    now: Option<&str>,
+    set: &AppliedSettings,
+    found: Option<&str>,
+) -> LockDecision {
     let present = now.unwrap_or(LATEST);
-    let ours = present != LATEST
-        && [&set.version_lock, &set.replaces].into_iter().flatten().any(|own| same_lock(own, present));
-    let owning = |lock: String, replaces: Option<String>| AppliedSettings {
-        version_lock: Some(lock),
-        replaces,
-        ignore_waves: None,
-    };
+    let own = present != LATEST
+        && [&set.version_lock, &set.replaces].into_iter().flatten().any(|set| same_lock(set, present));
+    let set_to =
+        |lock: &str, replaces| AppliedSettings { version_lock: Some(lock.to_owned()), replaces, ignore_waves: None };
     let found = found.map(str::to_owned);
-    let Some(asked) = asked.map(Version::to_string) else {
+    match requested.map(Version::to_string) {
         // No longer requested: the default is restored unless another client has changed the value since.
-        return if ours {
+        None if own => {
             let set = AppliedSettings { ignore_waves: None, ..set.clone() };
-            Lock { found, set, foreign: None, write: Some(LATEST.to_owned()) }
-        } else {
-            Lock::default()
-        };
-    };
-    if same_lock(&asked, present) {
-        // It may be another client's with the same value: then there is nothing to restore.
-        return if ours { Lock { found, set: owning(asked, None), ..Lock::default() } } else { Lock::default() };
+            LockDecision { found, set, conflicting: None, write: Some(LATEST.to_owned()) }
+        }
+        Some(lock) if same_lock(&lock, present) && own => {
+            LockDecision { found, set: set_to(&lock, None), ..LockDecision::default() }
+        }
+        // It is another client's with the same value, so there is nothing to restore.
+        Some(lock) if same_lock(&lock, present) => LockDecision::default(),
+        Some(lock) if own => {
+            LockDecision { found, set: set_to(&lock, Some(cut(present))), conflicting: None, write: Some(lock) }
+        }
+        Some(lock) if present == LATEST => {
+            let found = now.map(str::to_owned);
+            LockDecision { found, set: set_to(&lock, None), conflicting: None, write: Some(lock) }
+        }
+        Some(_) => LockDecision { conflicting: Some(cut(present)), ..LockDecision::default() },
+        None => LockDecision::default(),
     }
-    if present == LATEST {
-        let found = now.map(str::to_owned);
-        return Lock { found, set: owning(asked.clone(), None), foreign: None, write: Some(asked) };
-    }
-    if ours {
-        let set = owning(asked.clone(), Some(cut(present)));
-        return Lock { found, set, foreign: None, write: Some(asked) };
-    }
-    Lock { foreign: Some(cut(present)), ..Lock::default() }
 }
 
 /// Decision about the waves.
 #[derive(Default)]
-struct Waves {
+struct WavesDecision {
     found: Option<bool>,
     set: Option<bool>,
     write: Option<bool>,
 }
 
-fn of_waves(asked: bool, now: Option<bool>, set: Option<bool>, found: Option<bool>) -> Waves {
-    let ours = set == Some(true);
-    match (asked, now.unwrap_or(false)) {
-        (true, false) => Waves { found: now, set: Some(true), write: Some(true) },
-        (true, true) if ours => Waves { found, set, write: None },
-        (false, true) if ours => Waves { found, set, write: Some(false) },
-        _ => Waves::default(),
+fn decide_waves(requested: bool, now: Option<bool>, set: Option<bool>, found: Option<bool>) -> WavesDecision {
+    let own = set == Some(true);
+    match (requested, now.unwrap_or(false)) {
+        (true, false) => WavesDecision { found: now, set: Some(true), write: Some(true) },
+        (true, true) if own => WavesDecision { found, set, write: None },
+        (false, true) if own => WavesDecision { found, set, write: Some(false) },
+        _ => WavesDecision::default(),
     }
 }
 
 /// Returns true if a host with this lock accepts this version.
-pub fn lets_in(lock: &str, wanted: &Version) -> bool {
-    lock == LATEST || exact(lock).as_ref() == Some(wanted)
+pub fn allows(lock: &str, wanted: &Version) -> bool {
+    lock == LATEST || parse_lock(lock).as_ref() == Some(wanted)
 }
 
 /// Verifies that the controller signed the requested settings for this node: `keys` is the trusted JWKS.
@@ -242,11 +243,11 @@ impl Expected {
 
 /// Returns true if two locks name the same version, in any form.
 fn same_lock(one: &str, other: &str) -> bool {
-    one == other || exact(one).is_some_and(|one| Some(one) == exact(other))
+    one == other || parse_lock(one).is_some_and(|one| Some(one) == parse_lock(other))
 }
 
 /// Returns the version that a lock names; `None` for `latest`.
-pub fn exact(lock: &str) -> Option<Version> {
+pub fn parse_lock(lock: &str) -> Option<Version> {
     Version::parse(lock.strip_prefix('v').unwrap_or(lock)).ok()
 }
 

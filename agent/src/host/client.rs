@@ -10,7 +10,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::Value;
 
 use super::types::{Command, OsInfo, UpdateStatus};
-use crate::settings::{Change, HostSettings};
+use crate::settings::{HostSettings, SettingsChange};
 
 /// Time-out of a call. The host answers one request at a time and each within milliseconds; a time-out this long means
 /// that it hangs.
@@ -207,7 +207,7 @@ impl HostClient {
     /// # Errors
     ///
     /// Returns an error if the host does not answer: the change may then be pending or not.
-    pub async fn stage_settings(&self, transaction: &str, change: &Change) -> Result<Posted, HostError> {
+    pub async fn stage_settings(&self, transaction: &str, change: &SettingsChange) -> Result<Posted, HostError> {
         let path = format!("/settings?tx={transaction}");
         let (status, body) = self.send(Method::PATCH, &path, Some(change.body().to_string())).await?;
         match status {
@@ -259,7 +259,7 @@ impl HostClient {
         }
         let mut response = request.send().await.map_err(classify)?;
         let status = response.status();
-        let mut body = Shortened::new(LONGEST_STRING);
+        let mut body = CutJson::new(LONGEST_STRING);
         let mut read = 0;
         while let Some(chunk) = response.chunk().await.map_err(classify)? {
             body.extend(&chunk);
@@ -274,7 +274,7 @@ impl HostClient {
 
 /// JSON as it arrives, with the ends of long strings left out, so that it stays JSON and needs little memory.
 #[derive(Debug)]
-struct Shortened {
+struct CutJson {
     kept: Vec<u8>,
     longest: usize,
     /// Bytes kept of the string that contains the next byte.
@@ -285,7 +285,7 @@ struct Shortened {
     cut: bool,
 }
 
-impl Shortened {
+impl CutJson {
     const fn new(longest: usize) -> Self {
         Self { kept: Vec::new(), longest, string: None, escaped: false, cut: false }
     }
@@ -363,8 +363,8 @@ fn io_kind(error: &reqwest::Error) -> Option<std::io::ErrorKind> {
 mod tests {
     use super::*;
 
-    fn shortened(text: &str, chunk: usize) -> String {
-        let mut body = Shortened::new(4);
+    fn cut_json(text: &str, chunk: usize) -> String {
+        let mut body = CutJson::new(4);
         text.as_bytes().chunks(chunk).for_each(|chunk| body.extend(chunk));
         String::from_utf8(body.kept).unwrap()
     }
@@ -382,7 +382,7 @@ mod tests {
             ("", ""),
         ] {
             for chunk in [1, 3, 100] {
-                assert_eq!(shortened(text, chunk), short);
+                assert_eq!(cut_json(text, chunk), short);
             }
             assert!(text.is_empty() || json(short.as_bytes()).is_some(), "{short}");
         }

@@ -39,15 +39,15 @@ pub enum Outcome {
 }
 
 /// Starts `command` and follows it to its end. `before` is the time of the last recorded command that the caller saw;
-/// `stands` returns, before each call, whether the desired state is unchanged. There is no time limit: a host that
+/// `is_current` returns, before each call, whether the desired state is unchanged. There is no time limit: a host that
 /// reports itself busy is working, and the deadline of an attempt is the controller's.
 pub async fn carry_out(
     host: &HostClient,
     command: Command,
     before: Option<&str>,
-    stands: impl Fn() -> bool,
+    is_current: impl Fn() -> bool,
 ) -> Outcome {
-    if !stands() {
+    if !is_current() {
         return Outcome::Interrupted;
     }
     match host.start(command).await {
@@ -62,7 +62,7 @@ pub async fn carry_out(
     let mut polls = 0;
     let mut failures = 0;
     loop {
-        if !stands() {
+        if !is_current() {
             return Outcome::Interrupted;
         }
         match host.update_status().await {

@@ -388,7 +388,7 @@ async fn a_host_whose_tools_learn_of_the_lock_late_is_asked_again() {
 async fn a_version_that_the_host_does_not_offer_is_looked_for_a_few_times_and_then_as_policy_says() {
     let bench = Bench::new().await;
     bench.ask(Some("9.9.9"), None);
-    bench.logged("the host still chooses otherwise").await;
+    bench.logged("the host chooses another version than its settings require").await;
     let commits = || settings_calls(&bench).iter().filter(|call| *call == COMMIT).count();
     assert_eq!(commits(), 2, "once to lock it, and once more in case the files were never written");
     until_looked(&bench, 3).await;
