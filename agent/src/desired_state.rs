@@ -6,29 +6,24 @@ use semver::Version;
 
 /// One attempt on one shadow. A re-created shadow counts its attempts from the start, hence the uid.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct AttemptId {
-    /// The shadow's uid.
-    pub uid: String,
-    /// The attempt.
-    pub attempt: i64,
+pub(crate) struct AttemptId {
+    pub(crate) uid: String,
+    pub(crate) attempt: i64,
 }
 
 /// A desired state. A changed permit or policy makes no other desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct DesiredState {
-    /// The attempt.
-    pub attempt: AttemptId,
-    /// The state to reach.
-    pub state: HostState,
-    /// The target version.
-    pub version: Option<Version>,
+pub(crate) struct DesiredState {
+    pub(crate) attempt: AttemptId,
+    pub(crate) state: HostState,
+    pub(crate) version: Option<Version>,
     /// The boot that it applies to.
-    pub boot_id: Option<String>,
+    pub(crate) boot_id: Option<String>,
 }
 
 impl DesiredState {
     /// Returns the desired state of a shadow.
-    pub fn of(view: &ShadowView) -> Self {
+    pub(crate) fn of(view: &ShadowView) -> Self {
         let BottlerocketShadowSpec { state, version, attempt, boot_id, host: _, permit: _ } = &view.spec;
         Self {
             attempt: AttemptId { uid: view.metadata.uid.clone(), attempt: *attempt },

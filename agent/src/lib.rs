@@ -8,23 +8,23 @@
 //! Nothing is kept on disk: a new process needs only the shadow's status, the host and the boot id.
 
 pub mod backoff;
-pub mod boot;
+mod boot;
 pub mod config;
-pub mod desired_state;
+mod desired_state;
 pub mod drive;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-pub mod host;
-pub mod memory;
-pub mod permit;
-pub mod refreshes;
-pub mod report;
-pub mod retry;
+mod host;
+mod memory;
+mod permit;
+mod refreshes;
+mod report;
+mod retry;
 pub mod server;
-pub mod settings;
-pub mod situation;
-pub mod staging;
-pub mod statement;
+mod settings;
+mod situation;
+mod staging;
+mod statement;
 pub mod stream;
 pub mod views;
 

@@ -9,46 +9,46 @@ use crate::host::types::{Command, UpdateState, UpdateStatus};
 
 /// State that this process observed and caused in the running boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub(crate) struct Memory {
     /// The attempt whose image this process saw written whole, with no prepare failed since.
-    pub prepared: Option<AttemptId>,
+    pub(crate) prepared: Option<AttemptId>,
     /// True once this process saw a prepare as the host's last command: earlier reports of the image are then out of
     /// date.
-    pub saw_prepare: bool,
+    pub(crate) saw_prepare: bool,
     /// The attempt for which this process requested an activation.
-    pub armed: Option<AttemptId>,
+    pub(crate) armed: Option<AttemptId>,
     /// The attempt that this process saw armed.
-    pub activated: Option<AttemptId>,
+    pub(crate) activated: Option<AttemptId>,
     /// An activation, from this process or the previous one, after which the host has recorded nothing yet that clears
     /// or sets the disk's boot flags.
-    pub unconfirmed: Option<Unconfirmed>,
+    pub(crate) unconfirmed: Option<Unconfirmed>,
     /// True if an activation of the previous process has been taken into account, or can no longer be checked.
-    pub took_over: bool,
+    pub(crate) took_over: bool,
     /// True if this process disarmed the host and has not reported it yet.
-    pub disarmed: bool,
+    pub(crate) disarmed: bool,
     /// True if this process requested a refresh.
-    pub requested_refresh: bool,
+    pub(crate) requested_refresh: bool,
     /// The host's choice at that refresh; absent if it failed or nothing was chosen.
-    pub chosen: Option<Version>,
+    pub(crate) chosen: Option<Version>,
     /// Reason of a failed refresh of which the host has no record.
-    pub refresh_failure: Option<String>,
+    pub(crate) refresh_failure: Option<String>,
     /// The report's entry for the host's settings; absent while this process has not read them, and the stored entry
     /// remains.
-    pub settings: Option<FoundSettings>,
+    pub(crate) settings: Option<FoundSettings>,
 }
 
 /// An activation whose effect on the disk is unknown. Its worker may have died between changing the disk's flags and
 /// recording it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unconfirmed {
+pub(crate) struct Unconfirmed {
     /// End time of the host's last command before it, as the host writes it.
-    pub before: Option<String>,
+    pub(crate) before: Option<String>,
 }
 
 impl Memory {
     /// Takes over, once, that the previous process reported that it was about to arm. Whether it did cannot be known,
     /// unless the host's last command disarmed. Returns true if anything changed.
-    pub fn take_over(&mut self, status: Option<&UpdateStatus>) -> bool {
+    pub(crate) fn take_over(&mut self, status: Option<&UpdateStatus>) -> bool {
         if std::mem::replace(&mut self.took_over, true) {
             return false;
         }
@@ -61,12 +61,12 @@ impl Memory {
     }
 
     /// Records that this process disarmed the host.
-    pub fn disarm(&mut self) {
+    pub(crate) fn disarm(&mut self) {
         (self.armed, self.activated, self.disarmed) = (None, None, true);
     }
 
     /// Learns from a status that was just read, under this desired state.
-    pub fn learn(&mut self, status: &UpdateStatus, desired: &DesiredState) {
+    pub(crate) fn learn(&mut self, status: &UpdateStatus, desired: &DesiredState) {
         let Some(last) = &status.last else { return };
         let newer = |unconfirmed: &Unconfirmed| unconfirmed.before.as_deref() != Some(last.timestamp.as_str());
         let cleared = last.is(Command::Deactivate) || (last.is(Command::Prepare) && !wrote_nothing(&last.stderr));
@@ -95,7 +95,7 @@ impl Memory {
 
 /// Returns true if a prepare's output shows that it wrote another version than `wanted`, or nothing. The host records
 /// the version chosen at its last refresh, but the downloader chooses again; only its output may show that.
-pub fn wrote_another(stderr: &str, wanted: &Version) -> bool {
+pub(crate) fn wrote_another(stderr: &str, wanted: &Version) -> bool {
     const STARTING: &str = "Starting update to ";
     wrote_nothing(stderr)
         || stderr.lines().any(|line| {

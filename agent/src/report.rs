@@ -22,7 +22,7 @@ const MOST_VERSIONS: usize = 64;
 
 /// Content of a report beside the facts.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Finding {
+pub(crate) enum Finding {
     /// The desired state was carried out, and this state reached.
     Reached(HostState),
     /// Nothing is to be done for the desired state; the host is in this state.
@@ -33,7 +33,6 @@ pub enum Finding {
     Armed(Armed),
     /// The attempt has failed.
     Failed {
-        /// The failure.
         failure: Failure,
         /// The host's state.
         state: HostState,
@@ -44,7 +43,7 @@ pub enum Finding {
 
 /// Content of the condition `HostReachable`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostCondition {
+pub(crate) struct HostCondition {
     answers: bool,
     reason: &'static str,
     message: String,
@@ -52,43 +51,43 @@ pub struct HostCondition {
 
 impl HostCondition {
     /// Creates the condition of a host that answers, without any problem.
-    pub const fn answered() -> Self {
+    pub(crate) const fn answered() -> Self {
         Self { answers: true, reason: "Answered", message: String::new() }
     }
 
     /// Creates the condition of a host that answers, with a problem.
-    pub fn problem(reason: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn problem(reason: &'static str, message: impl Into<String>) -> Self {
         Self { answers: true, reason, message: message.into() }
     }
 
     /// Creates the condition of a host that answers, while the desired state or its update state is not supported.
-    pub fn unsupported(message: impl Into<String>) -> Self {
+    pub(crate) fn unsupported(message: impl Into<String>) -> Self {
         Self::problem(UNSUPPORTED_STATE, message)
     }
 
     /// Creates the condition of a host that another client armed.
-    pub fn armed_by_other() -> Self {
+    pub(crate) fn armed_by_other() -> Self {
         Self::problem(HOST_ARMED_BY_OTHER, "another client armed an image; it is left alone")
     }
 
     /// Creates the condition of a host that does not disarm what this operator armed.
-    pub fn disarm_fails(message: String) -> Self {
+    pub(crate) fn disarm_fails(message: String) -> Self {
         Self::problem("DeactivateFailed", message)
     }
 
     /// Creates the condition of a host that does not answer.
-    pub fn unreachable(error: &HostError) -> Self {
+    pub(crate) fn unreachable(error: &HostError) -> Self {
         Self { answers: false, reason: error.reason(), message: error.to_string() }
     }
 
     /// Returns the reason and the message.
-    pub fn reason(&self) -> (&'static str, &str) {
+    pub(crate) fn reason(&self) -> (&'static str, &str) {
         (self.reason, &self.message)
     }
 }
 
 /// Builds the report that acknowledges `generation`.
-pub fn build(
+pub(crate) fn build(
     stored: &AgentStatus,
     generation: i64,
     facts: &Facts,
@@ -147,7 +146,7 @@ pub fn build(
 }
 
 /// Builds the report of a host that does not answer: all stored fields remain, and the condition changes.
-pub fn build_unreachable(stored: &AgentStatus, condition: &HostCondition, now: Timestamp) -> AgentStatus {
+pub(crate) fn build_unreachable(stored: &AgentStatus, condition: &HostCondition, now: Timestamp) -> AgentStatus {
     let mut new = stored.clone();
     set_condition(&mut new.conditions, condition_of(condition, now));
     new
@@ -155,7 +154,7 @@ pub fn build_unreachable(stored: &AgentStatus, condition: &HostCondition, now: T
 
 /// Returns true if a report is worth a write. A changed refresh time alone is not, nor a changed transition time of a
 /// condition, which changes with its status alone.
-pub fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
+pub(crate) fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
     fn without_times(status: &AgentStatus) -> AgentStatus {
         let mut status = status.clone();
         if let Some(updates) = &mut status.report.updates {
@@ -172,19 +171,19 @@ pub fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
 /// A report that was not stored whole, because the web API or the cluster is of a version that does not know all of it.
 /// Sending it again unchanged would store no more.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PrunedReport {
+pub(crate) struct PrunedReport {
     sent: AgentStatus,
     stored: AgentStatus,
 }
 
 impl PrunedReport {
     /// Compares an accepted report with what was stored; returns `None` if all of it was.
-    pub fn of(sent: &AgentStatus, stored: &AgentStatus) -> Option<Self> {
+    pub(crate) fn of(sent: &AgentStatus, stored: &AgentStatus) -> Option<Self> {
         differs(stored, sent).then(|| Self { sent: sent.clone(), stored: stored.clone() })
     }
 
     /// Returns true if `new` is that report, and the stored status is unchanged since.
-    pub fn covers(&self, stored: &AgentStatus, new: &AgentStatus) -> bool {
+    pub(crate) fn covers(&self, stored: &AgentStatus, new: &AgentStatus) -> bool {
         !differs(&self.stored, stored) && !differs(&self.sent, new)
     }
 }

@@ -5,38 +5,37 @@ use std::time::Duration;
 use crate::backoff::{exponential, full_jitter, random};
 
 /// Failures of one host command after which an attempt fails.
-pub const TRIES: u32 = 3;
+pub(crate) const TRIES: u32 = 3;
 
 /// First and maximum delay.
-pub type Delays = (Duration, Duration);
+pub(crate) type Delays = (Duration, Duration);
 
 /// Number of consecutive failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Retry(u32);
+pub(crate) struct Retry(u32);
 
 impl Retry {
     /// Counts this many failures.
-    pub const fn after(failures: u32) -> Self {
+    pub(crate) const fn after(failures: u32) -> Self {
         Self(failures)
     }
 
-    /// Returns the number of failures.
-    pub const fn failures(self) -> u32 {
+    pub(crate) const fn failures(self) -> u32 {
         self.0
     }
 
     /// Returns true if an attempt does not try it again.
-    pub const fn is_exhausted(self) -> bool {
+    pub(crate) const fn is_exhausted(self) -> bool {
         self.0 >= TRIES
     }
 
     /// Counts a failure.
-    pub fn count(&mut self) {
+    pub(crate) fn count(&mut self) {
         self.0 = self.0.saturating_add(1);
     }
 
     /// Counts a failure and returns the delay before the next try, which doubles with each failure.
-    pub fn delay(&mut self, (first, longest): Delays) -> Duration {
+    pub(crate) fn delay(&mut self, (first, longest): Delays) -> Duration {
         let delay = exponential(first, longest, self.0);
         self.count();
         delay
@@ -44,14 +43,14 @@ impl Retry {
 
     /// Counts a failure and returns a random delay up to the one that [`Retry::delay`] returns, so that a fleet does
     /// not retry in step.
-    pub fn jittered_delay(&mut self, (first, longest): Delays) -> Duration {
+    pub(crate) fn jittered_delay(&mut self, (first, longest): Delays) -> Duration {
         let delay = full_jitter(first, longest, self.0, random());
         self.count();
         delay
     }
 
     /// Forgets the failures after a success.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.0 = 0;
     }
 }

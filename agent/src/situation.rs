@@ -11,17 +11,16 @@ use crate::memory::Memory;
 
 /// Facts about the host, all of the running boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// The running system.
-    pub os: OsInfo,
-    /// The running boot.
-    pub boot_id: String,
+    pub(crate) os: OsInfo,
+    pub(crate) boot_id: String,
     /// The update status; absent while the host has run no command in this boot.
-    pub status: Option<UpdateStatus>,
+    pub(crate) status: Option<UpdateStatus>,
 }
 
 /// Returns the situation under the desired state in `view`. The host's update state must be a known one.
-pub fn situation(view: &ShadowView, facts: &Facts, memory: &Memory) -> Situation {
+pub(crate) fn situation(view: &ShadowView, facts: &Facts, memory: &Memory) -> Situation {
     let desired = DesiredState::of(view);
     let report = &view.status.report;
     let desired_boot = desired.boot_id.as_deref().unwrap_or(&facts.boot_id);
@@ -100,7 +99,7 @@ fn running(version: &Version, wanted: Option<&Version>, stored: &AgentStatus, de
 }
 
 /// Returns the host's own state, for reports that do not complete the desired state.
-pub fn host_state(situation: &Situation) -> HostState {
+pub(crate) fn host_state(situation: &Situation) -> HostState {
     match (situation.desired, situation.running, situation.image) {
         (Desired::Stage | Desired::Reboot, Running::Wanted, _) => HostState::RebootedIntoUpdate,
         (Desired::Stage | Desired::Reboot, _, Image::Staged) => HostState::StagedUpdate,

@@ -8,50 +8,42 @@ use crate::retry::Retry;
 
 /// Refreshes while the host chooses another version than the target version. The host's files may lag behind its
 /// settings for a moment, and a release may be on its way to the mirrors.
-pub const MOST_REFRESHES: u32 = 5;
+pub(crate) const MOST_REFRESHES: u32 = 5;
 
 /// Events in the attempt so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tries {
+pub(crate) struct Tries {
     /// True if the host was reported as it was before the first command.
-    pub announced: bool,
+    pub(crate) announced: bool,
     /// True if the host's settings were checked for this desired state, where policy requests any.
-    pub settled: bool,
-    /// Failed refreshes.
-    pub refresh: Retry,
+    pub(crate) settled: bool,
+    pub(crate) refresh: Retry,
     /// Refreshes that found another version.
-    pub mismatch: Retry,
+    pub(crate) mismatch: Retry,
     /// True if a refresh of this desired state was carried out.
-    pub refreshed: bool,
-    /// Failed downloads.
-    pub prepare: Retry,
+    pub(crate) refreshed: bool,
+    pub(crate) prepare: Retry,
     /// True if a download wrote another version after a refresh of this desired state.
-    pub wrong_image: bool,
-    /// Failed activations.
-    pub activate: Retry,
-    /// Failed deactivations.
-    pub deactivate: Retry,
-    /// Refused reboots.
-    pub reboot: Retry,
+    pub(crate) wrong_image: bool,
+    pub(crate) activate: Retry,
+    pub(crate) deactivate: Retry,
+    pub(crate) reboot: Retry,
     /// Commands that the host's state did not allow.
-    pub refused: Retry,
+    pub(crate) refused: Retry,
     /// The host's last message.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 /// Next action of the step `Stage`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StagingAction {
-    /// Check for updates.
+pub(crate) enum StagingAction {
     Refresh,
-    /// Download.
     Prepare,
-    /// Fail the attempt.
     Fail(FailureReason, String),
 }
 
 /// Returns the next action for `wanted`: `chosen` is the choice of this process's last refresh, if that succeeded.
-pub fn next_action(
+pub(crate) fn next_action(
     status: Option<&UpdateStatus>,
     chosen: Option<&Version>,
     wanted: &Version,

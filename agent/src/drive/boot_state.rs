@@ -10,7 +10,6 @@ use super::outage::Outage;
 use super::permit::PermitRequest;
 use super::settings::SettingsProgress;
 use super::turn::Next;
-use crate::backoff::random;
 use crate::desired_state::DesiredState;
 use crate::host::types::{OsInfo, UpdateStatus};
 use crate::memory::Memory;
@@ -29,7 +28,7 @@ const BUSY: Delays = (Duration::from_millis(100), Duration::from_secs(1));
 const LOCKED: Delays = (Duration::from_millis(200), Duration::from_secs(5));
 
 /// State of the running boot. It is replaced whole when another boot begins.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct BootState {
     pub(super) id: String,
     pub(super) os: Option<OsInfo>,
@@ -50,25 +49,6 @@ pub(super) struct BootState {
 }
 
 impl BootState {
-    /// Creates the state of a boot of which nothing is known.
-    pub(super) fn new(id: String) -> Self {
-        Self {
-            id,
-            os: None,
-            status: LastStatus::default(),
-            memory: Memory::default(),
-            refreshes: Refreshes::new(random()),
-            settings: SettingsProgress::default(),
-            outage: Outage::default(),
-            busy: Retry::default(),
-            locked: Retry::default(),
-            desired: None,
-            tries: Tries::default(),
-            permit_request: None,
-            reboot_requested: None,
-        }
-    }
-
     /// Returns true while the host may still go down as it was asked to. After that, everything is read again.
     pub(super) fn is_rebooting(&mut self, now: Instant) -> bool {
         let Some(since) = self.reboot_requested else { return false };
@@ -184,6 +164,10 @@ mod tests {
     use super::*;
     use crate::situation::tests::{armed, view};
 
+    fn in_boot(id: &str) -> BootState {
+        BootState { id: id.to_owned(), ..BootState::default() }
+    }
+
     fn desired(state: HostState) -> DesiredState {
         DesiredState::of(&view(state))
     }
@@ -204,7 +188,7 @@ mod tests {
 
     #[test]
     fn host_that_accepted_a_reboot_has_five_minutes_to_go_down() {
-        let mut boot = BootState::new("b1".into());
+        let mut boot = in_boot("b1");
         let now = Instant::now();
         assert!(!boot.is_rebooting(now));
         boot.reboot_requested = Some(now);
@@ -216,7 +200,7 @@ mod tests {
 
     #[test]
     fn new_desired_state_starts_with_all_its_tries() {
-        let mut boot = BootState::new("b1".into());
+        let mut boot = in_boot("b1");
         boot.begin(&desired(HostState::StagedUpdate));
         boot.tries.prepare = Retry::after(2);
         boot.begin(&desired(HostState::StagedUpdate));
@@ -228,7 +212,7 @@ mod tests {
     #[test]
     fn activation_of_the_previous_process_is_taken_over_once_in_its_boot_when_the_status_is_known() {
         let mut view = view(HostState::Idle);
-        let mut boot = BootState::new("b1".into());
+        let mut boot = in_boot("b1");
         view.status.report.armed = Some(armed(3, "b1", ArmedPhase::Arming));
         assert!(!boot.take_over_activation(&view), "no status to compare with");
         boot.record_status(None, &desired(HostState::Idle));

@@ -67,7 +67,7 @@ pub enum AgentError {
 
 /// Drives the host.
 #[derive(Debug)]
-pub struct Driver<'a> {
+pub(crate) struct Driver<'a> {
     clients: Clients<'a>,
     changed: watch::Receiver<Known>,
     boot: BootState,
@@ -76,21 +76,17 @@ pub struct Driver<'a> {
 
 impl<'a> Driver<'a> {
     /// Creates a driver without any knowledge of the host.
-    pub fn new(config: &'a Config, host: HostClient, server: &'a Server, views: &'a Views) -> Self {
+    pub(crate) fn new(config: &'a Config, host: HostClient, server: &'a Server, views: &'a Views) -> Self {
         Self {
             clients: Clients { config, host, server, views },
             changed: views.subscribe(),
-            boot: BootState::new(String::new()),
+            boot: BootState::default(),
             reports: ReportState::default(),
         }
     }
 
-    /// Drives the host for ever.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the host's socket has been dead for long, outside a reboot that this agent requested.
-    pub async fn run(mut self) -> Result<Infallible, AgentError> {
+    /// Drives the host for ever, or until its socket has been dead for long outside a reboot that this agent requested.
+    pub(crate) async fn run(mut self) -> Result<Infallible, AgentError> {
         loop {
             match self.turn().await? {
                 // The stream shares this task's thread and must get its share.
@@ -122,7 +118,7 @@ impl<'a> Driver<'a> {
             Ok(boot_id) if boot_id == self.boot.id => {}
             Ok(boot_id) => {
                 tracing::info!(boot_id, "new boot");
-                self.boot = BootState::new(boot_id);
+                self.boot = BootState { id: boot_id, ..BootState::default() };
             }
             Err(error) => {
                 tracing::warn!(error = chain(&error), "the boot id cannot be read");

@@ -31,10 +31,11 @@ pub(super) async fn stage(turn: &mut Turn<'_>, found: &Observed) -> Result<Next,
         report(turn, found, &Finding::InProgress(host_state(&found.situation))).await?;
         turn.boot.tries.announced = true;
     }
-    if settings::begin(turn) && settings::are_for(turn, &wanted) {
-        if let Some(next) = settle(turn, found, &wanted).await? {
-            return Ok(next);
-        }
+    if settings::begin(turn)
+        && settings::are_for(turn, &wanted)
+        && let Some(next) = settle(turn, found, &wanted).await?
+    {
+        return Ok(next);
     }
     let boot = &turn.boot;
     match next_action(boot.status.get(), boot.memory.chosen.as_ref(), &wanted, &boot.tries) {

@@ -37,7 +37,7 @@ pub(super) struct Turn<'a> {
     pub(super) reports: &'a mut ReportState,
     /// The newest shadow at the beginning of the turn.
     pub(super) view: Arc<ShadowView>,
-    /// Its desired state.
+    /// Desired state of the view.
     pub(super) desired: DesiredState,
 }
 

@@ -19,7 +19,7 @@ const POLL_FAILURES: u32 = 5;
 
 /// Outcome of a command.
 #[derive(Debug)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// The host recorded success. The caller checks whether the state is the expected one.
     Done(UpdateStatus),
     /// The host recorded failure.
@@ -41,7 +41,7 @@ pub enum Outcome {
 /// Starts `command` and follows it to its end. `before` is the time of the last recorded command that the caller saw;
 /// `is_current` returns, before each call, whether the desired state is unchanged. There is no time limit: a host that
 /// reports itself busy is working, and the deadline of an attempt is the controller's.
-pub async fn carry_out(
+pub(crate) async fn carry_out(
     host: &HostClient,
     command: Command,
     before: Option<&str>,

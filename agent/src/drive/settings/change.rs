@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::{failed, requested_in, unanswered};
 use crate::backoff::random;
 use crate::drive::turn::{Next, Stop, Turn};
-use crate::host::client::{Committed, Posted};
+use crate::host::client::Posted;
 use crate::permit::new_nonce;
 use crate::refreshes::first_delay;
 use crate::settings::SettingsChange;
@@ -35,15 +35,16 @@ pub(super) async fn change(turn: &mut Turn<'_>, change: SettingsChange) -> Resul
     let delay = first_delay(turn.refresh_interval(), random());
     turn.boot.refreshes.early = Some(Instant::now() + delay);
     match turn.clients.host.commit_settings(&transaction).await {
-        Ok(Committed::Yes) => {
+        Ok(Posted::Accepted) => {
             turn.boot.settings.committed();
             Ok(Next::Again)
         }
-        Ok(Committed::NothingPending) => Ok(failed(turn, "the host lost the change before its commit".to_owned())),
-        Ok(Committed::Failed(message)) => {
+        Ok(Posted::Refused(_)) => Ok(failed(turn, "the host lost the change before its commit".to_owned())),
+        Ok(Posted::Failed(message)) => {
             turn.boot.settings.unapplied = change;
             Ok(failed(turn, message))
         }
+        Ok(Posted::Busy) => Ok(turn.boot.wait_for_lock()),
         Err(error) => Err(unanswered(turn, error)),
     }
 }

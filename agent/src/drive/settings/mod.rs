@@ -115,11 +115,10 @@ pub(super) async fn settle(turn: &mut Turn<'_>, found: &Observed, finding: &Find
     turn.boot.outage.end();
     let SettingsDecision { record, change } = decide(&requested, &now, &turn.settings_record());
     let change = turn.boot.settings.with_unapplied(change, &now);
-    let is_new = turn.boot.settings.record_reading(now, &record, &change, Instant::now())
-        | (turn.boot.memory.settings.as_ref() != Some(&record));
-    turn.boot.memory.settings = Some(record.clone());
+    let has_new_condition = turn.boot.settings.record_reading(now, &record, &change, Instant::now());
+    let is_new_record = turn.boot.memory.settings.replace(record.clone()).as_ref() != Some(&record);
     if change.is_empty() {
-        return if is_new { Err(Next::Again.into()) } else { Ok(Settled::Yes) };
+        return if has_new_condition || is_new_record { Err(Next::Again.into()) } else { Ok(Settled::Yes) };
     }
     // The step table decides about an armed image; the settings wait.
     read_status(turn).await?;
