@@ -144,8 +144,8 @@ fn host_settings(data: &[u8]) {
         HostPolicy { version_lock: Some("1.20.5".into()), ignore_waves: Some(true), ..HostPolicy::default() },
     ];
     for policy in policies {
-        let Ok(asked) = RequestedSettings::of(Some(&policy)) else { continue };
-        let decision = decide(&asked, &now, &FoundSettings::default());
+        let Ok(requested) = RequestedSettings::of(Some(&policy)) else { continue };
+        let decision = decide(&requested, &now, &FoundSettings::default());
         if decision.change.version_lock.is_some() {
             assert!(
                 now.version_lock.as_deref().is_none_or(|lock| lock == "latest"),

@@ -49,7 +49,7 @@ pub(super) struct BootState {
 }
 
 impl BootState {
-    /// Returns true while the host may still go down as it was asked to. After that, everything is read again.
+    /// Returns true while the host may still go down after a reboot request. After that, everything is read again.
     pub(super) fn is_rebooting(&mut self, now: Instant) -> bool {
         let Some(since) = self.reboot_requested else { return false };
         if now.saturating_duration_since(since) < REBOOT_LIMIT {

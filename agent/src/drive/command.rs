@@ -6,7 +6,6 @@ use models::shadow::HostState;
 use tokio::time::Instant;
 
 use super::turn::{Next, Stop, Turn};
-use crate::host::client::StatusAnswer;
 use crate::host::command::{Outcome, carry_out};
 use crate::host::types::{Command, UpdateStatus};
 use crate::retry::{Delays, Retry};
@@ -43,10 +42,7 @@ pub(super) async fn run_command(turn: &mut Turn<'_>, command: Command) -> Outcom
         Outcome::Done(status) | Outcome::Failed(status, _) => {
             turn.boot.record_status(Some(status.clone()), &turn.desired);
         }
-        Outcome::Vanished(StatusAnswer::Known(status)) => {
-            turn.boot.record_status(Some((**status).clone()), &turn.desired);
-        }
-        Outcome::Vanished(_) => turn.boot.record_status(None, &turn.desired),
+        Outcome::Vanished(status) => turn.boot.record_status(status.clone(), &turn.desired),
         Outcome::Refused(_) | Outcome::Busy | Outcome::NotStarted(_) => {
             turn.boot.memory.requested_refresh = requested_before;
             turn.boot.outage.end();

@@ -7,12 +7,11 @@ use tokio::time::sleep;
 
 use super::client::{HostClient, HostError, Posted, StatusAnswer};
 use super::types::{Command, UpdateStatus};
-use crate::backoff::exponential;
+use crate::retry::{Delays, Retry};
 
-/// Delay after the immediate first read, which suffices for a fast host.
-const FIRST_POLL: Duration = Duration::from_millis(50);
-/// Maximum delay between reads, and so of noticing a withdrawn desired state.
-const SLOWEST_POLL: Duration = Duration::from_millis(500);
+/// Delay between reads of the status. The immediate first read suffices for a fast host; the longest delay is that of
+/// noticing a withdrawn desired state.
+const POLL: Delays = (Duration::from_millis(50), Duration::from_millis(500));
 
 /// Consecutive failed status reads after which the caller's back-off takes over.
 const POLL_FAILURES: u32 = 5;
@@ -25,7 +24,7 @@ pub(crate) enum Outcome {
     /// The host recorded failure.
     Failed(UpdateStatus, String),
     /// The command ended without a record: its worker could not start, or was killed.
-    Vanished(StatusAnswer),
+    Vanished(Option<UpdateStatus>),
     /// The host's state did not allow it; nothing was started.
     Refused(String),
     /// Another command runs; nothing was started.
@@ -59,7 +58,7 @@ pub(crate) async fn carry_out(
         Err(error @ HostError::BadAnswer { .. }) => return Outcome::NotStarted(error.to_string()),
         Err(error) => return Outcome::Host(error),
     }
-    let mut polls = 0;
+    let mut polls = Retry::default();
     let mut failures = 0;
     loop {
         if !is_current() {
@@ -75,15 +74,14 @@ pub(crate) async fn carry_out(
                 }
             }
         }
-        sleep(exponential(FIRST_POLL, SLOWEST_POLL, polls)).await;
-        polls += 1;
+        sleep(polls.delay(POLL)).await;
     }
 }
 
 /// Determines the outcome of a command from the first status after it.
 fn judge(command: Command, before: Option<&str>, answer: StatusAnswer) -> Outcome {
     let StatusAnswer::Known(status) = answer else {
-        return Outcome::Vanished(answer);
+        return Outcome::Vanished(None);
     };
     match status.last.clone() {
         Some(last) if last.is(command) && Some(last.timestamp.as_str()) != before => {
@@ -94,7 +92,7 @@ fn judge(command: Command, before: Option<&str>, answer: StatusAnswer) -> Outcom
                 Outcome::Failed(*status, message)
             }
         }
-        _ => Outcome::Vanished(StatusAnswer::Known(status)),
+        _ => Outcome::Vanished(Some(*status)),
     }
 }
 

@@ -41,7 +41,7 @@ fn lock_is_decided_by_policy_host_and_report() {
     let leave = SettingsChange::default();
     let unset = HostSettings::default();
     let found_unset = FoundSettings { version_lock: None, ..set("1.20.5") };
-    for (sentence, asked, now, record, expected, change) in [
+    for (sentence, requested, now, record, expected, change) in [
         (
             "nothing requested, nothing of the operator's",
             RequestedSettings::default(),
@@ -147,7 +147,7 @@ fn lock_is_decided_by_policy_host_and_report() {
             leave,
         ),
     ] {
-        let decision = decide(&asked, &now, record);
+        let decision = decide(&requested, &now, record);
         assert_eq!(decision, SettingsDecision { record: expected.clone(), change }, "{sentence}");
     }
 }
@@ -162,18 +162,18 @@ fn waves_are_decided_by_policy_host_and_report() {
     };
     let nothing = FoundSettings::default();
     for (sentence, waves, now, before, expected, write) in [
-        ("nothing asked", false, Some(true), &nothing, nothing.clone(), None),
-        ("asked", true, Some(false), &nothing, record(Some(false), true), Some(true)),
-        ("asked of a host that never had it", true, None, &nothing, record(None, true), Some(true)),
+        ("nothing requested", false, Some(true), &nothing, nothing.clone(), None),
+        ("requested", true, Some(false), &nothing, record(Some(false), true), Some(true)),
+        ("requested of a host that never had it", true, None, &nothing, record(None, true), Some(true)),
         ("the operator's own remains", true, Some(true), &record(Some(false), true), record(Some(false), true), None),
         ("another client wants the same", true, Some(true), &nothing, nothing.clone(), None),
         ("restored", false, Some(true), &record(Some(false), true), record(Some(false), true), Some(false)),
         ("restored where it was not set", false, Some(true), &record(None, true), record(None, true), Some(false)),
         ("changed since", false, Some(false), &record(Some(false), true), nothing.clone(), None),
     ] {
-        let asked = RequestedSettings { lock: None, waves };
+        let requested = RequestedSettings { lock: None, waves };
         let change = SettingsChange { version_lock: None, ignore_waves: write };
-        assert_eq!(decide(&asked, &has(now), before), SettingsDecision { record: expected, change }, "{sentence}");
+        assert_eq!(decide(&requested, &has(now), before), SettingsDecision { record: expected, change }, "{sentence}");
     }
 }
 
@@ -181,7 +181,7 @@ fn waves_are_decided_by_policy_host_and_report() {
 fn only_requested_values_and_defaults_are_written_whatever_the_report_contains() {
     let locks = [None, Some("latest"), Some("1.20.5"), Some("v1.19.0"), Some("9.9.9")];
     let text = |lock: Option<&str>| lock.map(str::to_owned);
-    for asked in [RequestedSettings::default(), lock(NEW), RequestedSettings { lock: Some(OTHER), waves: true }] {
+    for requested in [RequestedSettings::default(), lock(NEW), RequestedSettings { lock: Some(OTHER), waves: true }] {
         for (now, waves) in locks.into_iter().flat_map(|lock| [(lock, None), (lock, Some(true))]) {
             for (found, own) in locks.into_iter().flat_map(|found| locks.map(|own| (found, own))) {
                 for replaces in locks {
@@ -194,12 +194,12 @@ fn only_requested_values_and_defaults_are_written_whatever_the_report_contains()
                         conflicting_lock: None,
                     };
                     let now = HostSettings { version_lock: text(now), ignore_waves: waves };
-                    let SettingsChange { version_lock, ignore_waves } = decide(&asked, &now, &record).change;
-                    let lock = asked.lock.as_ref().map(Version::to_string);
+                    let SettingsChange { version_lock, ignore_waves } = decide(&requested, &now, &record).change;
+                    let lock = requested.lock.as_ref().map(Version::to_string);
                     let allowed = [Some(LATEST), lock.as_deref()];
-                    let says = format!("{asked:?} {now:?} {record:?}");
+                    let says = format!("{requested:?} {now:?} {record:?}");
                     assert!(version_lock.is_none() || allowed.contains(&version_lock.as_deref()), "{says}");
-                    assert!(ignore_waves != Some(true) || asked.waves, "{says}");
+                    assert!(ignore_waves != Some(true) || requested.waves, "{says}");
                     let change = SettingsChange { version_lock, ignore_waves };
                     assert!(change.is_empty() || !change.is_in(&now), "it would never end: {says}");
                 }
@@ -210,18 +210,22 @@ fn only_requested_values_and_defaults_are_written_whatever_the_report_contains()
 
 #[test]
 fn a_decision_that_was_carried_out_requires_no_further_change() {
-    for asked in
+    for requested in
         [lock(NEW), RequestedSettings { lock: None, waves: true }, RequestedSettings { lock: Some(OLD), waves: true }]
     {
-        let first = decide(&asked, &has("latest"), &FoundSettings::default());
+        let first = decide(&requested, &has("latest"), &FoundSettings::default());
         let SettingsChange { version_lock, ignore_waves } = first.change.clone();
         let after = HostSettings {
             version_lock: version_lock.or(Some("latest".into())),
             ignore_waves: ignore_waves.or(Some(false)),
         };
         assert!(first.change.is_in(&after) && !first.change.is_in(&has("latest")));
-        let second = decide(&asked, &after, &first.record);
-        assert_eq!(second, SettingsDecision { record: first.record, change: SettingsChange::default() }, "{asked:?}");
+        let second = decide(&requested, &after, &first.record);
+        assert_eq!(
+            second,
+            SettingsDecision { record: first.record, change: SettingsChange::default() },
+            "{requested:?}"
+        );
     }
 }
 
@@ -282,7 +286,7 @@ fn settings_are_accepted_only_as_they_were_signed_for_this_node() {
         assert_eq!(check(&wrong), Err(StatementError::Other(what)), "{wrong:?}");
     }
     assert_eq!(verify(&asks, "uid-1", &signer.keys()), Err(StatementError::Missing));
-    assert_eq!(verify(&HostPolicy::default(), "uid-1", ""), Ok(()), "where nothing is asked, nothing is signed");
+    assert_eq!(verify(&HostPolicy::default(), "uid-1", ""), Ok(()), "where nothing is requested, nothing is signed");
 }
 
 #[test]

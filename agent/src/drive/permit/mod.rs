@@ -39,8 +39,8 @@ pub(super) async fn arm(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, S
         return fail(turn, found, FailureReason::ActivateFailed, message).await;
     }
     let (request, view) = request_permit(turn, found, &version, ArmedPhase::Arming).await?;
-    verify_permit(turn, &view, &found.facts.boot_id, &request)?;
-    check_boot_and_age(turn, &found.facts.boot_id, &request)?;
+    verify_permit(turn, &view, &request)?;
+    check_boot_and_age(turn, &request)?;
     activate(turn, &version).await
 }
 
@@ -57,9 +57,9 @@ pub(super) async fn reboot_armed(turn: &mut Turn<'_>, found: &Observed) -> Resul
         return fail(turn, found, FailureReason::RebootRefused, message).await;
     }
     let (request, view) = request_permit(turn, found, &version, ArmedPhase::Activated).await?;
-    verify_permit(turn, &view, &found.facts.boot_id, &request)?;
+    verify_permit(turn, &view, &request)?;
     recheck_host(turn, &version).await?;
-    check_boot_and_age(turn, &found.facts.boot_id, &request)?;
+    check_boot_and_age(turn, &request)?;
     reboot(turn).await
 }
 
@@ -72,8 +72,8 @@ async fn recheck_host(turn: &mut Turn<'_>, version: &Version) -> Result<(), Stop
 
 /// Ends the turn if another boot runs, or the nonce has expired: the last check before an act. A process that was
 /// stopped meanwhile finds either.
-fn check_boot_and_age(turn: &Turn<'_>, boot_id: &str, request: &PermitRequest) -> Result<(), Next> {
-    let same_boot = boot::read(&turn.clients.config.boot_id_file).is_ok_and(|now| now == boot_id);
+fn check_boot_and_age(turn: &Turn<'_>, request: &PermitRequest) -> Result<(), Next> {
+    let same_boot = boot::read(&turn.clients.config.boot_id_file).is_ok_and(|running| running == turn.boot.id);
     if same_boot && request.is_fresh() { Ok(()) } else { Err(Next::Again) }
 }
 

@@ -16,13 +16,8 @@ use crate::stream::chain;
 const KEYS_POLL: Duration = Duration::from_secs(2);
 
 /// Verifies the permit in `view` for this boot and request; if it is refused, returns what to wait for.
-pub(super) fn verify_permit(
-    turn: &mut Turn<'_>,
-    view: &ShadowView,
-    boot_id: &str,
-    request: &PermitRequest,
-) -> Result<(), Next> {
-    let Err(error) = check(turn, view, boot_id, request) else { return Ok(()) };
+pub(super) fn verify_permit(turn: &mut Turn<'_>, view: &ShadowView, request: &PermitRequest) -> Result<(), Next> {
+    let Err(error) = check(turn, view, request) else { return Ok(()) };
     let permit = view.spec.permit.as_ref().map_or("", |permit| permit.jws.as_str());
     if let Some(request) = &mut turn.boot.permit_request
         && request.refused != permit
@@ -34,13 +29,13 @@ pub(super) fn verify_permit(
     Err(Next::At(if error.may_pass() { expiry.min(Instant::now() + KEYS_POLL) } else { expiry }))
 }
 
-fn check(turn: &Turn<'_>, view: &ShadowView, boot_id: &str, request: &PermitRequest) -> Result<(), StatementError> {
+fn check(turn: &Turn<'_>, view: &ShadowView, request: &PermitRequest) -> Result<(), StatementError> {
     let permit = view.spec.permit.as_ref().ok_or(StatementError::Missing)?;
     // Without a node in the agent's own token there is nothing to compare the permit with.
     let node_uid = turn.clients.server.node_uid().ok_or(StatementError::Other("node"))?;
     let expected = PermitClaims {
         node_uid,
-        boot_id: boot_id.to_owned(),
+        boot_id: turn.boot.id.clone(),
         attempt: view.spec.attempt,
         version: view.spec.version.clone().ok_or(StatementError::Other("version"))?,
         nonce: request.nonce.clone(),
