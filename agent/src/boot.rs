@@ -4,7 +4,7 @@ use std::path::Path;
 
 /// An error while reading the boot id.
 #[derive(Debug, thiserror::Error)]
-pub enum BootIdError {
+pub(crate) enum BootIdError {
     /// The file cannot be read.
     #[error("cannot read the boot id")]
     Read(#[source] std::io::Error),
@@ -17,11 +17,7 @@ pub enum BootIdError {
 const LONGEST: usize = 64;
 
 /// Reads the id that the kernel gives the running boot.
-///
-/// # Errors
-///
-/// Returns an error if the file cannot be read, is empty, or holds something else.
-pub fn read(file: &Path) -> Result<String, BootIdError> {
+pub(crate) fn read(file: &Path) -> Result<String, BootIdError> {
     let text = std::fs::read_to_string(file).map_err(BootIdError::Read)?;
     let id = text.trim();
     if id.is_empty() || id.len() > LONGEST || id.contains(char::is_whitespace) {

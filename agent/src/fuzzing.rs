@@ -8,11 +8,12 @@ use models::wire::{AgentStatus, WatchLine};
 use semver::Version;
 use serde_json::Value;
 
+use crate::desired_state::{AttemptId, DesiredState};
 use crate::host::types::{OsInfo, UpdateState, UpdateStatus};
-use crate::memory::{AttemptKey, Memory, OrderKey};
-use crate::report::{Reach, Word, build, differs};
+use crate::memory::Memory;
+use crate::report::{Finding, HostCondition, build, differs};
 use crate::server::{Buffer, problem_text};
-use crate::settings::{Asked, HostSettings, decide};
+use crate::settings::{HostSettings, RequestedSettings, decide};
 use crate::situation::Facts;
 use crate::statement::{node_uid, open};
 
@@ -31,9 +32,9 @@ pub const TARGETS: &[Target] = &[
 /// Maximum lengths that the shadow's schema accepts; a longer text would have every report rejected.
 const LONGEST_VERSION: usize = 64;
 
-fn order() -> OrderKey {
-    OrderKey {
-        attempt: AttemptKey { uid: "s".into(), attempt: 1 },
+fn desired() -> DesiredState {
+    DesiredState {
+        attempt: AttemptId { uid: "s".into(), attempt: 1 },
         state: HostState::StagedUpdate,
         version: Some(Version::new(1, 20, 5)),
         boot_id: Some("b".into()),
@@ -46,18 +47,19 @@ fn host_replies(data: &[u8]) {
     let os = OsInfo::read(&value).or_else(|| OsInfo::read(value.get("os")?));
     let os = os.unwrap_or(OsInfo { version: Version::new(1, 20, 0), variant: String::new(), arch: String::new() });
     let status = UpdateStatus::read(&value);
-    let mut memory = Memory { asked_to_refresh: true, ..Memory::default() };
+    let mut memory = Memory { requested_refresh: true, ..Memory::default() };
     if let Some(status) = &status {
-        memory.learn(status, &order());
+        memory.learn(status, &desired());
         if memory.prepared.is_some() {
             assert_eq!(status.state, UpdateState::Staged, "an image is trusted that is not staged");
             assert_eq!(status.staged_version(), Some(&Version::new(1, 20, 5)), "another image is trusted");
         }
     }
     let facts = Facts { os, boot_id: "b".into(), status };
-    let reach = Reach::Unsupported("x".repeat(5000));
-    let report =
-        |stored: &AgentStatus| build(stored, 1, &facts, &memory, &Word::Rest(HostState::Idle), &reach, Timestamp::MIN);
+    let condition = HostCondition::unsupported("x".repeat(5000));
+    let report = |stored: &AgentStatus| {
+        build(stored, 1, &facts, &memory, &Finding::AtRest(HostState::Idle), &condition, Timestamp::MIN)
+    };
     let first = report(&AgentStatus::default());
     assert!(!differs(&first, &report(&first)), "a report of the same is another one");
     let updates = first.report.updates.clone().unwrap_or_default();
@@ -142,8 +144,8 @@ fn host_settings(data: &[u8]) {
         HostPolicy { version_lock: Some("1.20.5".into()), ignore_waves: Some(true), ..HostPolicy::default() },
     ];
     for policy in policies {
-        let Ok(asked) = Asked::of(Some(&policy)) else { continue };
-        let decision = decide(&asked, &now, &FoundSettings::default());
+        let Ok(requested) = RequestedSettings::of(Some(&policy)) else { continue };
+        let decision = decide(&requested, &now, &FoundSettings::default());
         if decision.change.version_lock.is_some() {
             assert!(
                 now.version_lock.as_deref().is_none_or(|lock| lock == "latest"),

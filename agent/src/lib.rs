@@ -8,20 +8,23 @@
 //! Nothing is kept on disk: a new process needs only the shadow's status, the host and the boot id.
 
 pub mod backoff;
-pub mod boot;
+mod boot;
 pub mod config;
+mod desired_state;
 pub mod drive;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-pub mod host;
-pub mod memory;
-pub mod permit;
-pub mod report;
+mod host;
+mod memory;
+mod permit;
+mod refreshes;
+mod report;
+mod retry;
 pub mod server;
-pub mod settings;
-pub mod situation;
-pub mod staging;
-pub mod statement;
+mod settings;
+mod situation;
+mod staging;
+mod statement;
 pub mod stream;
 pub mod views;
 
@@ -52,7 +55,7 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         // In this order: after the shutdown request, nothing else continues.
         biased;
         () = shutdown => {
-            tracing::info!("asked to end");
+            tracing::info!("shutdown requested");
             Ok(())
         }
         never = stream::follow(&server, &views) => match never {},

@@ -13,11 +13,7 @@ use tokio::time::Instant;
 use crate::statement::{StatementError, open};
 
 /// Verifies a permit: `keys` is the trusted JWKS, `expected` the claims of this attempt, host, boot and nonce.
-///
-/// # Errors
-///
-/// Returns the first mismatch.
-pub fn verify(jws: &str, keys: &str, expected: &PermitClaims) -> Result<(), StatementError> {
+pub(crate) fn verify(jws: &str, keys: &str, expected: &PermitClaims) -> Result<(), StatementError> {
     let PermitClaims { node_uid, boot_id, attempt, version, nonce, host } = open(jws, keys)?;
     let checks = [
         ("node", node_uid == expected.node_uid),
@@ -40,12 +36,12 @@ fn same_policy(one: Option<&HostPolicy>, other: Option<&HostPolicy>) -> bool {
 
 /// Returns true if a nonce sent at `sent` is still valid. To be checked right before each act on its permit: the
 /// monotonic clock runs on while a process is stopped.
-pub fn is_fresh(sent: Instant, now: Instant) -> bool {
+pub(crate) fn is_fresh(sent: Instant, now: Instant) -> bool {
     now.saturating_duration_since(sent) < PERMIT_LIFETIME
 }
 
 /// Generates a nonce of 16 random bytes.
-pub fn new_nonce() -> String {
+pub(crate) fn new_nonce() -> String {
     URL_SAFE_NO_PAD.encode(rand::random::<[u8; 16]>())
 }
 
@@ -71,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permit_for_us_is_accepted() {
+    fn a_permit_for_this_request_is_accepted() {
         let signer = signer("k1");
         assert_eq!(verify(&signer.sign(&claims()), &signer.keys(), &claims()), Ok(()));
     }
@@ -115,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_counts_for_its_lifetime_and_not_a_moment_longer() {
+    fn a_nonce_is_valid_for_its_lifetime_only() {
         let sent = Instant::now();
         assert!(is_fresh(sent, sent));
         assert!(is_fresh(sent, sent + PERMIT_LIFETIME - Duration::from_millis(1)));

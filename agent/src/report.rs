@@ -9,6 +9,7 @@ use models::shadow::{
 };
 use models::wire::AgentStatus;
 
+use crate::host::client::HostError;
 use crate::host::types::{Command, UpdateState, UpdateStatus};
 use crate::memory::Memory;
 use crate::situation::Facts;
@@ -21,61 +22,78 @@ const MOST_VERSIONS: usize = 64;
 
 /// Content of a report beside the facts.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Word {
+pub(crate) enum Finding {
     /// The desired state was carried out, and this state reached.
     Reached(HostState),
     /// Nothing is to be done for the desired state; the host is in this state.
-    Rest(HostState),
+    AtRest(HostState),
     /// The desired state is being carried out, or cannot be; the host is in this state.
-    Standing(HostState),
+    InProgress(HostState),
     /// The image that is about to be armed, or is armed.
     Armed(Armed),
     /// The attempt has failed.
     Failed {
-        /// The failure.
         failure: Failure,
         /// The host's state.
         state: HostState,
         /// True if the failure judges the outcome of a new boot, so that nothing of the operator is armed any more.
-        judges_a_boot: bool,
+        judges_boot: bool,
     },
 }
 
 /// Content of the condition `HostReachable`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// The host answers.
-    Answered,
-    /// It answers, but another client armed an image.
-    ArmedByOther,
-    /// It answers, but the desired state or its update state is not understood.
-    Unsupported(String),
-    /// It answers, but does not disarm what this operator armed.
-    DisarmFails(String),
-    /// It answers, but its settings cannot be what policy requests.
-    Settings {
-        /// The reason.
-        reason: &'static str,
-        /// The message for a user.
-        message: String,
-    },
-    /// It does not answer.
-    Unreachable {
-        /// The reason.
-        reason: &'static str,
-        /// The message for a user.
-        message: String,
-    },
+pub(crate) struct HostCondition {
+    answers: bool,
+    reason: &'static str,
+    message: String,
+}
+
+impl HostCondition {
+    /// Creates the condition of a host that answers, without any problem.
+    pub(crate) const fn answered() -> Self {
+        Self { answers: true, reason: "Answered", message: String::new() }
+    }
+
+    /// Creates the condition of a host that answers, with a problem.
+    pub(crate) fn problem(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { answers: true, reason, message: message.into() }
+    }
+
+    /// Creates the condition of a host that answers, while the desired state or its update state is not supported.
+    pub(crate) fn unsupported(message: impl Into<String>) -> Self {
+        Self::problem(UNSUPPORTED_STATE, message)
+    }
+
+    /// Creates the condition of a host that another client armed.
+    pub(crate) fn armed_by_other() -> Self {
+        Self::problem(HOST_ARMED_BY_OTHER, "another client armed an image; it is left alone")
+    }
+
+    /// Creates the condition of a host that does not disarm what this operator armed.
+    pub(crate) fn disarm_fails(message: String) -> Self {
+        Self::problem("DeactivateFailed", message)
+    }
+
+    /// Creates the condition of a host that does not answer.
+    pub(crate) fn unreachable(error: &HostError) -> Self {
+        Self { answers: false, reason: error.reason(), message: error.to_string() }
+    }
+
+    /// Returns the reason and the message.
+    pub(crate) fn reason(&self) -> (&'static str, &str) {
+        (self.reason, &self.message)
+    }
 }
 
 /// Builds the report that acknowledges `generation`.
-pub fn build(
+pub(crate) fn build(
     stored: &AgentStatus,
     generation: i64,
     facts: &Facts,
     memory: &Memory,
-    word: &Word,
-    reach: &Reach,
+    finding: &Finding,
+    condition: &HostCondition,
     now: Timestamp,
 ) -> AgentStatus {
     let mut new = stored.clone();
@@ -92,8 +110,8 @@ pub fn build(
     if memory.disarmed && !ready {
         report.armed = None;
     }
-    match word {
-        Word::Reached(state) => {
+    match finding {
+        Finding::Reached(state) => {
             report.state = Some(*state);
             report.observed_generation = Some(generation);
             match state {
@@ -105,38 +123,38 @@ pub fn build(
                 HostState::StagedUpdate | HostState::Unknown => {}
             }
         }
-        Word::Rest(state) => {
+        Finding::AtRest(state) => {
             report.state = Some(*state);
             report.observed_generation = Some(generation);
         }
-        Word::Standing(state) => report.state = Some(*state),
-        Word::Armed(armed) => {
+        Finding::InProgress(state) => report.state = Some(*state),
+        Finding::Armed(armed) => {
             report.state = Some(HostState::StagedUpdate);
             report.armed = Some(armed.clone());
         }
-        Word::Failed { failure, state, judges_a_boot } => {
+        Finding::Failed { failure, state, judges_boot } => {
             report.state = Some(*state);
             report.observed_generation = Some(generation);
             report.failure = Some(Failure { message: cut(&failure.message, LONGEST_MESSAGE), ..failure.clone() });
-            if *judges_a_boot {
+            if *judges_boot {
                 report.armed = None;
             }
         }
     }
-    set_condition(&mut new.conditions, condition(reach, now));
+    set_condition(&mut new.conditions, condition_of(condition, now));
     new
 }
 
 /// Builds the report of a host that does not answer: all stored fields remain, and the condition changes.
-pub fn build_unreachable(stored: &AgentStatus, reach: &Reach, now: Timestamp) -> AgentStatus {
+pub(crate) fn build_unreachable(stored: &AgentStatus, condition: &HostCondition, now: Timestamp) -> AgentStatus {
     let mut new = stored.clone();
-    set_condition(&mut new.conditions, condition(reach, now));
+    set_condition(&mut new.conditions, condition_of(condition, now));
     new
 }
 
 /// Returns true if a report is worth a write. A changed refresh time alone is not, nor a changed transition time of a
 /// condition, which changes with its status alone.
-pub fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
+pub(crate) fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
     fn without_times(status: &AgentStatus) -> AgentStatus {
         let mut status = status.clone();
         if let Some(updates) = &mut status.report.updates {
@@ -153,19 +171,19 @@ pub fn differs(stored: &AgentStatus, new: &AgentStatus) -> bool {
 /// A report that was not stored whole, because the web API or the cluster is of a version that does not know all of it.
 /// Sending it again unchanged would store no more.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Shortened {
+pub(crate) struct PrunedReport {
     sent: AgentStatus,
     stored: AgentStatus,
 }
 
-impl Shortened {
+impl PrunedReport {
     /// Compares an accepted report with what was stored; returns `None` if all of it was.
-    pub fn of(sent: &AgentStatus, stored: &AgentStatus) -> Option<Self> {
+    pub(crate) fn of(sent: &AgentStatus, stored: &AgentStatus) -> Option<Self> {
         differs(stored, sent).then(|| Self { sent: sent.clone(), stored: stored.clone() })
     }
 
     /// Returns true if `new` is that report, and the stored status is unchanged since.
-    pub fn covers(&self, stored: &AgentStatus, new: &AgentStatus) -> bool {
+    pub(crate) fn covers(&self, stored: &AgentStatus, new: &AgentStatus) -> bool {
         !differs(&self.stored, stored) && !differs(&self.sent, new)
     }
 }
@@ -187,13 +205,13 @@ fn offer(stored: &AgentStatus, facts: &Facts, memory: &Memory) -> Option<Offered
     if let Some(failure) = &memory.refresh_failure {
         return Some(failing(reported.unwrap_or_default(), failure));
     }
-    let looked = last.is(Command::Refresh);
+    let refreshed = last.is(Command::Refresh);
     let known = reported.unwrap_or_default();
     Some(OfferedUpdates {
         chosen_version: chosen(status),
         available_versions: status.available.iter().take(MOST_VERSIONS).cloned().collect(),
-        last_refresh: if looked { last.timestamp.parse().ok() } else { known.last_refresh },
-        refresh_failure: if looked { None } else { known.refresh_failure },
+        last_refresh: if refreshed { last.timestamp.parse().ok() } else { known.last_refresh },
+        refresh_failure: if refreshed { None } else { known.refresh_failure },
     })
 }
 
@@ -206,26 +224,18 @@ fn chosen(status: &UpdateStatus) -> Option<semver::Version> {
 }
 
 /// Adds a failure to an offer that cannot be confirmed, which stays as reported. The first message stays too: another
-/// wording of the next failure is no news.
+/// wording of the next failure is no change.
 fn failing(mut reported: OfferedUpdates, failure: &str) -> OfferedUpdates {
     reported.refresh_failure.get_or_insert_with(|| cut(failure, LONGEST_MESSAGE));
     reported
 }
 
-fn condition(reach: &Reach, now: Timestamp) -> Condition {
-    let (holds, reason, message) = match reach {
-        Reach::Answered => (true, "Answered", String::new()),
-        Reach::ArmedByOther => (true, HOST_ARMED_BY_OTHER, "an image that we did not arm is armed".to_owned()),
-        Reach::Unsupported(what) => (true, UNSUPPORTED_STATE, what.clone()),
-        Reach::DisarmFails(message) => (true, "DeactivateFailed", message.clone()),
-        Reach::Settings { reason, message } => (true, *reason, message.clone()),
-        Reach::Unreachable { reason, message } => (false, *reason, message.clone()),
-    };
+fn condition_of(condition: &HostCondition, now: Timestamp) -> Condition {
     Condition {
         type_: HOST_REACHABLE.to_owned(),
-        status: holds.into(),
-        reason: reason.to_owned(),
-        message: cut(&message, LONGEST_MESSAGE),
+        status: condition.answers.into(),
+        reason: condition.reason.to_owned(),
+        message: cut(&condition.message, LONGEST_MESSAGE),
         last_transition_time: now,
         observed_generation: None,
     }
@@ -246,8 +256,8 @@ mod tests {
         view(HostState::Idle).status
     }
 
-    fn built(stored: &AgentStatus, facts: &Facts, word: &Word) -> AgentStatus {
-        build(stored, 7, facts, &Memory::default(), word, &Reach::Answered, NOW)
+    fn built(stored: &AgentStatus, facts: &Facts, finding: &Finding) -> AgentStatus {
+        build(stored, 7, facts, &Memory::default(), finding, &HostCondition::answered(), NOW)
     }
 
     fn failure() -> Failure {
@@ -261,16 +271,16 @@ mod tests {
     }
 
     #[test]
-    fn a_report_keeps_what_it_does_not_speak_of() {
+    fn a_report_keeps_the_fields_that_it_does_not_change() {
         let mut stored = stored();
         stored.report.armed = Some(armed(3, "b1", ArmedPhase::Activated));
         stored.report.failure = Some(failure());
         let found = facts("b1", OLD, None, ("", ""));
-        let new = built(&stored, &found, &Word::Standing(HostState::Idle));
+        let new = built(&stored, &found, &Finding::InProgress(HostState::Idle));
         assert_eq!(new.report.armed, stored.report.armed);
         assert_eq!(new.report.failure, stored.report.failure);
         assert_eq!(new.report.observed_generation, None);
-        let unreachable = Reach::Unreachable { reason: "Timeout", message: String::new() };
+        let unreachable = HostCondition { answers: false, reason: "Timeout", message: String::new() };
         let new = build_unreachable(&stored, &unreachable, NOW);
         assert_eq!(new.report, stored.report);
         let condition = find_condition(&new.conditions, HOST_REACHABLE).unwrap();
@@ -278,14 +288,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reported_of_the_settings_stands_until_this_process_has_looked_at_them() {
+    fn reported_settings_remain_until_this_process_has_read_them() {
         let mut stored = stored();
         let found = FoundSettings { version_lock: Some("latest".into()), ..FoundSettings::default() };
         stored.report.host = Some(found.clone());
         let facts = facts("b1", OLD, None, ("", ""));
         let with = |settings| {
             let memory = Memory { settings, ..Memory::default() };
-            build(&stored, 7, &facts, &memory, &Word::Rest(HostState::Idle), &Reach::Answered, NOW).report.host
+            build(&stored, 7, &facts, &memory, &Finding::AtRest(HostState::Idle), &HostCondition::answered(), NOW)
+                .report
+                .host
         };
         let foreign = FoundSettings { conflicting_lock: Some("v1.19.0".into()), ..FoundSettings::default() };
         assert_eq!(with(None), Some(found));
@@ -294,62 +306,62 @@ mod tests {
     }
 
     #[test]
-    fn armed_goes_only_when_the_host_is_disarmed_or_a_new_boot_is_judged() {
+    fn armed_is_removed_only_when_the_host_is_disarmed_or_a_new_boot_is_judged() {
         let mut stored = stored();
         stored.report.armed = Some(armed(3, "b1", ArmedPhase::Activated));
         let ready = facts("b1", OLD, Some("Ready"), ("activate", "Success"));
         let back = facts("b2", OLD, None, ("", ""));
         let staged = facts("b1", OLD, Some("Staged"), ("deactivate", "Success"));
-        let fail = |judges_a_boot| Word::Failed { failure: failure(), state: HostState::Idle, judges_a_boot };
-        for (word, facts, goes) in [
-            (Word::Reached(HostState::Idle), &staged, true),
-            (Word::Reached(HostState::RebootedIntoUpdate), &back, true),
+        let fail = |judges_boot| Finding::Failed { failure: failure(), state: HostState::Idle, judges_boot };
+        for (finding, facts, goes) in [
+            (Finding::Reached(HostState::Idle), &staged, true),
+            (Finding::Reached(HostState::RebootedIntoUpdate), &back, true),
             (fail(true), &back, true),
             (fail(false), &ready, false),
-            (Word::Reached(HostState::StagedUpdate), &staged, false),
-            (Word::Rest(HostState::Idle), &staged, false),
-            (Word::Standing(HostState::Idle), &staged, false),
+            (Finding::Reached(HostState::StagedUpdate), &staged, false),
+            (Finding::AtRest(HostState::Idle), &staged, false),
+            (Finding::InProgress(HostState::Idle), &staged, false),
         ] {
-            assert_eq!(built(&stored, facts, &word).report.armed.is_none(), goes, "{word:?}");
+            assert_eq!(built(&stored, facts, &finding).report.armed.is_none(), goes, "{finding:?}");
         }
         let memory = Memory { disarmed: true, ..Memory::default() };
-        let word = Word::Standing(HostState::Idle);
-        assert_eq!(build(&stored, 7, &staged, &memory, &word, &Reach::Answered, NOW).report.armed, None);
-        assert!(build(&stored, 7, &ready, &memory, &word, &Reach::Answered, NOW).report.armed.is_some());
+        let finding = Finding::InProgress(HostState::Idle);
+        assert_eq!(build(&stored, 7, &staged, &memory, &finding, &HostCondition::answered(), NOW).report.armed, None);
+        assert!(build(&stored, 7, &ready, &memory, &finding, &HostCondition::answered(), NOW).report.armed.is_some());
     }
 
     #[test]
-    fn an_order_is_acknowledged_when_it_is_carried_out_given_up_or_needs_nothing() {
+    fn a_desired_state_is_acknowledged_when_it_is_reached_failed_or_needs_nothing() {
         let found = facts("b1", OLD, None, ("", ""));
-        let fail = Word::Failed { failure: failure(), state: HostState::Idle, judges_a_boot: false };
-        for (word, acknowledges) in [
-            (Word::Reached(HostState::Idle), true),
-            (Word::Rest(HostState::Idle), true),
+        let fail = Finding::Failed { failure: failure(), state: HostState::Idle, judges_boot: false };
+        for (finding, acknowledges) in [
+            (Finding::Reached(HostState::Idle), true),
+            (Finding::AtRest(HostState::Idle), true),
             (fail, true),
-            (Word::Standing(HostState::Idle), false),
-            (Word::Armed(armed(3, "b1", ArmedPhase::Arming)), false),
+            (Finding::InProgress(HostState::Idle), false),
+            (Finding::Armed(armed(3, "b1", ArmedPhase::Arming)), false),
         ] {
-            let new = built(&stored(), &found, &word);
-            assert_eq!(new.report.observed_generation == Some(7), acknowledges, "{word:?}");
+            let new = built(&stored(), &found, &finding);
+            assert_eq!(new.report.observed_generation == Some(7), acknowledges, "{finding:?}");
             let message = new.report.failure.map(|f| f.message.len());
             assert!(message.is_none_or(|length| length == LONGEST_MESSAGE));
         }
     }
 
     #[test]
-    fn what_a_host_says_is_reported_as_one_line_without_a_control_character() {
+    fn output_of_a_host_is_reported_as_one_line_without_a_control_character() {
         const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
         let mut found = facts("b1", OLD, Some("Idle"), ("refresh", "Failed"));
         (found.os.variant, found.os.arch) = (HOSTILE.into(), HOSTILE.into());
         found.status.as_mut().and_then(|status| status.last.as_mut()).unwrap().stderr = format!("x{HOSTILE}");
-        let word = Word::Failed {
+        let finding = Finding::Failed {
             failure: Failure { message: HOSTILE.into(), ..failure() },
             state: HostState::Idle,
-            judges_a_boot: false,
+            judges_boot: false,
         };
-        let reach = Reach::DisarmFails(HOSTILE.into());
-        let new = build(&stored(), 7, &found, &Memory::default(), &word, &reach, NOW);
-        let unreachable = build_unreachable(&stored(), &reach, NOW);
+        let condition = HostCondition::disarm_fails(HOSTILE.into());
+        let new = build(&stored(), 7, &found, &Memory::default(), &finding, &condition, NOW);
+        let unreachable = build_unreachable(&stored(), &condition, NOW);
         let message =
             |status: &AgentStatus| find_condition(&status.conditions, HOST_REACHABLE).unwrap().message.clone();
         let refused = new.report.updates.as_ref().and_then(|updates| updates.refresh_failure.clone());
@@ -364,69 +376,69 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_look_keeps_the_reported_offer_and_tells_once() {
+    fn a_failed_refresh_keeps_the_reported_offer_and_is_reported_once() {
         let good = facts("b1", OLD, Some("Available"), ("refresh", "Success"));
-        let first = built(&stored(), &good, &Word::Reached(HostState::Idle));
+        let first = built(&stored(), &good, &Finding::Reached(HostState::Idle));
         let offered = first.report.updates.clone().unwrap();
         assert_eq!(offered.chosen_version, Some(NEW));
         assert_eq!(offered.available_versions, [NEW, OLD]);
         assert!(offered.last_refresh.is_some());
 
         let failed = facts("b1", OLD, Some("Idle"), ("refresh", "Failed"));
-        let second = built(&first, &failed, &Word::Reached(HostState::Idle));
+        let second = built(&first, &failed, &Finding::Reached(HostState::Idle));
         let kept = second.report.updates.clone().unwrap();
         assert_eq!(kept.chosen_version, Some(NEW));
         assert!(kept.refresh_failure.is_some() && kept.last_refresh == offered.last_refresh);
         assert!(differs(&first, &second));
-        assert!(!differs(&second, &built(&second, &failed, &Word::Reached(HostState::Idle))));
+        assert!(!differs(&second, &built(&second, &failed, &Finding::Reached(HostState::Idle))));
 
-        let third = built(&second, &good, &Word::Reached(HostState::Idle));
+        let third = built(&second, &good, &Finding::Reached(HostState::Idle));
         assert_eq!(third.report.updates.unwrap().refresh_failure, None);
     }
 
     #[test]
     fn an_offer_does_not_outlive_its_boot() {
         let good = facts("b1", OLD, Some("Available"), ("refresh", "Success"));
-        let before = built(&stored(), &good, &Word::Reached(HostState::Idle));
-        let after = built(&before, &facts("b2", NEW, None, ("", "")), &Word::Reached(HostState::RebootedIntoUpdate));
+        let before = built(&stored(), &good, &Finding::Reached(HostState::Idle));
+        let after = built(&before, &facts("b2", NEW, None, ("", "")), &Finding::Reached(HostState::RebootedIntoUpdate));
         assert_eq!(after.report.updates, None);
         assert_eq!(after.report.current_version, Some(NEW));
         let failed = facts("b2", NEW, Some("Idle"), ("refresh", "Failed"));
-        let failed = built(&before, &failed, &Word::Rest(HostState::Idle)).report.updates.unwrap();
+        let failed = built(&before, &failed, &Finding::AtRest(HostState::Idle)).report.updates.unwrap();
         assert!(failed.chosen_version.is_none() && failed.refresh_failure.is_some());
     }
 
     #[test]
-    fn an_idle_host_offers_nothing_whatever_it_remembers() {
+    fn a_host_in_the_update_state_idle_offers_nothing() {
         let idle = facts("b1", OLD, Some("Idle"), ("refresh", "Success"));
-        let new = built(&stored(), &idle, &Word::Reached(HostState::Idle));
+        let new = built(&stored(), &idle, &Finding::Reached(HostState::Idle));
         assert_eq!(new.report.updates.unwrap().chosen_version, None);
     }
 
     #[test]
-    fn a_report_that_was_stored_in_part_is_not_sent_again_until_one_of_both_changes() {
-        let sent = built(&stored(), &facts("b1", OLD, None, ("", "")), &Word::Rest(HostState::Idle));
-        assert_eq!(Shortened::of(&sent, &sent), None);
+    fn a_pruned_report_is_not_sent_again_until_it_or_the_stored_status_changes() {
+        let sent = built(&stored(), &facts("b1", OLD, None, ("", "")), &Finding::AtRest(HostState::Idle));
+        assert_eq!(PrunedReport::of(&sent, &sent), None);
         let mut pruned = sent.clone();
         pruned.conditions.clear();
-        let shortened = Shortened::of(&sent, &pruned).unwrap();
+        let pruned_report = PrunedReport::of(&sent, &pruned).unwrap();
         let mut later = sent.clone();
         later.conditions[0].last_transition_time = Timestamp::from_second(60).unwrap();
-        assert!(shortened.covers(&pruned, &later), "since when a condition holds is told by what is stored");
-        assert!(!shortened.covers(&sent, &sent), "another client has stored all of it");
-        let news = built(&pruned, &facts("b1", NEW, None, ("", "")), &Word::Rest(HostState::Idle));
-        assert!(!shortened.covers(&pruned, &news));
+        assert!(pruned_report.covers(&pruned, &later), "the stored transition time counts");
+        assert!(!pruned_report.covers(&sent, &sent), "another client has stored all of it");
+        let news = built(&pruned, &facts("b1", NEW, None, ("", "")), &Finding::AtRest(HostState::Idle));
+        assert!(!pruned_report.covers(&pruned, &news));
     }
 
     #[test]
-    fn looking_again_with_the_same_outcome_is_no_news() {
+    fn a_refresh_with_the_same_outcome_is_not_reported() {
         let good = facts("b1", OLD, Some("Available"), ("refresh", "Success"));
-        let first = built(&stored(), &good, &Word::Reached(HostState::Idle));
+        let first = built(&stored(), &good, &Finding::Reached(HostState::Idle));
         let mut later = good;
         if let Some(last) = later.status.as_mut().and_then(|s| s.last.as_mut()) {
             last.timestamp = "2026-11-22T01:51:32Z".into();
         }
-        let second = built(&first, &later, &Word::Reached(HostState::Idle));
+        let second = built(&first, &later, &Finding::Reached(HostState::Idle));
         assert_ne!(first, second);
         assert!(!differs(&first, &second));
     }

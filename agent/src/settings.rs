@@ -16,23 +16,23 @@ use crate::host::types::{UpdateState, UpdateStatus};
 use crate::statement::{StatementError, open};
 
 /// Version lock of an unchanged host.
-pub const LATEST: &str = "latest";
+pub(crate) const LATEST: &str = "latest";
 
 /// Maximum length of a text in the report, in characters.
 const LONGEST: usize = 64;
 
 /// The settings that determine updates, as the host has them; unset ones are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HostSettings {
+pub(crate) struct HostSettings {
     /// `settings.updates.version-lock`.
-    pub version_lock: Option<String>,
+    pub(crate) version_lock: Option<String>,
     /// `settings.updates.ignore-waves`.
-    pub ignore_waves: Option<bool>,
+    pub(crate) ignore_waves: Option<bool>,
 }
 
 impl HostSettings {
     /// Reads the answer of `GET /settings`; `None` if it is not an object.
-    pub fn read(value: &Value) -> Option<Self> {
+    pub(crate) fn read(value: &Value) -> Option<Self> {
         let updates = value.as_object()?.get("updates");
         let field = |name: &str| updates.and_then(|updates| updates.get(name)).filter(|value| !value.is_null());
         Some(Self {
@@ -45,24 +45,20 @@ impl HostSettings {
 
 /// The settings that policy requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub(crate) struct RequestedSettings {
     /// The version to lock the host to.
-    pub lock: Option<Version>,
+    pub(crate) lock: Option<Version>,
     /// True to ignore waves; otherwise the setting is left alone.
-    pub waves: bool,
+    pub(crate) waves: bool,
 }
 
-impl Asked {
-    /// Returns the request of a policy in the shadow, without verifying its signature.
-    ///
-    /// # Errors
-    ///
-    /// Returns the lock if it is no version.
-    pub fn of(host: Option<&HostPolicy>) -> Result<Self, String> {
+impl RequestedSettings {
+    /// Returns the request of a policy in the shadow, without verifying its signature, or its lock if that is no version.
+    pub(crate) fn of(host: Option<&HostPolicy>) -> Result<Self, String> {
         let Some(host) = host else { return Ok(Self::default()) };
         let lock = match &host.version_lock {
             None => None,
-            Some(text) => Some(exact(text).ok_or_else(|| text.clone())?),
+            Some(text) => Some(parse_lock(text).ok_or_else(|| text.clone())?),
         };
         Ok(Self { lock, waves: host.ignore_waves == Some(true) })
     }
@@ -70,16 +66,16 @@ impl Asked {
 
 /// A change of settings; what is absent stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Change {
+pub(crate) struct SettingsChange {
     /// `settings.updates.version-lock`.
-    pub version_lock: Option<String>,
+    pub(crate) version_lock: Option<String>,
     /// `settings.updates.ignore-waves`.
-    pub ignore_waves: Option<bool>,
+    pub(crate) ignore_waves: Option<bool>,
 }
 
-impl Change {
+impl SettingsChange {
     /// Returns the body of `PATCH /settings`: the tree below `settings`.
-    pub fn body(&self) -> Value {
+    pub(crate) fn body(&self) -> Value {
         let mut updates = serde_json::Map::new();
         if let Some(lock) = &self.version_lock {
             updates.insert("version-lock".to_owned(), json!(lock));
@@ -91,12 +87,12 @@ impl Change {
     }
 
     /// Returns true if it changes nothing.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// Returns true if the host has all values of the change.
-    pub fn is_in(&self, now: &HostSettings) -> bool {
+    pub(crate) fn is_in(&self, now: &HostSettings) -> bool {
         let lock = self.version_lock.as_deref();
         lock.is_none_or(|lock| same_lock(lock, now.version_lock.as_deref().unwrap_or(LATEST)))
             && self.ignore_waves.is_none_or(|waves| waves == now.ignore_waves.unwrap_or(false))
@@ -105,102 +101,67 @@ impl Change {
 
 /// A decision about the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Decision {
+pub(crate) struct SettingsDecision {
     /// The record that has to be reported before any change.
-    pub record: FoundSettings,
-    /// The change to make.
-    pub change: Change,
+    pub(crate) record: FoundSettings,
+    pub(crate) change: SettingsChange,
 }
 
 /// Decides, with `record` as the reported record.
-pub fn decide(asked: &Asked, now: &HostSettings, record: &FoundSettings) -> Decision {
+pub(crate) fn decide(requested: &RequestedSettings, now: &HostSettings, record: &FoundSettings) -> SettingsDecision {
+    let mut decision = SettingsDecision::default();
+    let SettingsDecision { record: new, change } = &mut decision;
     let set = record.applied.clone().unwrap_or_default();
-    let lock = of_lock(asked.lock.as_ref(), now.version_lock.as_deref(), &set, record.version_lock.as_deref());
-    let waves = of_waves(asked.waves, now.ignore_waves, set.ignore_waves, record.ignore_waves);
-    let ours = AppliedSettings { ignore_waves: waves.set, ..lock.set };
-    Decision {
-        record: FoundSettings {
-            version_lock: lock.found,
-            ignore_waves: waves.found,
-            applied: (ours != AppliedSettings::default()).then_some(ours),
-            conflicting_lock: lock.foreign,
-        },
-        change: Change { version_lock: lock.write, ignore_waves: waves.write },
-    }
-}
+    let mut own = AppliedSettings::default();
 
-/// Decision about the lock.
-#[derive(Default)]
-struct Lock {
-    found: Option<String>,
-    set: AppliedSettings,
-    foreign: Option<String>,
-    write: Option<String>,
-}
-
-fn of_lock(asked: Option<&Version>, now: Option<&str>, set: &AppliedSettings, found: Option<&str>) -> Lock {
-    let present = now.unwrap_or(LATEST);
-    let ours = present != LATEST
-        && [&set.version_lock, &set.replaces].into_iter().flatten().any(|own| same_lock(own, present));
-    let owning = |lock: String, replaces: Option<String>| AppliedSettings {
-        version_lock: Some(lock),
-        replaces,
-        ignore_waves: None,
-    };
-    let found = found.map(str::to_owned);
-    let Some(asked) = asked.map(Version::to_string) else {
+    let present = now.version_lock.as_deref().unwrap_or(LATEST);
+    let is_own = present != LATEST
+        && [&set.version_lock, &set.replaces].into_iter().flatten().any(|lock| same_lock(lock, present));
+    match requested.lock.as_ref().map(Version::to_string) {
         // No longer requested: the default is restored unless another client has changed the value since.
-        return if ours {
-            let set = AppliedSettings { ignore_waves: None, ..set.clone() };
-            Lock { found, set, foreign: None, write: Some(LATEST.to_owned()) }
-        } else {
-            Lock::default()
-        };
-    };
-    if same_lock(&asked, present) {
-        // It may be another client's with the same value: then there is nothing to restore.
-        return if ours { Lock { found, set: owning(asked, None), ..Lock::default() } } else { Lock::default() };
+        None if is_own => {
+            new.version_lock.clone_from(&record.version_lock);
+            (own.version_lock, own.replaces) = (set.version_lock, set.replaces);
+            change.version_lock = Some(LATEST.to_owned());
+        }
+        Some(lock) if same_lock(&lock, present) && is_own => {
+            new.version_lock.clone_from(&record.version_lock);
+            own.version_lock = Some(lock);
+        }
+        // It is another client's with the same value, so there is nothing to restore.
+        Some(lock) if same_lock(&lock, present) => {}
+        Some(lock) if is_own || present == LATEST => {
+            new.version_lock.clone_from(if is_own { &record.version_lock } else { &now.version_lock });
+            (own.version_lock, own.replaces) = (Some(lock.clone()), is_own.then(|| cut(present)));
+            change.version_lock = Some(lock);
+        }
+        Some(_) => new.conflicting_lock = Some(cut(present)),
+        None => {}
     }
-    if present == LATEST {
-        let found = now.map(str::to_owned);
-        return Lock { found, set: owning(asked.clone(), None), foreign: None, write: Some(asked) };
-    }
-    if ours {
-        let set = owning(asked.clone(), Some(cut(present)));
-        return Lock { found, set, foreign: None, write: Some(asked) };
-    }
-    Lock { foreign: Some(cut(present)), ..Lock::default() }
-}
 
-/// Decision about the waves.
-#[derive(Default)]
-struct Waves {
-    found: Option<bool>,
-    set: Option<bool>,
-    write: Option<bool>,
-}
-
-fn of_waves(asked: bool, now: Option<bool>, set: Option<bool>, found: Option<bool>) -> Waves {
-    let ours = set == Some(true);
-    match (asked, now.unwrap_or(false)) {
-        (true, false) => Waves { found: now, set: Some(true), write: Some(true) },
-        (true, true) if ours => Waves { found, set, write: None },
-        (false, true) if ours => Waves { found, set, write: Some(false) },
-        _ => Waves::default(),
+    match (requested.waves, now.ignore_waves.unwrap_or(false)) {
+        (true, false) => {
+            (new.ignore_waves, own.ignore_waves) = (now.ignore_waves, Some(true));
+            change.ignore_waves = Some(true);
+        }
+        (wanted, true) if set.ignore_waves == Some(true) => {
+            (new.ignore_waves, own.ignore_waves) = (record.ignore_waves, Some(true));
+            change.ignore_waves = (!wanted).then_some(false);
+        }
+        _ => {}
     }
+
+    new.applied = (own != AppliedSettings::default()).then_some(own);
+    decision
 }
 
 /// Returns true if a host with this lock accepts this version.
-pub fn lets_in(lock: &str, wanted: &Version) -> bool {
-    lock == LATEST || exact(lock).as_ref() == Some(wanted)
+pub(crate) fn allows(lock: &str, wanted: &Version) -> bool {
+    lock == LATEST || parse_lock(lock).as_ref() == Some(wanted)
 }
 
 /// Verifies that the controller signed the requested settings for this node: `keys` is the trusted JWKS.
-///
-/// # Errors
-///
-/// Returns the first mismatch.
-pub fn verify(host: &HostPolicy, node_uid: &str, keys: &str) -> Result<(), StatementError> {
+pub(crate) fn verify(host: &HostPolicy, node_uid: &str, keys: &str) -> Result<(), StatementError> {
     let Some(expected) = SettingsClaims::of(node_uid, host) else { return Ok(()) };
     let jws = host.signature.as_deref().ok_or(StatementError::Missing)?;
     let SettingsClaims { aud, node_uid, version_lock, ignore_waves } = open(jws, keys)?;
@@ -216,16 +177,16 @@ pub fn verify(host: &HostPolicy, node_uid: &str, keys: &str) -> Result<(), State
 /// Result that a refresh has to show before a change of settings counts as known to the host's tools, which read files
 /// that are written some time after the change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Expected {
+pub(crate) struct Expected {
     /// The lock by which the host has to choose; absent: the newest.
-    pub lock: Option<Version>,
+    pub(crate) lock: Option<Version>,
     /// The offer before waves were to be ignored, or no longer ignored; absent if that did not change.
-    pub offered_before: Option<Vec<Version>>,
+    pub(crate) offered_before: Option<Vec<Version>>,
 }
 
 impl Expected {
     /// Returns true if this status, of a successful refresh, shows it for a host that runs `running`.
-    pub fn is_shown(&self, status: &UpdateStatus, running: &Version) -> bool {
+    pub(crate) fn is_shown(&self, status: &UpdateStatus, running: &Version) -> bool {
         // In the state Idle a choice is left over from an earlier refresh.
         let chosen = status.chosen.as_ref().filter(|_| status.state != UpdateState::Idle);
         let newest = status.available.first();
@@ -242,11 +203,11 @@ impl Expected {
 
 /// Returns true if two locks name the same version, in any form.
 fn same_lock(one: &str, other: &str) -> bool {
-    one == other || exact(one).is_some_and(|one| Some(one) == exact(other))
+    one == other || parse_lock(one).is_some_and(|one| Some(one) == parse_lock(other))
 }
 
 /// Returns the version that a lock names; `None` for `latest`.
-pub fn exact(lock: &str) -> Option<Version> {
+pub(crate) fn parse_lock(lock: &str) -> Option<Version> {
     Version::parse(lock.strip_prefix('v').unwrap_or(lock)).ok()
 }
 

@@ -1,82 +1,82 @@
-//! From facts to the row of the step table: the desired state as this agent understands it, and the host's answers.
+//! The situation of the step table: the desired state as this agent understands it, and the host's answers.
 
-use models::agent_step::{self, ArmedBy, Boot, Image, Mark, Order, Running, Situation};
+use models::agent_step::{self, ArmedBy, Boot, Desired, Image, Mark, Running, Situation};
 use models::shadow::{AgentReport, Armed, HostState};
 use models::wire::{AgentStatus, ShadowView};
 use semver::Version;
 
+use crate::desired_state::{AttemptId, DesiredState};
 use crate::host::types::{Command, OsInfo, UpdateState, UpdateStatus};
-use crate::memory::{AttemptKey, Memory, OrderKey};
+use crate::memory::Memory;
 
 /// Facts about the host, all of the running boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// The running system.
-    pub os: OsInfo,
-    /// The running boot.
-    pub boot_id: String,
+    pub(crate) os: OsInfo,
+    pub(crate) boot_id: String,
     /// The update status; absent while the host has run no command in this boot.
-    pub status: Option<UpdateStatus>,
+    pub(crate) status: Option<UpdateStatus>,
 }
 
 /// Returns the situation under the desired state in `view`. The host's update state must be a known one.
-pub fn situation(view: &ShadowView, facts: &Facts, memory: &Memory) -> Situation {
-    let key = OrderKey::of(view);
+pub(crate) fn situation(view: &ShadowView, facts: &Facts, memory: &Memory) -> Situation {
+    let desired = DesiredState::of(view);
     let report = &view.status.report;
-    let ordered_boot = key.boot_id.as_deref().unwrap_or(&facts.boot_id);
+    let desired_boot = desired.boot_id.as_deref().unwrap_or(&facts.boot_id);
     Situation {
-        order: order(&key),
-        failed: report.failure.as_ref().is_some_and(|failure| failure.attempt == key.attempt.attempt),
-        boot: if ordered_boot == facts.boot_id { Boot::Same } else { Boot::Other },
-        image: image(facts, &key, memory, report),
+        desired: classify(&desired),
+        failed: report.failure.as_ref().is_some_and(|failure| failure.attempt == desired.attempt.attempt),
+        boot: if desired_boot == facts.boot_id { Boot::Same } else { Boot::Other },
+        image: image(facts, &desired, memory, report),
         // In any other update state the host has a record of it, or could not have begun it.
         perhaps_armed: memory.unconfirmed.is_some()
             && facts.status.as_ref().is_some_and(|status| status.state == UpdateState::Staged),
-        armed_by: armed_by(report.armed.as_ref(), &facts.boot_id, &key.attempt, memory),
+        armed_by: armed_by(report.armed.as_ref(), &facts.boot_id, &desired.attempt, memory),
         may_disarm: view.spec.host.as_ref().and_then(|host| host.disarm_in_boot.as_deref()) == Some(&facts.boot_id),
-        mark: if memory.activated.as_ref() == Some(&key.attempt) && ordered_boot == facts.boot_id {
+        mark: if memory.activated.as_ref() == Some(&desired.attempt) && desired_boot == facts.boot_id {
             Mark::Activated
         } else {
-            agent_step::mark(report.armed.as_ref(), ordered_boot, key.attempt.attempt)
+            agent_step::mark(report.armed.as_ref(), desired_boot, desired.attempt.attempt)
         },
-        running: running(&facts.os.version, key.version.as_ref(), &view.status, ordered_boot),
+        running: running(&facts.os.version, desired.version.as_ref(), &view.status, desired_boot),
     }
 }
 
-/// Converts the desired state to an [`Order`]. Without its version or boot, it cannot be carried out.
-fn order(key: &OrderKey) -> Order {
-    let complete = key.version.is_some() && key.boot_id.is_some();
-    match key.state {
-        HostState::Idle => Order::Idle,
-        HostState::StagedUpdate if complete => Order::Stage,
-        HostState::RebootedIntoUpdate if complete => Order::Reboot,
+/// Classifies the desired state. Without its version or boot, it cannot be carried out.
+fn classify(desired: &DesiredState) -> Desired {
+    let complete = desired.version.is_some() && desired.boot_id.is_some();
+    match desired.state {
+        HostState::Idle => Desired::Idle,
+        HostState::StagedUpdate if complete => Desired::Stage,
+        HostState::RebootedIntoUpdate if complete => Desired::Reboot,
         // Answered before any host call.
-        HostState::StagedUpdate | HostState::RebootedIntoUpdate | HostState::Unknown => Order::Unknown,
+        HostState::StagedUpdate | HostState::RebootedIntoUpdate | HostState::Unknown => Desired::Unknown,
     }
 }
 
 /// Returns the state of the inactive partition set. A staged image is trusted if this process saw it written whole for
 /// this attempt, or (the memory learns it from the status) if the host's last command is a prepare that wrote it. A
 /// process started later, after a refresh, finds no prepare: it trusts the previous one's report in this boot.
-fn image(facts: &Facts, key: &OrderKey, memory: &Memory, report: &AgentReport) -> Image {
+fn image(facts: &Facts, desired: &DesiredState, memory: &Memory, report: &AgentReport) -> Image {
     let Some(status) = &facts.status else { return Image::Nothing };
     match status.state {
         UpdateState::Idle | UpdateState::Available | UpdateState::Unknown(_) => Image::Nothing,
         UpdateState::Ready => Image::Ready,
         UpdateState::Staged => {
-            let wanted = key.version.is_some() && status.staged_version() == key.version.as_ref();
+            let wanted = desired.version.is_some() && status.staged_version() == desired.version.as_ref();
             let refreshed = status.last.as_ref().is_some_and(|last| last.is(Command::Refresh) && last.succeeded());
             let reported = report.state == Some(HostState::StagedUpdate)
                 && report.boot_id.as_deref() == Some(facts.boot_id.as_str());
-            let inherited = !memory.saw_prepare && refreshed && reported;
-            let trusted = inherited || memory.prepared.as_ref() == Some(&key.attempt);
+            let reported_before = !memory.saw_prepare && refreshed && reported;
+            let trusted = reported_before || memory.prepared.as_ref() == Some(&desired.attempt);
             if wanted && trusted { Image::Staged } else { Image::Doubtful }
         }
     }
 }
 
 /// Returns which client armed the image: by the report, or by this process if its report may not have arrived.
-fn armed_by(armed: Option<&Armed>, boot_id: &str, attempt: &AttemptKey, memory: &Memory) -> ArmedBy {
+fn armed_by(armed: Option<&Armed>, boot_id: &str, attempt: &AttemptId, memory: &Memory) -> ArmedBy {
     let reported = agent_step::armed_by(armed, boot_id, attempt.attempt);
     match (&memory.armed, reported) {
         (Some(own), _) if own == attempt => ArmedBy::ThisAttempt,
@@ -87,11 +87,11 @@ fn armed_by(armed: Option<&Armed>, boot_id: &str, attempt: &AttemptKey, memory: 
 }
 
 /// Classifies the running version. The old one is the one reported in the boot that the desired state names.
-fn running(version: &Version, wanted: Option<&Version>, stored: &AgentStatus, ordered_boot: &str) -> Running {
+fn running(version: &Version, wanted: Option<&Version>, stored: &AgentStatus, desired_boot: &str) -> Running {
     let report = &stored.report;
     if Some(version) == wanted {
         Running::Wanted
-    } else if report.boot_id.as_deref() == Some(ordered_boot) && report.current_version.as_ref() == Some(version) {
+    } else if report.boot_id.as_deref() == Some(desired_boot) && report.current_version.as_ref() == Some(version) {
         Running::Old
     } else {
         Running::Third
@@ -99,11 +99,11 @@ fn running(version: &Version, wanted: Option<&Version>, stored: &AgentStatus, or
 }
 
 /// Returns the host's own state, for reports that do not complete the desired state.
-pub fn standing(situation: &Situation) -> HostState {
-    match (situation.order, situation.running, situation.image) {
-        (Order::Stage | Order::Reboot, Running::Wanted, _) => HostState::RebootedIntoUpdate,
-        (Order::Stage | Order::Reboot, _, Image::Staged) => HostState::StagedUpdate,
-        (Order::Stage | Order::Reboot, _, Image::Ready) if situation.armed_by == ArmedBy::ThisAttempt => {
+pub(crate) fn host_state(situation: &Situation) -> HostState {
+    match (situation.desired, situation.running, situation.image) {
+        (Desired::Stage | Desired::Reboot, Running::Wanted, _) => HostState::RebootedIntoUpdate,
+        (Desired::Stage | Desired::Reboot, _, Image::Staged) => HostState::StagedUpdate,
+        (Desired::Stage | Desired::Reboot, _, Image::Ready) if situation.armed_by == ArmedBy::ThisAttempt => {
             HostState::StagedUpdate
         }
         _ => HostState::Idle,
@@ -159,7 +159,7 @@ pub(crate) mod tests {
     fn learned(view: &ShadowView, facts: &Facts) -> Memory {
         let mut memory = Memory::default();
         if let Some(status) = &facts.status {
-            memory.learn(status, &OrderKey::of(view));
+            memory.learn(status, &DesiredState::of(view));
         }
         memory
     }
@@ -200,7 +200,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_order_without_a_version_or_a_boot_is_not_understood() {
+    fn a_desired_state_without_a_version_or_a_boot_is_not_supported() {
         let facts = facts("b1", OLD, None, ("", ""));
         for strip in [0, 1] {
             let mut view = view(HostState::StagedUpdate);
@@ -215,24 +215,24 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_restarted_agent_trusts_a_staged_image_only_by_the_hosts_last_command() {
+    fn restarted_agent_trusts_a_staged_image_only_by_the_last_command_of_the_host() {
         let view = view(HostState::StagedUpdate);
         let reached = Step::Reached(HostState::StagedUpdate);
         assert_eq!(next(&view, &facts("b1", OLD, Some("Staged"), ("prepare", "Success"))), reached);
         assert_eq!(next(&view, &facts("b1", OLD, Some("Staged"), ("prepare", "Failed"))), Step::Stage);
         assert_eq!(next(&view, &facts("b1", OLD, Some("Staged"), ("refresh", "Success"))), Step::Stage);
         // The same process continues to trust what it saw written.
-        let mut memory = Memory { prepared: Some(OrderKey::of(&view).attempt), ..Memory::default() };
+        let mut memory = Memory { prepared: Some(DesiredState::of(&view).attempt), ..Memory::default() };
         let refreshed = facts("b1", OLD, Some("Staged"), ("refresh", "Success"));
         assert_eq!(step(&situation(&view, &refreshed, &memory)), reached);
-        memory.prepared = Some(AttemptKey { uid: "s".into(), attempt: 2 });
+        memory.prepared = Some(AttemptId { uid: "s".into(), attempt: 2 });
         assert_eq!(step(&situation(&view, &refreshed, &memory)), Step::Stage);
-        memory.prepared = Some(AttemptKey { uid: "another".into(), attempt: 3 });
+        memory.prepared = Some(AttemptId { uid: "another".into(), attempt: 3 });
         assert_eq!(step(&situation(&view, &refreshed, &memory)), Step::Stage);
     }
 
     #[test]
-    fn who_armed_it_is_known_from_the_report_or_from_this_process() {
+    fn owner_of_an_armed_image_is_known_from_the_report_or_from_this_process() {
         let ready = facts("b1", OLD, Some("Ready"), ("activate", "Success"));
         let mut view = view(HostState::Idle);
         assert_eq!(next(&view, &ready), Step::LeaveArmed);
@@ -242,12 +242,12 @@ pub(crate) mod tests {
         assert_eq!(next(&view, &ready), Step::Deactivate);
         view.status.report.armed = Some(armed(3, "b0", ArmedPhase::Activated));
         assert_eq!(next(&view, &ready), Step::LeaveArmed);
-        let memory = Memory { armed: Some(AttemptKey { uid: "older".into(), attempt: 9 }), ..Memory::default() };
+        let memory = Memory { armed: Some(AttemptId { uid: "older".into(), attempt: 9 }), ..Memory::default() };
         assert_eq!(step(&situation(&view, &ready, &memory)), Step::Deactivate);
     }
 
     #[test]
-    fn a_persons_word_to_disarm_counts_in_the_boot_that_it_names() {
+    fn permission_to_disarm_counts_in_the_boot_that_it_names() {
         let ready = facts("b1", OLD, Some("Ready"), ("activate", "Success"));
         let permits = |boot: &str| {
             let mut view = view(HostState::Idle);
@@ -279,7 +279,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_failed_attempt_rests_whatever_the_shadow_looked_like_before() {
+    fn a_failed_attempt_is_not_continued() {
         let mut view = view(HostState::RebootedIntoUpdate);
         view.status.report.failure = Some(Failure {
             attempt: 3,
@@ -293,6 +293,6 @@ pub(crate) mod tests {
         view.spec.attempt = 4;
         assert_eq!(next(&view, &staged), Step::Arm);
         let found = situation(&view, &staged, &learned(&view, &staged));
-        assert_eq!((found.mark, standing(&found)), (Mark::Not, HostState::StagedUpdate));
+        assert_eq!((found.mark, host_state(&found)), (Mark::Not, HostState::StagedUpdate));
     }
 }

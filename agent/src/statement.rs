@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// Reason to reject a statement.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StatementError {
+pub(crate) enum StatementError {
     /// There is none.
     #[error("there is no signed statement")]
     Missing,
@@ -34,17 +34,13 @@ pub enum StatementError {
 
 impl StatementError {
     /// Returns true if the same statement may become valid later, when the trusted keys have arrived.
-    pub const fn may_pass(&self) -> bool {
+    pub(crate) const fn may_pass(&self) -> bool {
         matches!(self, Self::UnknownKey(_))
     }
 }
 
 /// Reads a statement that is signed by one of `keys`, the trusted JWKS.
-///
-/// # Errors
-///
-/// Returns the first mismatch.
-pub fn open<T: DeserializeOwned + Clone>(jws: &str, keys: &str) -> Result<T, StatementError> {
+pub(crate) fn open<T: DeserializeOwned + Clone>(jws: &str, keys: &str) -> Result<T, StatementError> {
     let header = decode_header(jws).map_err(|_| StatementError::Malformed)?;
     if header.alg != Algorithm::ES256 {
         return Err(StatementError::Algorithm);
@@ -65,7 +61,7 @@ pub fn open<T: DeserializeOwned + Clone>(jws: &str, keys: &str) -> Result<T, Sta
 
 /// Returns the uid of the node that the agent's token is bound to. It is the agent's own token, so its signature is not
 /// checked.
-pub fn node_uid(token: &str) -> Option<String> {
+pub(crate) fn node_uid(token: &str) -> Option<String> {
     let payload = URL_SAFE_NO_PAD.decode(token.trim().split('.').nth(1)?).ok()?;
     let claims: Value = serde_json::from_slice(&payload).ok()?;
     let uid = claims.get("kubernetes.io")?.get("node")?.get("uid")?.as_str()?;
@@ -118,35 +114,35 @@ pub(crate) mod tests {
         attempt: i64,
     }
 
-    const SAID: Claims = Claims { attempt: 3 };
+    const CLAIMS: Claims = Claims { attempt: 3 };
 
     fn read(jws: &str, keys: &str) -> Result<Claims, StatementError> {
         open(jws, keys)
     }
 
     #[test]
-    fn what_a_trusted_key_signed_is_read() {
+    fn statement_signed_by_a_trusted_key_is_read() {
         let signer = signer("k1");
-        assert_eq!(read(&signer.sign(&SAID), &signer.keys()), Ok(SAID));
+        assert_eq!(read(&signer.sign(&CLAIMS), &signer.keys()), Ok(CLAIMS));
     }
 
     #[test]
-    fn what_another_key_signed_or_another_client_changed_is_forged() {
-        let (ours, theirs) = (signer("k1"), signer("k1"));
-        assert_eq!(read(&theirs.sign(&SAID), &ours.keys()), Err(StatementError::Forged));
-        let jws = ours.sign(&SAID);
+    fn statement_of_another_key_or_with_changed_claims_is_forged() {
+        let (trusted, other) = (signer("k1"), signer("k1"));
+        assert_eq!(read(&other.sign(&CLAIMS), &trusted.keys()), Err(StatementError::Forged));
+        let jws = trusted.sign(&CLAIMS);
         let mut parts: Vec<&str> = jws.split('.').collect();
         let other = URL_SAFE_NO_PAD.encode(serde_json::to_vec(&Claims { attempt: 4 }).unwrap());
         parts[1] = &other;
-        assert_eq!(read(&parts.join("."), &ours.keys()), Err(StatementError::Forged));
+        assert_eq!(read(&parts.join("."), &trusted.keys()), Err(StatementError::Forged));
     }
 
     #[test]
-    fn what_is_not_signed_with_our_algorithm_is_refused() {
+    fn statement_signed_with_another_algorithm_is_refused() {
         let signer = signer("k1");
         let header = Header { kid: Some("k1".into()), ..Header::new(Algorithm::HS256) };
         // The public key used as a shared secret, which is what an attacker has.
-        let jws = encode(&header, &SAID, &EncodingKey::from_secret(signer.jwk.to_string().as_bytes())).unwrap();
+        let jws = encode(&header, &CLAIMS, &EncodingKey::from_secret(signer.jwk.to_string().as_bytes())).unwrap();
         assert_eq!(read(&jws, &signer.keys()), Err(StatementError::Algorithm));
         let none =
             format!("{}.{}.", URL_SAFE_NO_PAD.encode(r#"{"alg":"none","kid":"k1"}"#), jws.split('.').nth(1).unwrap());
@@ -157,13 +153,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_that_is_not_known_yet_means_wait() {
+    fn statement_of_an_unknown_key_may_become_valid_later() {
         let (old, new) = (signer("k1"), signer("k2"));
-        let error = read(&new.sign(&SAID), &old.keys()).unwrap_err();
+        let error = read(&new.sign(&CLAIMS), &old.keys()).unwrap_err();
         assert_eq!(error, StatementError::UnknownKey("k2".into()));
         assert!(error.may_pass());
         for keys in ["", "{}", "[]", r#"{"keys": 5}"#] {
-            assert_eq!(read(&new.sign(&SAID), keys), Err(StatementError::UnknownKey("k2".into())), "{keys}");
+            assert_eq!(read(&new.sign(&CLAIMS), keys), Err(StatementError::UnknownKey("k2".into())), "{keys}");
         }
     }
 

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_of_what_we_replaced_is_not_news_but_another_clients_change_is() {
+    fn replaced_status_from_the_stream_is_ignored_and_a_change_by_another_client_is_not() {
         let views = Views::new();
         views.streamed(view("u", 1, "a"));
         views.answered(view("u", 1, "b"), "a");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_order_is_taken_from_either_side_and_an_older_one_from_neither() {
+    fn newer_desired_state_is_accepted_from_stream_and_answers_and_an_older_one_from_neither() {
         let views = Views::new();
         views.streamed(view("u", 2, "a"));
         views.streamed(view("u", 1, "z"));
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shadow_made_again_begins_again() {
+    fn recreated_shadow_replaces_its_predecessor() {
         let views = Views::new();
         views.streamed(view("u", 9, "a"));
         views.streamed(view("v", 1, "b"));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_about_a_shadow_that_is_gone_takes_nothing_from_its_successor() {
+    fn late_answer_about_a_deleted_shadow_does_not_replace_its_successor() {
         let views = Views::new();
         views.streamed(view("dead", 9, "a"));
         views.streamed(view("successor", 1, "b"));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_answer_brings_no_shadow_back_that_the_stream_says_is_gone() {
+    fn late_answer_does_not_restore_a_deleted_shadow() {
         let views = Views::new();
         views.streamed(view("dead", 9, "a"));
         views.absent();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_to_a_write_on_the_known_shadow_may_tell_of_its_successor() {
+    fn answer_to_a_write_on_the_known_shadow_may_be_about_its_successor() {
         let views = Views::new();
         views.streamed(view("dead", 9, "a"));
         views.answered(view("successor", 1, "b"), "a");

@@ -1,20 +1,20 @@
-//! Next step of an agent: a total function of the order, the host and what was reported, as a table.
+//! Next step of an agent: a total function of the desired state, the host and the stored report, as a table.
 //!
 //! ```text
 //!              StagedUpdate                       RebootedIntoUpdate, same boot
 //!  Idle ──► refresh, prepare ──► Staged ──► request a permit ──► activate ──► reboot ──► judge the new boot
 //!   ▲                                                                                   │
-//!   └────────────────────────── Idle: deactivate what we armed ◄────────────────────────┘
+//!   └────────────────────────── Idle: deactivate its own image ◄────────────────────────┘
 //! ```
 //!
-//! The driver deals beforehand with a host that is busy, silent or speaks of an update state that no one knows.
+//! A host that is busy, does not answer, or is in an unknown update state is handled before.
 
 use crate::reason::FailureReason;
 use crate::shadow::{Armed, ArmedPhase, HostState};
 
 /// Desired state, as far as the table depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Order {
+pub enum Desired {
     /// Nothing.
     Idle,
     /// Stage the image.
@@ -37,13 +37,13 @@ pub enum Boot {
 /// Content of the inactive partition set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Image {
-    /// Nothing that the host would tell of (its update state is Idle or Available, or it has none yet).
+    /// Nothing that the host reports (its update state is Idle or Available, or it has none yet).
     Nothing,
-    /// The wanted version, written by a prepare that we trust.
+    /// The wanted version, written by a trusted prepare.
     Staged,
-    /// Another version, or one that we cannot trust to be whole.
+    /// Another version, or a possibly incomplete one.
     Doubtful,
-    /// An armed image (update state Ready): any reboot takes it.
+    /// An armed image (update state Ready): any reboot boots it.
     Ready,
 }
 
@@ -52,7 +52,7 @@ pub enum Image {
 pub enum ArmedBy {
     /// Armed by this agent, in this boot, for the attempt of the desired state.
     ThisAttempt,
-    /// We did, in this boot, for an earlier attempt.
+    /// Armed by this agent, in this boot, for an earlier attempt.
     OlderAttempt,
     /// Another client, as far as we know.
     Other,
@@ -63,7 +63,7 @@ pub enum ArmedBy {
 pub enum Mark {
     /// It was armed.
     Activated,
-    /// It was about to be armed, or was not heard of.
+    /// It was at most about to be armed.
     Not,
 }
 
@@ -82,7 +82,7 @@ pub enum Running {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Situation {
     /// Desired state.
-    pub order: Order,
+    pub desired: Desired,
     /// True if this attempt has already been reported as failed.
     pub failed: bool,
     /// Running boot.
@@ -112,15 +112,15 @@ pub enum Step {
     Deactivate,
     /// Download an image again, which clears the disk's boot flags.
     PrepareAgain,
-    /// Look for updates where needed, check that the version is offered, download it.
+    /// Refresh where needed, check that the version is offered, download it.
     Stage,
-    /// Ask for a permit; at the permit: activate, report it, reboot.
+    /// Request a permit; with the permit: activate.
     Arm,
-    /// The image is armed already: request a permit; at the permit: report it, reboot.
+    /// The image is armed: report it and request a permit; with the permit: reboot.
     RebootArmed,
-    /// Leave the armed image alone and say that another client armed it.
+    /// Leave the armed image alone and report that another client armed it.
     LeaveArmed,
-    /// Give the attempt up.
+    /// Fail the attempt.
     Fail(FailureReason),
     /// Do nothing and report that the desired state is not known.
     Unsupported,
@@ -130,7 +130,7 @@ pub enum Step {
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// Desired state.
-    pub order: Option<Order>,
+    pub desired: Option<Desired>,
     /// Failure of this attempt.
     pub failed: Option<bool>,
     /// Running boot.
@@ -150,11 +150,11 @@ pub struct Row {
     /// Next step.
     pub step: Step,
     /// Reason of the rule.
-    pub why: &'static str,
+    pub reason: &'static str,
 }
 
 const ANY: Row = Row {
-    order: None,
+    desired: None,
     failed: None,
     boot: None,
     image: None,
@@ -164,27 +164,27 @@ const ANY: Row = Row {
     mark: None,
     running: None,
     step: Step::Unsupported,
-    why: "",
+    reason: "",
 };
 
 const fn idle() -> Row {
-    Row { order: Some(Order::Idle), ..ANY }
+    Row { desired: Some(Desired::Idle), ..ANY }
 }
 
 const fn stage() -> Row {
-    Row { order: Some(Order::Stage), ..ANY }
+    Row { desired: Some(Desired::Stage), ..ANY }
 }
 
 const fn reboot(boot: Boot) -> Row {
-    Row { order: Some(Order::Reboot), boot: Some(boot), ..ANY }
+    Row { desired: Some(Desired::Reboot), boot: Some(boot), ..ANY }
 }
 
 /// The table.
 pub const TABLE: &[Row] = &[
     Row {
-        order: Some(Order::Unknown),
+        desired: Some(Desired::Unknown),
         step: Step::Unsupported,
-        why: "the desired state is of a newer controller",
+        reason: "the desired state is of a newer controller",
         ..ANY
     },
     // Idle is always carried out, also after a failed attempt.
@@ -192,14 +192,14 @@ pub const TABLE: &[Row] = &[
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::ThisAttempt),
         step: Step::Deactivate,
-        why: "withdrawn: the armed image must not be booted",
+        reason: "withdrawn: the armed image must not be booted",
         ..idle()
     },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::OlderAttempt),
         step: Step::Deactivate,
-        why: "withdrawn: the armed image must not be booted",
+        reason: "withdrawn: the armed image must not be booted",
         ..idle()
     },
     Row {
@@ -207,133 +207,133 @@ pub const TABLE: &[Row] = &[
         armed_by: Some(ArmedBy::Other),
         may_disarm: Some(true),
         step: Step::Deactivate,
-        why: "a user asked for it, in this boot",
+        reason: "a user asked for it, in this boot",
         ..idle()
     },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::Other),
         step: Step::LeaveArmed,
-        why: "an image that another client armed is left alone",
+        reason: "an image that another client armed is left alone",
         ..idle()
     },
     Row {
         perhaps_armed: Some(true),
         step: Step::PrepareAgain,
-        why: "an activation left no record: the disk may be armed, and only another download is sure to clear it",
+        reason: "an activation left no record: the disk may be armed, and only another download is sure to clear it",
         ..idle()
     },
-    Row { step: Step::Reached(HostState::Idle), why: "nothing is armed", ..idle() },
+    Row { step: Step::Reached(HostState::Idle), reason: "nothing is armed", ..idle() },
     // A failed attempt is not tried again: the controller decides about another one.
     Row {
         failed: Some(true),
         step: Step::Rest,
-        why: "this attempt has failed; only Idle or a new attempt goes on",
+        reason: "this attempt has failed; only Idle or a new attempt goes on",
         ..ANY
     },
     // Staging disrupts nothing and is allowed in any boot.
-    Row { running: Some(Running::Wanted), step: Step::Rest, why: "the host runs the version already", ..stage() },
+    Row { running: Some(Running::Wanted), step: Step::Rest, reason: "the host runs the version already", ..stage() },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::ThisAttempt),
         step: Step::Deactivate,
-        why: "staging again starts from a disarmed host",
+        reason: "staging again starts from a disarmed host",
         ..stage()
     },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::OlderAttempt),
         step: Step::Deactivate,
-        why: "an older attempt is still armed",
+        reason: "an older attempt is still armed",
         ..stage()
     },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::Other),
         step: Step::Fail(FailureReason::HostArmedByOther),
-        why: "an image that another client armed is left alone",
+        reason: "an image that another client armed is left alone",
         ..stage()
     },
     Row {
         image: Some(Image::Staged),
         perhaps_armed: Some(false),
         step: Step::Reached(HostState::StagedUpdate),
-        why: "the image is there",
+        reason: "the image is there",
         ..stage()
     },
-    Row { step: Step::Stage, why: "the image is not there, or not to be trusted", ..stage() },
-    // Arming is allowed only in the boot that the order names, and once.
+    Row { step: Step::Stage, reason: "the image is not there, or not to be trusted", ..stage() },
+    // Arming is allowed only in the boot that the desired state names, and once.
     Row {
         image: Some(Image::Staged),
         mark: Some(Mark::Activated),
         step: Step::Fail(FailureReason::DisarmedByOther),
-        why: "another client disarmed the host; the permit is used up",
+        reason: "another client disarmed the host; the permit is used up",
         ..reboot(Boot::Same)
     },
     Row {
         image: Some(Image::Doubtful),
         mark: Some(Mark::Activated),
         step: Step::Fail(FailureReason::DisarmedByOther),
-        why: "another client disarmed the host; the permit is used up",
+        reason: "another client disarmed the host; the permit is used up",
         ..reboot(Boot::Same)
     },
     Row {
         image: Some(Image::Staged),
         step: Step::Arm,
-        why: "the image is there and the node is drained",
+        reason: "the image is there and the node is drained",
         ..reboot(Boot::Same)
     },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::ThisAttempt),
         step: Step::RebootArmed,
-        why: "armed by this attempt, and not rebooted yet",
+        reason: "armed by this attempt, and not rebooted yet",
         ..reboot(Boot::Same)
     },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::OlderAttempt),
         step: Step::Fail(FailureReason::NotStaged),
-        why: "what is armed belongs to an older attempt",
+        reason: "what is armed belongs to an older attempt",
         ..reboot(Boot::Same)
     },
     Row {
         image: Some(Image::Ready),
         armed_by: Some(ArmedBy::Other),
         step: Step::Fail(FailureReason::HostArmedByOther),
-        why: "an image that another client armed is left alone",
+        reason: "an image that another client armed is left alone",
         ..reboot(Boot::Same)
     },
     Row {
         step: Step::Fail(FailureReason::NotStaged),
-        why: "the drained node has no image to boot",
+        reason: "the drained node has no image to boot",
         ..reboot(Boot::Same)
     },
-    // Another boot: how did it end?
+    // Another boot is judged by its version.
     Row {
         running: Some(Running::Wanted),
         step: Step::Reached(HostState::RebootedIntoUpdate),
-        why: "the host runs the version",
+        reason: "the host runs the version",
         ..reboot(Boot::Other)
     },
     Row {
         running: Some(Running::Old),
         mark: Some(Mark::Activated),
         step: Step::Fail(FailureReason::BootFellBack),
-        why: "armed, rebooted, and back on the old version",
+        reason: "armed, rebooted, and back on the old version",
         ..reboot(Boot::Other)
     },
     Row {
         running: Some(Running::Old),
         mark: Some(Mark::Not),
         step: Step::Fail(FailureReason::RebootedByOther),
-        why: "rebooted before it was armed",
+        reason: "rebooted before it was armed",
         ..reboot(Boot::Other)
     },
     Row {
         running: Some(Running::Third),
         step: Step::Fail(FailureReason::BootedOtherVersion),
-        why: "back on a third version",
+        reason: "back on a third version",
         ..reboot(Boot::Other)
     },
 ];
@@ -343,8 +343,8 @@ impl Row {
         fn ok<T: PartialEq>(cell: Option<&T>, value: &T) -> bool {
             cell.is_none_or(|c| c == value)
         }
-        let Situation { order, failed, boot, image, perhaps_armed, armed_by, may_disarm, mark, running } = s;
-        ok(self.order.as_ref(), order)
+        let Situation { desired, failed, boot, image, perhaps_armed, armed_by, may_disarm, mark, running } = s;
+        ok(self.desired.as_ref(), desired)
             && ok(self.failed.as_ref(), failed)
             && ok(self.boot.as_ref(), boot)
             && ok(self.image.as_ref(), image)
@@ -356,8 +356,8 @@ impl Row {
     }
 }
 
-/// The step for a situation. The table misses no situation (a test goes through all of them); if it did, the answer
-/// would be to do nothing and say so.
+/// Returns the step for a situation. The table misses no situation (a test goes through all of them); if it did, the
+/// agent would do nothing and report that.
 pub fn step(situation: &Situation) -> Step {
     TABLE.iter().find(|row| row.fits(situation)).map_or(Step::Unsupported, |row| row.step)
 }
@@ -387,12 +387,12 @@ pub fn table_markdown() -> String {
         value.map_or_else(|| "any".to_owned(), |v| format!("{v:?}"))
     }
     let mut out = String::from(
-        "| order | failed | boot | image | perhaps armed | armed by | may disarm | mark | running | step | why |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        "| desired | failed | boot | image | perhaps armed | armed by | may disarm | mark | running | step | reason |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     for row in TABLE {
         out.push_str(&format!(
             "| {} | {} | {} | {} | {} | {} | {} | {} | {} | `{:?}` | {} |\n",
-            cell(row.order.as_ref()),
+            cell(row.desired.as_ref()),
             cell(row.failed.as_ref()),
             cell(row.boot.as_ref()),
             cell(row.image.as_ref()),
@@ -402,7 +402,7 @@ pub fn table_markdown() -> String {
             cell(row.mark.as_ref()),
             cell(row.running.as_ref()),
             row.step,
-            row.why
+            row.reason
         ));
     }
     out

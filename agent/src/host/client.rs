@@ -10,7 +10,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::Value;
 
 use super::types::{Command, OsInfo, UpdateStatus};
-use crate::settings::{Change, HostSettings};
+use crate::settings::{HostSettings, SettingsChange};
 
 /// Time-out of a call. The host answers one request at a time and each within milliseconds; a time-out this long means
 /// that it hangs.
@@ -31,7 +31,6 @@ const SETTINGS: &str = "/settings?keys=settings.updates.version-lock,settings.up
 /// A host call without a usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The socket does not exist.
     #[error("the host's socket does not exist")]
     SocketMissing(#[source] reqwest::Error),
     /// Nothing listens on the socket.
@@ -43,7 +42,6 @@ pub enum HostError {
     /// Another failure before the request was sent.
     #[error("cannot connect to the host's socket")]
     Connect(#[source] reqwest::Error),
-    /// Time-out.
     #[error("the host did not answer in time")]
     Timeout(#[source] reqwest::Error),
     /// The connection ended before the answer did.
@@ -52,7 +50,6 @@ pub enum HostError {
     /// An answer with an unusable status or body.
     #[error("the host answered {status}: {text}")]
     BadAnswer {
-        /// The HTTP status.
         status: u16,
         /// The beginning of the body.
         text: String,
@@ -61,7 +58,7 @@ pub enum HostError {
 
 impl HostError {
     /// Returns the reason for the condition `HostReachable`.
-    pub const fn reason(&self) -> &'static str {
+    pub(crate) const fn reason(&self) -> &'static str {
         match self {
             Self::SocketMissing(_) => "SocketMissing",
             Self::ConnectionRefused(_) => "ConnectionRefused",
@@ -72,30 +69,29 @@ impl HostError {
     }
 
     /// Returns true if the socket itself is dead, so that a new mount of its path (a restart of the pod) can help.
-    pub const fn socket_is_dead(&self) -> bool {
+    pub(crate) const fn socket_is_dead(&self) -> bool {
         matches!(self, Self::SocketMissing(_) | Self::ConnectionRefused(_))
     }
 
     /// Returns true if the request may have reached the host.
-    pub const fn may_have_arrived(&self) -> bool {
+    pub(crate) const fn may_have_arrived(&self) -> bool {
         matches!(self, Self::Timeout(_) | Self::Cut(_) | Self::BadAnswer { .. })
     }
 }
 
 /// The answer of `GET /updates/status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StatusAnswer {
+pub(crate) enum StatusAnswer {
     /// The host has not run a command in this boot.
     Uninitialized,
     /// A command runs, of this agent or another client.
     Busy,
-    /// The status.
     Known(Box<UpdateStatus>),
 }
 
 /// The answer to a POST.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Posted {
+pub(crate) enum Posted {
     /// Accepted; the outcome appears in the status later.
     Accepted,
     /// Another command runs; nothing was started.
@@ -106,30 +102,14 @@ pub enum Posted {
     Failed(String),
 }
 
-/// The answer to a commit of settings.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Committed {
-    /// The settings are committed, and their files are being written: the host's tools use them some time later.
-    Yes,
-    /// Nothing is pending under this name, or no longer.
-    NothingPending,
-    /// The host answered with an error. The settings may still be committed, and their files not written.
-    Failed(String),
-}
-
 /// Client of the host API.
 #[derive(Clone, Debug)]
-pub struct HostClient {
+pub(crate) struct HostClient {
     http: reqwest::Client,
 }
 
 impl HostClient {
-    /// Creates a client for the socket at this path. Nothing is opened yet.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the HTTP client cannot be built.
-    pub fn new(socket: &Path) -> Result<Self, reqwest::Error> {
+    pub(crate) fn new(socket: &Path) -> Result<Self, reqwest::Error> {
         let http = reqwest::Client::builder()
             .unix_socket(socket)
             .no_proxy()
@@ -145,22 +125,14 @@ impl HostClient {
     }
 
     /// Reads the running system (`GET /os`).
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the host does not answer, or with something else.
-    pub async fn os(&self) -> Result<OsInfo, HostError> {
+    pub(crate) async fn os(&self) -> Result<OsInfo, HostError> {
         let (status, body) = self.call(Method::GET, "/os").await?;
         let info = (status == StatusCode::OK).then(|| json(&body)).flatten().and_then(|v| OsInfo::read(&v));
         info.ok_or_else(|| bad(status, &body))
     }
 
     /// Reads the update state and the outcome of the last command (`GET /updates/status`).
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the host does not answer, or with something else.
-    pub async fn update_status(&self) -> Result<StatusAnswer, HostError> {
+    pub(crate) async fn update_status(&self) -> Result<StatusAnswer, HostError> {
         let (status, body) = self.call(Method::GET, "/updates/status").await?;
         match status {
             StatusCode::OK => json(&body)
@@ -173,41 +145,26 @@ impl HostClient {
         }
     }
 
-    /// Starts a command.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the host does not answer: the command may then have been started or not.
-    pub async fn start(&self, command: Command) -> Result<Posted, HostError> {
+    /// Starts a command. Without an answer, it may have been started.
+    pub(crate) async fn start(&self, command: Command) -> Result<Posted, HostError> {
         self.post(command.path()).await
     }
 
-    /// Requests a reboot (`POST /actions/reboot`). The host checks nothing: it reboots in any update state.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the host does not answer, which may be because it reboots.
-    pub async fn reboot(&self) -> Result<Posted, HostError> {
+    /// Requests a reboot (`POST /actions/reboot`). The host checks nothing: it reboots in any update state. A missing
+    /// answer may be due to the reboot.
+    pub(crate) async fn reboot(&self) -> Result<Posted, HostError> {
         self.post("/actions/reboot").await
     }
 
     /// Reads the two settings that determine the chosen version, and no others (`GET /settings`).
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the host does not answer, or with something else.
-    pub async fn settings(&self) -> Result<HostSettings, HostError> {
+    pub(crate) async fn settings(&self) -> Result<HostSettings, HostError> {
         let (status, body) = self.call(Method::GET, SETTINGS).await?;
         let read = (status == StatusCode::OK).then(|| json(&body)).flatten().and_then(|v| HostSettings::read(&v));
         read.ok_or_else(|| bad(status, &body))
     }
 
-    /// Makes a change pending in the transaction of this name (`PATCH /settings`).
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the host does not answer: the change may then be pending or not.
-    pub async fn stage_settings(&self, transaction: &str, change: &Change) -> Result<Posted, HostError> {
+    /// Makes a change pending in the transaction of this name (`PATCH /settings`). Without an answer, it may be pending.
+    pub(crate) async fn stage_settings(&self, transaction: &str, change: &SettingsChange) -> Result<Posted, HostError> {
         let path = format!("/settings?tx={transaction}");
         let (status, body) = self.send(Method::PATCH, &path, Some(change.body().to_string())).await?;
         match status {
@@ -217,17 +174,15 @@ impl HostClient {
         }
     }
 
-    /// Commits the transaction of this name (`POST /tx/commit_and_apply`).
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the host does not answer: the change may then be committed or not.
-    pub async fn commit_settings(&self, transaction: &str) -> Result<Committed, HostError> {
+    /// Commits the transaction of this name (`POST /tx/commit_and_apply`); refused if nothing is pending under it. The
+    /// files of the settings are written some time after a commit. After a failure or without an answer, they may be
+    /// committed, and their files not written.
+    pub(crate) async fn commit_settings(&self, transaction: &str) -> Result<Posted, HostError> {
         let (status, body) = self.call(Method::POST, &format!("/tx/commit_and_apply?tx={transaction}")).await?;
         match status {
-            status if status.is_success() => Ok(Committed::Yes),
-            StatusCode::UNPROCESSABLE_ENTITY => Ok(Committed::NothingPending),
-            _ => Ok(Committed::Failed(text(&body))),
+            status if status.is_success() => Ok(Posted::Accepted),
+            StatusCode::UNPROCESSABLE_ENTITY => Ok(Posted::Refused(text(&body))),
+            _ => Ok(Posted::Failed(text(&body))),
         }
     }
 
@@ -259,7 +214,7 @@ impl HostClient {
         }
         let mut response = request.send().await.map_err(classify)?;
         let status = response.status();
-        let mut body = Shortened::new(LONGEST_STRING);
+        let mut body = CutJson::new(LONGEST_STRING);
         let mut read = 0;
         while let Some(chunk) = response.chunk().await.map_err(classify)? {
             body.extend(&chunk);
@@ -274,7 +229,7 @@ impl HostClient {
 
 /// JSON as it arrives, with the ends of long strings left out, so that it stays JSON and needs little memory.
 #[derive(Debug)]
-struct Shortened {
+struct CutJson {
     kept: Vec<u8>,
     longest: usize,
     /// Bytes kept of the string that contains the next byte.
@@ -285,7 +240,7 @@ struct Shortened {
     cut: bool,
 }
 
-impl Shortened {
+impl CutJson {
     const fn new(longest: usize) -> Self {
         Self { kept: Vec::new(), longest, string: None, escaped: false, cut: false }
     }
@@ -363,8 +318,8 @@ fn io_kind(error: &reqwest::Error) -> Option<std::io::ErrorKind> {
 mod tests {
     use super::*;
 
-    fn shortened(text: &str, chunk: usize) -> String {
-        let mut body = Shortened::new(4);
+    fn cut_json(text: &str, chunk: usize) -> String {
+        let mut body = CutJson::new(4);
         text.as_bytes().chunks(chunk).for_each(|chunk| body.extend(chunk));
         String::from_utf8(body.kept).unwrap()
     }
@@ -382,7 +337,7 @@ mod tests {
             ("", ""),
         ] {
             for chunk in [1, 3, 100] {
-                assert_eq!(shortened(text, chunk), short);
+                assert_eq!(cut_json(text, chunk), short);
             }
             assert!(text.is_empty() || json(short.as_bytes()).is_some(), "{short}");
         }

@@ -7,25 +7,24 @@ use tokio::time::sleep;
 
 use super::client::{HostClient, HostError, Posted, StatusAnswer};
 use super::types::{Command, UpdateStatus};
-use crate::backoff::exponential;
+use crate::retry::{Delays, Retry};
 
-/// Delay after the immediate first read, which suffices for a fast host.
-const FIRST_POLL: Duration = Duration::from_millis(50);
-/// Maximum delay between reads, and so of noticing a withdrawn desired state.
-const SLOWEST_POLL: Duration = Duration::from_millis(500);
+/// Delay between reads of the status. The immediate first read suffices for a fast host; the longest delay is that of
+/// noticing a withdrawn desired state.
+const POLL: Delays = (Duration::from_millis(50), Duration::from_millis(500));
 
 /// Consecutive failed status reads after which the caller's back-off takes over.
 const POLL_FAILURES: u32 = 5;
 
 /// Outcome of a command.
 #[derive(Debug)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// The host recorded success. The caller checks whether the state is the expected one.
     Done(UpdateStatus),
     /// The host recorded failure.
     Failed(UpdateStatus, String),
     /// The command ended without a record: its worker could not start, or was killed.
-    Vanished(StatusAnswer),
+    Vanished(Option<UpdateStatus>),
     /// The host's state did not allow it; nothing was started.
     Refused(String),
     /// Another command runs; nothing was started.
@@ -39,15 +38,15 @@ pub enum Outcome {
 }
 
 /// Starts `command` and follows it to its end. `before` is the time of the last recorded command that the caller saw;
-/// `stands` returns, before each call, whether the desired state is unchanged. There is no time limit: a host that
+/// `is_current` returns, before each call, whether the desired state is unchanged. There is no time limit: a host that
 /// reports itself busy is working, and the deadline of an attempt is the controller's.
-pub async fn carry_out(
+pub(crate) async fn carry_out(
     host: &HostClient,
     command: Command,
     before: Option<&str>,
-    stands: impl Fn() -> bool,
+    is_current: impl Fn() -> bool,
 ) -> Outcome {
-    if !stands() {
+    if !is_current() {
         return Outcome::Interrupted;
     }
     match host.start(command).await {
@@ -59,10 +58,10 @@ pub async fn carry_out(
         Err(error @ HostError::BadAnswer { .. }) => return Outcome::NotStarted(error.to_string()),
         Err(error) => return Outcome::Host(error),
     }
-    let mut polls = 0;
+    let mut polls = Retry::default();
     let mut failures = 0;
     loop {
-        if !stands() {
+        if !is_current() {
             return Outcome::Interrupted;
         }
         match host.update_status().await {
@@ -75,15 +74,14 @@ pub async fn carry_out(
                 }
             }
         }
-        sleep(exponential(FIRST_POLL, SLOWEST_POLL, polls)).await;
-        polls += 1;
+        sleep(polls.delay(POLL)).await;
     }
 }
 
 /// Determines the outcome of a command from the first status after it.
 fn judge(command: Command, before: Option<&str>, answer: StatusAnswer) -> Outcome {
     let StatusAnswer::Known(status) = answer else {
-        return Outcome::Vanished(answer);
+        return Outcome::Vanished(None);
     };
     match status.last.clone() {
         Some(last) if last.is(command) && Some(last.timestamp.as_str()) != before => {
@@ -94,7 +92,7 @@ fn judge(command: Command, before: Option<&str>, answer: StatusAnswer) -> Outcom
                 Outcome::Failed(*status, message)
             }
         }
-        _ => Outcome::Vanished(StatusAnswer::Known(status)),
+        _ => Outcome::Vanished(Some(*status)),
     }
 }
 

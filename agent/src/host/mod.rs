@@ -1,5 +1,5 @@
 //! The host's update API: HTTP over a Unix socket.
 
-pub mod client;
-pub mod command;
-pub mod types;
+pub(crate) mod client;
+pub(crate) mod command;
+pub(crate) mod types;

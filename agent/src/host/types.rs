@@ -6,18 +6,17 @@ use serde_json::Value;
 
 /// The running system (`GET /os`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OsInfo {
-    /// The running version.
-    pub version: Version,
+pub(crate) struct OsInfo {
+    pub(crate) version: Version,
     /// The variant, such as `aws-k8s-1.37`.
-    pub variant: String,
+    pub(crate) variant: String,
     /// The architecture, such as `x86_64`.
-    pub arch: String,
+    pub(crate) arch: String,
 }
 
 impl OsInfo {
     /// Reads the answer of `GET /os`; `None` if it names no version.
-    pub fn read(value: &Value) -> Option<Self> {
+    pub(crate) fn read(value: &Value) -> Option<Self> {
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         Some(Self { version: version(value.get("version_id"))?, variant: text("variant_id"), arch: text("arch") })
     }
@@ -25,7 +24,7 @@ impl OsInfo {
 
 /// The host's update state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum UpdateState {
+pub(crate) enum UpdateState {
     /// No update, as far as the host knows.
     Idle,
     /// An update is chosen.
@@ -40,7 +39,7 @@ pub enum UpdateState {
 
 /// A host command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Command {
+pub(crate) enum Command {
     /// Check for updates.
     Refresh,
     /// Download the chosen update to the inactive partition set.
@@ -53,7 +52,7 @@ pub enum Command {
 
 impl Command {
     /// Returns the name in the host's record of its last command.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Refresh => "refresh",
             Self::Prepare => "prepare",
@@ -63,7 +62,7 @@ impl Command {
     }
 
     /// Returns the path that starts it.
-    pub const fn path(self) -> &'static str {
+    pub(crate) const fn path(self) -> &'static str {
         match self {
             Self::Refresh => "/actions/refresh-updates",
             Self::Prepare => "/actions/prepare-update",
@@ -75,32 +74,32 @@ impl Command {
 
 /// The host's record of the last command that ran to its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CommandRecord {
+pub(crate) struct CommandRecord {
     /// `refresh`, `prepare`, `activate` or `deactivate`.
-    pub kind: String,
+    pub(crate) kind: String,
     /// `Success` or `Failed`.
-    pub status: String,
+    pub(crate) status: String,
     /// End time. An opaque text that only has to differ.
-    pub timestamp: String,
+    pub(crate) timestamp: String,
     /// Exit code, or the signal that ended the command.
-    pub exit_status: Option<i64>,
+    pub(crate) exit_status: Option<i64>,
     /// The full stderr output, also on success.
-    pub stderr: String,
+    pub(crate) stderr: String,
 }
 
 impl CommandRecord {
     /// Returns true if it is a record of this command.
-    pub fn is(&self, command: Command) -> bool {
+    pub(crate) fn is(&self, command: Command) -> bool {
         self.kind == command.name()
     }
 
     /// Returns true if the command succeeded.
-    pub fn succeeded(&self) -> bool {
+    pub(crate) fn succeeded(&self) -> bool {
         self.status == "Success"
     }
 
     /// Returns the reason of a failure, for a user.
-    pub fn message(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         let stderr = self.stderr.trim();
         match (self.exit_status, stderr.is_empty()) {
             (_, false) => stderr.to_owned(),
@@ -112,31 +111,28 @@ impl CommandRecord {
 
 /// The host's record of the inactive partition set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Staging {
+pub(crate) struct Staging {
     /// The version, if it is valid.
-    pub version: Option<Version>,
+    pub(crate) version: Option<Version>,
     /// True if the next boot uses it.
-    pub next_to_boot: bool,
+    pub(crate) next_to_boot: bool,
 }
 
 /// The answer of `GET /updates/status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UpdateStatus {
-    /// The state.
-    pub state: UpdateState,
+pub(crate) struct UpdateStatus {
+    pub(crate) state: UpdateState,
     /// All versions that the host may take, newest first, including the running and older ones.
-    pub available: Vec<Version>,
+    pub(crate) available: Vec<Version>,
     /// The version that the last refresh chose. It outlives a failed refresh, so by itself it proves nothing.
-    pub chosen: Option<Version>,
-    /// The inactive partition set.
-    pub staging: Option<Staging>,
-    /// The last command.
-    pub last: Option<CommandRecord>,
+    pub(crate) chosen: Option<Version>,
+    pub(crate) staging: Option<Staging>,
+    pub(crate) last: Option<CommandRecord>,
 }
 
 impl UpdateStatus {
     /// Reads an answer; `None` if it is not an object with a state.
-    pub fn read(value: &Value) -> Option<Self> {
+    pub(crate) fn read(value: &Value) -> Option<Self> {
         let state = match value.get("update_state")?.as_str()? {
             "Idle" => UpdateState::Idle,
             "Available" => UpdateState::Available,
@@ -168,12 +164,12 @@ impl UpdateStatus {
     }
 
     /// Returns the end time of the last command, as the host writes it.
-    pub fn timestamp(&self) -> Option<&str> {
+    pub(crate) fn timestamp(&self) -> Option<&str> {
         self.last.as_ref().map(|last| last.timestamp.as_str())
     }
 
     /// Returns the version recorded for the inactive partition set.
-    pub fn staged_version(&self) -> Option<&Version> {
+    pub(crate) fn staged_version(&self) -> Option<&Version> {
         self.staging.as_ref().and_then(|staging| staging.version.as_ref())
     }
 }
@@ -216,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_a_host_says_is_more_than_not_understood() {
+    fn malformed_answers_are_read_tolerantly() {
         for value in
             [json!(null), json!(7), json!([]), json!({}), json!({"update_state": 3}), json!({"update_state": null})]
         {
@@ -235,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_no_report_may_hold_is_none() {
+    fn version_beyond_the_schema_of_the_shadow_is_ignored() {
         let read = |text: &str| version(Some(&json!(text)));
         assert_eq!(read("v1.20.5"), Some(Version::new(1, 20, 5)));
         assert_eq!(read(&format!("1.20.5-{}", "x".repeat(58))), None);

@@ -4,8 +4,8 @@ use crate::statement::tests::signer;
 
 const OTHER: Version = Version::new(1, 19, 0);
 
-fn lock(version: Version) -> Asked {
-    Asked { lock: Some(version), waves: false }
+fn lock(version: Version) -> RequestedSettings {
+    RequestedSettings { lock: Some(version), waves: false }
 }
 
 fn has(version_lock: &str) -> HostSettings {
@@ -31,24 +31,38 @@ fn foreign(lock: &str) -> FoundSettings {
     FoundSettings { conflicting_lock: Some(lock.into()), ..FoundSettings::default() }
 }
 
-fn writes(lock: &str) -> Change {
-    Change { version_lock: Some(lock.into()), ignore_waves: None }
+fn writes(lock: &str) -> SettingsChange {
+    SettingsChange { version_lock: Some(lock.into()), ignore_waves: None }
 }
 
 #[test]
-fn the_lock_is_decided_by_policy_host_and_report() {
+fn lock_is_decided_by_policy_host_and_report() {
     let nothing = FoundSettings::default();
-    let leave = Change::default();
+    let leave = SettingsChange::default();
     let unset = HostSettings::default();
     let found_unset = FoundSettings { version_lock: None, ..set("1.20.5") };
-    for (sentence, asked, now, record, expected, change) in [
-        ("nothing asked, nothing ours", Asked::default(), has("v1.19.0"), &nothing, &nothing, leave.clone()),
+    for (sentence, requested, now, record, expected, change) in [
+        (
+            "nothing requested, nothing of the operator's",
+            RequestedSettings::default(),
+            has("v1.19.0"),
+            &nothing,
+            &nothing,
+            leave.clone(),
+        ),
         ("an open host is locked", lock(NEW), has("latest"), &nothing, &set("1.20.5"), writes("1.20.5")),
         ("also one that never had a lock", lock(NEW), unset.clone(), &nothing, &found_unset, writes("1.20.5")),
-        ("the operator's own lock stands", lock(NEW), has("1.20.5"), &set("1.20.5"), &set("1.20.5"), leave.clone()),
+        ("the operator's own lock remains", lock(NEW), has("1.20.5"), &set("1.20.5"), &set("1.20.5"), leave.clone()),
         ("whatever its form", lock(NEW), has("v1.20.5"), &set("1.20.5"), &set("1.20.5"), leave.clone()),
-        ("the same wish of another client is theirs", lock(NEW), has("v1.20.5"), &nothing, &nothing, leave.clone()),
-        ("another lock is theirs", lock(NEW), has("v1.19.0"), &nothing, &foreign("v1.19.0"), leave.clone()),
+        (
+            "the same lock of another client remains the other client's",
+            lock(NEW),
+            has("v1.20.5"),
+            &nothing,
+            &nothing,
+            leave.clone(),
+        ),
+        ("another lock is another client's", lock(NEW), has("v1.19.0"), &nothing, &foreign("v1.19.0"), leave.clone()),
         (
             "also in place of the operator's",
             lock(NEW),
@@ -57,11 +71,32 @@ fn the_lock_is_decided_by_policy_host_and_report() {
             &foreign("v1.19.0"),
             leave.clone(),
         ),
-        ("it is told until it goes", lock(NEW), has("latest"), &foreign("v1.19.0"), &set("1.20.5"), writes("1.20.5")),
-        ("no lock is no one's", lock(NEW), has("latest"), &set("1.20.5"), &set("1.20.5"), writes("1.20.5")),
-        ("the pin moves", lock(OLD), has("1.20.5"), &set("1.20.5"), &replacing("1.20.0", "1.20.5"), writes("1.20.0")),
         (
-            "and a crash before the change finds both as ours",
+            "it is reported until it is removed",
+            lock(NEW),
+            has("latest"),
+            &foreign("v1.19.0"),
+            &set("1.20.5"),
+            writes("1.20.5"),
+        ),
+        (
+            "an unlocked host is another client's no more",
+            lock(NEW),
+            has("latest"),
+            &set("1.20.5"),
+            &set("1.20.5"),
+            writes("1.20.5"),
+        ),
+        (
+            "the requested lock changes",
+            lock(OLD),
+            has("1.20.5"),
+            &set("1.20.5"),
+            &replacing("1.20.0", "1.20.5"),
+            writes("1.20.0"),
+        ),
+        (
+            "and a crash before the change finds both as the operator's",
             lock(OLD),
             has("1.20.5"),
             &replacing("1.20.0", "1.20.5"),
@@ -69,37 +104,51 @@ fn the_lock_is_decided_by_policy_host_and_report() {
             writes("1.20.0"),
         ),
         ("or after it", lock(OLD), has("1.20.0"), &replacing("1.20.0", "1.20.5"), &set("1.20.0"), leave.clone()),
-        ("it moves back", lock(NEW), has("1.20.5"), &replacing("1.20.0", "1.20.5"), &set("1.20.5"), leave.clone()),
+        ("it changes back", lock(NEW), has("1.20.5"), &replacing("1.20.0", "1.20.5"), &set("1.20.5"), leave.clone()),
         (
-            "a removed pin is put back",
-            Asked::default(),
+            "a removed lock is restored",
+            RequestedSettings::default(),
             has("1.20.5"),
             &set("1.20.5"),
             &set("1.20.5"),
             writes("latest"),
         ),
         (
-            "also in the middle of a move",
-            Asked::default(),
+            "also in the middle of a change of locks",
+            RequestedSettings::default(),
             has("1.20.5"),
             &replacing("1.20.0", "1.20.5"),
             &replacing("1.20.0", "1.20.5"),
             writes("latest"),
         ),
-        ("once", Asked::default(), has("latest"), &set("1.20.5"), &nothing, leave.clone()),
-        ("never what was never set", Asked::default(), unset.clone(), &found_unset, &nothing, leave.clone()),
+        ("once", RequestedSettings::default(), has("latest"), &set("1.20.5"), &nothing, leave.clone()),
+        (
+            "never what was never set",
+            RequestedSettings::default(),
+            unset.clone(),
+            &found_unset,
+            &nothing,
+            leave.clone(),
+        ),
         (
             "not what another client changed since",
-            Asked::default(),
+            RequestedSettings::default(),
             has("v1.19.0"),
             &set("1.20.5"),
             &nothing,
             leave.clone(),
         ),
-        ("a removed pin forgets their lock", Asked::default(), has("v1.19.0"), &foreign("v1.19.0"), &nothing, leave),
+        (
+            "a removed lock forgets the other client's",
+            RequestedSettings::default(),
+            has("v1.19.0"),
+            &foreign("v1.19.0"),
+            &nothing,
+            leave,
+        ),
     ] {
-        let decision = decide(&asked, &now, record);
-        assert_eq!(decision, Decision { record: expected.clone(), change }, "{sentence}");
+        let decision = decide(&requested, &now, record);
+        assert_eq!(decision, SettingsDecision { record: expected.clone(), change }, "{sentence}");
     }
 }
 
@@ -113,26 +162,26 @@ fn waves_are_decided_by_policy_host_and_report() {
     };
     let nothing = FoundSettings::default();
     for (sentence, waves, now, before, expected, write) in [
-        ("nothing asked", false, Some(true), &nothing, nothing.clone(), None),
-        ("asked", true, Some(false), &nothing, record(Some(false), true), Some(true)),
-        ("asked of a host that never had it", true, None, &nothing, record(None, true), Some(true)),
-        ("ours stands", true, Some(true), &record(Some(false), true), record(Some(false), true), None),
+        ("nothing requested", false, Some(true), &nothing, nothing.clone(), None),
+        ("requested", true, Some(false), &nothing, record(Some(false), true), Some(true)),
+        ("requested of a host that never had it", true, None, &nothing, record(None, true), Some(true)),
+        ("the operator's own remains", true, Some(true), &record(Some(false), true), record(Some(false), true), None),
         ("another client wants the same", true, Some(true), &nothing, nothing.clone(), None),
-        ("put back", false, Some(true), &record(Some(false), true), record(Some(false), true), Some(false)),
-        ("put back where it was not set", false, Some(true), &record(None, true), record(None, true), Some(false)),
+        ("restored", false, Some(true), &record(Some(false), true), record(Some(false), true), Some(false)),
+        ("restored where it was not set", false, Some(true), &record(None, true), record(None, true), Some(false)),
         ("changed since", false, Some(false), &record(Some(false), true), nothing.clone(), None),
     ] {
-        let asked = Asked { lock: None, waves };
-        let change = Change { version_lock: None, ignore_waves: write };
-        assert_eq!(decide(&asked, &has(now), before), Decision { record: expected, change }, "{sentence}");
+        let requested = RequestedSettings { lock: None, waves };
+        let change = SettingsChange { version_lock: None, ignore_waves: write };
+        assert_eq!(decide(&requested, &has(now), before), SettingsDecision { record: expected, change }, "{sentence}");
     }
 }
 
 #[test]
-fn nothing_is_written_but_what_is_asked_and_the_defaults_whatever_the_report_says() {
+fn only_requested_values_and_defaults_are_written_whatever_the_report_contains() {
     let locks = [None, Some("latest"), Some("1.20.5"), Some("v1.19.0"), Some("9.9.9")];
     let text = |lock: Option<&str>| lock.map(str::to_owned);
-    for asked in [Asked::default(), lock(NEW), Asked { lock: Some(OTHER), waves: true }] {
+    for requested in [RequestedSettings::default(), lock(NEW), RequestedSettings { lock: Some(OTHER), waves: true }] {
         for (now, waves) in locks.into_iter().flat_map(|lock| [(lock, None), (lock, Some(true))]) {
             for (found, own) in locks.into_iter().flat_map(|found| locks.map(|own| (found, own))) {
                 for replaces in locks {
@@ -145,13 +194,13 @@ fn nothing_is_written_but_what_is_asked_and_the_defaults_whatever_the_report_say
                         conflicting_lock: None,
                     };
                     let now = HostSettings { version_lock: text(now), ignore_waves: waves };
-                    let Change { version_lock, ignore_waves } = decide(&asked, &now, &record).change;
-                    let lock = asked.lock.as_ref().map(Version::to_string);
+                    let SettingsChange { version_lock, ignore_waves } = decide(&requested, &now, &record).change;
+                    let lock = requested.lock.as_ref().map(Version::to_string);
                     let allowed = [Some(LATEST), lock.as_deref()];
-                    let says = format!("{asked:?} {now:?} {record:?}");
+                    let says = format!("{requested:?} {now:?} {record:?}");
                     assert!(version_lock.is_none() || allowed.contains(&version_lock.as_deref()), "{says}");
-                    assert!(ignore_waves != Some(true) || asked.waves, "{says}");
-                    let change = Change { version_lock, ignore_waves };
+                    assert!(ignore_waves != Some(true) || requested.waves, "{says}");
+                    let change = SettingsChange { version_lock, ignore_waves };
                     assert!(change.is_empty() || !change.is_in(&now), "it would never end: {says}");
                 }
             }
@@ -160,22 +209,28 @@ fn nothing_is_written_but_what_is_asked_and_the_defaults_whatever_the_report_say
 }
 
 #[test]
-fn a_decision_that_was_carried_out_asks_for_nothing_more() {
-    for asked in [lock(NEW), Asked { lock: None, waves: true }, Asked { lock: Some(OLD), waves: true }] {
-        let first = decide(&asked, &has("latest"), &FoundSettings::default());
-        let Change { version_lock, ignore_waves } = first.change.clone();
+fn a_decision_that_was_carried_out_requires_no_further_change() {
+    for requested in
+        [lock(NEW), RequestedSettings { lock: None, waves: true }, RequestedSettings { lock: Some(OLD), waves: true }]
+    {
+        let first = decide(&requested, &has("latest"), &FoundSettings::default());
+        let SettingsChange { version_lock, ignore_waves } = first.change.clone();
         let after = HostSettings {
             version_lock: version_lock.or(Some("latest".into())),
             ignore_waves: ignore_waves.or(Some(false)),
         };
         assert!(first.change.is_in(&after) && !first.change.is_in(&has("latest")));
-        let second = decide(&asked, &after, &first.record);
-        assert_eq!(second, Decision { record: first.record, change: Change::default() }, "{asked:?}");
+        let second = decide(&requested, &after, &first.record);
+        assert_eq!(
+            second,
+            SettingsDecision { record: first.record, change: SettingsChange::default() },
+            "{requested:?}"
+        );
     }
 }
 
 #[test]
-fn a_host_is_read_as_it_answers() {
+fn settings_of_a_host_are_read_as_it_answers() {
     let read = |value| HostSettings::read(&value);
     assert_eq!(read(json!({})), Some(HostSettings::default()));
     assert_eq!(read(json!({"updates": {"version-lock": "v1.20.4", "ignore-waves": false}})), Some(has("v1.20.4")));
@@ -183,35 +238,35 @@ fn a_host_is_read_as_it_answers() {
     assert_eq!(read(json!([])), None);
     // A value that is not understood is at least not the default, so it is left alone.
     let strange = read(json!({"updates": {"version-lock": 7, "ignore-waves": "perhaps"}})).unwrap();
-    let decision = decide(&Asked { lock: Some(NEW), waves: true }, &strange, &FoundSettings::default());
-    assert_eq!(decision, Decision { record: foreign("7"), change: Change::default() });
+    let decision = decide(&RequestedSettings { lock: Some(NEW), waves: true }, &strange, &FoundSettings::default());
+    assert_eq!(decision, SettingsDecision { record: foreign("7"), change: SettingsChange::default() });
 }
 
 #[test]
-fn a_lock_that_is_no_version_is_asked_of_no_one() {
+fn a_lock_that_is_no_version_is_refused() {
     let asks = |lock: &str| {
         let policy = HostPolicy { version_lock: Some(lock.into()), ..HostPolicy::default() };
-        Asked::of(Some(&policy))
+        RequestedSettings::of(Some(&policy))
     };
     assert_eq!(asks("1.20.5"), Ok(lock(NEW)));
     assert_eq!(asks("v1.20.5"), Ok(lock(NEW)));
     for text in ["latest", "1.20", "^1.20", ""] {
         assert_eq!(asks(text), Err(text.to_owned()));
     }
-    assert_eq!(Asked::of(None), Ok(Asked::default()));
+    assert_eq!(RequestedSettings::of(None), Ok(RequestedSettings::default()));
     let declines = HostPolicy { ignore_waves: Some(false), ..HostPolicy::default() };
-    assert_eq!(Asked::of(Some(&declines)), Ok(Asked::default()));
+    assert_eq!(RequestedSettings::of(Some(&declines)), Ok(RequestedSettings::default()));
 }
 
 #[test]
-fn a_lock_lets_its_own_version_in_and_an_open_host_any() {
+fn a_lock_allows_its_own_version_and_an_unlocked_host_any() {
     for (lock, lets) in [("latest", true), ("1.20.5", true), ("v1.20.5", true), ("v1.20.0", false), ("odd", false)] {
-        assert_eq!(lets_in(lock, &NEW), lets, "{lock}");
+        assert_eq!(allows(lock, &NEW), lets, "{lock}");
     }
 }
 
 #[test]
-fn settings_are_obeyed_as_they_were_signed_for_this_node_and_for_nothing_else() {
+fn settings_are_accepted_only_as_they_were_signed_for_this_node() {
     let signer = signer("k1");
     let asks = HostPolicy { version_lock: Some("1.20.5".into()), ignore_waves: Some(true), ..HostPolicy::default() };
     let said = SettingsClaims::of("uid-1", &asks).unwrap();
@@ -231,7 +286,7 @@ fn settings_are_obeyed_as_they_were_signed_for_this_node_and_for_nothing_else() 
         assert_eq!(check(&wrong), Err(StatementError::Other(what)), "{wrong:?}");
     }
     assert_eq!(verify(&asks, "uid-1", &signer.keys()), Err(StatementError::Missing));
-    assert_eq!(verify(&HostPolicy::default(), "uid-1", ""), Ok(()), "where nothing is asked, nothing is signed");
+    assert_eq!(verify(&HostPolicy::default(), "uid-1", ""), Ok(()), "where nothing is requested, nothing is signed");
 }
 
 #[test]
@@ -251,8 +306,8 @@ fn a_permit_is_no_statement_of_settings() {
 }
 
 #[test]
-fn a_look_shows_whether_the_hosts_tools_know_the_settings() {
-    let looked = |state: &str, available: &[&str], chosen: Option<&str>| {
+fn a_refresh_shows_whether_the_tools_of_the_host_use_the_settings() {
+    let refreshed = |state: &str, available: &[&str], chosen: Option<&str>| {
         let mut status = facts("b", OLD, Some(state), ("refresh", "Success")).status.unwrap();
         status.available = available.iter().map(|text| Version::parse(text).unwrap()).collect();
         status.chosen = chosen.map(|text| Version::parse(text).unwrap());
@@ -261,28 +316,28 @@ fn a_look_shows_whether_the_hosts_tools_know_the_settings() {
     let both = ["1.20.5", "1.20.0"];
     let by = |lock| Expected { lock, offered_before: None };
     for (sentence, expected, status, runs, shown) in [
-        ("the lock is chosen", by(Some(NEW)), looked("Available", &both, Some("1.20.5")), OLD, true),
-        ("also downwards", by(Some(OLD)), looked("Available", &both, Some("1.20.0")), NEW, true),
-        ("or runs already", by(Some(NEW)), looked("Idle", &both, None), NEW, true),
-        ("another is chosen", by(Some(OLD)), looked("Available", &both, Some("1.20.5")), OTHER, false),
-        ("another is chosen while it runs", by(Some(OLD)), looked("Available", &both, Some("1.20.5")), OLD, false),
-        ("nothing is chosen", by(Some(NEW)), looked("Idle", &both, None), OLD, false),
-        ("a left-over counts for nothing", by(Some(NEW)), looked("Idle", &both, Some("1.20.5")), OLD, false),
-        ("without a lock the newest is chosen", by(None), looked("Available", &both, Some("1.20.5")), OLD, true),
-        ("or runs", by(None), looked("Idle", &both, None), NEW, true),
-        ("a lock still chooses", by(None), looked("Available", &both, Some("1.20.0")), OTHER, false),
-        ("a lock still holds", by(None), looked("Idle", &both, None), OLD, false),
+        ("the lock is chosen", by(Some(NEW)), refreshed("Available", &both, Some("1.20.5")), OLD, true),
+        ("also downwards", by(Some(OLD)), refreshed("Available", &both, Some("1.20.0")), NEW, true),
+        ("or runs already", by(Some(NEW)), refreshed("Idle", &both, None), NEW, true),
+        ("another is chosen", by(Some(OLD)), refreshed("Available", &both, Some("1.20.5")), OTHER, false),
+        ("another is chosen while it runs", by(Some(OLD)), refreshed("Available", &both, Some("1.20.5")), OLD, false),
+        ("nothing is chosen", by(Some(NEW)), refreshed("Idle", &both, None), OLD, false),
+        ("a left-over counts for nothing", by(Some(NEW)), refreshed("Idle", &both, Some("1.20.5")), OLD, false),
+        ("without a lock the newest is chosen", by(None), refreshed("Available", &both, Some("1.20.5")), OLD, true),
+        ("or runs", by(None), refreshed("Idle", &both, None), NEW, true),
+        ("an earlier lock still chooses", by(None), refreshed("Available", &both, Some("1.20.0")), OTHER, false),
+        ("an earlier lock still applies", by(None), refreshed("Idle", &both, None), OLD, false),
         (
             "the list has not changed with the waves",
             Expected { lock: None, offered_before: Some(vec![NEW, OLD]) },
-            looked("Available", &both, Some("1.20.5")),
+            refreshed("Available", &both, Some("1.20.5")),
             OLD,
             false,
         ),
         (
             "the list has changed with the waves",
             Expected { lock: None, offered_before: Some(vec![OLD]) },
-            looked("Available", &both, Some("1.20.5")),
+            refreshed("Available", &both, Some("1.20.5")),
             OLD,
             true,
         ),

@@ -8,7 +8,7 @@ fn all() -> Vec<Situation> {
 
 fn all_with(perhaps_armed: bool) -> Vec<Situation> {
     let mut out = Vec::new();
-    for order in [Order::Idle, Order::Stage, Order::Reboot, Order::Unknown] {
+    for desired in [Desired::Idle, Desired::Stage, Desired::Reboot, Desired::Unknown] {
         for failed in [false, true] {
             for boot in [Boot::Same, Boot::Other] {
                 for image in [Image::Nothing, Image::Staged, Image::Doubtful, Image::Ready] {
@@ -17,7 +17,7 @@ fn all_with(perhaps_armed: bool) -> Vec<Situation> {
                             for mark in [Mark::Activated, Mark::Not] {
                                 for running in [Running::Wanted, Running::Old, Running::Third] {
                                     out.push(Situation {
-                                        order,
+                                        desired,
                                         failed,
                                         boot,
                                         image,
@@ -39,7 +39,7 @@ fn all_with(perhaps_armed: bool) -> Vec<Situation> {
 }
 
 #[test]
-fn no_cell_is_missing_and_no_row_is_dead() {
+fn every_situation_has_a_row_and_every_row_a_situation() {
     let mut used = HashSet::new();
     for situation in all() {
         let row = TABLE.iter().position(|row| row.fits(&situation));
@@ -50,14 +50,17 @@ fn no_cell_is_missing_and_no_row_is_dead() {
 }
 
 #[test]
-fn a_host_is_armed_only_by_an_open_order_to_reboot_in_its_own_boot_with_a_trusted_image() {
+fn host_is_armed_only_for_an_attempt_to_reboot_in_the_named_boot_with_a_trusted_image() {
     for s in all() {
         if matches!(step(&s), Step::Arm) {
-            assert!(s.order == Order::Reboot && !s.failed && s.boot == Boot::Same && s.image == Image::Staged, "{s:?}");
+            assert!(
+                s.desired == Desired::Reboot && !s.failed && s.boot == Boot::Same && s.image == Image::Staged,
+                "{s:?}"
+            );
         }
         if matches!(step(&s), Step::RebootArmed) {
             assert!(
-                s.order == Order::Reboot && !s.failed && s.boot == Boot::Same && s.armed_by == ArmedBy::ThisAttempt,
+                s.desired == Desired::Reboot && !s.failed && s.boot == Boot::Same && s.armed_by == ArmedBy::ThisAttempt,
                 "{s:?}"
             );
         }
@@ -65,19 +68,19 @@ fn a_host_is_armed_only_by_an_open_order_to_reboot_in_its_own_boot_with_a_truste
 }
 
 #[test]
-fn what_another_client_armed_is_disarmed_only_under_idle_and_with_a_persons_word() {
+fn image_armed_by_another_client_is_disarmed_only_under_idle_with_a_users_permission() {
     for s in all() {
         if s.image == Image::Ready && s.armed_by == ArmedBy::Other {
             let disarms = step(&s) == Step::Deactivate;
-            assert_eq!(disarms, s.order == Order::Idle && s.may_disarm, "{s:?}");
+            assert_eq!(disarms, s.desired == Desired::Idle && s.may_disarm, "{s:?}");
         }
     }
 }
 
 #[test]
-fn a_persons_word_changes_nothing_else() {
+fn permission_to_disarm_changes_nothing_else() {
     for s in all() {
-        let theirs = s.order == Order::Idle && s.image == Image::Ready && s.armed_by == ArmedBy::Other;
+        let theirs = s.desired == Desired::Idle && s.image == Image::Ready && s.armed_by == ArmedBy::Other;
         if s.may_disarm && !theirs {
             assert_eq!(step(&s), step(&Situation { may_disarm: false, ..s }), "{s:?}");
         }
@@ -85,9 +88,9 @@ fn a_persons_word_changes_nothing_else() {
 }
 
 #[test]
-fn a_withdrawn_order_always_ends_disarmed_also_after_a_failed_attempt() {
+fn withdrawn_attempt_always_ends_disarmed_also_after_a_failure() {
     for s in all() {
-        if s.order == Order::Idle && s.image == Image::Ready && s.armed_by != ArmedBy::Other {
+        if s.desired == Desired::Idle && s.image == Image::Ready && s.armed_by != ArmedBy::Other {
             assert_eq!(step(&s), Step::Deactivate, "{s:?}");
         }
     }
@@ -109,7 +112,7 @@ fn an_image_that_was_armed_once_in_an_attempt_is_not_armed_again_in_it() {
 }
 
 #[test]
-fn only_a_boot_that_was_armed_for_is_charged_to_the_version() {
+fn only_a_boot_after_an_acknowledged_activation_counts_against_the_version() {
     for s in all() {
         if step(&s) == Step::Fail(FailureReason::BootFellBack) {
             assert!(s.mark == Mark::Activated && s.running == Running::Old && s.boot == Boot::Other, "{s:?}");

@@ -312,7 +312,7 @@ fn are_settings_touched(scene: &Scene, node: &str) -> anyhow::Result<bool> {
 async fn leaves_settings(scene: &Scene, node: &str, words: &Words, why: &str) -> anyhow::Result<()> {
     poll(&format!("the agent of {node} leaves the settings alone: {why}"), async || {
         ensure!(!are_settings_touched(scene, node)?, "{node}: settings were changed where one should read: {why}");
-        Ok(words.say(&["no setting is touched", why])?.then_some(()))
+        Ok(words.say(&["the host's settings are left unchanged", why])?.then_some(()))
     })
     .await
 }

@@ -15,7 +15,7 @@ use rand::{Rng as _, SeedableRng as _};
 use semver::Version;
 
 use super::*;
-use crate::bench::web::{Weather, WriteFault};
+use crate::bench::web::{WebFault, WriteFault};
 use crate::bench::{Bench, NEW};
 
 /// Names the seed of a run to repeat.
@@ -31,7 +31,7 @@ const TRAFFIC: u64 = 7_200;
 const LINES: u64 = 60_000;
 
 /// Environment of the agent.
-struct World<'a> {
+struct RandomRun<'a> {
     bench: Bench,
     chance: StdRng,
     counts: &'a Counts,
@@ -48,7 +48,7 @@ struct World<'a> {
     release: u64,
 }
 
-impl<'a> World<'a> {
+impl<'a> RandomRun<'a> {
     async fn new(seed: u64, counts: &'a Counts) -> Self {
         // The agent lives on while its host goes down.
         let slow = |options: &mut HostOptions| options.timings.shutdown = Duration::from_secs(20);
@@ -115,7 +115,7 @@ impl<'a> World<'a> {
             HostState::Unknown => self.bench.withdraw(),
             _ if failed || changes_its_mind => self.bench.withdraw(),
             HostState::StagedUpdate if acknowledged && report.state == Some(HostState::StagedUpdate) => {
-                self.bench.order_reboot();
+                self.bench.request_reboot();
             }
             HostState::RebootedIntoUpdate if acknowledged && report.state == Some(HostState::RebootedIntoUpdate) => {
                 self.bench.withdraw();
@@ -129,7 +129,7 @@ impl<'a> World<'a> {
         self.attempt += 1;
         if self.chance.random_bool(0.1) {
             let attempt = self.attempt;
-            self.bench.web.order(|spec| {
+            self.bench.web.change_spec(|spec| {
                 spec.state = HostState::Unknown;
                 spec.attempt = attempt;
             });
@@ -149,7 +149,7 @@ impl<'a> World<'a> {
         let asks = armed.attempt == view.spec.attempt && Some(&armed.boot_id) == view.spec.boot_id.as_ref();
         if asks && self.chance.random_bool(0.7) && self.answered.insert(armed.nonce.clone()) {
             self.permits.push(self.bench.host.log().len());
-            self.bench.give(&self.bench.claims(&view));
+            self.bench.issue_permit(&self.bench.claims(&view));
         }
     }
 
@@ -216,20 +216,20 @@ impl<'a> World<'a> {
                 );
             }
             12 => {
-                let weather = *[
-                    Weather::Down,
-                    Weather::Mute,
-                    Weather::Refuses("503 Service Unavailable"),
-                    Weather::Refuses("401 Unauthorized"),
-                    Weather::Garbled,
-                    Weather::Brief,
-                    Weather::AnswersLost,
-                    Weather::Prunes,
-                    Weather::Novel,
+                let web_fault = *[
+                    WebFault::Down,
+                    WebFault::Mute,
+                    WebFault::Refuses("503 Service Unavailable"),
+                    WebFault::Refuses("401 Unauthorized"),
+                    WebFault::Garbled,
+                    WebFault::Brief,
+                    WebFault::AnswersLost,
+                    WebFault::Prunes,
+                    WebFault::Novel,
                 ]
                 .choose(&mut self.chance)
                 .unwrap();
-                self.bench.web.weather(weather);
+                self.bench.web.web_fault(web_fault);
             }
             13 => {
                 for _ in 0..times {
@@ -285,50 +285,50 @@ impl<'a> World<'a> {
 }
 
 async fn run(seed: u64, counts: &Counts) {
-    let mut world = World::new(seed, counts).await;
+    let mut run = RandomRun::new(seed, counts).await;
     let began = Instant::now();
     let mut hour = (began, 0, 0, 0);
     while began.elapsed() < SPAN {
-        let pause = Duration::from_secs(world.chance.random_range(1..180));
-        world.live(pause).await;
-        if world.chance.random_bool(0.4) {
-            world.bench.web.weather(Weather::Fair);
+        let pause = Duration::from_secs(run.chance.random_range(1..180));
+        run.live(pause).await;
+        if run.chance.random_bool(0.4) {
+            run.bench.web.web_fault(WebFault::None);
         }
-        world.fate().await;
+        run.fate().await;
         if hour.0.elapsed() >= HOUR - 3 * MINUTE {
-            let now = (Instant::now(), counts.calls(), world.bench.web.traffic(), counts.lines());
+            let now = (Instant::now(), counts.calls(), run.bench.web.traffic(), counts.lines());
             let (calls, traffic, lines) = (now.1 - hour.1, now.2 - hour.2, now.3 - hour.3);
             println!("seed {seed}: {calls} calls, {traffic} connections and requests, {lines} lines in an hour");
             assert!(calls <= CALLS && traffic <= TRAFFIC && lines <= LINES, "seed {seed}: hot");
             hour = now;
         }
     }
-    world.judge();
+    run.judge();
     // The faults are over: an update succeeds, if not at once.
-    world.bench.host.mend();
-    world.bench.host.release_command();
-    world.bench.web.weather(Weather::Fair);
-    while world.bench.web.unfault() {}
-    world.release += 1;
-    let wanted = Version::new(1, 20, world.release);
-    world.bench.releases.publish(wanted.clone());
+    run.bench.host.mend();
+    run.bench.host.release_command();
+    run.bench.web.web_fault(WebFault::None);
+    while run.bench.web.unfault() {}
+    run.release += 1;
+    let wanted = Version::new(1, 20, run.release);
+    run.bench.releases.publish(wanted.clone());
     let end = Instant::now() + 2 * HOUR;
-    while world.bench.web.view().status.report.current_version.is_none_or(|version| version < wanted) {
-        assert!(Instant::now() < end, "seed {seed}: it does not heal: {:#?}", world.bench.web.view());
-        world.live(Duration::from_secs(10)).await;
+    while run.bench.web.view().status.report.current_version.is_none_or(|version| version < wanted) {
+        assert!(Instant::now() < end, "seed {seed}: it does not heal: {:#?}", run.bench.web.view());
+        run.live(Duration::from_secs(10)).await;
     }
-    world.judge();
+    run.judge();
     println!(
         "seed {seed}: {} attempts, {} permits, {} reboots",
-        world.attempt,
-        world.permits.len(),
-        reboots(&world.bench.host.log())
+        run.attempt,
+        run.permits.len(),
+        reboots(&run.bench.host.log())
     );
-    world.stop(false).await;
+    run.stop(false).await;
 }
 
 #[test]
-fn whatever_happens_for_hours_nothing_is_done_twice_and_an_update_succeeds_when_it_is_over() {
+fn update_succeeds_after_hours_of_random_faults_and_nothing_is_done_twice() {
     let seeds = match std::env::var(SEED) {
         Ok(text) => vec![text.parse().unwrap()],
         Err(_) => (0..RUNS).map(|_| rand::random()).collect(),

@@ -7,7 +7,7 @@ use models::shadow::{HOST_REACHABLE, HostPolicy, HostState};
 use semver::Version;
 
 use super::*;
-use crate::bench::web::Weather;
+use crate::bench::web::WebFault;
 
 /// Maximum calls in an hour of a fault: a busy host is called once a second, everything else less often.
 const CALLS: u64 = 3_700;
@@ -24,13 +24,13 @@ const ONLY: &str = "BRUPOP_CASE";
 
 /// A fault.
 #[derive(Clone, Copy, Debug)]
-enum Trouble {
+enum HostOrWebFault {
     /// The host: this request, in this way.
     Host(&'static str, &'static str, fn() -> Transport),
     /// Each connection to the host is closed at once.
     Connection,
     /// The web API.
-    Web(Weather),
+    Web(WebFault),
     /// Another client's command occupies the host.
     Held,
     /// None, as the baseline.
@@ -38,89 +38,113 @@ enum Trouble {
 }
 
 /// The sentence, the fault, and the reported state of the host (where the web API accepts reports).
-type Case = (&'static str, Trouble, Option<&'static str>);
+type Case = (&'static str, HostOrWebFault, Option<&'static str>);
 
 const CASES: &[Case] = &[
-    ("all is well", Trouble::Nothing, Some("Answered")),
-    ("the host cuts each connection", Trouble::Connection, Some("BadAnswer")),
-    ("the host reads and does not answer", Trouble::Host("*", "/", || Transport::LostBefore), Some("BadAnswer")),
-    ("the host acts and does not answer", Trouble::Host("*", "/", || Transport::LostAfter), Some("BadAnswer")),
-    ("the host is cut off in mid-reply", Trouble::Host("*", "/", || Transport::CutReply), Some("BadAnswer")),
-    ("the host answers garbage", Trouble::Host("*", "/", || Transport::Garbage), Some("BadAnswer")),
-    ("the host's status is garbage", Trouble::Host("GET", "/updates", || Transport::Garbage), Some("BadAnswer")),
-    ("the host hangs", Trouble::Host("*", "/", || Transport::Slow(Duration::from_secs(25))), Some("Timeout")),
-    ("the host is slow", Trouble::Host("*", "/", || Transport::Slow(Duration::from_secs(15))), Some("Answered")),
-    ("the host fails", Trouble::Host("*", "/", || Transport::Status(500, "no".into())), Some("BadAnswer")),
-    ("the host is overloaded", Trouble::Host("*", "/", || Transport::Status(503, String::new())), Some("BadAnswer")),
-    ("the host starts nothing", Trouble::Host("POST", "/", || Transport::Status(500, "no".into())), Some("Answered")),
-    ("the host starts nothing, oddly", Trouble::Host("POST", "/", || Transport::Status(418, "tea".into())), None),
-    ("the host drops every command", Trouble::Host("POST", "/", || Transport::LostBefore), None),
-    ("the host loses the answer to every command", Trouble::Host("POST", "/", || Transport::LostAfter), None),
-    ("the host hangs at every command", Trouble::Host("POST", "/", || Transport::Slow(Duration::from_secs(25))), None),
-    ("the host drops every look at its settings", Trouble::Host("GET", "/settings", || Transport::LostBefore), None),
-    ("the host's settings are garbage", Trouble::Host("GET", "/settings", || Transport::Garbage), None),
+    ("all is well", HostOrWebFault::Nothing, Some("Answered")),
+    ("the host cuts each connection", HostOrWebFault::Connection, Some("BadAnswer")),
+    ("the host reads and does not answer", HostOrWebFault::Host("*", "/", || Transport::LostBefore), Some("BadAnswer")),
+    ("the host acts and does not answer", HostOrWebFault::Host("*", "/", || Transport::LostAfter), Some("BadAnswer")),
+    ("the host is cut off in mid-reply", HostOrWebFault::Host("*", "/", || Transport::CutReply), Some("BadAnswer")),
+    ("the host answers garbage", HostOrWebFault::Host("*", "/", || Transport::Garbage), Some("BadAnswer")),
+    ("the host's status is garbage", HostOrWebFault::Host("GET", "/updates", || Transport::Garbage), Some("BadAnswer")),
+    ("the host hangs", HostOrWebFault::Host("*", "/", || Transport::Slow(Duration::from_secs(25))), Some("Timeout")),
+    ("the host is slow", HostOrWebFault::Host("*", "/", || Transport::Slow(Duration::from_secs(15))), Some("Answered")),
+    ("the host fails", HostOrWebFault::Host("*", "/", || Transport::Status(500, "no".into())), Some("BadAnswer")),
     (
-        "the host drops every change of its settings",
-        Trouble::Host("PATCH", "/settings", || Transport::LostBefore),
+        "the host is overloaded",
+        HostOrWebFault::Host("*", "/", || Transport::Status(503, String::new())),
+        Some("BadAnswer"),
+    ),
+    (
+        "the host starts nothing",
+        HostOrWebFault::Host("POST", "/", || Transport::Status(500, "no".into())),
+        Some("Answered"),
+    ),
+    (
+        "the host starts nothing, oddly",
+        HostOrWebFault::Host("POST", "/", || Transport::Status(418, "tea".into())),
         None,
     ),
-    ("the host drops every commit", Trouble::Host("POST", "/tx", || Transport::LostBefore), None),
-    ("the host loses the answer to every commit", Trouble::Host("POST", "/tx", || Transport::LostAfter), None),
-    ("the host commits nothing", Trouble::Host("POST", "/tx", || Transport::Status(422, String::new())), None),
+    ("the host drops every command", HostOrWebFault::Host("POST", "/", || Transport::LostBefore), None),
+    ("the host loses the answer to every command", HostOrWebFault::Host("POST", "/", || Transport::LostAfter), None),
+    (
+        "the host hangs at every command",
+        HostOrWebFault::Host("POST", "/", || Transport::Slow(Duration::from_secs(25))),
+        None,
+    ),
+    (
+        "the host drops every look at its settings",
+        HostOrWebFault::Host("GET", "/settings", || Transport::LostBefore),
+        None,
+    ),
+    ("the host's settings are garbage", HostOrWebFault::Host("GET", "/settings", || Transport::Garbage), None),
+    (
+        "the host drops every change of its settings",
+        HostOrWebFault::Host("PATCH", "/settings", || Transport::LostBefore),
+        None,
+    ),
+    ("the host drops every commit", HostOrWebFault::Host("POST", "/tx", || Transport::LostBefore), None),
+    ("the host loses the answer to every commit", HostOrWebFault::Host("POST", "/tx", || Transport::LostAfter), None),
+    ("the host commits nothing", HostOrWebFault::Host("POST", "/tx", || Transport::Status(422, String::new())), None),
     (
         "the host forbids everything",
-        Trouble::Host("POST", "/", || Transport::Status(409, "no".into())),
+        HostOrWebFault::Host("POST", "/", || Transport::Status(409, "no".into())),
         Some("Answered"),
     ),
     (
         "the host is locked to commands",
-        Trouble::Host("POST", "/", || Transport::Status(423, "".into())),
+        HostOrWebFault::Host("POST", "/", || Transport::Status(423, "".into())),
         Some("Answered"),
     ),
-    ("the host is locked", Trouble::Host("GET", "/updates", || Transport::Status(423, "".into())), Some("Answered")),
-    ("another client's command never ends", Trouble::Held, Some("Answered")),
-    ("the web API is down", Trouble::Web(Weather::Down), None),
-    ("the web API says nothing", Trouble::Web(Weather::Mute), None),
-    ("the web API speaks garbage", Trouble::Web(Weather::Garbled), None),
-    ("the web API does not know us", Trouble::Web(Weather::Refuses("401 Unauthorized")), None),
-    ("the web API forbids it", Trouble::Web(Weather::Refuses("403 Forbidden")), None),
-    ("the web API has no shadow", Trouble::Web(Weather::Refuses("404 Not Found")), None),
-    ("the web API does not like the report", Trouble::Web(Weather::Refuses("422 Unprocessable Entity")), None),
-    ("the web API is busy", Trouble::Web(Weather::Refuses("429 Too Many Requests")), None),
-    ("the web API has lost the cluster", Trouble::Web(Weather::Refuses("503 Service Unavailable")), None),
-    ("the web API redirects", Trouble::Web(Weather::Refuses("302 Found")), None),
-    ("the web API ends each stream, as it should", Trouble::Web(Weather::Brief), Some("Answered")),
-    ("the web API loses its answers", Trouble::Web(Weather::AnswersLost), Some("Answered")),
-    ("an older web API drops what it does not know", Trouble::Web(Weather::Prunes), None),
-    ("a newer web API says what no one knows", Trouble::Web(Weather::Novel), Some("Answered")),
+    (
+        "the host is locked",
+        HostOrWebFault::Host("GET", "/updates", || Transport::Status(423, "".into())),
+        Some("Answered"),
+    ),
+    ("another client's command never ends", HostOrWebFault::Held, Some("Answered")),
+    ("the web API is down", HostOrWebFault::Web(WebFault::Down), None),
+    ("the web API says nothing", HostOrWebFault::Web(WebFault::Mute), None),
+    ("the web API speaks garbage", HostOrWebFault::Web(WebFault::Garbled), None),
+    ("the web API does not know us", HostOrWebFault::Web(WebFault::Refuses("401 Unauthorized")), None),
+    ("the web API forbids it", HostOrWebFault::Web(WebFault::Refuses("403 Forbidden")), None),
+    ("the web API has no shadow", HostOrWebFault::Web(WebFault::Refuses("404 Not Found")), None),
+    ("the web API does not like the report", HostOrWebFault::Web(WebFault::Refuses("422 Unprocessable Entity")), None),
+    ("the web API is busy", HostOrWebFault::Web(WebFault::Refuses("429 Too Many Requests")), None),
+    ("the web API has lost the cluster", HostOrWebFault::Web(WebFault::Refuses("503 Service Unavailable")), None),
+    ("the web API redirects", HostOrWebFault::Web(WebFault::Refuses("302 Found")), None),
+    ("the web API ends each stream, as it should", HostOrWebFault::Web(WebFault::Brief), Some("Answered")),
+    ("the web API loses its answers", HostOrWebFault::Web(WebFault::AnswersLost), Some("Answered")),
+    ("an older web API drops what it does not know", HostOrWebFault::Web(WebFault::Prunes), None),
+    ("a newer web API says what no one knows", HostOrWebFault::Web(WebFault::Novel), Some("Answered")),
 ];
 
 #[test]
-fn an_hour_of_any_fault_is_lived_through_without_haste_and_forgotten() {
+fn agent_survives_an_hour_of_any_fault_and_continues_afterwards() {
     let wanted = std::env::var(ONLY).unwrap_or_default();
     for case in CASES.iter().filter(|(what, ..)| what.contains(&wanted)) {
         simulate(async |counts| an_hour_of(case, counts).await);
     }
 }
 
-async fn an_hour_of((what, trouble, told): &Case, counts: &Counts) {
+async fn an_hour_of((what, fault, told): &Case, counts: &Counts) {
     let bench = Bench::without_agent().await;
     bench.web.create();
     let mut agent = Within::start(&bench);
     let told_of = || bench.web.view().status;
     assert!(pass_until(MINUTE, || told_of().report.observed_generation == Some(1)).await, "{what}: it reports");
-    if matches!(trouble, Trouble::Host(_, path, _) if path.contains("settings") || path.contains("tx")) {
+    if matches!(fault, HostOrWebFault::Host(_, path, _) if path.contains("settings") || path.contains("tx")) {
         let policy = HostPolicy { refresh_interval: None, ..bench.policy(Some("1.20.5"), None) };
-        bench.web.order(|spec| spec.host = Some(policy));
+        bench.web.change_spec(|spec| spec.host = Some(policy));
     }
-    match trouble {
-        Trouble::Nothing => {}
-        Trouble::Host(method, path, transport) => {
+    match fault {
+        HostOrWebFault::Nothing => {}
+        HostOrWebFault::Host(method, path, transport) => {
             bench.host.script(Fault::request(*method, *path, transport()).times(u32::MAX));
         }
-        Trouble::Connection => bench.host.script(Fault::connection().times(u32::MAX)),
-        Trouble::Web(weather) => bench.web.weather(*weather),
-        Trouble::Held => {
+        HostOrWebFault::Connection => bench.host.script(Fault::connection().times(u32::MAX)),
+        HostOrWebFault::Web(web_fault) => bench.web.web_fault(*web_fault),
+        HostOrWebFault::Held => {
             bench.host.script(Fault::command(Command::Refresh, Worker::Waits));
             bench.host.foreign(Command::Refresh).await.unwrap();
         }
@@ -144,7 +168,7 @@ async fn an_hour_of((what, trouble, told): &Case, counts: &Counts) {
     // The fault is over. What failed meanwhile is not retried before the next attempt.
     bench.host.mend();
     bench.host.release_command();
-    bench.web.weather(Weather::Fair);
+    bench.web.web_fault(WebFault::None);
     bench.withdraw();
     let idle = || told_of().report.observed_generation == Some(bench.web.view().metadata.generation);
     assert!(pass_until(5 * MINUTE, idle).await, "{what}: it does not take notice: {:#?}", told_of());
@@ -163,10 +187,10 @@ fn agent_hears_of_each_desired_state_soon_while_the_replicas_of_the_web_api_move
         let bench = Bench::without_agent().await;
         bench.web.create();
         let agent = Within::start(&bench);
-        bench.web.weather(Weather::Moves);
+        bench.web.web_fault(WebFault::Moves);
         pass(MINUTE).await;
         for _ in 0..60 {
-            bench.web.order(|_| {});
+            bench.web.change_spec(|_| {});
             let generation = Some(bench.web.view().metadata.generation);
             let acknowledged = || bench.web.view().status.report.observed_generation == generation;
             assert!(pass_until(Duration::from_secs(1), acknowledged).await, "{:#?}", bench.web.view());
@@ -178,7 +202,7 @@ fn agent_hears_of_each_desired_state_soon_while_the_replicas_of_the_web_api_move
 }
 
 #[test]
-fn however_often_policy_and_orders_ask_for_it_the_host_looks_for_updates_once_a_second_at_most() {
+fn host_refreshes_at_most_once_a_second_whatever_policy_and_desired_states_require() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
@@ -188,7 +212,7 @@ fn however_often_policy_and_orders_ask_for_it_the_host_looks_for_updates_once_a_
             log.iter().filter(|event| matches!(&event.kind, EventKind::Call { path, .. } if path == REFRESH)).count()
         };
         let without_pause = HostPolicy { refresh_interval: Some("0s".parse().unwrap()), ..HostPolicy::default() };
-        bench.web.order(|spec| spec.host = Some(without_pause));
+        bench.web.change_spec(|spec| spec.host = Some(without_pause));
         // Half of the time idle, and half of it under successive desired states with a version that the host does not
         // offer.
         pass(MINUTE).await;
@@ -213,7 +237,7 @@ async fn asking(bench: &Bench) -> models::wire::ShadowView {
     let report = || bench.web.view().status.report;
     bench.stage(1);
     assert!(pass_until(MINUTE, || report().state == Some(HostState::StagedUpdate)).await, "it stages");
-    bench.order_reboot();
+    bench.request_reboot();
     assert!(pass_until(MINUTE, || report().armed.is_some()).await, "it asks");
     bench.web.view()
 }
@@ -228,11 +252,11 @@ fn refused_reboot_is_requested_again_only_after_the_back_off() {
         let refused = RebootFault::Refused { stderr: "an inhibitor".into() };
         bench.host.script(Fault::reboot(refused).times(u32::MAX));
         let refusals = || bench.calls().iter().filter(|call| call.contains("/reboot")).count();
-        bench.give(&bench.claims(&asking));
+        bench.issue_permit(&bench.claims(&asking));
         assert!(pass_until(MINUTE, || refusals() == 1).await);
         for _ in 0..20 {
             // Another generation of the same desired state.
-            bench.web.order(|_| {});
+            bench.web.change_spec(|_| {});
             settle(100).await;
         }
         assert_eq!(refusals(), 1);
@@ -267,7 +291,7 @@ fn activation_carried_out_long_after_its_order_was_withdrawn_is_disarmed() {
         let asking = asking(&bench).await;
         let queued = Transport::Slow(Duration::from_secs(68));
         bench.host.script(Fault::request("POST", "/actions/activate", queued));
-        bench.give(&bench.claims(&asking));
+        bench.issue_permit(&bench.claims(&asking));
         pass(Duration::from_secs(2)).await;
         bench.withdraw();
         let view = || bench.web.view();
@@ -283,7 +307,7 @@ fn activation_carried_out_long_after_its_order_was_withdrawn_is_disarmed() {
 }
 
 #[test]
-fn a_socket_that_is_gone_or_stale_ends_the_agent_soon_and_a_new_one_goes_on() {
+fn dead_socket_ends_the_agent_soon_and_the_next_agent_continues() {
     for clean in [true, false] {
         simulate(async |counts| {
             let bench = Bench::without_agent().await;
@@ -328,12 +352,12 @@ fn a_socket_that_is_gone_or_stale_ends_the_agent_soon_and_a_new_one_goes_on() {
 }
 
 #[test]
-fn an_order_that_no_one_here_knows_is_told_and_moves_nothing() {
+fn unknown_desired_state_is_reported_and_causes_no_command() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
         let agent = Within::start(&bench);
-        bench.web.order(|spec| {
+        bench.web.change_spec(|spec| {
             // As a newer controller's state is read here.
             spec.state = serde_json::from_str("\"Hibernate\"").unwrap();
             spec.attempt = 1;
@@ -356,7 +380,7 @@ fn an_order_that_no_one_here_knows_is_told_and_moves_nothing() {
 }
 
 #[test]
-fn an_update_state_that_no_one_here_knows_is_told_and_nothing_is_asked_of_the_host() {
+fn unknown_update_state_is_reported_and_causes_no_command() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();

@@ -16,7 +16,7 @@ fn answer(bench: &Bench) {
     let Some(armed) = &view.status.report.armed else { return };
     let answered = view.spec.permit.as_ref().is_some_and(|permit| permit.nonce == armed.nonce);
     if view.spec.state == HostState::RebootedIntoUpdate && armed.attempt == view.spec.attempt && !answered {
-        bench.give(&bench.claims(&view));
+        bench.issue_permit(&bench.claims(&view));
     }
 }
 
@@ -27,7 +27,7 @@ fn control(bench: &Bench) {
         && view.status.report.state == Some(HostState::StagedUpdate)
         && view.status.report.observed_generation == Some(view.metadata.generation)
     {
-        bench.order_reboot();
+        bench.request_reboot();
     }
     answer(bench);
 }
@@ -81,7 +81,7 @@ async fn ended_after(turns: usize, kill: bool, counts: &Counts) -> bool {
 }
 
 #[test]
-fn an_agent_that_is_ended_at_any_moment_does_nothing_by_that_and_the_next_one_goes_on() {
+fn agent_ended_at_any_moment_makes_no_further_call_and_the_next_one_continues() {
     for kill in [false, true] {
         let mut moments = 0;
         for turns in (0..LONGEST).step_by(STRIDE) {

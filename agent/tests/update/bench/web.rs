@@ -24,10 +24,10 @@ pub(crate) enum WriteFault {
 
 /// Condition of the web API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Weather {
+pub(crate) enum WebFault {
     /// No fault.
     #[default]
-    Fair,
+    None,
     /// Each connection is closed as soon as it is accepted.
     Down,
     /// Connections are accepted, and requests never answered.
@@ -58,7 +58,7 @@ struct State {
     refused: u32,
     /// Each request, and its `Authorization`.
     tokens: Vec<(String, String)>,
-    weather: Weather,
+    web_fault: WebFault,
     traffic: u64,
 }
 
@@ -95,7 +95,7 @@ impl Web {
                 refuses: None,
                 refused: 0,
                 tokens: Vec::new(),
-                weather: Weather::Fair,
+                web_fault: WebFault::None,
                 traffic: 0,
             })),
             changed: watch::Sender::new(0),
@@ -132,7 +132,7 @@ impl Web {
     }
 
     /// Writes the spec, as the controller does.
-    pub(crate) fn order(&self, change: impl FnOnce(&mut models::shadow::BottlerocketShadowSpec)) {
+    pub(crate) fn change_spec(&self, change: impl FnOnce(&mut models::shadow::BottlerocketShadowSpec)) {
         self.with(|state| {
             let view = state.view.as_mut().unwrap();
             change(&mut view.spec);
@@ -168,13 +168,13 @@ impl Web {
     }
 
     /// Changes the condition of the web API; open streams end.
-    pub(crate) fn weather(&self, weather: Weather) {
-        self.with(|state| state.weather = weather);
+    pub(crate) fn web_fault(&self, web_fault: WebFault) {
+        self.with(|state| state.web_fault = web_fault);
         self.wake();
     }
 
-    fn now(&self) -> Weather {
-        self.with(|state| state.weather)
+    fn now(&self) -> WebFault {
+        self.with(|state| state.web_fault)
     }
 
     /// Returns the number of connections and requests.
@@ -231,7 +231,7 @@ impl Web {
     }
 
     async fn serve(self, acceptor: TlsAcceptor, stream: TcpStream) {
-        if self.now() == Weather::Down {
+        if self.now() == WebFault::Down {
             return;
         }
         let Ok(mut stream) = acceptor.accept(stream).await else { return };
@@ -247,21 +247,21 @@ impl Web {
                 state.traffic += 1;
                 state.tokens.push((line.clone(), header("authorization").unwrap_or_default()));
             });
-            let weather = self.now();
-            match weather {
-                Weather::Down => return,
-                Weather::Mute => {
+            let web_fault = self.now();
+            match web_fault {
+                WebFault::Down => return,
+                WebFault::Mute => {
                     let mut changed = self.changed.subscribe();
-                    while self.now() == Weather::Mute {
+                    while self.now() == WebFault::Mute {
                         let _ = changed.changed().await;
                     }
                     return;
                 }
-                Weather::Refuses(status) => {
+                WebFault::Refuses(status) => {
                     respond(&mut stream, status, r#"{"type":"urn:x","title":"No","status":400}"#).await;
                     continue;
                 }
-                Weather::Garbled => {
+                WebFault::Garbled => {
                     respond(&mut stream, "200 OK", "{\"metadata\":\n}\u{1}\n[]\nnull\n{\"type\":7}\n").await;
                     continue;
                 }
@@ -292,14 +292,14 @@ impl Web {
                 state.stored += 1;
                 view.etag = state.stored.to_string();
                 view.status = status.clone();
-                if weather == Weather::Prunes {
+                if web_fault == WebFault::Prunes {
                     view.status.conditions.clear();
                 }
                 state.writes.push(status);
                 (("200 OK", serde_json::to_string(view).unwrap()), fault)
             });
             self.wake();
-            if fault == Some(WriteFault::AnswerLost) || weather == Weather::AnswersLost {
+            if fault == Some(WriteFault::AnswerLost) || web_fault == WebFault::AnswersLost {
                 return;
             }
             respond(&mut stream, answer.0, &answer.1).await;
@@ -315,8 +315,8 @@ impl Web {
         let began = self.now();
         let moves = tokio::time::Instant::now() + Duration::from_secs(2);
         while self.now() == began {
-            if began == Weather::Novel {
-                let novel = "{\"type\":\"weather\",\"object\":{\"metadata\":7}}\n{\"type\":\"calm\"}\n";
+            if began == WebFault::Novel {
+                let novel = "{\"type\":\"web_fault\",\"object\":{\"metadata\":7}}\n{\"type\":\"calm\"}\n";
                 if stream.write_all(novel.as_bytes()).await.is_err() {
                     return;
                 }
@@ -329,13 +329,13 @@ impl Web {
             if stream.write_all(line.as_bytes()).await.is_err() || stream.flush().await.is_err() {
                 return;
             }
-            if began == Weather::Brief {
+            if began == WebFault::Brief {
                 break;
             }
             tokio::select! {
                 _ = changed.changed() => {}
                 () = tokio::time::sleep(Duration::from_secs(15)) => {}
-                () = tokio::time::sleep_until(moves), if began == Weather::Moves => break,
+                () = tokio::time::sleep_until(moves), if began == WebFault::Moves => break,
             }
         }
         let _ = stream.shutdown().await;

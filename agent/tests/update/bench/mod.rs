@@ -136,7 +136,7 @@ impl Bench {
 
     pub(crate) fn stage_version(&self, attempt: i64, version: Version) {
         let boot = self.boot();
-        self.web.order(|spec| {
+        self.web.change_spec(|spec| {
             spec.state = HostState::StagedUpdate;
             spec.version = Some(version);
             spec.attempt = attempt;
@@ -144,12 +144,12 @@ impl Bench {
         });
     }
 
-    pub(crate) fn order_reboot(&self) {
-        self.web.order(|spec| spec.state = HostState::RebootedIntoUpdate);
+    pub(crate) fn request_reboot(&self) {
+        self.web.change_spec(|spec| spec.state = HostState::RebootedIntoUpdate);
     }
 
     pub(crate) fn withdraw(&self) {
-        self.web.order(|spec| {
+        self.web.change_spec(|spec| {
             spec.state = HostState::Idle;
             spec.version = None;
             spec.boot_id = None;
@@ -184,15 +184,15 @@ impl Bench {
     }
 
     /// Requests the settings, with the controller's signature.
-    pub(crate) fn ask(&self, version_lock: Option<&str>, ignore_waves: Option<bool>) {
+    pub(crate) fn request_settings(&self, version_lock: Option<&str>, ignore_waves: Option<bool>) {
         let policy = self.policy(version_lock, ignore_waves);
-        self.web.order(|spec| spec.host = Some(policy));
+        self.web.change_spec(|spec| spec.host = Some(policy));
     }
 
-    pub(crate) fn give(&self, claims: &PermitClaims) {
+    pub(crate) fn issue_permit(&self, claims: &PermitClaims) {
         let jws = self.sign(claims);
         let nonce = claims.nonce.clone();
-        self.web.order(|spec| spec.permit = Some(Permit { nonce, jws }));
+        self.web.change_spec(|spec| spec.permit = Some(Permit { nonce, jws }));
     }
 
     pub(crate) async fn staged(&self, attempt: i64) {
@@ -201,8 +201,8 @@ impl Bench {
     }
 
     /// Requests the reboot and waits for the agent's nonce.
-    pub(crate) async fn asked(&self) -> ShadowView {
-        self.order_reboot();
+    pub(crate) async fn permit_requested(&self) -> ShadowView {
+        self.request_reboot();
         let asks = |v: &ShadowView| v.status.report.armed.as_ref().is_some_and(|a| a.phase == ArmedPhase::Arming);
         self.web.until("the agent requests a permit", asks).await
     }

@@ -1,0 +1,225 @@
+//! Everything that this process knows of the running boot.
+
+use std::time::Duration;
+
+use models::shadow::HostState;
+use models::wire::ShadowView;
+use tokio::time::Instant;
+
+use super::outage::Outage;
+use super::permit::PermitRequest;
+use super::settings::SettingsProgress;
+use super::turn::Next;
+use crate::desired_state::DesiredState;
+use crate::host::types::{OsInfo, UpdateStatus};
+use crate::memory::Memory;
+use crate::refreshes::Refreshes;
+use crate::retry::{Delays, Retry};
+use crate::staging::Tries;
+
+/// Time in which a host that accepted the reboot goes down (units are stopped, with systemd's limit of 90 s each way).
+/// After it, the host did not reboot, and everything is checked again.
+const REBOOT_LIMIT: Duration = Duration::from_secs(300);
+
+/// Delay while another command runs on the host.
+const BUSY: Delays = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// Delay after the host refused a command because another one runs.
+const LOCKED: Delays = (Duration::from_millis(200), Duration::from_secs(5));
+
+/// State of the running boot. It is replaced whole when another boot begins.
+#[derive(Debug, Default)]
+pub(super) struct BootState {
+    pub(super) id: String,
+    pub(super) os: Option<OsInfo>,
+    pub(super) status: LastStatus,
+    pub(super) memory: Memory,
+    pub(super) refreshes: Refreshes,
+    pub(super) settings: SettingsProgress,
+    pub(super) outage: Outage,
+    /// Consecutive reads that found a command running, and refused commands.
+    pub(super) busy: Retry,
+    pub(super) locked: Retry,
+    /// The desired state of the last turn, and the tries for it.
+    pub(super) desired: Option<DesiredState>,
+    pub(super) tries: Tries,
+    pub(super) permit_request: Option<PermitRequest>,
+    /// Time at which the host accepted this agent's reboot request.
+    pub(super) reboot_requested: Option<Instant>,
+}
+
+impl BootState {
+    /// Returns true while the host may still go down after a reboot request. After that, everything is read again.
+    pub(super) fn is_rebooting(&mut self, now: Instant) -> bool {
+        let Some(since) = self.reboot_requested else { return false };
+        if now.saturating_duration_since(since) < REBOOT_LIMIT {
+            return true;
+        }
+        tracing::warn!("the host accepted the reboot request and still runs");
+        self.reboot_requested = None;
+        self.status.expire();
+        false
+    }
+
+    /// Begins a turn under this desired state. A new one starts with all its tries.
+    pub(super) fn begin(&mut self, desired: &DesiredState) {
+        if self.desired.as_ref() != Some(desired) {
+            let DesiredState { attempt, state, version, boot_id: _ } = desired;
+            let version = version.as_ref().map(tracing::field::display);
+            tracing::info!(?state, version, attempt = attempt.attempt, "new desired state");
+            self.tries = Tries::default();
+            self.desired = Some(desired.clone());
+        }
+        if desired.state != HostState::Idle {
+            self.refreshes.leave_idle();
+        }
+    }
+
+    /// Records a status that was just read.
+    pub(super) fn record_status(&mut self, status: Option<UpdateStatus>, desired: &DesiredState) {
+        self.outage.end();
+        self.busy.reset();
+        if let Some(status) = &status {
+            self.memory.learn(status, desired);
+        }
+        self.status.store(status, desired);
+    }
+
+    /// Takes over an activation that the previous process may have requested in this boot. Returns true if that is
+    /// news.
+    pub(super) fn take_over_activation(&mut self, view: &ShadowView) -> bool {
+        let Some(armed) = view.status.report.armed.as_ref().filter(|armed| armed.boot_id == self.id) else {
+            return false;
+        };
+        let own = self.permit_request.as_ref().is_some_and(|request| request.has_nonce(&armed.nonce));
+        // Without a status there is no record to compare later ones with.
+        !own && self.status.is_known() && self.memory.take_over(self.status.get())
+    }
+
+    /// Returns true if an image may be armed that this operator armed in this boot.
+    pub(super) fn may_be_armed(&self, view: &ShadowView) -> bool {
+        view.status.report.armed.as_ref().is_some_and(|armed| armed.boot_id == self.id)
+            || self.memory.armed.is_some()
+            || self.memory.unconfirmed.is_some()
+    }
+
+    /// Waits while the host runs a command, of this agent or another client.
+    pub(super) fn wait_while_busy(&mut self) -> Next {
+        self.outage.end();
+        self.status.expire();
+        Next::after(self.busy.delay(BUSY))
+    }
+
+    /// Waits after the host refused a command because another one runs. The status shows when that has ended; otherwise
+    /// the command is retried with back-off.
+    pub(super) fn wait_for_lock(&mut self) -> Next {
+        let _ = self.wait_while_busy();
+        Next::after(self.locked.delay(LOCKED))
+    }
+}
+
+/// The host's update status as last read.
+#[derive(Debug, Default)]
+pub(super) struct LastStatus {
+    status: Option<UpdateStatus>,
+    /// The desired state that it was read under; `None` if it must be read before it is used.
+    read_under: Option<DesiredState>,
+}
+
+impl LastStatus {
+    /// Returns the status; absent while the host has run no command in this boot.
+    pub(super) fn get(&self) -> Option<&UpdateStatus> {
+        self.status.as_ref()
+    }
+
+    /// Returns true if it need not be read before it is used.
+    pub(super) fn is_known(&self) -> bool {
+        self.read_under.is_some()
+    }
+
+    /// Requires that it is read before it is used again.
+    pub(super) fn expire(&mut self) {
+        self.read_under = None;
+    }
+
+    /// Returns true if it is recent enough for this desired state. A new desired state needs a new read, except `Idle`
+    /// where nothing of the operator may be armed: it requires no host call.
+    pub(super) fn is_recent(&mut self, desired: &DesiredState, may_be_armed: bool) -> bool {
+        if self.is_known() && desired.state == HostState::Idle && !may_be_armed {
+            self.read_under = Some(desired.clone());
+        }
+        self.read_under.as_ref() == Some(desired)
+    }
+
+    fn store(&mut self, status: Option<UpdateStatus>, desired: &DesiredState) {
+        self.status = status;
+        self.read_under = Some(desired.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::ArmedPhase;
+
+    use super::*;
+    use crate::situation::tests::{armed, view};
+
+    fn in_boot(id: &str) -> BootState {
+        BootState { id: id.to_owned(), ..BootState::default() }
+    }
+
+    fn desired(state: HostState) -> DesiredState {
+        DesiredState::of(&view(state))
+    }
+
+    #[test]
+    fn status_is_read_again_for_each_desired_state_but_an_idle_one_with_nothing_armed() {
+        let (idle, stage) = (desired(HostState::Idle), desired(HostState::StagedUpdate));
+        let mut status = LastStatus::default();
+        assert!(!status.is_recent(&idle, false), "it was never read");
+        status.store(None, &stage);
+        assert!(status.is_recent(&stage, true));
+        assert!(!status.is_recent(&desired(HostState::RebootedIntoUpdate), false));
+        assert!(!status.is_recent(&idle, true));
+        assert!(status.is_recent(&idle, false));
+        status.expire();
+        assert!(!status.is_recent(&idle, false));
+    }
+
+    #[test]
+    fn host_that_accepted_a_reboot_has_five_minutes_to_go_down() {
+        let mut boot = in_boot("b1");
+        let now = Instant::now();
+        assert!(!boot.is_rebooting(now));
+        boot.reboot_requested = Some(now);
+        boot.record_status(None, &desired(HostState::Idle));
+        assert!(boot.is_rebooting(now + REBOOT_LIMIT - Duration::from_millis(1)));
+        assert!(!boot.is_rebooting(now + REBOOT_LIMIT));
+        assert!(!boot.status.is_known() && !boot.is_rebooting(now), "everything is read again");
+    }
+
+    #[test]
+    fn new_desired_state_starts_with_all_its_tries() {
+        let mut boot = in_boot("b1");
+        boot.begin(&desired(HostState::StagedUpdate));
+        boot.tries.prepare = Retry::after(2);
+        boot.begin(&desired(HostState::StagedUpdate));
+        assert_eq!(boot.tries.prepare.failures(), 2);
+        boot.begin(&desired(HostState::RebootedIntoUpdate));
+        assert_eq!(boot.tries, Tries::default());
+    }
+
+    #[test]
+    fn activation_of_the_previous_process_is_taken_over_once_in_its_boot_when_the_status_is_known() {
+        let mut view = view(HostState::Idle);
+        let mut boot = in_boot("b1");
+        view.status.report.armed = Some(armed(3, "b1", ArmedPhase::Arming));
+        assert!(!boot.take_over_activation(&view), "no status to compare with");
+        boot.record_status(None, &desired(HostState::Idle));
+        view.status.report.armed = Some(armed(3, "b0", ArmedPhase::Arming));
+        assert!(!boot.take_over_activation(&view) && !boot.may_be_armed(&view), "another boot");
+        view.status.report.armed = Some(armed(3, "b1", ArmedPhase::Arming));
+        assert!(boot.take_over_activation(&view) && boot.may_be_armed(&view));
+        assert!(!boot.take_over_activation(&view), "it is no news any more");
+    }
+}

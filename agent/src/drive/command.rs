@@ -1,0 +1,95 @@
+//! Host commands: runs one, learns from its outcome, and schedules the next try of one that failed.
+
+use std::time::Duration;
+
+use models::shadow::HostState;
+use tokio::time::Instant;
+
+use super::turn::{Next, Stop, Turn};
+use crate::host::command::{Outcome, carry_out};
+use crate::host::types::{Command, UpdateStatus};
+use crate::retry::{Delays, Retry};
+use crate::staging::Tries;
+use crate::stream::chain;
+
+/// Delay after a failed host command.
+const FAILED: Delays = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// Delay after a command that the host's state, presumably changed by another client, did not allow.
+const REFUSED: Delays = (Duration::from_millis(200), Duration::from_secs(10));
+
+/// Message of a command that ended without a record.
+pub(super) const LEFT_NO_RECORD: &str = "the host's command ended without a record";
+
+/// Runs a command while the desired state is unchanged, and learns from its outcome.
+pub(super) async fn run_command(turn: &mut Turn<'_>, command: Command) -> Outcome {
+    let before = turn.boot.status.get().and_then(UpdateStatus::timestamp).map(str::to_owned);
+    let requested_before = turn.boot.memory.requested_refresh;
+    if command == Command::Refresh {
+        turn.boot.memory.requested_refresh = true;
+        turn.boot.refreshes.request(Instant::now());
+    }
+    // Wherever this future is dropped, the status from before the command is out of date.
+    turn.boot.status.expire();
+    let is_current = || turn.is_current();
+    tracing::info!(command = command.name(), "host command started");
+    let outcome = carry_out(&turn.clients.host, command, before.as_deref(), is_current).await;
+    log(command, &outcome);
+    if !matches!(outcome, Outcome::Busy) {
+        turn.boot.locked.reset();
+    }
+    match &outcome {
+        Outcome::Done(status) | Outcome::Failed(status, _) => {
+            turn.boot.record_status(Some(status.clone()), &turn.desired);
+        }
+        Outcome::Vanished(status) => turn.boot.record_status(status.clone(), &turn.desired),
+        Outcome::Refused(_) | Outcome::Busy | Outcome::NotStarted(_) => {
+            turn.boot.memory.requested_refresh = requested_before;
+            turn.boot.outage.end();
+        }
+        Outcome::Interrupted | Outcome::Host(_) => {}
+    }
+    outcome
+}
+
+fn log(command: Command, outcome: &Outcome) {
+    let command = command.name();
+    match outcome {
+        Outcome::Done(_) => tracing::info!(command, "host command succeeded"),
+        Outcome::Failed(_, message) | Outcome::NotStarted(message) | Outcome::Refused(message) => {
+            tracing::warn!(command, ?message, "host command failed");
+        }
+        Outcome::Vanished(_) => tracing::warn!(command, "host command left no record"),
+        Outcome::Interrupted => tracing::info!(command, "host command not followed: the desired state has changed"),
+        Outcome::Host(error) => tracing::warn!(command, error = chain(error), "host command got no answer"),
+        Outcome::Busy => tracing::debug!(command, "host command not started: another one runs"),
+    }
+}
+
+/// Handles an unsuccessful command: counts it if it ran and failed, and returns when to continue.
+pub(super) fn retry(
+    turn: &mut Turn<'_>,
+    outcome: Outcome,
+    failures: impl FnOnce(&mut Tries) -> &mut Retry,
+) -> Result<Next, Stop> {
+    let boot = &mut turn.boot;
+    let message = match outcome {
+        Outcome::Done(status) => format!("the host reports success, but its update state is {:?}", status.state),
+        Outcome::Failed(_, message) | Outcome::NotStarted(message) => message,
+        Outcome::Vanished(_) => LEFT_NO_RECORD.to_owned(),
+        Outcome::Refused(_) => return Ok(Next::after(boot.tries.refused.delay(REFUSED))),
+        Outcome::Busy => return Ok(boot.wait_for_lock()),
+        Outcome::Interrupted => return Ok(Next::Again),
+        // A host that answers everything but its commands is retried with growing delays, and not for ever. If the
+        // command was carried out after all, the status will show it.
+        Outcome::Host(error) if error.may_have_arrived() => error.to_string(),
+        Outcome::Host(error) => return Err(error.into()),
+    };
+    boot.tries.message = message;
+    let failures = failures(&mut boot.tries);
+    let delay = failures.delay(FAILED);
+    if failures.is_exhausted() && turn.desired.state != HostState::Idle {
+        return Ok(Next::Again);
+    }
+    Ok(Next::after(delay))
+}

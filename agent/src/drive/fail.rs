@@ -1,0 +1,49 @@
+//! Failures of an attempt: reported once, with a message for users. How a boot ended is judged by the step table.
+
+use jiff::Timestamp;
+use models::agent_step::{Boot, Desired};
+use models::reason::FailureReason;
+use models::shadow::Failure;
+
+use super::report::report;
+use super::turn::{Next, Observed, Stop, Turn};
+use crate::desired_state::DesiredState;
+use crate::host::types::UpdateStatus;
+use crate::report::Finding;
+use crate::situation::{Facts, host_state};
+
+/// Fails the attempt.
+pub(super) async fn fail(
+    turn: &mut Turn<'_>,
+    found: &Observed,
+    reason: FailureReason,
+    message: String,
+) -> Result<Next, Stop> {
+    let (attempt, step) = (turn.desired.attempt.attempt, turn.desired.state);
+    tracing::warn!(attempt, %reason, ?message, "the attempt failed");
+    let judges_boot = found.situation.desired == Desired::Reboot && found.situation.boot == Boot::Other;
+    let failure = Failure { attempt, step, reason, message, time: Timestamp::now() };
+    report(turn, found, &Finding::Failed { failure, state: host_state(&found.situation), judges_boot }).await?;
+    Ok(Next::Again)
+}
+
+/// Describes a failure from the step table for a user.
+pub(super) fn explain(reason: FailureReason, desired: &DesiredState, facts: &Facts) -> String {
+    let wanted = desired.version.as_ref().map(ToString::to_string).unwrap_or_default();
+    let runs = &facts.os.version;
+    match reason {
+        FailureReason::BootFellBack => format!("the host was armed with {wanted}, rebooted, and runs {runs} again"),
+        FailureReason::RebootedByOther => format!("the host was rebooted before it was armed with {wanted}"),
+        FailureReason::BootedOtherVersion => format!("the host was to boot {wanted} and runs {runs}"),
+        FailureReason::DisarmedByOther => {
+            format!("the host was armed with {wanted}, and another client disarmed it before it rebooted")
+        }
+        FailureReason::HostArmedByOther => "another client armed an image; it is left alone".to_owned(),
+        FailureReason::NotStaged => {
+            let staged = facts.status.as_ref().and_then(UpdateStatus::staged_version);
+            let staged = staged.map_or("nothing".to_owned(), ToString::to_string);
+            format!("the host is to boot {wanted}, but has {staged} staged, or possibly an incomplete image")
+        }
+        other => other.to_string(),
+    }
+}

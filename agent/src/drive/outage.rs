@@ -1,0 +1,105 @@
+//! A host that does not answer: retried with back-off, reported after a while, and given up with a dead socket.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::AgentError;
+use super::report::put;
+use super::turn::{Next, Turn};
+use crate::host::client::HostError;
+use crate::report::{HostCondition, build_unreachable};
+use crate::retry::{Delays, Retry};
+use crate::stream::chain;
+
+/// Delay after a failed call.
+const DELAYS: Delays = (Duration::from_millis(200), Duration::from_secs(5));
+
+/// Time without an answer from the host before it is reported. A restart of its API server takes 5 s and is not
+/// reported.
+const REPORT_AFTER: Duration = Duration::from_secs(8);
+
+/// Time that the socket may be dead before the agent exits. A restart of the host's API server takes 5 s (systemd's
+/// RestartSec); a socket that is dead for several times as long does not come back under this mount.
+const SOCKET_DEAD: Duration = Duration::from_secs(30);
+
+/// An outage of the host.
+#[derive(Debug, Default)]
+pub(super) struct Outage {
+    since: Option<Instant>,
+    /// Time since which every call has found a dead socket.
+    dead_since: Option<Instant>,
+    calls: Retry,
+}
+
+impl Outage {
+    /// Records a call without an answer, and returns the delay before the next one.
+    fn record(&mut self, socket_is_dead: bool, now: Instant) -> Duration {
+        self.since.get_or_insert(now);
+        self.dead_since = socket_is_dead.then(|| self.dead_since.unwrap_or(now));
+        self.calls.delay(DELAYS)
+    }
+
+    /// Records that the host answers.
+    pub(super) fn end(&mut self) {
+        *self = Self::default();
+    }
+
+    fn is_reported(&self, now: Instant) -> bool {
+        self.since.is_some_and(|since| now - since >= REPORT_AFTER)
+    }
+
+    /// Returns the time for which the socket has been dead, if only a restart of the agent can help.
+    fn dead_for(&self, now: Instant) -> Option<Duration> {
+        self.dead_since.map(|since| now - since).filter(|dead_for| *dead_for >= SOCKET_DEAD)
+    }
+}
+
+/// Handles a call without an answer: returns when to retry, or an error if the socket is dead.
+pub(super) async fn retry(turn: &mut Turn<'_>, error: HostError) -> Result<Next, AgentError> {
+    let now = Instant::now();
+    turn.boot.status.expire();
+    let outage = &mut turn.boot.outage;
+    let delay = outage.record(error.socket_is_dead(), now);
+    let dead_for = outage.dead_for(now);
+    tracing::warn!(error = chain(&error), calls = outage.calls.failures(), "the host does not answer");
+    if outage.is_reported(now) {
+        let condition = HostCondition::unreachable(&error);
+        // Reported if possible; the next call does not wait for it.
+        let _ = put(turn, |view| build_unreachable(&view.status, &condition, Timestamp::now())).await;
+    }
+    match dead_for {
+        Some(dead_for) => Err(AgentError::SocketDead(dead_for, error)),
+        None => Ok(Next::after(delay)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outage_is_reported_after_eight_seconds_and_ends_with_an_answer() {
+        let start = Instant::now();
+        let mut outage = Outage::default();
+        assert_eq!(outage.record(false, start), DELAYS.0);
+        assert!(!outage.is_reported(start + REPORT_AFTER - Duration::from_millis(1)));
+        assert!(outage.is_reported(start + REPORT_AFTER));
+        outage.end();
+        assert!(!outage.is_reported(start + REPORT_AFTER));
+        assert_eq!(outage.record(false, start), DELAYS.0);
+    }
+
+    #[test]
+    fn only_a_socket_that_is_dead_without_a_break_ends_the_agent() {
+        let start = Instant::now();
+        let mut outage = Outage::default();
+        outage.record(true, start);
+        outage.record(true, start + SOCKET_DEAD);
+        assert_eq!(outage.dead_for(start + SOCKET_DEAD), Some(SOCKET_DEAD));
+        outage.record(false, start + SOCKET_DEAD);
+        outage.record(true, start + SOCKET_DEAD);
+        assert_eq!(outage.dead_for(start + SOCKET_DEAD), None);
+    }
+}

@@ -1,0 +1,33 @@
+//! Activates the staged image.
+
+use semver::Version;
+
+use super::is_armed_with;
+use crate::drive::command::{self, run_command};
+use crate::drive::turn::{Next, Stop, Turn};
+use crate::host::command::Outcome;
+use crate::host::types::{Command, UpdateState, UpdateStatus};
+use crate::memory::Unconfirmed;
+
+/// Activates the staged image. To be called only with a permit that was just verified.
+pub(super) async fn activate(turn: &mut Turn<'_>, version: &Version) -> Result<Next, Stop> {
+    tracing::info!(%version, attempt = turn.desired.attempt.attempt, "arming the host");
+    // From here on an armed image counts as this operator's, whatever the answer.
+    let before = turn.boot.status.get().and_then(UpdateStatus::timestamp).map(str::to_owned);
+    let memory = &mut turn.boot.memory;
+    let earlier = (memory.armed.clone(), memory.unconfirmed.clone());
+    memory.armed = Some(turn.desired.attempt.clone());
+    memory.unconfirmed.get_or_insert(Unconfirmed { before });
+    let outcome = run_command(turn, Command::Activate).await;
+    let memory = &mut turn.boot.memory;
+    match &outcome {
+        Outcome::Done(status) if status.state == UpdateState::Ready && is_armed_with(Some(status), version) => {
+            memory.activated = Some(turn.desired.attempt.clone());
+            return Ok(Next::Again);
+        }
+        Outcome::Refused(_) | Outcome::Busy => (memory.armed, memory.unconfirmed) = earlier,
+        Outcome::Host(error) if !error.may_have_arrived() => (memory.armed, memory.unconfirmed) = earlier,
+        _ => {}
+    }
+    command::retry(turn, outcome, |tries| &mut tries.activate)
+}

@@ -1,0 +1,84 @@
+//! The steps that take the host down, each with the controller's permit.
+//!
+//! ```text
+//!  arm:           report Arming + nonce ──► verify the permit ──► last check ──► activate
+//!                        ▲                                                          │
+//!                        │ 30 s over: another nonce                                 ▼
+//!  reboot_armed:  report Activated + nonce ──► verify the permit ──► re-check ──► last check ──► reboot
+//!                                                                    the host
+//! ```
+//!
+//! Each function is called from the start in every turn: the desired state, the boot, the permit and its age are checked
+//! again until nothing is left to wait for. So the last check before an act always belongs to the same turn as the act.
+
+mod activate;
+mod reboot;
+mod request;
+mod verify;
+
+use models::reason::FailureReason;
+use models::shadow::ArmedPhase;
+use semver::Version;
+
+use super::facts::read_status;
+use super::fail::fail;
+use super::turn::{Next, Observed, Stop, Turn};
+use crate::boot;
+use crate::host::types::UpdateStatus;
+use activate::activate;
+use reboot::reboot;
+pub(super) use request::PermitRequest;
+use request::request_permit;
+use verify::verify_permit;
+
+/// Arms the staged image.
+pub(super) async fn arm(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
+    let Some(version) = turn.desired.version.clone() else { return Ok(Next::Wait) };
+    if turn.boot.tries.activate.is_exhausted() {
+        let message = turn.boot.tries.message.clone();
+        return fail(turn, found, FailureReason::ActivateFailed, message).await;
+    }
+    let (request, view) = request_permit(turn, found, &version, ArmedPhase::Arming).await?;
+    verify_permit(turn, &view, &request)?;
+    check_boot_and_age(turn, &request)?;
+    activate(turn, &version).await
+}
+
+/// Reboots into the image that this agent armed.
+pub(super) async fn reboot_armed(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, Stop> {
+    let Some(version) = turn.desired.version.clone() else { return Ok(Next::Wait) };
+    // The step table knows that this operator armed the image; its version is checked here.
+    if !is_armed_with(found.facts.status.as_ref(), &version) {
+        let message = "the host is armed with another version than the desired one".to_owned();
+        return fail(turn, found, FailureReason::WrongImageStaged, message).await;
+    }
+    if turn.boot.tries.reboot.is_exhausted() {
+        let message = turn.boot.tries.message.clone();
+        return fail(turn, found, FailureReason::RebootRefused, message).await;
+    }
+    let (request, view) = request_permit(turn, found, &version, ArmedPhase::Activated).await?;
+    verify_permit(turn, &view, &request)?;
+    recheck_host(turn, &version).await?;
+    check_boot_and_age(turn, &request)?;
+    reboot(turn).await
+}
+
+/// Reads the host again and ends the turn if it is not armed any more. Another client may have disarmed it since: a
+/// drained node is not rebooted into the version that it runs.
+async fn recheck_host(turn: &mut Turn<'_>, version: &Version) -> Result<(), Stop> {
+    read_status(turn).await?;
+    if is_armed_with(turn.boot.status.get(), version) { Ok(()) } else { Err(Next::Again.into()) }
+}
+
+/// Ends the turn if another boot runs, or the nonce has expired: the last check before an act. A process that was
+/// stopped meanwhile finds either.
+fn check_boot_and_age(turn: &Turn<'_>, request: &PermitRequest) -> Result<(), Next> {
+    let same_boot = boot::read(&turn.clients.config.boot_id_file).is_ok_and(|running| running == turn.boot.id);
+    if same_boot && request.is_fresh() { Ok(()) } else { Err(Next::Again) }
+}
+
+/// Returns true if the host's next boot uses this version.
+fn is_armed_with(status: Option<&UpdateStatus>, version: &Version) -> bool {
+    let staging = status.and_then(|status| status.staging.as_ref());
+    staging.is_some_and(|staging| staging.next_to_boot && staging.version.as_ref() == Some(version))
+}

@@ -1,0 +1,156 @@
+//! Requests a permit: sends a nonce in an acknowledged report, until the shadow has a permit for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use models::permit::PERMIT_LIFETIME;
+use models::shadow::{Armed, ArmedPhase};
+use models::wire::ShadowView;
+use semver::Version;
+use tokio::time::Instant;
+
+use super::recheck_host;
+use crate::backoff::random;
+use crate::desired_state::DesiredState;
+use crate::drive::report::report;
+use crate::drive::turn::{Next, Observed, Stop, Turn};
+use crate::permit::{is_fresh, new_nonce};
+use crate::report::Finding;
+use crate::retry::{Delays, Retry};
+
+/// Additional delay after an unanswered nonce, from the second nonce on. After the first nonce, its lifetime is delay
+/// enough.
+const UNANSWERED: Delays = (Duration::from_secs(5), Duration::from_secs(60));
+
+/// A nonce that was sent for a desired state.
+#[derive(Clone, Debug)]
+pub(in crate::drive) struct PermitRequest {
+    desired: DesiredState,
+    pub(super) nonce: String,
+    /// Time taken before it was first sent.
+    sent: Instant,
+    /// Number of nonces sent before it.
+    before: u32,
+    /// Earliest time of the next one.
+    next: Instant,
+    /// The last permit refused for it, so that each is logged once.
+    pub(super) refused: String,
+}
+
+impl PermitRequest {
+    fn new(desired: &DesiredState, before: u32, sent: Instant) -> Self {
+        let extra = match before {
+            0 => Duration::ZERO,
+            n => Retry::after(n - 1).delay(UNANSWERED).mul_f64(0.5 + random() / 2.0),
+        };
+        let next = sent + PERMIT_LIFETIME + extra;
+        Self { desired: desired.clone(), nonce: new_nonce(), sent, before, next, refused: String::new() }
+    }
+
+    /// Returns true if `nonce` is this one.
+    pub(in crate::drive) fn has_nonce(&self, nonce: &str) -> bool {
+        self.nonce == nonce
+    }
+
+    /// Returns true if the nonce is still valid. To be checked right before each act.
+    pub(super) fn is_fresh(&self) -> bool {
+        is_fresh(self.sent, Instant::now())
+    }
+
+    pub(super) fn expiry(&self) -> Instant {
+        self.sent + PERMIT_LIFETIME
+    }
+
+    /// Returns true if the shadow has a permit for this nonce, by its unsigned fields.
+    fn is_answered_in(&self, view: &ShadowView) -> bool {
+        view.spec.permit.as_ref().is_some_and(|permit| permit.nonce == self.nonce)
+    }
+}
+
+/// Reports that the image is about to be armed, or is armed, with the nonce of a valid request. Returns the request, and
+/// the newest shadow once it has a permit for it.
+pub(super) async fn request_permit(
+    turn: &mut Turn<'_>,
+    found: &Observed,
+    version: &Version,
+    phase: ArmedPhase,
+) -> Result<(PermitRequest, Arc<ShadowView>), Stop> {
+    let request = current_request(turn, version, phase).await?;
+    turn.boot.permit_request = Some(request.clone());
+    let armed = Armed {
+        attempt: turn.desired.attempt.attempt,
+        boot_id: found.facts.boot_id.clone(),
+        version: version.clone(),
+        phase,
+        nonce: request.nonce.clone(),
+    };
+    let acknowledged = report(turn, found, &Finding::Armed(armed)).await?;
+    let newest = turn.clients.views.newest().ok_or(Next::Again)?;
+    // The answer to the report and the newest view must both have this desired state, and the permit this nonce.
+    if [&acknowledged, &newest].iter().any(|view| DesiredState::of(view) != turn.desired) {
+        return Err(Next::Again.into());
+    }
+    if !request.is_answered_in(&newest) {
+        return Err(Next::At(request.expiry()).into());
+    }
+    if phase == ArmedPhase::Activated && !request.is_answered_in(&acknowledged) {
+        return Err(Next::Again.into());
+    }
+    Ok((request, newest))
+}
+
+/// Returns the request that was sent before, or another one if its time has come.
+async fn current_request(turn: &mut Turn<'_>, version: &Version, phase: ArmedPhase) -> Result<PermitRequest, Stop> {
+    let Some(last) = turn.boot.permit_request.take().filter(|last| last.desired == turn.desired) else {
+        return Ok(PermitRequest::new(&turn.desired, 0, Instant::now()));
+    };
+    if last.is_fresh() {
+        return Ok(last);
+    }
+    if Instant::now() < last.next {
+        let next = Next::At(last.next);
+        turn.boot.permit_request = Some(last);
+        return Err(next.into());
+    }
+    // The image armed when the last nonce was sent may have been disarmed since.
+    if phase == ArmedPhase::Activated {
+        recheck_host(turn, version).await?;
+    }
+    Ok(PermitRequest::new(&turn.desired, last.before.saturating_add(1), Instant::now()))
+}
+
+#[cfg(test)]
+mod tests {
+    use models::shadow::{HostState, Permit};
+
+    use super::*;
+    use crate::situation::tests::view;
+
+    fn request(before: u32) -> PermitRequest {
+        PermitRequest::new(&DesiredState::of(&view(HostState::RebootedIntoUpdate)), before, Instant::now())
+    }
+
+    #[test]
+    fn nonces_follow_each_other_after_their_lifetime_and_a_growing_random_delay() {
+        let extra = |before| {
+            let request = request(before);
+            request.next - request.expiry()
+        };
+        assert_eq!(extra(0), Duration::ZERO);
+        for (before, longest) in [(1, 5), (2, 10), (3, 20), (9, 60)] {
+            let longest = Duration::from_secs(longest);
+            assert!((longest / 2..=longest).contains(&extra(before)), "after {before} nonces");
+        }
+    }
+
+    #[test]
+    fn permit_answers_the_nonce_that_it_names() {
+        let request = request(0);
+        let mut view = view(HostState::RebootedIntoUpdate);
+        assert!(!request.is_answered_in(&view));
+        view.spec.permit = Some(Permit { nonce: "another".into(), jws: String::new() });
+        assert!(!request.is_answered_in(&view));
+        view.spec.permit = Some(Permit { nonce: request.nonce.clone(), jws: String::new() });
+        assert!(request.is_answered_in(&view) && request.has_nonce(&request.nonce));
+    }
+}

@@ -1,0 +1,45 @@
+//! Verifies the permit in the shadow.
+
+use std::time::Duration;
+
+use models::permit::PermitClaims;
+use models::wire::ShadowView;
+use tokio::time::Instant;
+
+use super::PermitRequest;
+use crate::drive::turn::{Next, Turn};
+use crate::permit::verify;
+use crate::statement::StatementError;
+use crate::stream::chain;
+
+/// Interval of re-checks of a permit whose key is not trusted yet: the keys arrive as a file.
+const KEYS_POLL: Duration = Duration::from_secs(2);
+
+/// Verifies the permit in `view` for this boot and request; if it is refused, returns what to wait for.
+pub(super) fn verify_permit(turn: &mut Turn<'_>, view: &ShadowView, request: &PermitRequest) -> Result<(), Next> {
+    let Err(error) = check(turn, view, request) else { return Ok(()) };
+    let permit = view.spec.permit.as_ref().map_or("", |permit| permit.jws.as_str());
+    if let Some(request) = &mut turn.boot.permit_request
+        && request.refused != permit
+    {
+        tracing::warn!(error = chain(&error), attempt = view.spec.attempt, "the permit is refused");
+        permit.clone_into(&mut request.refused);
+    }
+    let expiry = request.expiry();
+    Err(Next::At(if error.may_pass() { expiry.min(Instant::now() + KEYS_POLL) } else { expiry }))
+}
+
+fn check(turn: &Turn<'_>, view: &ShadowView, request: &PermitRequest) -> Result<(), StatementError> {
+    let permit = view.spec.permit.as_ref().ok_or(StatementError::Missing)?;
+    // Without a node in the agent's own token there is nothing to compare the permit with.
+    let node_uid = turn.clients.server.node_uid().ok_or(StatementError::Other("node"))?;
+    let expected = PermitClaims {
+        node_uid,
+        boot_id: turn.boot.id.clone(),
+        attempt: view.spec.attempt,
+        version: view.spec.version.clone().ok_or(StatementError::Other("version"))?,
+        nonce: request.nonce.clone(),
+        host: view.spec.host.clone(),
+    };
+    verify(&permit.jws, &turn.clients.server.permit_keys(), &expected)
+}

@@ -1,0 +1,56 @@
+//! One change of the host's settings.
+
+use tokio::time::Instant;
+
+use super::{failed, requested_in, unanswered};
+use crate::backoff::random;
+use crate::drive::turn::{Next, Stop, Turn};
+use crate::host::client::Posted;
+use crate::permit::new_nonce;
+use crate::refreshes::first_delay;
+use crate::settings::SettingsChange;
+
+/// Makes one change in one transaction. Its result shows when the settings are read again.
+pub(super) async fn change(turn: &mut Turn<'_>, change: SettingsChange) -> Result<Next, Stop> {
+    if !is_current(turn) {
+        return Ok(Next::Again);
+    }
+    // A unique name, so that nothing that a client or an earlier try left pending is committed with it.
+    let transaction = format!("brupop-{}", new_nonce());
+    tracing::info!(?change, "changing the host's settings");
+    match turn.clients.host.stage_settings(&transaction, &change).await {
+        Ok(Posted::Accepted) => {}
+        Ok(Posted::Refused(message) | Posted::Failed(message)) => return Ok(failed(turn, message)),
+        Ok(Posted::Busy) => return Ok(turn.boot.wait_for_lock()),
+        Err(error) => return Err(unanswered(turn, error)),
+    }
+    if !is_current(turn) {
+        return Ok(Next::Again);
+    }
+    // Whatever the answer, the earlier choice is no longer valid.
+    turn.boot.memory.chosen = None;
+    let offered = turn.boot.status.get().map(|status| status.available.clone()).unwrap_or_default();
+    turn.boot.settings.await_change(&change, offered);
+    // A whole fleet may get the same lock at once, and each refresh calls its mirrors.
+    let delay = first_delay(turn.refresh_interval(), random());
+    turn.boot.refreshes.early = Some(Instant::now() + delay);
+    match turn.clients.host.commit_settings(&transaction).await {
+        Ok(Posted::Accepted) => {
+            turn.boot.settings.committed();
+            Ok(Next::Again)
+        }
+        Ok(Posted::Refused(_)) => Ok(failed(turn, "the host lost the change before its commit".to_owned())),
+        Ok(Posted::Failed(message)) => {
+            turn.boot.settings.unapplied = change;
+            Ok(failed(turn, message))
+        }
+        Ok(Posted::Busy) => Ok(turn.boot.wait_for_lock()),
+        Err(error) => Err(unanswered(turn, error)),
+    }
+}
+
+/// Returns true if the newest shadow still has the desired state and the settings that the change was decided for.
+fn is_current(turn: &Turn<'_>) -> bool {
+    let newest = turn.clients.views.newest();
+    turn.is_current() && newest.is_some_and(|view| requested_in(&view) == turn.boot.settings.policy)
+}

@@ -1,0 +1,113 @@
+//! One turn of the loop: what the phases of an update work with, and how a turn ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use models::agent_step::{ArmedBy, Image, Situation};
+use models::shadow::FoundSettings;
+use models::wire::ShadowView;
+use tokio::time::Instant;
+
+use super::boot_state::BootState;
+use super::report::ReportState;
+use crate::config::Config;
+use crate::desired_state::DesiredState;
+use crate::host::client::{HostClient, HostError};
+use crate::report::HostCondition;
+use crate::server::Server;
+use crate::situation::Facts;
+use crate::views::Views;
+
+/// Refresh interval if policy sets none.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Configuration and clients, the same in all turns.
+#[derive(Debug)]
+pub(super) struct Clients<'a> {
+    pub(super) config: &'a Config,
+    pub(super) host: HostClient,
+    pub(super) server: &'a Server,
+    pub(super) views: &'a Views,
+}
+
+/// Context of one turn.
+pub(super) struct Turn<'a> {
+    pub(super) clients: &'a Clients<'a>,
+    pub(super) boot: &'a mut BootState,
+    pub(super) reports: &'a mut ReportState,
+    /// The newest shadow at the beginning of the turn.
+    pub(super) view: Arc<ShadowView>,
+    /// Desired state of the view.
+    pub(super) desired: DesiredState,
+}
+
+/// Facts at the beginning of a turn, and the situation under its desired state.
+pub(super) struct Observed {
+    pub(super) facts: Facts,
+    pub(super) situation: Situation,
+}
+
+/// Next action of the loop after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Decides again at once.
+    Again,
+    /// Waits until this time, or for a change.
+    At(Instant),
+    /// Waits until this time, or for another desired state: no other event of the stream cuts a back-off short.
+    BackOff(Instant),
+    /// Waits for a change.
+    Wait,
+}
+
+impl Next {
+    pub(super) fn after(delay: Duration) -> Self {
+        Self::BackOff(Instant::now() + delay)
+    }
+}
+
+/// Reason to end a turn before its step is finished.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// The step cannot continue now.
+    Next(Next),
+    /// The host does not answer.
+    Host(HostError),
+}
+
+impl From<Next> for Stop {
+    fn from(next: Next) -> Self {
+        Self::Next(next)
+    }
+}
+
+impl From<HostError> for Stop {
+    fn from(error: HostError) -> Self {
+        Self::Host(error)
+    }
+}
+
+impl Turn<'_> {
+    /// Returns true if the newest shadow still has this turn's desired state.
+    pub(super) fn is_current(&self) -> bool {
+        self.clients.views.newest().is_some_and(|view| DesiredState::of(&view) == self.desired)
+    }
+
+    /// Returns the refresh interval by the newest policy.
+    pub(super) fn refresh_interval(&self) -> Duration {
+        let view = self.clients.views.newest();
+        let policy = view.as_ref().and_then(|view| view.spec.host.as_ref()?.refresh_interval);
+        policy.map_or(REFRESH_INTERVAL, |interval| interval.0)
+    }
+
+    /// Returns the record of the host's settings, as this process or the previous one reported it.
+    pub(super) fn settings_record(&self) -> FoundSettings {
+        self.boot.memory.settings.clone().or_else(|| self.view.status.report.host.clone()).unwrap_or_default()
+    }
+
+    /// Returns the content of `HostReachable` for a host that answers.
+    pub(super) fn condition(&self, situation: &Situation) -> HostCondition {
+        let by_other = situation.image == Image::Ready && situation.armed_by == ArmedBy::Other;
+        if by_other { HostCondition::armed_by_other() } else { self.boot.settings.condition() }
+    }
+}

@@ -1,0 +1,173 @@
+//! Schedule of the host's refreshes.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::backoff::random;
+use crate::retry::Retry;
+
+/// Range of the random delay before the first refresh of an idle host after a boot or a start of the agent, so that a
+/// fleet that was installed or rebooted at once does not call its mirrors at once.
+const FIRST_WITHIN: Duration = Duration::from_secs(60);
+
+/// Delay after the first failed refresh.
+const AFTER_FAILURE: Duration = Duration::from_secs(10);
+
+/// Minimum time between two refreshes, from one request to the next. Neither policy's interval nor the desired state is
+/// signed, and each refresh calls the host's update repository, which another party runs.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Schedule of the host's refreshes.
+#[derive(Debug)]
+pub(crate) struct Refreshes {
+    /// Last request for a refresh, whatever its outcome and desired state.
+    requested: Option<Instant>,
+    /// Last attempted refresh.
+    last: Option<Instant>,
+    /// Consecutive failures.
+    pub(crate) failures: Retry,
+    /// Time since which the desired state has been `Idle`.
+    idle_since: Option<Instant>,
+    /// Position of the first refresh in its range, in [0, 1).
+    random: f64,
+    /// Time of an earlier refresh than policy's, because the settings that it depends on have changed.
+    pub(crate) early: Option<Instant>,
+}
+
+impl Default for Refreshes {
+    fn default() -> Self {
+        let (requested, last, failures, idle_since, early) = (None, None, Retry::default(), None, None);
+        Self { requested, last, failures, idle_since, random: random(), early }
+    }
+}
+
+impl Refreshes {
+    /// Records a request for a refresh.
+    pub(crate) fn request(&mut self, now: Instant) {
+        self.requested = Some(now);
+    }
+
+    /// Returns the time until which a refresh has to wait because the last one was requested shortly before.
+    pub(crate) fn too_soon(&self, now: Instant) -> Option<Instant> {
+        self.requested.map(|requested| requested + SHORTEST_INTERVAL).filter(|allowed| now < *allowed)
+    }
+
+    /// Records a try, whatever its outcome.
+    pub(crate) fn record(&mut self, now: Instant) {
+        self.last = Some(now);
+    }
+
+    /// Records that the desired state is `Idle`, since now if it was not before.
+    pub(crate) fn enter_idle(&mut self, now: Instant) {
+        self.idle_since.get_or_insert(now);
+    }
+
+    /// Records that the desired state is not `Idle`.
+    pub(crate) fn leave_idle(&mut self) {
+        self.idle_since = None;
+    }
+
+    /// Returns the times of the next refresh of an idle host: by policy, and the one that comes first.
+    pub(crate) fn next_idle(&self, interval: Duration, now: Instant) -> (Instant, Instant) {
+        let by_policy = self.last.or(self.idle_since).unwrap_or(now) + self.delay(interval);
+        (by_policy, self.early.map_or(by_policy, |early| early.min(by_policy)))
+    }
+
+    /// Returns the next refresh of a host with a staged image. A restarted agent knows of no refresh; the previous one
+    /// has refreshed to stage the image.
+    pub(crate) fn next_staged(&mut self, interval: Duration, now: Instant) -> Instant {
+        *self.last.get_or_insert(now) + self.delay(interval)
+    }
+
+    /// Returns the time from the last refresh (before the first one: from becoming idle) to the next one.
+    fn delay(&self, interval: Duration) -> Duration {
+        // Whatever policy requests.
+        let interval = interval.max(SHORTEST_INTERVAL);
+        match (self.last, self.failures.failures()) {
+            (None, _) => first_delay(interval, self.random),
+            (Some(_), 0) => interval,
+            (Some(_), failures) => Retry::after(failures - 1).delay((AFTER_FAILURE, interval)).min(interval),
+        }
+    }
+}
+
+/// Returns the random delay of a refresh that a whole fleet may make at once. `random` is in [0, 1).
+pub(crate) fn first_delay(interval: Duration, random: f64) -> Duration {
+    interval.max(SHORTEST_INTERVAL).min(FIRST_WITHIN).mul_f64(random.clamp(0.0, 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn refreshes() -> Refreshes {
+        Refreshes { random: 0.5, ..Refreshes::default() }
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn idle_host_refreshes_soon_after_a_boot_then_each_interval_and_sooner_after_a_failure() {
+        let now = Instant::now();
+        let first = |interval| refreshes().next_idle(interval, now).1 - now;
+        assert_eq!(first(HOUR), seconds(30));
+        assert_eq!(first(seconds(4)), seconds(2));
+        let after = |failures: u32, interval| {
+            let mut refreshes = refreshes();
+            refreshes.record(now);
+            refreshes.failures = Retry::after(failures);
+            refreshes.next_idle(interval, now).1 - now
+        };
+        assert_eq!(after(0, HOUR), HOUR);
+        assert_eq!(after(1, HOUR), seconds(10));
+        assert_eq!(after(3, HOUR), seconds(40));
+        assert_eq!(after(30, HOUR), HOUR);
+        assert_eq!(after(3, seconds(1)), seconds(1));
+        assert_eq!(after(0, Duration::ZERO), seconds(1), "never without a pause");
+    }
+
+    #[test]
+    fn first_refresh_counts_from_the_time_at_which_the_host_became_idle() {
+        let start = Instant::now();
+        let mut refreshes = refreshes();
+        refreshes.enter_idle(start);
+        refreshes.enter_idle(start + seconds(20));
+        assert_eq!(refreshes.next_idle(HOUR, start + seconds(20)).1, start + seconds(30));
+        refreshes.leave_idle();
+        refreshes.enter_idle(start + seconds(20));
+        assert_eq!(refreshes.next_idle(HOUR, start + seconds(20)).1, start + seconds(50));
+    }
+
+    #[test]
+    fn staged_host_refreshes_each_interval_also_after_a_restart_of_the_agent() {
+        let start = Instant::now();
+        let mut refreshes = refreshes();
+        assert_eq!(refreshes.next_staged(HOUR, start), start + HOUR);
+        assert_eq!(refreshes.next_staged(HOUR, start + seconds(9)), start + HOUR);
+    }
+
+    #[test]
+    fn changed_settings_bring_the_next_refresh_forward() {
+        let start = Instant::now();
+        let mut refreshes = refreshes();
+        refreshes.record(start);
+        refreshes.early = Some(start + seconds(5));
+        assert_eq!(refreshes.next_idle(HOUR, start), (start + HOUR, start + seconds(5)));
+    }
+
+    #[test]
+    fn two_refreshes_are_never_requested_within_a_second() {
+        let requested = Instant::now();
+        let mut refreshes = refreshes();
+        assert_eq!(refreshes.too_soon(requested), None);
+        refreshes.request(requested);
+        assert_eq!(refreshes.too_soon(requested), Some(requested + seconds(1)));
+        assert_eq!(refreshes.too_soon(requested + Duration::from_millis(999)), Some(requested + seconds(1)));
+        assert_eq!(refreshes.too_soon(requested + seconds(1)), None);
+    }
+}

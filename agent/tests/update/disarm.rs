@@ -1,0 +1,146 @@
+//! Hosts that have to be disarmed, and those that another client armed.
+
+use integ::host::{Command, Fault, UpdateState, Worker};
+use models::condition::find_condition;
+use models::reason::FailureReason;
+use models::shadow::{HOST_REACHABLE, HostState};
+use models::wire::ShadowView;
+
+use super::*;
+use crate::bench::OLD;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_armed_for_a_withdrawn_attempt_is_disarmed_after_a_restart() {
+    let mut bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    bench.host.script(Fault::command(Command::Activate, Worker::Waits));
+    bench.issue_permit(&bench.claims(&asking));
+    bench.until_running(Command::Activate).await;
+    bench.kill_agent().await;
+    bench.finish_command().await;
+    bench.host.lock_free().await;
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
+    bench.withdraw();
+    bench.start_agent();
+    let idle = bench.web.until("it is disarmed", acknowledged).await;
+    assert_eq!(idle.status.report.armed, None);
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
+    assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disk_armed_without_a_record_is_reported_and_disarmed_by_another_download() {
+    let bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    bench.host.script(Fault::command(Command::Activate, Worker::LosesRecord));
+    bench.issue_permit(&bench.claims(&asking));
+    until_failed(&bench, FailureReason::ActivateFailed).await;
+    let status = bench.host.snapshot().status.unwrap();
+    assert!(disk_armed(&bench) && status.update_state == UpdateState::Staged);
+    bench.host.script(Fault::command(
+        Command::Prepare,
+        Worker::Exits { status: 1, stderr: "no network".into(), overwrote: false },
+    ));
+    bench.withdraw();
+    let pending = |v: &ShadowView| reached(v) == Some("DeactivateFailed") && v.status.report.armed.is_some();
+    let view = bench.web.until("it is reported", pending).await;
+    assert!(!acknowledged(&view) && disk_armed(&bench));
+    let idle = bench.web.until("it is disarmed", acknowledged).await;
+    assert_eq!((idle.status.report.armed, disk_armed(&bench)), (None, false));
+    assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disk_armed_without_a_record_is_disarmed_by_a_restarted_agent() {
+    let mut bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    bench.host.script(Fault::command(Command::Activate, Worker::LosesRecord));
+    bench.issue_permit(&bench.claims(&asking));
+    until_disk_armed(&bench).await;
+    bench.kill_agent().await;
+    bench.withdraw();
+    bench.start_agent();
+    let idle = bench.web.until("it is disarmed", acknowledged).await;
+    assert_eq!((idle.status.report.armed, disk_armed(&bench)), (None, false));
+}
+
+/// Stages and arms an image on the host as another client.
+async fn arm_by_another(bench: &Bench) {
+    for command in [Command::Refresh, Command::Prepare, Command::Activate] {
+        bench.host.foreign(command).await.unwrap();
+        bench.host.lock_free().await;
+    }
+}
+
+/// Returns the reason of the host's condition.
+fn reached(view: &ShadowView) -> Option<&str> {
+    find_condition(&view.status.conditions, HOST_REACHABLE).map(|c| c.reason.as_str())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_armed_by_another_client_is_left_alone_and_reported() {
+    let mut bench = Bench::new().await;
+    bench.kill_agent().await;
+    arm_by_another(&bench).await;
+    bench.start_agent();
+    bench.web.until("it is told", |v| reached(v) == Some("HostArmedByOther")).await;
+    bench.stage(1);
+    until_failed(&bench, FailureReason::HostArmedByOther).await;
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
+    assert!(!bench.calls().iter().any(|call| call.starts_with("POST")), "{:?}", bench.calls());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_armed_by_another_client_is_disarmed_with_permission_for_this_boot() {
+    let mut bench = Bench::new().await;
+    bench.kill_agent().await;
+    arm_by_another(&bench).await;
+    bench.start_agent();
+    bench.web.until("it is told", |v| reached(v) == Some("HostArmedByOther")).await;
+    let permit = |boot: String| {
+        let policy = models::shadow::HostPolicy { disarm_in_boot: Some(boot), ..Default::default() };
+        bench.web.change_spec(|spec| spec.host = Some(policy));
+    };
+    permit("another boot".into());
+    bench.web.until("it is read", acknowledged).await;
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Ready);
+    permit(bench.boot());
+    let view = bench.web.until("it is disarmed", |v| acknowledged(v) && reached(v) == Some("Answered")).await;
+    assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
+    bench.staged(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_or_downgrade_by_another_client_is_reported_and_does_not_fail_the_attempt() {
+    let mut bench = Bench::new().await;
+    for (lock, version) in [("latest", NEW), ("1.20.0", OLD)] {
+        let boot = bench.boot();
+        let version_lock = integ::host::VersionLock::parse(lock).ok();
+        bench.host.foreign_settings(integ::host::UpdatesSettings { version_lock, ..Default::default() });
+        arm_by_another(&bench).await;
+        bench.host.foreign_reboot().await;
+        bench.rebooted(&boot).await;
+        let runs = |v: &ShadowView| {
+            v.status.report.current_version == Some(version.clone()) && v.status.report.boot_id.as_ref() != Some(&boot)
+        };
+        let view = bench.web.until("it is reported", runs).await;
+        assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
+        assert_eq!(view.status.report.armed, None);
+        assert!(acknowledged(&view));
+    }
+    // Also under an attempt to stage that was open meanwhile: it is staged again.
+    let version_lock = Some(integ::host::VersionLock::latest());
+    bench.host.foreign_settings(integ::host::UpdatesSettings { version_lock, ..Default::default() });
+    bench.staged(1).await;
+    let boot = bench.boot();
+    bench.host.foreign_reboot().await;
+    bench.rebooted(&boot).await;
+    let staged = |v: &ShadowView| v.status.report.state == Some(HostState::StagedUpdate);
+    let again = |v: &ShadowView| staged(v) && v.status.report.boot_id.as_ref() != Some(&boot);
+    let view = bench.web.until("it is staged again", again).await;
+    assert_eq!(failed(&view), None);
+}

@@ -1,0 +1,115 @@
+//! Failures of an attempt.
+
+use integ::host::{BootFault, Command, Fault, RebootFault, UpdateState, Worker};
+use models::reason::FailureReason;
+use models::shadow::{ArmedPhase, HostState};
+use semver::Version;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_boot_that_fell_back_is_reported_as_such() {
+    let mut bench = Bench::new().await;
+    let boot = bench.boot();
+    bench.host.script(Fault::boot(BootFault::NewImageFails));
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&asking));
+    bench.rebooted(&boot).await;
+    let view = until_failed(&bench, FailureReason::BootFellBack).await;
+    assert_eq!((view.status.report.armed, view.status.report.state), (None, Some(HostState::Idle)));
+    // The next attempt starts over.
+    bench.withdraw();
+    bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    bench.staged(2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_power_loss_before_arming_is_reported_as_a_foreign_reboot() {
+    let mut bench = Bench::new().await;
+    let boot = bench.boot();
+    bench.staged(1).await;
+    bench.permit_requested().await;
+    bench.kill_agent().await;
+    bench.host.power_loss().await;
+    bench.host.booted_after(&boot).await;
+    bench.start_agent();
+    let view = until_failed(&bench, FailureReason::RebootedByOther).await;
+    assert_eq!(view.status.report.armed, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_download_that_fails_three_times_fails_the_attempt_with_the_message_of_the_host() {
+    let bench = Bench::new().await;
+    bench.host.script(Fault::fails(Command::Prepare, "out of space").times(3));
+    bench.stage(1);
+    let view = until_failed(&bench, FailureReason::PrepareFailed).await;
+    assert_eq!(view.status.report.failure.unwrap().message, "out of space");
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 3);
+    bench.withdraw();
+    bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    bench.staged(2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_download_of_another_version_fails_the_attempt_and_an_incomplete_one_is_repeated() {
+    let bench = Bench::new().await;
+    bench.host.script(Fault::command(Command::Prepare, Worker::Writes(Version::new(1, 20, 9))));
+    bench.stage(1);
+    let view = until_failed(&bench, FailureReason::WrongImageStaged).await;
+    assert!(view.status.report.failure.unwrap().message.contains("1.20.9"));
+
+    bench.host.script(Fault::command(Command::Prepare, Worker::Vanishes));
+    bench.staged(2).await;
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_the_host_does_not_offer_fails_the_attempt() {
+    let bench = Bench::new().await;
+    bench.releases.withdraw(&NEW);
+    bench.stage(1);
+    until_failed(&bench, FailureReason::VersionNotOffered).await;
+    assert!(!bench.calls().iter().any(|call| call.contains("prepare")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_activation_that_fails_once_and_a_lost_reboot_answer_do_not_fail_the_attempt() {
+    let mut bench = Bench::new().await;
+    let boot = bench.boot();
+    bench.host.script(Fault::fails(Command::Activate, "busy"));
+    bench.host.script(Fault::reboot(RebootFault::ReplyCut));
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&asking));
+    bench.rebooted(&boot).await;
+    bench.web.until("the update is reached", |v| v.status.report.state == Some(HostState::RebootedIntoUpdate)).await;
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("/reboot")).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_refuses_to_reboot_fails_the_attempt_and_is_disarmed_when_it_is_withdrawn() {
+    let bench = Bench::new().await;
+    bench.host.script(Fault::reboot(RebootFault::Refused { stderr: "an inhibitor".into() }).times(3));
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&asking));
+    let view = until_failed(&bench, FailureReason::RebootRefused).await;
+    assert_eq!(phase(&view), Some(ArmedPhase::Activated), "it is armed still");
+    bench.withdraw();
+    let view = bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    assert_eq!(view.status.report.armed, None);
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_withdrawn_during_the_download_is_not_continued() {
+    let bench = Bench::new().await;
+    bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
+    bench.stage(1);
+    bench.until_running(Command::Prepare).await;
+    bench.withdraw();
+    bench.finish_command().await;
+    let view = bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    assert_eq!((view.status.report.state, failed(&view)), (Some(HostState::Idle), None));
+}

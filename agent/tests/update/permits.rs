@@ -1,0 +1,135 @@
+//! Permits: which ones are accepted, and for how long.
+
+use std::time::Duration;
+
+use integ::host::{Command, Fault, Worker};
+use jsonwebtoken::jwk::Jwk;
+use jsonwebtoken::{Algorithm, EncodingKey};
+use models::permit::{PERMIT_LIFETIME, PermitClaims};
+use models::reason::FailureReason;
+use models::shadow::{ArmedPhase, HostState};
+use models::wire::ShadowView;
+use semver::Version;
+use serde_json::json;
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permit_for_another_node_boot_attempt_or_version_is_refused() {
+    let bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    let right = bench.claims(&asking);
+    for (what, wrong) in [
+        ("node", PermitClaims { node_uid: "another".into(), ..right.clone() }),
+        ("boot", PermitClaims { boot_id: "another".into(), ..right.clone() }),
+        ("attempt", PermitClaims { attempt: 2, ..right.clone() }),
+        ("version", PermitClaims { version: Version::new(1, 20, 6), ..right.clone() }),
+    ] {
+        bench.issue_permit(&wrong);
+        bench.logged(&format!("the permit is refused error=\"it is for another {what}")).await;
+    }
+    bench.withdraw();
+    bench.web.until("it is withdrawn", |v| acknowledged(v) && v.status.report.armed.is_none()).await;
+    assert!(!bench.calls().iter().any(|c| c.contains("activate") || c.contains("reboot")), "{:?}", bench.calls());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permit_waits_until_its_key_is_trusted() {
+    let bench = Bench::new().await;
+    let keys = bench.path("trust/permit-keys.json");
+    let right = std::fs::read_to_string(&keys).unwrap();
+    let other = rcgen::KeyPair::generate().unwrap();
+    let mut jwk = Jwk::from_encoding_key(&EncodingKey::from_ec_der(&other.serialize_der()), Algorithm::ES256).unwrap();
+    jwk.common.key_id = Some("k0".into());
+    let jwk = serde_json::to_value(jwk).unwrap();
+    std::fs::write(&keys, json!({"keys": [jwk]}).to_string()).unwrap();
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&asking));
+    bench.logged("its key 'k1' is not trusted here, or not yet").await;
+    assert!(!bench.calls().iter().any(|call| call.contains("activate")), "{:?}", bench.calls());
+    // The new key arrives behind the old one, as the kubelet writes it: at once and whole.
+    let mut both: serde_json::Value = serde_json::from_str(&right).unwrap();
+    both["keys"].as_array_mut().unwrap().insert(0, jwk);
+    std::fs::write(bench.path("next"), both.to_string()).unwrap();
+    std::fs::rename(bench.path("next"), &keys).unwrap();
+    bench
+        .web
+        .until("it is armed", |v| v.status.report.armed.as_ref().is_some_and(|a| a.phase == ArmedPhase::Activated))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_was_stopped_does_not_use_an_expired_permit() {
+    let mut bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    let pid = bench.agent().id().unwrap().to_string();
+    let signal = |name: &str| std::process::Command::new("kill").args([name, &pid]).status().unwrap();
+    assert!(signal("-STOP").success());
+    bench.issue_permit(&bench.claims(&asking));
+    // Not a wait for a condition: the passing of this time is what is tested.
+    tokio::time::sleep(PERMIT_LIFETIME + Duration::from_secs(1)).await;
+    assert!(signal("-CONT").success());
+    let nonce = |view: &ShadowView| view.status.report.armed.as_ref().map(|armed| armed.nonce.clone());
+    bench.web.until("it asks again", |view| nonce(view) != nonce(&asking)).await;
+    assert!(!bench.calls().iter().any(|c| c.contains("activate") || c.contains("reboot")), "{:?}", bench.calls());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempt_withdrawn_before_its_permit_downloads_nothing_again() {
+    let bench = Bench::new().await;
+    bench.staged(1).await;
+    bench.permit_requested().await;
+    bench.withdraw();
+    let idle = bench.web.until("it is idle", acknowledged).await;
+    assert_eq!(idle.status.report.armed, None);
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("prepare")).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn host_that_another_client_disarmed_is_not_rebooted() {
+    let bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    // The report that comes before the reboot does not arrive until the other client has acted.
+    bench.web.refuse(Some(|report| report.report.armed.as_ref().is_some_and(|a| a.phase == ArmedPhase::Activated)));
+    bench.issue_permit(&bench.claims(&asking));
+    until_disk_armed(&bench).await;
+    bench.host.lock_free().await;
+    bench.host.foreign(Command::Deactivate).await.unwrap();
+    bench.web.refuse(None);
+    let view = until_failed(&bench, FailureReason::DisarmedByOther).await;
+    assert!(view.status.report.failure.unwrap().message.contains("another client disarmed it"));
+    assert!(!bench.calls().iter().any(|call| call.contains("reboot")), "{:?}", bench.calls());
+    bench.withdraw();
+    let idle = bench.web.until("it is idle", |v| acknowledged(v) && v.spec.state == HostState::Idle).await;
+    assert_eq!((idle.status.report.armed, disk_armed(&bench)), (None, false));
+    let calls = bench.calls();
+    let times = |what: &str| calls.iter().filter(|call| call.contains(what)).count();
+    assert_eq!((times("prepare"), times("activate-update")), (1, 1), "{calls:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_died_after_arming_requests_another_permit() {
+    let mut bench = Bench::new().await;
+    let boot = bench.boot();
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    bench.host.script(Fault::command(Command::Activate, Worker::Waits));
+    let old = bench.claims(&asking);
+    bench.issue_permit(&old);
+    bench.until_running(Command::Activate).await;
+    bench.kill_agent().await;
+    bench.finish_command().await;
+    bench.host.lock_free().await;
+    bench.start_agent();
+    let asking = bench.web.until("it asks again", |v| phase(v) == Some(ArmedPhase::Activated)).await;
+    assert_ne!(bench.claims(&asking).nonce, old.nonce, "a permit never outlives the process that asked for it");
+    assert!(!bench.calls().iter().any(|call| call.contains("reboot")));
+    bench.issue_permit(&bench.claims(&asking));
+    bench.rebooted(&boot).await;
+    bench.web.until("the update is reached", |v| v.status.report.state == Some(HostState::RebootedIntoUpdate)).await;
+    assert_eq!(bench.calls().iter().filter(|call| call.contains("activate")).count(), 1);
+}

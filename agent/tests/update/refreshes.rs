@@ -1,0 +1,70 @@
+//! Refreshes of a host that waits.
+
+use integ::host::{Command, Fault, UpdateState};
+use models::shadow::HostState;
+use models::wire::ShadowView;
+use semver::Version;
+
+use super::*;
+use crate::bench::NEW;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_host_refreshes_as_policy_requires_and_only_changes_are_reported() {
+    let bench = Bench::new().await;
+    let interval = "1s".parse().unwrap();
+    bench.web.change_spec(|spec| {
+        spec.host = Some(models::shadow::HostPolicy { refresh_interval: Some(interval), ..Default::default() });
+    });
+    let offers = |version: Version| {
+        move |v: &ShadowView| {
+            v.status.report.updates.as_ref().is_some_and(|u| u.chosen_version == Some(version.clone()))
+        }
+    };
+    bench.web.until("it tells the offer", offers(NEW)).await;
+    let writes = bench.web.writes().len();
+    let looks = || bench.calls().iter().filter(|call| call.contains("refresh")).count();
+    let before = looks();
+    let mut events = bench.host.subscribe();
+    while looks() < before + 2 {
+        events.recv().await.unwrap();
+    }
+    assert_eq!(bench.web.writes().len(), writes, "nothing new was found");
+    bench.host.script(Fault::fails(Command::Refresh, "no network"));
+    let failing = |v: &ShadowView| v.status.report.updates.as_ref().and_then(|u| u.refresh_failure.clone());
+    let view = bench.web.until("it tells the failure", |v| failing(v).is_some()).await;
+    assert!(offers(NEW)(&view), "the offer stays");
+    bench.releases.publish(Version::new(1, 21, 0));
+    bench.web.until("it tells the new offer", |v| offers(Version::new(1, 21, 0))(v) && failing(v).is_none()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn staged_host_refreshes_as_policy_requires_and_keeps_its_image() {
+    let mut bench = Bench::new().await;
+    let interval = "1s".parse().unwrap();
+    bench.web.change_spec(|spec| {
+        spec.host = Some(models::shadow::HostPolicy { refresh_interval: Some(interval), ..Default::default() });
+    });
+    bench.staged(1).await;
+    let boot = bench.boot();
+    let newer = Version::new(1, 21, 0);
+    bench.releases.publish(newer.clone());
+    bench.releases.withdraw(&NEW);
+    let view = bench
+        .web
+        .until("what is offered now is reported", |v| {
+            let updates = v.status.report.updates.as_ref();
+            updates.is_some_and(|u| u.chosen_version.as_ref() == Some(&newer) && !u.available_versions.contains(&NEW))
+        })
+        .await;
+    assert_eq!(view.status.report.state, Some(HostState::StagedUpdate));
+    assert_eq!(bench.host.snapshot().status.unwrap().update_state, UpdateState::Staged);
+    let prepared = |call: &&String| call.contains("prepare");
+    assert_eq!(bench.calls().iter().filter(prepared).count(), 1, "the image is trusted as before");
+
+    let asking = bench.permit_requested().await;
+    bench.issue_permit(&bench.claims(&asking));
+    bench.rebooted(&boot).await;
+    let reached = |view: &ShadowView| view.status.report.state == Some(HostState::RebootedIntoUpdate);
+    let back = bench.web.until("the staged image is booted", reached).await;
+    assert_eq!(back.status.report.current_version, Some(NEW));
+}

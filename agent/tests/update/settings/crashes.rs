@@ -1,0 +1,140 @@
+//! Changes that are interrupted, lost, or not used by the tools of the host.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_is_made_after_a_crash_between_its_report_and_the_change() {
+    let mut bench = Bench::new().await;
+    bench.releases.publish(NEWEST);
+    bench.host.script(Fault::request("PATCH", "/settings", Transport::LostBefore).times(3));
+    bench.request_settings(Some("1.20.5"), None);
+    until_called(&bench, STAGE, 1).await;
+    bench.kill_agent().await;
+    assert!(locked(&bench, "latest"));
+    assert_eq!(bench.web.view().status.report.host, Some(set("1.20.5")));
+    bench.start_agent();
+    until_chosen(&bench, NEW).await;
+    assert!(locked(&bench, "1.20.5"));
+    assert_eq!(bench.web.view().status.report.host, Some(set("1.20.5")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_removed_after_a_crash_between_its_report_and_the_change_is_not_set() {
+    let mut bench = Bench::new().await;
+    bench.host.script(Fault::request("PATCH", "/settings", Transport::LostBefore).times(3));
+    bench.request_settings(Some("1.20.5"), None);
+    until_called(&bench, STAGE, 1).await;
+    bench.kill_agent().await;
+    let tried = settings_calls(&bench).iter().filter(|call| *call == STAGE).count();
+    bench.request_settings(None, None);
+    bench.start_agent();
+    bench.web.until("it is forgotten", |v| acknowledged(v) && v.status.report.host.is_none()).await;
+    assert_eq!(settings_calls(&bench).iter().filter(|call| *call == STAGE).count(), tried);
+    assert!(locked(&bench, "latest"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_is_restored_after_a_crash_before_its_outcome() {
+    let mut bench = Bench::new().await;
+    bench.releases.publish(NEWEST);
+    bench.host.script(Fault::request("POST", "/tx", Transport::LostAfter));
+    bench.request_settings(Some("1.20.5"), None);
+    until_called(&bench, COMMIT, 1).await;
+    bench.kill_agent().await;
+    assert!(locked(&bench, "1.20.5"));
+    bench.start_agent();
+    until_chosen(&bench, NEW).await;
+    assert_eq!(bench.web.view().status.report.host, Some(set("1.20.5")));
+    bench.kill_agent().await;
+    bench.request_settings(None, None);
+    bench.start_agent();
+    bench.web.until("it is forgotten", |v| acknowledged(v) && v.status.report.host.is_none()).await;
+    assert!(locked(&bench, "latest"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_locks_remain_the_operators_after_a_crash_while_the_lock_changes() {
+    let mut bench = Bench::with(|options| options.version = NEWEST).await;
+    bench.request_settings(Some("1.20.5"), None);
+    until_chosen(&bench, NEW).await;
+    bench.host.script(Fault::request("PATCH", "/settings", Transport::LostBefore).times(3));
+    bench.request_settings(Some("1.20.0"), None);
+    until_called(&bench, STAGE, 2).await;
+    bench.kill_agent().await;
+    assert!(locked(&bench, "1.20.5"));
+    let own = bench.web.view().status.report.host.unwrap().applied.unwrap();
+    assert_eq!((own.version_lock.as_deref(), own.replaces.as_deref()), (Some("1.20.0"), Some("1.20.5")));
+    bench.start_agent();
+    until_chosen(&bench, OLD).await;
+    bench.web.until("the old one is forgotten", |v| v.status.report.host == Some(set("1.20.0"))).await;
+    assert!(locked(&bench, "1.20.0"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_took_effect_without_its_files_is_repeated() {
+    let bench = Bench::new().await;
+    bench.releases.publish(NEWEST);
+    bench.host.script(Fault::applier("No such file or directory (os error 2)"));
+    bench.request_settings(Some("1.20.5"), None);
+    let view = until_chosen(&bench, NEW).await;
+    assert_eq!(view.status.report.host, Some(set("1.20.5")));
+    assert_eq!(bench.host.snapshot().effective_settings.version_lock, VersionLock::parse("1.20.5").ok());
+    let calls = bench.calls();
+    let commits: Vec<_> = (0..calls.len()).filter(|at| calls[*at].contains("commit")).collect();
+    assert_eq!(commits.len(), 2);
+    let looks = calls[commits[0]..commits[1]].iter().filter(|call| call.contains("refresh")).count();
+    assert!(looks < 5, "the failure is known without looking: {calls:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_whose_files_were_never_written_is_committed_again() {
+    // The previous process learned of the failure and crashed: the new one sees settings that are as requested.
+    let mut bench = Bench::new().await;
+    bench.releases.publish(NEWEST);
+    bench.host.script(Fault::applier("No such file or directory (os error 2)"));
+    bench.request_settings(Some("1.20.5"), None);
+    until_called(&bench, COMMIT, 1).await;
+    bench.kill_agent().await;
+    assert!(locked(&bench, "1.20.5"));
+    assert_eq!(bench.host.snapshot().effective_settings.version_lock, Some(VersionLock::latest()));
+    bench.start_agent();
+    until_chosen(&bench, NEW).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_was_lost_before_its_commit_is_repeated() {
+    let bench = Bench::new().await;
+    bench.releases.publish(NEWEST);
+    let lost = Transport::Status(422, "Tried to commit with no pending changes".into());
+    bench.host.script(Fault::request("POST", "/tx", lost));
+    bench.request_settings(Some("1.20.5"), None);
+    until_chosen(&bench, NEW).await;
+    assert!(locked(&bench, "1.20.5"));
+    assert_eq!(settings_calls(&bench).iter().filter(|call| *call == STAGE).count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_whose_tools_use_the_lock_late_is_refreshed_again() {
+    let bench = Bench::with(|options| options.settings_lag = Duration::from_millis(2500)).await;
+    bench.releases.publish(NEWEST);
+    bench.request_settings(Some("1.20.5"), None);
+    until_chosen(&bench, NEW).await;
+    let looks = bench.calls().iter().filter(|call| call.contains("refresh")).count();
+    assert!(looks >= 2, "the first look still went by the old lock: {:?}", bench.calls());
+    assert_eq!(settings_calls(&bench).iter().filter(|call| *call == COMMIT).count(), 1);
+    bench.staged(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_the_host_does_not_offer_is_verified_a_few_times_and_then_as_policy_requires() {
+    let bench = Bench::new().await;
+    bench.request_settings(Some("9.9.9"), None);
+    bench.logged("the host chooses another version than its settings require").await;
+    let commits = || settings_calls(&bench).iter().filter(|call| *call == COMMIT).count();
+    assert_eq!(commits(), 2, "once to lock it, and once more in case the files were never written");
+    until_looked(&bench, 3).await;
+    assert_eq!(commits(), 2);
+    let view = bench.web.view();
+    assert_eq!((reach(&view).as_str(), chosen(&view)), ("Answered", None));
+    assert_eq!(view.status.report.host, Some(set("9.9.9")));
+}
