@@ -18,7 +18,7 @@ use planner::annotations::{Place, misunderstood};
 use planner::plan::{Plan, plan};
 use planner::policy::Policy;
 use planner::view::{
-    BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
+    BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
 };
 use planner::wait::Wait;
 
@@ -122,11 +122,11 @@ impl Cluster {
             ..ClusterView::default()
         };
         for facts in self.nodes.iter().filter_map(NodeFacts::project) {
-            let shadow = shadows.remove(&facts.name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
-            if facts.labelled || facts.claimed() || shadow.is_some() {
-                let pods = self.pods.get(&facts.name).cloned();
-                view.nodes.insert(facts.name.clone(), NodeView { facts, shadow, pods, ..NodeView::default() });
-            }
+            let shadow = shadows.remove(&facts.name);
+            view.insert(facts, shadow);
+        }
+        for (name, node) in &mut view.nodes {
+            node.pods = self.pods.get(name).cloned();
         }
         let (policy, _) = Policy::in_force(view.operator.as_ref());
         plan(&view, &policy, now)

@@ -229,8 +229,8 @@ impl Driver {
             tracing::info!(node = self.own_node, "lease handed over: the node of this replica is next");
             self.hand_over();
         }
-        self.change_shadows(&policy);
-        self.label_nodes(&policy);
+        self.change_shadows(std::mem::take(&mut plan.shadows));
+        self.label_nodes(std::mem::take(&mut plan.labels));
         self.watch_pods(&plan.pods);
         self.remember_refused(&view, std::mem::take(&mut plan.refused), now);
         let mut wakes = vec![self.write_operator(&view, &plan)];

@@ -23,15 +23,15 @@ struct Try {
 
 impl Labelling {
     /// Returns the nodes to begin with now, out of those that are to be labelled.
-    pub fn begin(&mut self, wanting: Vec<&NodeFacts>, now: Instant) -> Vec<NodeFacts> {
+    pub fn begin(&mut self, wanting: Vec<NodeFacts>, now: Instant) -> Vec<NodeFacts> {
         let names: BTreeSet<&str> = wanting.iter().map(|node| node.name.as_str()).collect();
         self.0.retain(|name, one| one.under_way || names.contains(name.as_str()));
         for one in self.0.values_mut() {
             one.again = one.again.filter(|again| *again > now);
         }
         let free = AT_ONCE.saturating_sub(self.0.values().filter(|one| one.under_way).count());
-        let due = |node: &&NodeFacts| self.0.get(&node.name).is_none_or(|one| !one.under_way && one.again.is_none());
-        let begun: Vec<NodeFacts> = wanting.into_iter().filter(due).take(free).cloned().collect();
+        let due = |node: &NodeFacts| self.0.get(&node.name).is_none_or(|one| !one.under_way && one.again.is_none());
+        let begun: Vec<NodeFacts> = wanting.into_iter().filter(due).take(free).collect();
         for node in &begun {
             self.0.entry(node.name.clone()).or_default().under_way = true;
         }
@@ -81,8 +81,8 @@ mod tests {
         let mut labelling = Labelling::default();
         let mut rounds = Vec::new();
         while !nodes.is_empty() {
-            let begun = labelling.begin(nodes.values().collect(), now);
-            assert!(labelling.begin(nodes.values().collect(), now).is_empty(), "what is under way is not begun again");
+            let begun = labelling.begin(nodes.values().cloned().collect(), now);
+            assert!(labelling.begin(nodes.values().cloned().collect(), now).is_empty(), "what is under way is not begun again");
             rounds.push(begun.len());
             for node in begun {
                 labelling.ended(&node.name, None, now);
@@ -98,10 +98,10 @@ mod tests {
         let mut labelling = Labelling::default();
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            assert_eq!(labelling.begin(nodes.values().collect(), now).len(), 1);
+            assert_eq!(labelling.begin(nodes.values().cloned().collect(), now).len(), 1);
             labelling.ended("node-0", Some(&ApplyError::NoKey), now);
-            assert!(labelling.begin(nodes.values().collect(), now).is_empty(), "tried again at once");
-            assert_eq!(labelling.begin(fleet(2).values().collect(), now).len(), 1, "the other one");
+            assert!(labelling.begin(nodes.values().cloned().collect(), now).is_empty(), "tried again at once");
+            assert_eq!(labelling.begin(fleet(2).into_values().collect(), now).len(), 1, "the other one");
             labelling.ended("node-1", None, now);
             let again = labelling.wake().unwrap();
             pauses.push(again - now);

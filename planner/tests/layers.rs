@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The modules, each below those that follow it.
-const LAYERS: [&str; 14] = [
+const LAYERS: [&str; 12] = [
     "annotations",
     "claims",
     "expressions",
@@ -17,8 +17,6 @@ const LAYERS: [&str; 14] = [
     "standby",
     "policy",
     "drain",
-    "shadows",
-    "labels",
     "plan",
     "lint",
 ];

@@ -8,11 +8,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::runtime::watcher;
-use planner::labels::labels;
-use planner::plan::{Evictions, Plan};
-use planner::policy::Policy;
-use planner::shadows::{Change, changes};
-use planner::view::{ClusterView, InFlight, Projection as _};
+use planner::plan::{Evictions, Plan, ShadowChange};
+use planner::view::{ClusterView, InFlight, NodeFacts, Projection as _};
 use tokio::time::Instant;
 
 use super::Driver;
@@ -88,33 +85,28 @@ impl Driver {
         None
     }
 
-    pub(super) fn change_shadows(&mut self, policy: &Policy) {
+    pub(super) fn change_shadows(&mut self, changes: Vec<ShadowChange>) {
         let now = Instant::now();
         self.shadow_changes.retain(|_, retry| retry.is_none_or(|at| at > now));
         let under_way = self.shadow_changes.values().filter(|retry| retry.is_none()).count();
         let mut places = writes::AT_A_TIME.saturating_sub(under_way);
-        for change in changes(&self.applier.nodes.items(), &self.applier.shadows.items()) {
+        for change in changes {
             if places == 0 {
                 break;
             }
-            let (Change::Create { node, .. } | Change::Delete { node, .. }) = &change;
-            if self.shadow_changes.contains_key(node) {
+            if self.shadow_changes.contains_key(change.node()) {
                 continue;
             }
             places -= 1;
-            self.shadow_changes.insert(node.clone(), None);
-            let host = models::shadow::HostPolicy {
-                refresh_interval: Some(policy.refresh_interval),
-                ..models::shadow::HostPolicy::default()
-            };
+            self.shadow_changes.insert(change.node().to_owned(), None);
             let (applier, done) = (self.applier.clone(), self.done.0.clone());
             tokio::spawn(async move {
                 let (node, result) = match change {
-                    Change::Create { node, uid } => {
-                        let result = applier.create_shadow(&node, &uid, host).await;
+                    ShadowChange::Create { node, uid, host } => {
+                        let result = applier.create_shadow(&node, &uid, *host).await;
                         (node, result)
                     }
-                    Change::Delete { node, uid } => {
+                    ShadowChange::Delete { node, uid } => {
                         let result = applier.delete_shadow(&node, &uid).await;
                         (node, result)
                     }
@@ -127,10 +119,9 @@ impl Driver {
         }
     }
 
-    /// Puts nodes that run Bottlerocket under the operator, if policy asks for that.
-    pub(super) fn label_nodes(&mut self, policy: &Policy) {
-        let nodes = self.applier.nodes.items();
-        for node in self.labelling.begin(labels(&nodes, policy), Instant::now()) {
+    /// Puts nodes under the operator.
+    pub(super) fn label_nodes(&mut self, nodes: Vec<NodeFacts>) {
+        for node in self.labelling.begin(nodes, Instant::now()) {
             let (applier, done) = (self.applier.clone(), self.done.0.clone());
             tokio::spawn(async move {
                 let result = applier.label(&node).await;

@@ -12,7 +12,7 @@ use super::attempt::{Case, after};
 use super::rollout::{self, Rollout};
 use super::slots::Budget;
 use super::survey::Survey;
-use super::{Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, gates, order, report, slots};
+use super::{Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, gates, labels, order, report, shadows, slots};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView, Standby};
 
@@ -71,6 +71,8 @@ pub fn plan(view: &ClusterView, policy: &Policy, now: Timestamp) -> Plan {
 
 impl<'a> Planner<'a> {
     fn make(mut self) -> Plan {
+        self.plan.shadows = shadows::changes(self.view, self.policy);
+        self.plan.labels = labels::labels(self.view, self.policy);
         let mut asked = self.ask();
         let held_back_until = evictions::hold_back(self.view, &mut self.plan.evictions, self.now);
         self.wake(held_back_until);
