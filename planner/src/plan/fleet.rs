@@ -8,11 +8,14 @@ use models::operator::Slot;
 use models::shadow::{ControllerStatus, Step, VersionFailure};
 use semver::Version;
 
-use super::attempt::{Case, after};
+use super::attempt;
+use super::context::{NodeContext, after};
 use super::rollout::{self, Rollout};
 use super::slots::Budget;
 use super::survey::Survey;
-use super::{Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, gates, labels, order, report, shadows, slots};
+use super::{
+    Action, Decision, Plan, Quarantine, Verdict, Wait, evictions, gates, labels, order, report, shadows, slots,
+};
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView, Standby};
 
@@ -95,10 +98,11 @@ impl<'a> Planner<'a> {
         self.plan
     }
 
-    fn case(&self, node: &'a NodeView) -> Option<Case<'_>> {
+    fn context(&self, node: &'a NodeView) -> Option<NodeContext<'_>> {
         let shadow = node.shadow.as_ref()?;
         let slot = self.held.contains_key(node.facts.uid.as_str());
-        Some(Case { view: self.view, node, shadow, policy: self.policy, survey: &self.survey, now: self.now, slot })
+        let Self { view, policy, survey, now, .. } = self;
+        Some(NodeContext { view, node, shadow, policy, survey, now: *now, slot })
     }
 
     fn wake(&mut self, at: Option<Timestamp>) {
@@ -115,8 +119,8 @@ impl<'a> Planner<'a> {
         let view = self.view;
         let mut asked = Asked::default();
         for (name, node) in &view.nodes {
-            let decision = match self.case(node) {
-                Some(case) => case.decide(),
+            let decision = match self.context(node) {
+                Some(ctx) => attempt::decide(&ctx),
                 None if node.facts.labelled => Decision::wait(Wait::NoShadow),
                 None => Decision::wait(Wait::NotLabelled),
             };
@@ -178,9 +182,8 @@ impl<'a> Planner<'a> {
     /// are known without a check.
     fn left_alone(&self, node: &NodeView) -> bool {
         let Some(refused) = node.refused.as_ref().filter(|refused| refused.again_at > self.now) else { return false };
-        let expressions = &self.survey.group(node).before.expressions;
         !matches!(refused.wait, Wait::ExpressionFires { .. } | Wait::ExpressionFails { .. })
-            || gates::expression(expressions, &node.facts.name, &self.view.expressions).is_some()
+            || self.context(node).and_then(|ctx| gates::expression(&ctx)).is_some()
     }
 
     /// Gives the free slots to the first nodes that may have one. Returns those that wait only for a slot: the others
@@ -238,7 +241,7 @@ impl<'a> Planner<'a> {
                 self.plan.pods.insert(name.clone());
                 let policy = self.survey.group(node);
                 self.plan.expressions.extend(gates::queries(&policy.before.expressions, name).map(|(_, query)| query));
-                match gates::before_drain(self.view, node, policy) {
+                match self.context(node).and_then(|ctx| gates::before_drain(&ctx)) {
                     Some(passing @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => {
                         // It keeps its place while it is only being checked: which check ends first is random.
                         (looked, looking) = (false, true);
@@ -285,9 +288,9 @@ impl<'a> Planner<'a> {
                     Wait::HandingOver => self.plan.hand_over,
                     _ => false,
                 };
-            let waiting = self.case(node).and_then(|case| {
+            let waiting = self.context(node).and_then(|ctx| {
                 let progress = node.progress()?;
-                (!passes_through).then(|| case.waiting_staged(progress, wait.clone(), looked))
+                (!passes_through).then(|| attempt::waiting_staged(&ctx, progress, wait.clone(), looked))
             });
             match waiting.map(|d| d.verdict) {
                 Some(Verdict::Act(action)) => {
@@ -362,7 +365,7 @@ impl<'a> Planner<'a> {
                 self.wait(node, refused);
                 continue;
             }
-            let begin = self.case(node).filter(|_| room > 0).map(|case| case.begin(version));
+            let begin = self.context(node).filter(|_| room > 0).map(|ctx| attempt::begin(&ctx, version));
             match begin {
                 Some(action) => {
                     room -= 1;

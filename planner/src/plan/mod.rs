@@ -19,6 +19,7 @@ mod attempt_cases;
 mod blocker_cases;
 #[cfg(test)]
 mod cases;
+mod context;
 #[cfg(test)]
 mod drain_cases;
 mod evictions;

@@ -8,7 +8,7 @@ use models::shadow::{Step, UPDATED};
 use semver::Version;
 
 use super::Wait;
-use super::attempt::after;
+use super::context::after;
 use super::quarantine::Key;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};

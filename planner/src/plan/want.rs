@@ -6,7 +6,7 @@ use models::shadow::AgentReport;
 use semver::Version;
 
 use super::Wait;
-use super::attempt::after;
+use super::context::after;
 use crate::policy::{Policy, Range, Target};
 
 /// The target state that policy gives one host.
