@@ -3,7 +3,7 @@
 //! Each gate is a small function that checks one thing, and either lets a node pass or returns the reason. [`GATES`] has
 //! them in the order in which their reasons are worth reading: the first refusal is the reason that a node shows. What
 //! depends on the other nodes that wait is not here: the budgets of fleet, groups and zones (`slots.rs`), the place in the
-//! queue and the number of nodes in a canary step (`fleet.rs`).
+//! queue and the number of nodes in a canary step (`fleet`).
 
 mod back_off;
 mod canary;
