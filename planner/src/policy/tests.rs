@@ -1,3 +1,5 @@
+use models::operator::BottlerocketUpdateOperatorSpec;
+
 use super::*;
 
 fn spec(text: &str) -> BottlerocketUpdateOperatorSpec {
