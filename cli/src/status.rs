@@ -128,7 +128,7 @@ impl Cluster {
         for (name, node) in &mut view.nodes {
             node.pods = self.pods.get(name).cloned();
         }
-        let (policy, _) = Policy::in_force(view.operator.as_ref());
+        let policy = Policy::in_force(view.operator.as_ref());
         plan(&view, &policy, now)
     }
 
@@ -253,7 +253,7 @@ fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, wide: bool, 
 /// Returns the deadline of the current step of a node's attempt, by the policy for that node.
 fn deadline(cluster: &Cluster, node: &str, progress: Option<&models::shadow::Progress>) -> Option<Timestamp> {
     let progress = progress?;
-    let (policy, _) = Policy::in_force(cluster.operator_facts().as_ref());
+    let policy = Policy::in_force(cluster.operator_facts().as_ref());
     let facts = cluster.nodes.iter().filter_map(NodeFacts::project).find(|facts| facts.name == node)?;
     let limit = match progress.step {
         Step::Staging => policy.stage,

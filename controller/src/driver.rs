@@ -208,7 +208,7 @@ impl Driver {
         }
         let now = crate::clock::now();
         let view = self.view(now);
-        let (policy, errors) = Policy::in_force(view.operator.as_ref());
+        let policy = Policy::in_force(view.operator.as_ref());
         let mut plan = plan(&view, &policy, now);
         for finding in planner::lint::lint(&view, &policy, &mut plan) {
             tracing::error!(
@@ -222,7 +222,7 @@ impl Driver {
         if view.stale {
             return None;
         }
-        self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !errors.is_empty(), now));
+        self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !policy.errors.is_empty(), now));
         self.applier.metrics.clock_offset(crate::clock::offset());
         self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
         if plan.hand_over {

@@ -164,6 +164,8 @@ pub struct Policy {
     pub present: bool,
     /// True if the resource has never held a policy that can be applied. Then nothing new starts either.
     pub unusable: bool,
+    /// The errors in `spec`, if another policy is in force because of them.
+    pub errors: Vec<PolicyError>,
     /// True if new updates start.
     pub enabled: bool,
     /// The target version of nodes.
@@ -216,6 +218,7 @@ impl Default for Policy {
         Self {
             present: false,
             unusable: false,
+            errors: Vec::new(),
             enabled: true,
             target: Target::Latest,
             minimum_age: Duration::ZERO,
@@ -243,14 +246,14 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Returns the policy in force for a resource, and the errors if it is not the one in `spec`.
+    /// Returns the policy in force for a resource.
     ///
     /// Where `spec` cannot be applied, the last good one stays in force; the resource itself records it, so that
     /// another leader finds it.
-    pub fn in_force(operator: Option<&OperatorFacts>) -> (Self, Vec<PolicyError>) {
-        let Some(operator) = operator else { return (Self::default(), Vec::new()) };
+    pub fn in_force(operator: Option<&OperatorFacts>) -> Self {
+        let Some(operator) = operator else { return Self::default() };
         let errors = match Self::from_spec(&operator.spec) {
-            Ok(policy) => return (policy, Vec::new()),
+            Ok(policy) => return policy,
             Err(errors) => errors,
         };
         let last_good = operator
@@ -262,7 +265,7 @@ impl Policy {
         let policy = last_good.unwrap_or(Self { present: true, unusable: true, ..Self::default() });
         // The switch does not depend on errors elsewhere: it can always stop things.
         let enabled = policy.enabled && operator.spec.enabled.unwrap_or(true);
-        (Self { enabled, ..policy }, errors)
+        Self { enabled, errors, ..policy }
     }
 
     /// Returns the index of a node's group, if it is in one.

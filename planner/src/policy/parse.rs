@@ -42,6 +42,7 @@ impl Policy {
         let policy = Self {
             present: true,
             unusable: false,
+            errors: Vec::new(),
             enabled: spec.enabled.unwrap_or(default.enabled),
             target,
             minimum_age: version.minimum_age.map_or(default.minimum_age, |d| d.0),
