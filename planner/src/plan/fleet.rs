@@ -1,6 +1,6 @@
 //! The whole fleet: the next nodes, within the budget.
 //!
-//! Each node is asked for its next step first. Those that wait for a slot are ranked (`order.rs`), each is checked in
+//! Each node is requests for its next step first. Those that wait for a slot are ranked (`order.rs`), each is checked in
 //! that order (`fleet/check.rs`), and gets a slot or a reason to wait (`fleet/assign.rs`). Idle nodes begin last
 //! (`fleet/begin.rs`).
 
@@ -38,7 +38,7 @@ struct Planner<'a> {
 
 /// The requests of the nodes, each for itself.
 #[derive(Default)]
-struct Asked<'a> {
+struct NodeRequests<'a> {
     /// Idle nodes that may begin.
     candidates: Vec<(&'a NodeView, Version)>,
     /// Staged nodes that may be disrupted.
@@ -65,21 +65,21 @@ impl<'a> Planner<'a> {
     fn make(mut self) -> Plan {
         self.plan.shadows = shadows::changes(self.view, self.policy);
         self.plan.labels = labels::labels(self.view, self.policy);
-        let mut asked = self.ask();
+        let mut requests = self.collect();
         let held_back_until = evictions::hold_back(self.view, &mut self.plan.evictions, self.now);
         self.wake(held_back_until);
-        let freezes = self.freeze(&asked);
-        order::rank(self.view, &self.survey, &mut asked.wanting, |node| node);
-        order::rank(self.view, &self.survey, &mut asked.candidates, |(node, _)| node);
+        let freezes = self.freeze(&requests);
+        order::rank(self.view, &self.survey, &mut requests.wanting, |node| node);
+        order::rank(self.view, &self.survey, &mut requests.candidates, |(node, _)| node);
 
-        let slots = slots::kept(self.view, &self.held, &asked.wants_slot, self.now);
+        let slots = slots::kept(self.view, &self.held, &requests.wants_slot, self.now);
         let mut budget = Budget::of(self.view, &self.survey, &slots);
         if freezes {
             budget.close();
         }
         let mut assignment = Assignment::of(slots, budget.clone());
-        let ready = self.give_slots(&asked.wanting, &mut assignment);
-        self.begin(&asked, &ready, budget);
+        let ready = self.give_slots(&requests.wanting, &mut assignment);
+        self.begin(&requests, &ready, budget);
         self.report(assignment.slots);
         self.plan
     }
@@ -101,9 +101,9 @@ impl<'a> Planner<'a> {
     }
 
     /// Collects the next step of each node.
-    fn ask(&mut self) -> Asked<'a> {
+    fn collect(&mut self) -> NodeRequests<'a> {
         let view = self.view;
-        let mut asked = Asked::default();
+        let mut requests = NodeRequests::default();
         for (name, node) in &view.nodes {
             let decision = match self.context(node) {
                 Some(ctx) => attempt::decide(&ctx),
@@ -118,7 +118,7 @@ impl<'a> Planner<'a> {
             if let Verdict::Act(Action::Status { status, .. }) = &decision.verdict
                 && let Some(record) = &status.report.record
             {
-                asked.pending.push((name, record.version_failures.clone()));
+                requests.pending.push((name, record.version_failures.clone()));
             }
             if let Some(evictions) = decision.evictions
                 && !view.busy.contains(name)
@@ -126,15 +126,15 @@ impl<'a> Planner<'a> {
                 self.plan.evictions.insert(name.clone(), evictions);
             }
             if slots::makes_use(&decision.verdict) {
-                asked.wants_slot.insert(name);
+                requests.wants_slot.insert(name);
             }
             match decision.verdict {
-                Verdict::WantsSlot => asked.wanting.push(node),
+                Verdict::WantsSlot => requests.wanting.push(node),
                 verdict if view.busy.contains(name) => {
                     if let Verdict::Candidate(version) = verdict
                         && !view.paused.contains(name)
                     {
-                        asked.beginning.push((node, version));
+                        requests.beginning.push((node, version));
                     }
                     self.wait(node, Wait::Acting);
                 }
@@ -142,18 +142,18 @@ impl<'a> Planner<'a> {
                     self.plan.actions.insert(name.clone(), action);
                 }
                 Verdict::Wait(wait) => self.wait(node, wait),
-                Verdict::Candidate(version) => asked.candidates.push((node, version)),
+                Verdict::Candidate(version) => requests.candidates.push((node, version)),
             }
         }
-        asked
+        requests
     }
 
     /// Counts failures whose record is about to be written: nothing starts beside the write that freezes.
-    fn freeze(&mut self, asked: &Asked<'_>) -> bool {
-        if asked.pending.is_empty() || self.survey.quarantine.frozen_by().is_some() {
+    fn freeze(&mut self, requests: &NodeRequests<'_>) -> bool {
+        if requests.pending.is_empty() || self.survey.quarantine.frozen_by().is_some() {
             return false;
         }
-        let quarantine = Quarantine::with(self.view, self.policy.max_failures, &asked.pending);
+        let quarantine = Quarantine::with(self.view, self.policy.max_failures, &requests.pending);
         let Some(version) = quarantine.frozen_by().cloned() else { return false };
         let starting: Vec<_> =
             self.plan.actions.iter().filter(|(_, a)| Plan::starts(a)).map(|(n, _)| n.clone()).collect();

@@ -67,18 +67,18 @@ pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
 }
 
 /// Records the reason why a staged node waits, once. The findings of the last check stay until the next one:
-/// `looked` is true if this was one.
+/// `checked` is true if this was one.
 pub(in crate::plan) fn waiting_staged(
     ctx: &NodeContext<'_>,
     progress: &Progress,
     wait: Wait,
-    looked: bool,
+    checked: bool,
 ) -> Decision {
     if progress.step == Step::Staging {
         return Decision::act(go_to(ctx, progress, Step::Staged, |_| {}));
     }
     let stored = models::condition::find_condition(&ctx.shadow.status.conditions, models::shadow::BLOCKED);
-    if !looked && stored.is_some_and(|c| c.reason.parse().is_ok_and(WaitReason::is_check_finding)) {
+    if !checked && stored.is_some_and(|c| c.reason.parse().is_ok_and(WaitReason::is_check_finding)) {
         return Decision::wait(wait);
     }
     with_blocked_condition(ctx, Decision::wait(wait))

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use models::shadow::Step;
 
-use super::{Asked, Planner};
+use super::{NodeRequests, Planner};
 use crate::plan::rollout::{self, Rollout};
 use crate::plan::slots::Budget;
 use crate::plan::{Wait, attempt};
@@ -13,11 +13,11 @@ use crate::view::NodeView;
 impl<'a> Planner<'a> {
     /// Lets idle nodes begin. Staging disrupts nothing, but without pre-staging it passes the same gates as a start:
     /// for the free slots, and as many nodes again. With it, it has a limit of its own.
-    pub(super) fn begin(&mut self, asked: &Asked<'a>, ready: &[&'a NodeView], mut budget: Budget<'a>) {
+    pub(super) fn begin(&mut self, requests: &NodeRequests<'a>, ready: &[&'a NodeView], mut budget: Budget<'a>) {
         let free = budget.free();
         let used_up = budget.used_up().cloned();
         let busy = self.view.slots().next().map(|slot| slot.node.clone());
-        let wanting: BTreeSet<&str> = asked.wanting.iter().map(|node| node.facts.name.as_str()).collect();
+        let wanting: BTreeSet<&str> = requests.wanting.iter().map(|node| node.facts.name.as_str()).collect();
         // Nodes that have their image already are among the wanting ones, although no write has recorded it yet.
         let downloads = |n: &&NodeView| n.step() == Some(Step::Staging) && !wanting.contains(n.facts.name.as_str());
         let staging: Vec<&NodeView> = self.view.nodes.values().filter(downloads).collect();
@@ -25,7 +25,7 @@ impl<'a> Planner<'a> {
         // A node that is staged, or about to be, will take room in its group and zone, and in its canary step if that
         // does not count it by itself: it counts those that it observes at work.
         let mut begun = BTreeMap::new();
-        let unseen = asked.beginning.iter().map(|(node, version)| rollout::key(node, version));
+        let unseen = requests.beginning.iter().map(|(node, version)| rollout::key(node, version));
         let staged = ready.iter().filter_map(|node| {
             let progress = node.progress().filter(|progress| progress.step == Step::Staged)?;
             Some(rollout::key(node, &progress.version))
@@ -33,7 +33,7 @@ impl<'a> Planner<'a> {
         for key in staged.chain(unseen) {
             *begun.entry(key).or_default() += 1;
         }
-        let beginning = asked.beginning.iter().map(|(node, _)| node);
+        let beginning = requests.beginning.iter().map(|(node, _)| node);
         for node in ready.iter().chain(&staging).chain(beginning) {
             budget.take(&self.survey, node);
         }
@@ -42,8 +42,8 @@ impl<'a> Planner<'a> {
             // A staged node that cannot be drained gives way: it does not count.
             None => (2 * free).saturating_sub(staging.len() + ready.len()),
         };
-        let mut room = room.saturating_sub(asked.beginning.len());
-        for (position, (node, version)) in asked.candidates.iter().enumerate() {
+        let mut room = room.saturating_sub(requests.beginning.len());
+        for (position, (node, version)) in requests.candidates.iter().enumerate() {
             let rollout = self.survey.rollouts.of(node, version).filter(|_| ahead.is_none());
             let key = rollout::key(node, version);
             let taken = begun.get(&key).copied().unwrap_or(0);
@@ -67,10 +67,10 @@ impl<'a> Planner<'a> {
                     self.plan.actions.insert(node.facts.name.clone(), action);
                 }
                 None => {
-                    let before = position.checked_sub(1).and_then(|before| asked.candidates.get(before));
-                    let before = before.map(|(node, _)| *node).or(asked.wanting.last().copied());
+                    let before = position.checked_sub(1).and_then(|before| requests.candidates.get(before));
+                    let before = before.map(|(node, _)| *node).or(requests.wanting.last().copied());
                     let behind = before.map(|node| node.facts.name.clone()).or_else(|| busy.clone());
-                    let queued = Wait::Queued { position: position + asked.wanting.len(), behind };
+                    let queued = Wait::Queued { position: position + requests.wanting.len(), behind };
                     self.wait(node, used_up.clone().filter(|_| ahead.is_none()).unwrap_or(queued));
                 }
             }

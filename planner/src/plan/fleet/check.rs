@@ -16,15 +16,15 @@ const MARGIN: usize = 2;
 pub(super) enum Checked {
     /// There is no room for it in its group or zone.
     NoRoom(Wait),
-    /// Its canary step is full: nodes of another version may come behind it.
+    /// The canary step is full: nodes of another version may come behind it.
     StepFull(Option<Wait>),
     /// It was refused recently, and is not checked.
     LeftAlone(Wait),
     /// Others come first, and it is not checked.
     Queued,
-    /// Its pods or expressions are being read.
+    /// The pods or expressions are being read.
     UnderWay(Wait),
-    /// Its pods, budgets or expressions prevent a drain.
+    /// Pods, budgets or expressions prevent a drain.
     Refused(Wait),
     /// It may be drained.
     Passed,

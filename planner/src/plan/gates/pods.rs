@@ -31,7 +31,8 @@ pub(super) fn may_be_evicted(ctx: &NodeContext<'_>) -> Option<Wait> {
     refusal(&sorted(ctx))
 }
 
-/// Where policy deletes what is left at the deadline, a pod that no budget lets go is deleted then.
+/// Returns a budget that keeps a pod on the node. A pod that no budget lets go is deleted at the deadline, where policy
+/// says so.
 pub(super) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Wait> {
     let forced = ctx.group().drain.at_deadline == AtDeadline::Force;
     if forced { None } else { never_allowed(&sorted(ctx).evictable, &ctx.view.budgets) }
