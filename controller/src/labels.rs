@@ -82,7 +82,10 @@ mod tests {
         let mut rounds = Vec::new();
         while !nodes.is_empty() {
             let begun = labelling.begin(nodes.values().cloned().collect(), now);
-            assert!(labelling.begin(nodes.values().cloned().collect(), now).is_empty(), "what is under way is not begun again");
+            assert!(
+                labelling.begin(nodes.values().cloned().collect(), now).is_empty(),
+                "what is under way is not begun again"
+            );
             rounds.push(begun.len());
             for node in begun {
                 labelling.ended(&node.name, None, now);
