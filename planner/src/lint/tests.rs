@@ -294,11 +294,13 @@ fn deletes_shadow(node: &str, uid: &str) -> Plan {
     Plan { shadows, ..Plan::default() }
 }
 
+type Change<'a> = &'a dyn Fn(&mut NodeView, &mut ShadowFacts);
+
 #[test]
 fn shadow_is_deleted_only_where_nothing_of_the_operator_is_left() {
     let armed =
         || Armed { attempt: 1, boot_id: "b1".into(), version: NEW, phase: ArmedPhase::Arming, nonce: "n".into() };
-    let cases: [(&str, &dyn Fn(&mut NodeView, &mut ShadowFacts), bool); 9] = [
+    let cases: [(&str, Change<'_>, bool); 9] = [
         ("nothing is left", &|_, _| {}, true),
         ("it is under the operator", &|node, _| node.facts.labelled = true, false),
         ("it is claimed", &|node, _| node.facts.claims = Parts::CORDON, false),

@@ -55,9 +55,11 @@ mod tests {
     use crate::policy::Target;
     use crate::view::ShadowFacts;
 
+    type Change<'a> = &'a dyn Fn(&mut ShadowFacts);
+
     #[test]
     fn attempt_begins_only_on_a_host_that_is_as_the_operator_left_it() {
-        let cases: [(&str, &dyn Fn(&mut ShadowFacts), Option<Wait>); 7] = [
+        let cases: [(&str, Change<'_>, Option<Wait>); 7] = [
             ("as it was left", &|_| {}, None),
             ("no report", &|shadow| shadow.status.agent.boot_id = None, Some(Wait::NoReport)),
             (
