@@ -19,7 +19,7 @@ use planner::annotations::{Place, misunderstood};
 use planner::plan::{Plan, plan};
 use planner::policy::Policy;
 use planner::view::{
-    BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, NodeView, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
+    BudgetFacts, ClusterView, DaemonSetIs, NodeFacts, OperatorFacts, PodFacts, Projection as _, ShadowFacts,
 };
 use planner::wait::Wait;
 
@@ -123,13 +123,13 @@ impl Cluster {
             ..ClusterView::default()
         };
         for facts in self.nodes.iter().filter_map(NodeFacts::project) {
-            let shadow = shadows.remove(&facts.name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
-            if facts.labelled || facts.claimed() || shadow.is_some() {
-                let pods = self.pods.get(&facts.name).cloned();
-                view.nodes.insert(facts.name.clone(), NodeView { facts, shadow, pods, ..NodeView::default() });
-            }
+            let shadow = shadows.remove(&facts.name);
+            view.insert(facts, shadow);
         }
-        let (policy, _) = Policy::in_force(view.operator.as_ref());
+        for (name, node) in &mut view.nodes {
+            node.pods = self.pods.get(name).cloned();
+        }
+        let policy = Policy::in_force(view.operator.as_ref());
         plan(&view, &policy, now)
     }
 
@@ -254,7 +254,7 @@ fn row(cluster: &Cluster, shadow: &BottlerocketShadow, plan: &Plan, wide: bool, 
 /// Returns the deadline of the current step of a node's attempt, by the policy for that node.
 fn deadline(cluster: &Cluster, node: &str, progress: Option<&models::shadow::Progress>) -> Option<Timestamp> {
     let progress = progress?;
-    let (policy, _) = Policy::in_force(cluster.operator_facts().as_ref());
+    let policy = Policy::in_force(cluster.operator_facts().as_ref());
     let facts = cluster.nodes.iter().filter_map(NodeFacts::project).find(|facts| facts.name == node)?;
     let limit = match progress.step {
         Step::Staging => policy.stage,

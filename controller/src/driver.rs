@@ -204,7 +204,7 @@ impl Driver {
         }
         let now = crate::clock::now();
         let view = self.view(now);
-        let (policy, errors) = Policy::in_force(view.operator.as_ref());
+        let policy = Policy::in_force(view.operator.as_ref());
         let mut plan = plan(&view, &policy, now);
         for finding in planner::lint::lint(&view, &policy, &mut plan) {
             tracing::error!(
@@ -218,15 +218,15 @@ impl Driver {
         if view.stale {
             return None;
         }
-        self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !errors.is_empty(), now));
+        self.applier.metrics.observe(&Snapshot::of(&view, &plan, &policy, !policy.errors.is_empty(), now));
         self.applier.metrics.clock_offset(crate::clock::offset());
         self.expressions.want(&plan.expressions, policy.prometheus.as_ref());
         if plan.hand_over {
             tracing::info!(node = self.own_node, "lease handed over: the node of this replica is next");
             self.hand_over();
         }
-        self.change_shadows(&policy);
-        self.label_nodes(&policy);
+        self.change_shadows(std::mem::take(&mut plan.shadows));
+        self.label_nodes(std::mem::take(&mut plan.labels));
         self.watch_pods(&plan.pods);
         self.remember_refused(&view, std::mem::take(&mut plan.refused), now);
         let status_due = self.write_operator(&view, &plan);

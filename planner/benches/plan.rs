@@ -147,8 +147,8 @@ fn fleet(size: usize) -> (ClusterView, Policy) {
     let out = nodes.values().filter(|node| node.facts.claimed());
     operator.status.slots =
         out.map(|node| Slot { uid: node.facts.uid.clone(), node: node.facts.name.clone(), since: at(-60) }).collect();
-    let (policy, errors) = Policy::in_force(Some(&operator));
-    assert!(errors.is_empty(), "the bench's policy: {errors:?}");
+    let policy = Policy::in_force(Some(&operator));
+    assert!(policy.errors.is_empty(), "the bench's policy: {:?}", policy.errors);
     let view = ClusterView { nodes, operator: Some(operator), leader_since: at(-100_000), ..ClusterView::default() };
     (view, policy)
 }

@@ -229,7 +229,8 @@ pub(crate) fn outcome(made: &Plan) -> String {
         None => made.waits.get("a").map_or_else(|| "nothing".to_owned(), |wait| wait.as_str().to_owned()),
         Some(Action::Status { status, .. }) => match status.report.progress.as_ref().map(|progress| progress.step) {
             Some(Step::Releasing) => status.report.record.clone().unwrap().last.unwrap().reason,
-            step => format!("step {step:?}"),
+            Some(step) => format!("step {step:?}"),
+            None => "no attempt".to_owned(),
         },
         Some(Action::Spec { spec }) => format!("order {:?} of {}", spec.state, spec.attempt),
         Some(Action::Permit { nonce, .. }) => format!("permit for {nonce}"),

@@ -5,14 +5,15 @@
 
 use std::collections::BTreeSet;
 
+use models::names::INTERFACE_LABEL;
 use models::operator::{AtDeadline, CordonedNodes, Slot};
-use models::shadow::{HostState, Step};
+use models::shadow::{HostPolicy, HostState, Step};
 
 use crate::claims::Part;
 use crate::drain;
-use crate::plan::{Action, Evictions, LISTED_PODS, Plan, Quarantine};
+use crate::plan::{Action, Evictions, LISTED_PODS, Plan, Quarantine, ShadowChange};
 use crate::policy::Policy;
-use crate::view::{ClusterView, NodeView, PodFacts};
+use crate::view::{ClusterView, NodeFacts, NodeView, PodFacts};
 
 /// One broken property.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +29,7 @@ pub struct Finding {
 /// Checks a plan and removes what breaks a property.
 pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let decides =
-        !plan.actions.is_empty() || !plan.evictions.is_empty() || plan.slots.is_some() || plan.status.is_some();
-    if view.stale && decides {
+    if view.stale && *plan != Plan::default() {
         let text = "something was decided before every cache had been read under this leader".into();
         findings.push(Finding { property: "S1", node: None, text });
         // Not even a release: what is not observed yet may be another attempt.
@@ -62,11 +61,15 @@ pub fn lint(view: &ClusterView, policy: &Policy, plan: &mut Plan) -> Vec<Finding
             findings.extend(check_evictions(policy, name, node, evictions));
         }
     }
+    findings.extend(plan.shadows.iter().filter_map(|change| check_shadow(view, change)));
+    findings.extend(plan.labels.iter().filter_map(check_label));
     if !findings.is_empty() {
         let bad: BTreeSet<_> = findings.iter().filter_map(|f| f.node.clone()).collect();
         plan.actions
             .retain(|name, action| matches!(action, Action::Release) || (!bad.contains(name) && !Plan::starts(action)));
         plan.evictions.retain(|name, _| !bad.contains(name));
+        plan.shadows.retain(|change| !bad.contains(change.node()));
+        plan.labels.clear();
         if findings.iter().any(|f| f.node.is_none()) {
             plan.slots = None;
             if let (Some(status), Some(operator)) = (&mut plan.status, &view.operator) {
@@ -241,6 +244,40 @@ fn check_evictions(policy: &Policy, name: &str, node: &NodeView, evictions: &Evi
     let evicted = sorted.evictable.iter().filter(|pod| pods.iter().any(|e| e.uid == pod.uid));
     let unrecorded = evicted.copied().find(|pod: &&PodFacts| !drain::listed(pod, drain))?;
     finding(format!("{} would be evicted without a record of it", unrecorded.title()))
+}
+
+/// S9: with the shadow goes the record of what a host may still do. A node keeps it while an attempt of the operator is
+/// under way, armed or claimed there, or while its host has settings of the operator.
+fn check_shadow(view: &ClusterView, change: &ShadowChange) -> Option<Finding> {
+    let ShadowChange::Delete { node: name, uid } = change else { return None };
+    let finding = |text: &str| Some(Finding { property: "S9", node: Some(name.clone()), text: text.to_owned() });
+    let orphan = view.orphaned_shadows.get(name).is_some_and(|shadow| shadow.uid == *uid);
+    let own = view.nodes.get(name).and_then(|node| Some((node, node.shadow.as_ref()?)));
+    let Some((node, shadow)) = own.filter(|(_, shadow)| shadow.uid == *uid) else {
+        return if orphan { None } else { finding("a shadow would be deleted that was not observed") };
+    };
+    let (spec, status) = (&shadow.spec, &shadow.status);
+    if node.facts.labelled {
+        return finding("the shadow of a node under the operator would be deleted");
+    }
+    if node.facts.claimed() || status.controller.progress.is_some() || spec.state != HostState::Idle {
+        return finding("a shadow would be deleted during an attempt");
+    }
+    if status.agent.armed.as_ref().is_some_and(|armed| armed.boot_id == node.facts.boot_id) {
+        return finding("a shadow would be deleted whose host is armed");
+    }
+    let set = status.agent.host.as_ref().is_some_and(|host| host.applied.is_some());
+    let requested = spec.host.as_ref().is_some_and(HostPolicy::asks_settings);
+    if set || requested { finding("a shadow would be deleted whose host has settings of the operator") } else { None }
+}
+
+/// S4: a label that a user has set, of whatever value, stays.
+fn check_label(node: &NodeFacts) -> Option<Finding> {
+    node.labels.contains_key(INTERFACE_LABEL).then(|| Finding {
+        property: "S4",
+        node: Some(node.name.clone()),
+        text: "a label that another user has set would be changed".to_owned(),
+    })
 }
 
 #[cfg(test)]

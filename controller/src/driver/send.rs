@@ -8,11 +8,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::runtime::watcher;
-use planner::labels::labels;
-use planner::plan::{Evictions, Plan};
-use planner::policy::Policy;
-use planner::shadows::{Change, changes};
-use planner::view::{ClusterView, InFlight, Projection as _};
+use planner::plan::{Evictions, Plan, ShadowChange};
+use planner::view::{ClusterView, InFlight, NodeFacts, Projection as _};
 use tokio::time::Instant;
 
 use super::Driver;
@@ -87,24 +84,17 @@ impl Driver {
         None
     }
 
-    pub(super) fn change_shadows(&mut self, policy: &Policy) {
-        let changes = changes(&self.applier.nodes.items(), &self.applier.shadows.items()).into_iter().map(|change| {
-            let (Change::Create { node, .. } | Change::Delete { node, .. }) = &change;
-            (node.clone(), change)
-        });
-        for change in self.queue.begin_some(Target::Shadow, changes.collect(), writes::AT_A_TIME) {
-            let host = models::shadow::HostPolicy {
-                refresh_interval: Some(policy.refresh_interval),
-                ..models::shadow::HostPolicy::default()
-            };
+    pub(super) fn change_shadows(&mut self, changes: Vec<ShadowChange>) {
+        let changes = changes.into_iter().map(|change| (change.node().to_owned(), change)).collect();
+        for change in self.queue.begin_some(Target::Shadow, changes, writes::AT_A_TIME) {
             let (applier, done) = (self.applier.clone(), self.done.0.clone());
             tokio::spawn(async move {
                 let (node, result) = match change {
-                    Change::Create { node, uid } => {
-                        let result = applier.create_shadow(&node, &uid, host).await;
+                    ShadowChange::Create { node, uid, host } => {
+                        let result = applier.create_shadow(&node, &uid, *host).await;
                         (node, result)
                     }
-                    Change::Delete { node, uid } => {
+                    ShadowChange::Delete { node, uid } => {
                         let result = applier.delete_shadow(&node, &uid).await;
                         (node, result)
                     }
@@ -117,10 +107,9 @@ impl Driver {
         }
     }
 
-    /// Puts nodes that run Bottlerocket under the operator, if policy asks for that.
-    pub(super) fn label_nodes(&mut self, policy: &Policy) {
-        let nodes = self.applier.nodes.items();
-        let wanted = labels(&nodes, policy).into_iter().map(|node| (node.name.clone(), node.clone())).collect();
+    /// Puts nodes under the operator.
+    pub(super) fn label_nodes(&mut self, nodes: Vec<NodeFacts>) {
+        let wanted = nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
         for node in self.queue.begin_some(Target::Label, wanted, writes::LABELS_AT_A_TIME) {
             let (applier, done) = (self.applier.clone(), self.done.0.clone());
             tokio::spawn(async move {

@@ -93,20 +93,19 @@ impl Driver {
         view.web_api_missing = self.web_api_missing;
         let with_agent = self.peers.nodes_with_agent();
         for (name, facts) in nodes {
-            let shadow = shadows.remove(&name).filter(|s| s.owner_uid.as_deref() == Some(facts.uid.as_str()));
-            if !facts.labelled && !facts.claimed() && shadow.is_none() {
-                continue;
-            }
-            let mut node = NodeView { facts, shadow, ..NodeView::default() };
-            if let Some(watch) = self.pods.get(&name).filter(|w| w.cache.synced()) {
+            view.insert(facts, shadows.remove(&name));
+        }
+        let mut nodes = std::mem::take(&mut view.nodes);
+        for (name, node) in &mut nodes {
+            if let Some(watch) = self.pods.get(name).filter(|w| w.cache.synced()) {
                 let mut pods: Vec<PodFacts> = watch.cache.items().into_values().collect();
                 self.daemon_sets.mark(&mut pods);
                 node.pods = Some(pods);
             }
-            let has_agent = with_agent.as_ref().map(|nodes| nodes.contains(&name));
-            self.recall(&mut view, &mut node, has_agent, now);
-            view.nodes.insert(name, node);
+            let has_agent = with_agent.as_ref().map(|nodes| nodes.contains(name));
+            self.recall(&mut view, node, has_agent, now);
         }
+        view.nodes = nodes;
         if let Some(operator) = view.operator.as_ref().filter(|_| !view.stale) {
             let version = &operator.resource_version;
             let first = || Retracting::with(None, version, planner::plan::not_begun(&view));

@@ -3,13 +3,14 @@ use std::sync::Arc;
 
 use models::operator::{BottlerocketUpdateOperatorSpec, KnownVersion, Quarantined};
 use models::reason::FailureReason;
-use models::shadow::{BottlerocketShadowSpec, DrainStatus, DrainedPod};
+use models::shadow::{AppliedSettings, Armed, ArmedPhase, BottlerocketShadowSpec, DrainStatus, DrainedPod};
 use serde_json::json;
 
 use super::*;
 use crate::claims::Parts;
 use crate::fixtures::{NEW, at, cluster, node, pod, progress, t};
 use crate::plan::Eviction;
+use crate::view::ShadowFacts;
 
 /// A staged node `a`, a node `b` that is drained, and an idle node `c`, in zones `a`, `b` and `a`; `a` and `b` are
 /// in group `db`.
@@ -288,11 +289,96 @@ fn claimed_node_goes_on_where_the_plan_gives_back_the_slot_that_it_lost_with_the
     assert_eq!(lint(&view, &policy, &mut unclaimed.clone()).len(), 1, "a slot that is only planned begins nothing");
 }
 
+fn deletes_shadow(node: &str, uid: &str) -> Plan {
+    let shadows = vec![ShadowChange::Delete { node: node.into(), uid: uid.into() }];
+    Plan { shadows, ..Plan::default() }
+}
+
+type Change<'a> = &'a dyn Fn(&mut NodeView, &mut ShadowFacts);
+
+#[test]
+fn shadow_is_deleted_only_where_nothing_of_the_operator_is_left() {
+    let armed =
+        || Armed { attempt: 1, boot_id: "b1".into(), version: NEW, phase: ArmedPhase::Arming, nonce: "n".into() };
+    let cases: [(&str, Change<'_>, bool); 9] = [
+        ("nothing is left", &|_, _| {}, true),
+        ("it is under the operator", &|node, _| node.facts.labelled = true, false),
+        ("it is claimed", &|node, _| node.facts.claims = Parts::CORDON, false),
+        (
+            "an attempt is under way",
+            &|_, shadow| shadow.status.controller.progress = Some(progress(Step::Staging, 0)),
+            false,
+        ),
+        ("its desired state is not withdrawn", &|_, shadow| shadow.spec.state = HostState::StagedUpdate, false),
+        ("its host is armed", &|_, shadow| shadow.status.agent.armed = Some(armed()), false),
+        (
+            "its host was armed before its last reboot",
+            &|_, shadow| shadow.status.agent.armed = Some(Armed { boot_id: "b0".into(), ..armed() }),
+            true,
+        ),
+        (
+            "its host is to have a setting",
+            &|_, shadow| shadow.spec.host.get_or_insert_default().version_lock = Some("1.20.5".into()),
+            false,
+        ),
+        (
+            "its host has settings",
+            &|_, shadow| shadow.status.agent.host.get_or_insert_default().applied = Some(AppliedSettings::default()),
+            false,
+        ),
+    ];
+    for (sentence, change, allowed) in cases {
+        let (mut view, policy) = world(json!({}), false);
+        let node = view.nodes.get_mut("c").unwrap();
+        node.facts.labelled = false;
+        let mut shadow = node.shadow.take().unwrap();
+        change(node, &mut shadow);
+        node.shadow = Some(shadow);
+        let mut plan = deletes_shadow("c", "shadow-c");
+        let findings: Vec<_> = lint(&view, &policy, &mut plan).iter().map(|finding| finding.property).collect();
+        assert_eq!((findings.is_empty(), plan.shadows.len()), (allowed, usize::from(allowed)), "{sentence}");
+        assert!(findings.iter().all(|property| *property == "S9"), "{sentence}: {findings:?}");
+    }
+}
+
+#[test]
+fn only_a_shadow_that_was_observed_is_deleted() {
+    let (mut view, policy) = world(json!({}), false);
+    let orphan = ShadowFacts { node: "c".into(), uid: "orphan".into(), ..ShadowFacts::default() };
+    view.orphaned_shadows.insert("c".into(), orphan);
+    assert_eq!(lint(&view, &policy, &mut deletes_shadow("c", "orphan")), [], "the shadow of an earlier node");
+    for (node, uid) in [("c", "another"), ("no-such-node", "shadow-c")] {
+        let mut plan = deletes_shadow(node, uid);
+        assert_eq!(lint(&view, &policy, &mut plan).len(), 1, "{uid} of {node}");
+        assert_eq!(plan.shadows, [], "{uid} of {node}");
+    }
+}
+
+#[test]
+fn no_label_of_another_user_is_changed() {
+    let (view, policy) = world(json!({}), false);
+    let unlabelled = view.nodes["c"].facts.clone();
+    let mut labelled = unlabelled.clone();
+    labelled.labels = Arc::new(BTreeMap::from([(INTERFACE_LABEL.to_owned(), "none".to_owned())]));
+    let labels = |nodes: &[&NodeFacts]| {
+        let labels = nodes.iter().map(|node| (*node).clone()).collect();
+        Plan { labels, ..Plan::default() }
+    };
+    assert_eq!(lint(&view, &policy, &mut labels(&[&unlabelled])), []);
+    let mut plan = labels(&[&unlabelled, &labelled]);
+    assert_eq!(lint(&view, &policy, &mut plan)[0].property, "S4");
+    assert_eq!(plan.labels, [], "nothing new starts beside a finding");
+}
+
 #[test]
 fn nothing_is_decided_on_a_view_that_may_be_stale() {
     let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
     view.stale = true;
-    for mut plan in [slots(&["b", "a"]), acts("b", Action::Release), evicts("b", "p-b")] {
+    let labels = vec![view.nodes["c"].facts.clone()];
+    let labels = Plan { labels, ..Plan::default() };
+    for mut plan in
+        [slots(&["b", "a"]), acts("b", Action::Release), evicts("b", "p-b"), deletes_shadow("c", "shadow-c"), labels]
+    {
         let findings = lint(&view, &policy, &mut plan);
         assert_eq!((findings.len(), findings[0].property), (1, "S1"));
         assert_eq!(plan, Plan::default());

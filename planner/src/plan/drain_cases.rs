@@ -6,7 +6,7 @@ use std::time::Duration;
 use models::condition::find_condition;
 use models::shadow::{Armed, ArmedPhase, BLOCKED, HostState, Permit, Step};
 
-use super::{Action, Evictions, Plan, Wait, plan};
+use super::{Action, Evictions, Plan, ShadowChange, Wait, plan};
 use crate::claims::Parts;
 use crate::fixtures::*;
 use crate::policy::Policy;
@@ -43,9 +43,10 @@ fn a_claim_without_label_and_shadow_is_found_and_released() {
     orphan.facts.unschedulable = true;
     orphan.facts.labelled = false;
     orphan.shadow = None;
-    let nodes = [("a".to_owned(), orphan.facts.clone())].into();
-    let made = crate::shadows::changes(&nodes, &std::collections::BTreeMap::new());
-    assert_eq!(made, [crate::shadows::Change::Create { node: "a".into(), uid: "uid-a".into() }]);
+    let (view, policy) = cluster(vec![orphan.clone()], &[]);
+    let made = plan(&view, &policy, t(0)).shadows;
+    let created = matches!(&made[..], [ShadowChange::Create { node, uid, .. }] if node == "a" && uid == "uid-a");
+    assert!(created, "{made:?}");
     let mut shadowed = node("a");
     shadowed.facts = orphan.facts;
     let (view, policy) = cluster(vec![shadowed], &["a"]);

@@ -19,6 +19,7 @@ mod attempt_cases;
 mod blocker_cases;
 #[cfg(test)]
 mod cases;
+mod context;
 #[cfg(test)]
 mod drain_cases;
 mod evictions;
@@ -32,6 +33,7 @@ mod hand_over_cases;
 mod health_cases;
 #[cfg(test)]
 mod key_cases;
+mod labels;
 mod order;
 #[cfg(test)]
 mod overdue_cases;
@@ -45,6 +47,7 @@ mod report;
 mod request_cases;
 mod requests;
 mod rollout;
+mod shadows;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]
@@ -64,7 +67,7 @@ use models::shadow::{BottlerocketShadowSpec, ControllerStatus};
 
 use crate::claims::Parts;
 use crate::rules::Rules;
-use crate::view::{Compared, PodFacts};
+use crate::view::{Compared, NodeFacts, PodFacts};
 use crate::wait::Wait;
 
 pub use attempt::LISTED_PODS;
@@ -73,6 +76,7 @@ pub use quarantine::Quarantine;
 pub use report::{NOT_SERVED, news};
 pub use requests::pending_rotations;
 pub use rollout::key_of;
+pub use shadows::ShadowChange;
 pub use slots::{not_begun, retracted};
 
 /// An Event that goes with a write.
@@ -176,6 +180,10 @@ pub struct Plan {
     pub refused: BTreeMap<String, Wait>,
     /// The expressions to query.
     pub expressions: BTreeSet<String>,
+    /// The shadows to create and to delete.
+    pub shadows: Vec<ShadowChange>,
+    /// The nodes to put under the operator.
+    pub labels: Vec<NodeFacts>,
     /// True if another replica has to lead when this plan is carried out: only the leader's own node is left to update.
     pub hand_over: bool,
     /// The quarantined versions.

@@ -8,7 +8,7 @@ use crate::view::{ClusterView, NodeView};
 /// Returns the key that nodes are ordered by: the leader's own node last; then a higher priority label; then the groups
 /// in their order, nodes in none last; then zone by zone; then the fewest failures; then those whose last attempt was
 /// released at a user's request after the others; then by name. It does not depend on the order of the input.
-pub(super) fn key<'a>(
+fn key<'a>(
     view: &ClusterView,
     survey: &Survey<'_>,
     node: &'a NodeView,
@@ -25,6 +25,11 @@ pub(super) fn key<'a>(
         (record.map_or(0, |r| r.failures), released),
         name,
     )
+}
+
+/// Sorts nodes in the order in which they are updated.
+pub(super) fn rank<'a, T>(view: &ClusterView, survey: &Survey<'_>, all: &mut [T], node: impl Fn(&T) -> &'a NodeView) {
+    all.sort_by_cached_key(|one| key(view, survey, node(one)));
 }
 
 #[cfg(test)]
@@ -79,7 +84,7 @@ mod tests {
         view.own_node = Some("a-leader".into());
         let survey = Survey::of(&view, &policy, t(0));
         let mut names: Vec<_> = view.nodes.values().collect();
-        names.sort_by_key(|node| key(&view, &survey, node));
+        rank(&view, &survey, &mut names, |node| node);
         let names: Vec<_> = names.iter().map(|n| n.facts.name.as_str()).collect();
         assert_eq!(
             names,

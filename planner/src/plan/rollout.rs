@@ -8,10 +8,10 @@ use models::shadow::{Step, UPDATED};
 use semver::Version;
 
 use super::Wait;
-use super::attempt::after;
 use super::quarantine::Key;
 use crate::policy::Policy;
 use crate::view::{ClusterView, NodeView};
+use models::time::after;
 
 /// The number of rollouts that the operator's status keeps, those under way first.
 const KEPT: usize = 8;

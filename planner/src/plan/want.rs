@@ -6,8 +6,8 @@ use models::shadow::AgentReport;
 use semver::Version;
 
 use super::Wait;
-use super::attempt::after;
 use crate::policy::{Policy, Range, Target};
+use models::time::after;
 
 /// The target state that policy gives one host.
 #[derive(Clone, Debug, PartialEq)]

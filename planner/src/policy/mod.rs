@@ -3,6 +3,7 @@
 //! The schema refuses what a pattern can refuse. The remaining errors (a time zone that does not exist, an empty range)
 //! are found here, with the field, and the last good policy stays in force.
 
+mod parse;
 pub mod revision;
 mod schedule;
 mod version;
@@ -10,10 +11,7 @@ mod version;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use models::operator::{
-    AtDeadline, BottlerocketUpdateOperatorSpec, CordonedNodes, CountOrPercent, DrainPolicy, Expression, HealthPolicy,
-    MAX_FAILURES, NodeSelector, SchedulePolicy, StepApproval,
-};
+use models::operator::{AtDeadline, CordonedNodes, CountOrPercent, Expression, NodeSelector};
 use models::permit::SHUTDOWN_LIMIT;
 
 use crate::rules::Rules;
@@ -166,6 +164,8 @@ pub struct Policy {
     pub present: bool,
     /// True if the resource has never held a policy that can be applied. Then nothing new starts either.
     pub unusable: bool,
+    /// The errors in `spec`, if another policy is in force because of them.
+    pub errors: Vec<PolicyError>,
     /// True if new updates start.
     pub enabled: bool,
     /// The target version of nodes.
@@ -218,6 +218,7 @@ impl Default for Policy {
         Self {
             present: false,
             unusable: false,
+            errors: Vec::new(),
             enabled: true,
             target: Target::Latest,
             minimum_age: Duration::ZERO,
@@ -244,144 +245,15 @@ impl Default for Policy {
     }
 }
 
-/// Default time out of external load balancers before a node's drain, where policy enables it without a time.
-const LEAVE_BALANCER: Duration = Duration::from_secs(30);
-
-/// Default number of downloads at a time, where pre-staging is enabled without a number.
-const PRE_STAGE: CountOrPercent = CountOrPercent::Count(10);
-
 impl Policy {
-    /// Returns the policy of a resource.
-    ///
-    /// # Errors
-    /// Every field that cannot be applied.
-    pub fn from_spec(spec: &BottlerocketUpdateOperatorSpec) -> Result<Self, Vec<PolicyError>> {
-        let default = Self::default();
-        let mut errors = Vec::new();
-        let version = spec.version.clone().unwrap_or_default();
-        let strategy = spec.strategy.clone().unwrap_or_default();
-        let deadlines = spec.deadlines.clone().unwrap_or_default();
-        let failures = spec.failure_policy.clone().unwrap_or_default();
-        let mut share = |field: &str, count: CountOrPercent| {
-            if count.of(100).is_none() {
-                errors.push(PolicyError {
-                    field: field.to_owned(),
-                    message: "write a count from 1, or a percentage from 1% to 100%".to_owned(),
-                });
-            }
-            count
-        };
-        let max_unavailable =
-            share("spec.maxUnavailable", spec.max_unavailable.clone().unwrap_or(default.max_unavailable));
-        let pre_stage = strategy
-            .pre_stage
-            .map(|p| share("spec.strategy.preStage.maxConcurrent", p.max_concurrent.unwrap_or(PRE_STAGE)));
-        let canary = strategy
-            .canary
-            .into_iter()
-            .enumerate()
-            .map(|(index, step)| CanaryStep {
-                nodes: share(&format!("spec.strategy.canary[{index}].nodes"), step.nodes),
-                soak: step.soak.map_or(Duration::ZERO, |d| d.0),
-                manual: step.approval == Some(StepApproval::Manual),
-            })
-            .collect();
-        let all = group_policy("spec", &GroupPolicy::default(), &spec.schedule, &spec.drain, &spec.health, &mut errors);
-        let groups = spec
-            .node_groups
-            .iter()
-            .enumerate()
-            .map(|(index, group)| {
-                let path = format!("spec.nodeGroups[{index}]");
-                Group {
-                    name: group.name.clone(),
-                    selector: group.selector.clone(),
-                    max_unavailable: group.max_unavailable.clone(),
-                    policy: group_policy(&path, &all, &group.schedule, &group.drain, &group.health, &mut errors),
-                }
-            })
-            .collect();
-        let target = version::target("spec.version.target", version.target.as_deref(), &mut errors);
-        let exclude = version::exclusions("spec.version.exclude", &version.exclude, &mut errors);
-        let prometheus = spec.prometheus.clone().map(|p| Prometheus {
-            url: p.url,
-            timeout: p.timeout.map_or(Duration::from_secs(10), |d| d.0),
-            interval: p.interval.map_or(Duration::from_secs(30), |d| d.0.max(Duration::from_secs(1))),
-        });
-        let policy = Self {
-            present: true,
-            unusable: false,
-            enabled: spec.enabled.unwrap_or(default.enabled),
-            target,
-            minimum_age: version.minimum_age.map_or(default.minimum_age, |d| d.0),
-            exclude,
-            ignore_waves: version.ignore_waves.unwrap_or(default.ignore_waves),
-            refresh_interval: version.refresh_interval.unwrap_or(default.refresh_interval),
-            max_unavailable,
-            canary,
-            pre_stage,
-            one_zone_at_a_time: strategy.one_zone_at_a_time.unwrap_or(default.one_zone_at_a_time),
-            prometheus,
-            stage: deadlines.stage.map_or(default.stage, |d| d.0),
-            reboot: deadlines.reboot.map_or(default.reboot, |d| d.0),
-            returning: deadlines.returning.map_or(default.returning, |d| d.0),
-            shutdown: deadlines.shutdown.map_or(default.shutdown, |d| d.0),
-            max_failures: failures.max_failures.map_or(default.max_failures, |n| n.min(MAX_FAILURES) as usize),
-            back_off: failures.back_off.map_or(default.back_off, |d| d.0),
-            label_nodes: spec.label_nodes.unwrap_or(default.label_nodes),
-            leave_balancer: spec
-                .load_balancer
-                .as_ref()
-                .map(|balancer| balancer.leave_before_drain.map_or(LEAVE_BALANCER, |d| d.0)),
-            protect_from_autoscalers: spec
-                .autoscaler
-                .as_ref()
-                .and_then(|autoscaler| autoscaler.protect)
-                .unwrap_or(default.protect_from_autoscalers),
-            all,
-            groups,
-        };
-        policy.ask_somewhere(&mut errors);
-        policy.ask_something(&mut errors);
-        if errors.is_empty() { Ok(policy) } else { Err(errors) }
-    }
-
-    /// Rejects expressions without a Prometheus server.
-    fn ask_somewhere(&self, errors: &mut Vec<PolicyError>) {
-        let asks =
-            |policy: &GroupPolicy| !(policy.before.expressions.is_empty() && policy.after.expressions.is_empty());
-        if self.prometheus.is_none() && (asks(&self.all) || self.groups.iter().any(|g| asks(&g.policy))) {
-            errors.push(PolicyError {
-                field: "spec.prometheus.url".to_owned(),
-                message: "expressions of spec.health need a Prometheus to ask; write its address here".to_owned(),
-            });
-        }
-    }
-
-    /// Rejects expressions with an unknown variable: it would match nothing, and an empty result is what an expression
-    /// has to return.
-    fn ask_something(&self, errors: &mut Vec<PolicyError>) {
-        let all = std::iter::once(("spec".to_owned(), &self.all));
-        let groups = self.groups.iter().enumerate().map(|(i, g)| (format!("spec.nodeGroups[{i}]"), &g.policy));
-        for (path, policy) in all.chain(groups) {
-            for (when, expressions) in [("before", &policy.before.expressions), ("after", &policy.after.expressions)] {
-                for (index, expression) in expressions.iter().enumerate() {
-                    let Err(error) = crate::expressions::for_node(&expression.query, "node") else { continue };
-                    let field = format!("{path}.health.{when}.expressions[{index}].query");
-                    errors.push(PolicyError { field, message: error.to_string() });
-                }
-            }
-        }
-    }
-
-    /// Returns the policy in force for a resource, and the errors if it is not the one in `spec`.
+    /// Returns the policy in force for a resource.
     ///
     /// Where `spec` cannot be applied, the last good one stays in force; the resource itself records it, so that
     /// another leader finds it.
-    pub fn in_force(operator: Option<&OperatorFacts>) -> (Self, Vec<PolicyError>) {
-        let Some(operator) = operator else { return (Self::default(), Vec::new()) };
+    pub fn in_force(operator: Option<&OperatorFacts>) -> Self {
+        let Some(operator) = operator else { return Self::default() };
         let errors = match Self::from_spec(&operator.spec) {
-            Ok(policy) => return (policy, Vec::new()),
+            Ok(policy) => return policy,
             Err(errors) => errors,
         };
         let last_good = operator
@@ -393,7 +265,7 @@ impl Policy {
         let policy = last_good.unwrap_or(Self { present: true, unusable: true, ..Self::default() });
         // The switch does not depend on errors elsewhere: it can always stop things.
         let enabled = policy.enabled && operator.spec.enabled.unwrap_or(true);
-        (Self { enabled, ..policy }, errors)
+        Self { enabled, errors, ..policy }
     }
 
     /// Returns the index of a node's group, if it is in one.
@@ -411,59 +283,6 @@ impl Policy {
         let doublings = u32::try_from(failures.clamp(1, 20) - 1).unwrap_or(0);
         self.back_off.saturating_mul(1 << doublings).min(BACK_OFF_LIMIT)
     }
-}
-
-fn group_policy(
-    path: &str,
-    default: &GroupPolicy,
-    schedule: &Option<SchedulePolicy>,
-    drain: &Option<DrainPolicy>,
-    health: &Option<HealthPolicy>,
-    errors: &mut Vec<PolicyError>,
-) -> GroupPolicy {
-    let schedule = match schedule {
-        Some(schedule) => Schedule::parse_within(&format!("{path}.schedule"), schedule, &default.schedule, errors),
-        None => default.schedule.clone(),
-    };
-    let asked = drain.clone().unwrap_or_default();
-    let drain = Drain {
-        timeout: asked.timeout.map_or(default.drain.timeout, |d| d.0),
-        at_deadline: asked.at_deadline.unwrap_or(default.drain.at_deadline),
-        rules: Rules {
-            bare_pods: asked.bare_pods.unwrap_or(default.drain.rules.bare_pods),
-            empty_dir: asked.empty_dir.unwrap_or(default.drain.rules.empty_dir),
-            ..Rules::default()
-        },
-        cordoned_nodes: asked.cordoned_nodes.unwrap_or(default.drain.cordoned_nodes),
-        skip_terminating_after: asked
-            .skip_terminating_after
-            .map_or(default.drain.skip_terminating_after, |d| Some(d.0)),
-        grace: asked.grace_period.map_or(default.drain.grace, |d| i64::try_from(d.0.as_secs().max(1)).ok()),
-        wait_for_volumes: asked.wait_for_volumes.unwrap_or(default.drain.wait_for_volumes),
-    };
-    let HealthPolicy { before, after } = health.clone().unwrap_or_default();
-    let before = before.map_or_else(
-        || default.before.clone(),
-        |before| Before {
-            pods_ready: before.pods_ready.unwrap_or(false),
-            max_unhealthy_nodes: before.max_unhealthy_nodes,
-            expressions: before.expressions,
-        },
-    );
-    let after = after.map_or_else(
-        || default.after.clone(),
-        |after| {
-            let none = After::default();
-            let soak = after.soak.map_or(none.soak, |d| d.0);
-            After {
-                soak,
-                pods_ready: after.pods_ready.unwrap_or(none.pods_ready),
-                timeout: after.timeout.map_or(none.timeout, |d| d.0).max(soak.saturating_mul(2)),
-                expressions: after.expressions,
-            }
-        },
-    );
-    GroupPolicy { schedule, drain, before, after }
 }
 
 #[cfg(test)]

@@ -1,3 +1,5 @@
+use models::operator::BottlerocketUpdateOperatorSpec;
+
 use super::*;
 
 fn spec(text: &str) -> BottlerocketUpdateOperatorSpec {
@@ -74,18 +76,18 @@ fn what_cannot_be_obeyed_is_named_with_its_field() {
 #[test]
 fn a_policy_that_cannot_be_obeyed_leaves_the_last_good_one_in_force() {
     let mut operator = OperatorFacts { spec: spec(r#"{"version": {"target": "newest"}}"#), ..OperatorFacts::default() };
-    let (policy, errors) = Policy::in_force(Some(&operator));
+    let policy = Policy::in_force(Some(&operator));
     assert!(policy.present && policy.unusable, "nothing good is known");
-    assert_eq!(errors.len(), 1);
+    assert_eq!(policy.errors.len(), 1);
 
     operator.status.policy_in_force = Some(r#"{"maxUnavailable": 3}"#.into());
-    let (policy, errors) = Policy::in_force(Some(&operator));
+    let policy = Policy::in_force(Some(&operator));
     assert_eq!(policy.max_unavailable, CountOrPercent::Count(3));
-    assert!(!policy.unusable && errors.len() == 1);
+    assert!(!policy.unusable && policy.errors.len() == 1);
 
     operator.spec.enabled = Some(false);
-    assert!(!Policy::in_force(Some(&operator)).0.enabled, "the switch still switches off");
-    assert_eq!(Policy::in_force(None), (Policy::default(), vec![]));
+    assert!(!Policy::in_force(Some(&operator)).enabled, "the switch still switches off");
+    assert_eq!(Policy::in_force(None), Policy::default());
 }
 
 #[test]

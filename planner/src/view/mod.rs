@@ -315,6 +315,10 @@ pub enum Standby {
 pub struct ClusterView {
     /// The nodes under the operator, and those that still have a claim or other state of the operator, by name.
     pub nodes: BTreeMap<String, NodeView>,
+    /// All other nodes, by name.
+    pub unmanaged: BTreeMap<String, NodeFacts>,
+    /// Shadows that an earlier Node of the same name owned, by that name.
+    pub orphaned_shadows: BTreeMap<String, ShadowFacts>,
     /// The operator's resource, if it exists.
     pub operator: Option<OperatorFacts>,
     /// The node that this controller runs on.
@@ -346,6 +350,21 @@ pub struct ClusterView {
 }
 
 impl ClusterView {
+    /// Inserts a node, and the shadow that is named after it.
+    pub fn insert(&mut self, facts: NodeFacts, shadow: Option<ShadowFacts>) {
+        let name = facts.name.clone();
+        let (own, orphan) = match shadow {
+            Some(shadow) if shadow.owner_uid.as_deref() == Some(facts.uid.as_str()) => (Some(shadow), None),
+            other => (None, other),
+        };
+        self.orphaned_shadows.extend(orphan.map(|shadow| (name.clone(), shadow)));
+        if facts.labelled || facts.claimed() || own.is_some() {
+            self.nodes.insert(name, NodeView { facts, shadow: own, ..NodeView::default() });
+        } else {
+            self.unmanaged.insert(name, facts);
+        }
+    }
+
     /// Returns the slots that may be used: without those that are about to be removed.
     pub fn slots(&self) -> impl Iterator<Item = &Slot> {
         let slots = self.operator.iter().flat_map(|operator| &operator.status.slots);

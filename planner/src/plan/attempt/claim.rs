@@ -1,12 +1,29 @@
-//! The fields of a node that are claimed at each step.
+//! The start of the disruption: the pods to evict are recorded, the node is claimed, and leaves its load balancers.
 
-use models::shadow::Step;
+use models::condition::set_condition;
+use models::reason::FailureReason;
+use models::shadow::{CORDONED, DRAINED, DrainStatus, Progress, Step};
 
+use super::LISTED_PODS;
+use super::drain::{drained_pod, owners};
+use super::fail::{ended_from_outside, fail};
+use super::stage::waiting_staged;
+use super::status::go_to;
 use crate::claims::{Part, Parts};
+use models::time::after;
+
+use crate::plan::context::NodeContext;
+use crate::plan::{Action, Decision, Note, Wait, gates};
 use crate::policy::Policy;
 
+/// The number of owners of unhealthy pods that a shadow lists.
+const UNHEALTHY_OWNERS: usize = 256;
+
+/// The number of times that a claim that a client removed during the update is repeated.
+const RECLAIMS: u32 = 3;
+
 /// Returns the fields to claim on a node at this step.
-pub(super) fn wanted(step: Option<Step>, policy: &Policy) -> Parts {
+fn fields_to_claim(step: Option<Step>, policy: &Policy) -> Parts {
     match step {
         // In an unknown step nothing is released before the attempt has ended.
         Some(Step::LeavingBalancer | Step::Draining | Step::Rebooting | Step::Returning | Step::Unknown) => {
@@ -19,6 +36,113 @@ pub(super) fn wanted(step: Option<Step>, policy: &Policy) -> Parts {
         }
         Some(Step::Staging | Step::Staged | Step::Monitoring | Step::Releasing) | None => Parts::default(),
     }
+}
+
+/// Begins the drain of a node with a slot: records the pods to evict before anything is changed.
+pub(super) fn start_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
+    let policy = ctx.group();
+    let queries = || gates::queries(&policy.before.expressions, &ctx.facts().name).map(|(_, query)| query);
+    let (Some(on_node), Some(sorted)) = (&ctx.node.pods, ctx.sorted_pods()) else {
+        return Decision::wait(Wait::ReadingPods).watching_pods().asking(queries());
+    };
+    match gates::before_drain(ctx) {
+        None => {}
+        // The slot is kept while the node is only being checked.
+        Some(Wait::ReadingPods | Wait::AskingExpressions { .. }) => {
+            return Decision::wait(Wait::ReadingPods).watching_pods().asking(queries());
+        }
+        Some(refused) => return waiting_staged(ctx, progress, refused, true).watching_pods().asking(queries()),
+    }
+    let pods: Vec<_> =
+        sorted.evictable.iter().chain(&sorted.leaving).take(LISTED_PODS).map(|pod| drained_pod(pod)).collect();
+    let unhealthy = on_node.iter().filter(|pod| pod.is_unhealthy(ctx.now) && !pod.finished && !pod.terminating);
+    let unhealthy_before = owners(unhealthy.filter_map(|pod| pod.controller_uid.clone()), UNHEALTHY_OWNERS);
+    let preexisting: Vec<String> = ctx.facts().set_by_others.iter().map(|part| part.name().to_owned()).collect();
+    let first = if ctx.policy.leave_balancer.is_some() { Step::LeavingBalancer } else { Step::Draining };
+    let mut action = go_to(ctx, &Progress { disruptive: true, ..progress.clone() }, first, |status| {
+        let message = format!("cordoned for the update to {}", progress.version);
+        let theirs = ctx.facts().set_by_others.has(Part::Cordon);
+        let reason = if theirs { "CordonedBefore" } else { "Updating" };
+        set_condition(&mut status.conditions, ctx.condition(CORDONED, true, reason, &message));
+        set_condition(&mut status.conditions, ctx.condition(DRAINED, false, "Draining", "pods are being evicted"));
+        status.report.drain = Some(DrainStatus { pods, preexisting, ..DrainStatus::default() });
+        status.report.record.get_or_insert_default().unhealthy_before = unhealthy_before;
+    });
+    if let Action::Status { note, .. } = &mut action {
+        *note = Some(Note {
+            warning: false,
+            reason: "UpdateStarted",
+            message: format!("draining for the update to {} (attempt {})", progress.version, progress.attempt),
+        });
+    }
+    Decision::act(action).watching_pods()
+}
+
+/// Waits before the drain of a cordoned node that has left the balancer: open connections may end by themselves.
+pub(super) fn leave_balancer(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
+    if let Some(decision) = ended_during_drain(ctx, progress) {
+        return decision;
+    }
+    let deadline = ctx.deadline(progress.since, ctx.group().drain.timeout);
+    if let Some(claim) = claim_due(ctx, progress) {
+        if ctx.now >= deadline {
+            return fail(ctx, progress, FailureReason::DrainTimedOut, "the node could not be cordoned");
+        }
+        return claim.waking_at(deadline);
+    }
+    // The claim may be later than the step: the Node records its time.
+    let since = ctx.facts().claimed_since.map_or(progress.since, |claimed| claimed.max(progress.since));
+    let until = after(since, ctx.policy.leave_balancer.unwrap_or_default());
+    if ctx.now < until {
+        return Decision::wait(Wait::LeavingBalancer { until }).waking_at(until);
+    }
+    Decision::act(go_to(ctx, progress, Step::Draining, |_| {}))
+}
+
+/// Returns the claim that is due, if the node does not have it.
+pub(super) fn claim_due(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Decision> {
+    let facts = ctx.facts();
+    let parts = fields_to_claim(Some(progress.step), ctx.policy).without(facts.set_otherwise);
+    if parts.without(facts.claims).is_empty() && facts.unschedulable {
+        return None;
+    }
+    let made = ctx.node.claims_made;
+    let cordoned = facts.unschedulable && facts.claims.has(Part::Cordon);
+    if made > RECLAIMS && cordoned {
+        // A client removes the rest again and again: it is not worth an update.
+        return None;
+    }
+    if made > RECLAIMS && ctx.shadow.spec.permit.is_none() {
+        let message = format!("another client uncordoned the node {made} times; hold it to keep it out of updates");
+        return Some(fail(ctx, progress, FailureReason::Uncordoned, &message));
+    }
+    let note = (made > 0 && !facts.unschedulable).then(|| Note {
+        warning: true,
+        reason: "Uncordoned",
+        message: format!(
+            "another client uncordoned a node whose update is under way; cordoned again ({made} of {RECLAIMS})"
+        ),
+    });
+    Some(Decision::act(Action::Claim { parts, note }))
+}
+
+/// Returns the end of an attempt whose node is out of service and not drained yet.
+pub(super) fn ended_during_drain(ctx: &NodeContext<'_>, progress: &Progress) -> Option<Decision> {
+    if let Some(decision) = ended_from_outside(ctx, progress) {
+        return Some(decision);
+    }
+    if ctx.facts().boot_id != progress.boot_id {
+        return Some(fail(ctx, progress, FailureReason::RebootedByOther, "the node was rebooted during the drain"));
+    }
+    if let Some((reason, message)) = ctx.agent_failure(progress.attempt) {
+        return Some(fail(ctx, progress, reason, message));
+    }
+    // A missing image is staged again meanwhile, as after a restart of the agent: the drain's end waits for it.
+    if ctx.slot || ctx.view.operator.is_none() {
+        return None;
+    }
+    // The resource is new and its slots are being rebuilt; nothing is disrupted without one.
+    Some(Decision::wait(Wait::Queued { position: 0, behind: None }))
 }
 
 #[cfg(test)]
@@ -43,8 +167,12 @@ mod tests {
             (Some(Step::Releasing), false),
         ] {
             let expected: Parts = if everything { Part::ALL.into_iter().collect() } else { Parts::default() };
-            assert_eq!(wanted(step, &policy), expected, "{step:?}");
-            assert_eq!(wanted(step, &bare), if everything { Parts::CORDON } else { Parts::default() }, "{step:?}");
+            assert_eq!(fields_to_claim(step, &policy), expected, "{step:?}");
+            assert_eq!(
+                fields_to_claim(step, &bare),
+                if everything { Parts::CORDON } else { Parts::default() },
+                "{step:?}"
+            );
         }
     }
 }

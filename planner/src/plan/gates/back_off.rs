@@ -1,11 +1,11 @@
 //! The back-off after a failed attempt.
 
-use super::Input;
+use crate::plan::context::NodeContext;
 use crate::wait::Wait;
 
-pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
-    let record = input.shadow.status.controller.record.as_ref()?;
-    let until = record.not_before.filter(|until| *until > input.now)?;
+pub(super) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let record = ctx.shadow.status.controller.record.as_ref()?;
+    let until = record.not_before.filter(|until| *until > ctx.now)?;
     let reason = record.last.as_ref().map(|last| last.reason.clone()).unwrap_or_default();
     Some(Wait::BackOff { until, reason })
 }

@@ -1,10 +1,14 @@
 //! The canary steps.
 
-use super::Input;
+use crate::plan::context::NodeContext;
 use crate::wait::Wait;
 
-pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
-    let rollout = input.survey.rollouts.of(input.node, input.version)?;
+pub(super) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
+    if ctx.policy.pre_stage.is_some() {
+        // Images are downloaded ahead of a step, and no more nodes are drained than it has.
+        return None;
+    }
+    let rollout = ctx.survey.rollouts.of(ctx.node, ctx.version().ok()?)?;
     (rollout.room_to_begin() == Some(0)).then(|| rollout.wait.clone()).flatten()
 }
 

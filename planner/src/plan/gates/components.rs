@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::Input;
-use crate::plan::attempt::after;
-use crate::view::NodeView;
+use crate::plan::context::NodeContext;
 use crate::wait::Wait;
+use models::time::after;
 
 /// The time for which they may be not Ready: a pod that is replaced is Ready again within it.
 pub(in crate::plan) const POD_PATIENCE: Duration = Duration::from_secs(30);
@@ -19,16 +18,12 @@ pub(in crate::plan) fn is_missing(since: Option<Timestamp>, now: Timestamp) -> b
 
 /// Returns the wait for an agent whose pod is missing: its node would be drained in vain. The reason of a node that is
 /// not Ready is more specific than the state of its pods.
-pub(in crate::plan) fn agent_of(node: &NodeView, now: Timestamp) -> Option<Wait> {
-    (node.facts.ready && is_missing(node.agent_missing, now)).then_some(Wait::AgentNotReady)
+pub(super) fn agent(ctx: &NodeContext<'_>) -> Option<Wait> {
+    (ctx.facts().ready && is_missing(ctx.node.agent_missing, ctx.now)).then_some(Wait::AgentNotReady)
 }
 
-pub(super) fn agent(input: &Input<'_>) -> Option<Wait> {
-    agent_of(input.node, input.now)
-}
-
-pub(super) fn web_api(input: &Input<'_>) -> Option<Wait> {
-    input.survey.web_api_missing.then_some(Wait::WebApiNotReady)
+pub(super) fn web_api(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.survey.web_api_missing.then_some(Wait::WebApiNotReady)
 }
 
 #[cfg(test)]
@@ -40,7 +35,7 @@ mod tests {
 
     #[test]
     fn nothing_is_begun_on_a_node_whose_agent_has_been_missing_for_longer_than_a_restart_takes() {
-        for (sentence, gate) in [("an idle one", begin as fn(&Input<'_>) -> _), ("a staged one", start)] {
+        for (sentence, gate) in [("an idle one", begin as fn(&NodeContext<'_>) -> _), ("a staged one", start)] {
             for (missing, ready, expected) in [
                 (None, true, None),
                 (Some(-29), true, None),
@@ -59,7 +54,7 @@ mod tests {
     #[test]
     fn nothing_is_begun_anywhere_while_no_web_api_is_there() {
         for (missing, expected) in [(None, None), (Some(-29), None), (Some(-30), Some(Wait::WebApiNotReady))] {
-            for gate in [begin as fn(&Input<'_>) -> _, start] {
+            for gate in [begin as fn(&NodeContext<'_>) -> _, start] {
                 assert_eq!(asked(gate, |view, _| view.web_api_missing = missing.map(t)), expected, "{missing:?}");
             }
         }

@@ -2,12 +2,12 @@
 
 use models::operator::CordonedNodes;
 
-use super::Input;
+use crate::plan::context::NodeContext;
 use crate::wait::Wait;
 
-pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
-    let skipped = input.group().drain.cordoned_nodes == CordonedNodes::Skip;
-    (skipped && input.node.facts.cordoned_by_others()).then_some(Wait::Cordoned)
+pub(super) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let skipped = ctx.group().drain.cordoned_nodes == CordonedNodes::Skip;
+    (skipped && ctx.node.facts.cordoned_by_others()).then_some(Wait::Cordoned)
 }
 
 #[cfg(test)]

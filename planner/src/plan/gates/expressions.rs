@@ -6,10 +6,11 @@ use jiff::Timestamp;
 use models::operator::Expression;
 
 use crate::expressions::for_node;
+use crate::plan::context::NodeContext;
 use crate::view::Answer;
 use crate::wait::Wait;
 
-/// The queries of a node: `$node` is replaced by its name. One that cannot be built is not sent, and [`gate`] objects.
+/// The queries of a node: `$node` is replaced by its name. One that cannot be built is not sent, and [`gate`] refuses the node.
 pub(in crate::plan) fn queries<'a>(
     expressions: &'a [Expression],
     node: &'a str,
@@ -19,12 +20,12 @@ pub(in crate::plan) fn queries<'a>(
         .filter_map(move |expression| Some((expression.name.as_str(), for_node(&expression.query, node).ok()?)))
 }
 
-/// Returns the first expression that objects.
-pub(in crate::plan) fn gate(
-    expressions: &[Expression],
-    node: &str,
-    answers: &BTreeMap<String, Answer>,
-) -> Option<Wait> {
+/// Returns the first expression that has to return nothing before a drain, and does not.
+pub(in crate::plan) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
+    refusal(&ctx.group().before.expressions, &ctx.facts().name, &ctx.view.expressions)
+}
+
+fn refusal(expressions: &[Expression], node: &str, answers: &BTreeMap<String, Answer>) -> Option<Wait> {
     expressions.iter().find_map(|expression| {
         let name = expression.name.clone();
         let query = match for_node(&expression.query, node) {
@@ -48,7 +49,7 @@ pub(in crate::plan) fn quiet_since(
     node: &str,
     answers: &BTreeMap<String, Answer>,
 ) -> Result<Option<Timestamp>, Wait> {
-    if let Some(wait) = gate(expressions, node, answers) {
+    if let Some(wait) = refusal(expressions, node, answers) {
         return Err(wait);
     }
     let quiet = queries(expressions, node).filter_map(|(_, query)| match answers.get(&query)? {
@@ -69,7 +70,7 @@ mod tests {
             let expressions = [Expression { name: "alerts".into(), query: query.into() }];
             assert_eq!(queries(&expressions, "a").count(), 0, "{query}");
             let quiet = BTreeMap::from([(query.to_owned(), Answer::Quiet { since: t(0) })]);
-            let wait = gate(&expressions, "a", &quiet);
+            let wait = refusal(&expressions, "a", &quiet);
             assert!(matches!(wait, Some(Wait::ExpressionFails { .. })), "{query}: {wait:?}");
             assert!(quiet_since(&expressions, "a", &quiet).is_err(), "{query}");
         }
@@ -98,8 +99,8 @@ mod tests {
             ),
         ] {
             let answers = answers.into_iter().map(|(query, answer)| (query.to_owned(), answer)).collect();
-            assert_eq!(gate(&expressions, "a", &answers), expected, "{sentence}");
+            assert_eq!(refusal(&expressions, "a", &answers), expected, "{sentence}");
         }
-        assert_eq!(gate(&[], "a", &BTreeMap::new()), None);
+        assert_eq!(refusal(&[], "a", &BTreeMap::new()), None);
     }
 }

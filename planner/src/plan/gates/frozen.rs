@@ -1,10 +1,10 @@
 //! The freeze after failures, of any version and kind of host.
 
-use super::Input;
+use crate::plan::context::NodeContext;
 use crate::wait::Wait;
 
-pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
-    input.survey.quarantine.frozen_by().map(|version| Wait::Frozen { version: version.clone() })
+pub(super) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.survey.quarantine.frozen_by().map(|version| Wait::Frozen { version: version.clone() })
 }
 
 #[cfg(test)]

@@ -1,18 +1,18 @@
 //! The health of the node and of the cluster before a node is taken out of service.
 
-use super::Input;
+use crate::plan::context::NodeContext;
 use crate::wait::Wait;
 
-pub(super) fn node_ready(input: &Input<'_>) -> Option<Wait> {
-    (!input.node.facts.ready).then_some(Wait::NodeNotReady)
+pub(super) fn node_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
+    (!ctx.node.facts.ready).then_some(Wait::NodeNotReady)
 }
 
-pub(super) fn no_pressure(input: &Input<'_>) -> Option<Wait> {
-    input.node.facts.pressure.clone().map(|condition| Wait::NodePressure { condition })
+pub(super) fn no_pressure(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.node.facts.pressure.clone().map(|condition| Wait::NodePressure { condition })
 }
 
-pub(super) fn few_unhealthy_nodes(input: &Input<'_>) -> Option<Wait> {
-    let (survey, limit) = (input.survey, input.group().before.max_unhealthy_nodes.as_ref()?);
+pub(super) fn few_unhealthy_nodes(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let (survey, limit) = (ctx.survey, ctx.group().before.max_unhealthy_nodes.as_ref()?);
     // An invalid limit counts as 0.
     let limit = limit.of(survey.total).unwrap_or(0);
     (survey.unhealthy > limit).then_some(Wait::UnhealthyNodes { count: survey.unhealthy, limit })

@@ -1,10 +1,10 @@
 //! The user's hold.
 
-use super::Input;
+use crate::plan::context::NodeContext;
 use crate::wait::Wait;
 
-pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
-    input.node.facts.held.then_some(Wait::Held)
+pub(super) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.node.facts.held.then_some(Wait::Held)
 }
 
 #[cfg(test)]

@@ -1,5 +1,9 @@
-//! The gates: small functions that each check one thing and either let a node pass or return the reason. They are
-//! called in the order in which their reasons are worth reading, and the first refusal is the reason.
+//! The gates: all reasons of a node for which it is not updated now, in one ordered list.
+//!
+//! Each gate is a small function that checks one thing, and either lets a node pass or returns the reason. [`GATES`] has
+//! them in the order in which their reasons are worth reading: the first refusal is the reason that a node shows. What
+//! depends on the other nodes that wait is not here: the budgets of fleet, groups and zones (`slots.rs`), the place in the
+//! queue and the number of nodes in a canary step (`fleet`).
 
 mod back_off;
 mod canary;
@@ -9,68 +13,89 @@ mod expressions;
 mod frozen;
 mod health;
 mod held;
+mod host;
+mod membership;
 mod pods;
 mod quarantine;
 mod switch;
 mod window;
 
-use jiff::Timestamp;
-use semver::Version;
-
 use super::Wait;
-use super::survey::Survey;
-use crate::policy::GroupPolicy;
-use crate::view::{NodeView, ShadowFacts};
+use super::context::NodeContext;
 
-pub(super) use components::{POD_PATIENCE, agent_of, is_missing};
+pub(super) use components::{POD_PATIENCE, is_missing};
 pub(super) use expressions::{gate as expression, queries, quiet_since};
-pub(super) use pods::before_drain;
+pub(super) use pods::refusal;
 
-/// The input of a gate.
-pub(super) struct Input<'a> {
-    pub(super) survey: &'a Survey<'a>,
-    pub(super) node: &'a NodeView,
-    pub(super) shadow: &'a ShadowFacts,
-    /// The version of the attempt, or of the one that would begin.
-    pub(super) version: &'a Version,
-    pub(super) now: Timestamp,
+type Gate = fn(&NodeContext<'_>) -> Option<Wait>;
+
+/// The point of an update at which a gate applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// An idle node is to begin an attempt.
+    Begin,
+    /// Anything new: an attempt, a download ahead of time included, or the drain of a staged node.
+    New,
+    /// A node is to be taken out of service. Without pre-staging the disruption follows its download, so these gates
+    /// apply to an idle node as well.
+    Disrupt,
+    /// The last check before the drain, of the first nodes that wait for one: their pods are watched.
+    Drain,
 }
 
-impl Input<'_> {
-    fn group(&self) -> &GroupPolicy {
-        self.survey.group(self.node)
-    }
+use Stage::{Begin, Disrupt, Drain, New};
+
+/// All gates, in their order.
+const GATES: &[(Stage, Gate)] = &[
+    (Begin, membership::is_labelled),
+    (Begin, membership::is_not_deleted),
+    (Begin, components::agent),
+    (Begin, host::has_reported),
+    (Begin, host::not_armed_by_other),
+    (Begin, host::no_conflicting_lock),
+    (Begin, host::is_disarmed),
+    (Begin, host::has_attempts_left),
+    (Begin, host::has_target),
+    (New, switch::gate),
+    (New, quarantine::gate),
+    (New, frozen::gate),
+    (New, held::gate),
+    (New, cordoned::gate),
+    (New, components::web_api),
+    (Disrupt, health::node_ready),
+    (Disrupt, components::agent),
+    (Disrupt, health::no_pressure),
+    (Disrupt, window::gate),
+    (Disrupt, health::few_unhealthy_nodes),
+    (Begin, back_off::gate),
+    (Begin, canary::gate),
+    (Drain, pods::are_known),
+    (Drain, pods::daemon_sets_exist),
+    (Drain, pods::may_be_evicted),
+    (Drain, pods::budgets_allow),
+    (Drain, pods::are_ready),
+    (Drain, expressions::gate),
+];
+
+/// Returns the first refusal of the gates of these stages.
+fn first_refusal(stages: &[Stage], ctx: &NodeContext<'_>) -> Option<Wait> {
+    GATES.iter().filter(|(stage, _)| stages.contains(stage)).find_map(|(_, gate)| gate(ctx))
 }
 
-type Gate = fn(&Input<'_>) -> Option<Wait>;
-
-/// The gates for anything new, a download ahead of time included.
-const STAGE: &[Gate] = &[switch::gate, quarantine::gate, frozen::gate, held::gate, cordoned::gate, components::web_api];
-
-/// The additional gates for a node that is to be taken out of service.
-const START: &[Gate] =
-    &[health::node_ready, components::agent, health::no_pressure, window::gate, health::few_unhealthy_nodes];
-
-/// Returns the first refusal of these gates.
-fn first(gates: &[Gate], input: &Input<'_>) -> Option<Wait> {
-    gates.iter().find_map(|gate| gate(input))
-}
-
-/// Checks that an image may be downloaded ahead of time.
-pub(super) fn stage(input: &Input<'_>) -> Option<Wait> {
-    first(STAGE, input)
+/// Checks that an idle node may begin an attempt.
+pub(super) fn begin(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let ahead = ctx.policy.pre_stage.is_some();
+    first_refusal(if ahead { &[Begin, New] } else { &[Begin, New, Disrupt] }, ctx)
 }
 
 /// Checks that a node that has its image may be taken out of service, as far as the cheap gates go.
-pub(super) fn start(input: &Input<'_>) -> Option<Wait> {
-    first(STAGE, input).or_else(|| first(START, input))
+pub(super) fn start(ctx: &NodeContext<'_>) -> Option<Wait> {
+    first_refusal(&[New, Disrupt], ctx)
 }
 
-/// Checks that another attempt may begin.
-pub(super) fn begin(input: &Input<'_>) -> Option<Wait> {
-    let ahead = input.survey.policy.pre_stage.is_some();
-    let gates = if ahead { stage(input) } else { start(input) };
-    gates.or_else(|| back_off::gate(input)).or_else(|| if ahead { None } else { canary::gate(input) })
+/// Checks the pods, budgets and expressions of a node that may be taken out of service.
+pub(super) fn before_drain(ctx: &NodeContext<'_>) -> Option<Wait> {
+    first_refusal(&[Drain], ctx)
 }
 
 #[cfg(test)]
@@ -78,7 +103,8 @@ pub(super) mod testing {
     //! A node and its surroundings, for the tables of the gates.
 
     use super::*;
-    use crate::fixtures::{NEW, cluster, node, t};
+    use crate::fixtures::{cluster, node, t};
+    use crate::plan::survey::Survey;
     use crate::policy::Policy;
     use crate::view::ClusterView;
 
@@ -89,13 +115,18 @@ pub(super) mod testing {
         let survey = Survey::of(&view, &policy, t(0));
         let node = &view.nodes["a"];
         let shadow = node.shadow.as_ref().unwrap();
-        gate(&Input { survey: &survey, node, shadow, version: &NEW, now: t(0) })
+        let (view, policy, survey) = (&view, &policy, &survey);
+        gate(&NodeContext { view, node, shadow, policy, survey, now: t(0), slot: false })
+    }
+
+    fn new(ctx: &NodeContext<'_>) -> Option<Wait> {
+        first_refusal(&[New], ctx)
     }
 
     #[test]
     fn a_download_ahead_of_time_passes_the_gates_of_the_fleet_and_none_of_those_of_a_disruption() {
         let ahead = |policy: &mut Policy| policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
-        for gate in [stage, begin] {
+        for gate in [new, begin as Gate] {
             let off = asked(gate, |_, policy| {
                 ahead(policy);
                 policy.enabled = false;
@@ -113,7 +144,7 @@ pub(super) mod testing {
 
     #[test]
     fn every_gate_lets_a_sound_node_pass() {
-        for gate in [stage, start, begin, canary::gate] {
+        for gate in [new, start, begin, before_drain, canary::gate] {
             assert_eq!(asked(gate, |_, _| {}), None);
         }
     }

@@ -1,29 +1,51 @@
-//! The pods of a node: checked for the first candidates only, since pods are watched on few nodes.
+//! The pods of a node, and the budgets that count them: checked for the first candidates only, since pods are watched on
+//! few nodes.
 
 use std::collections::BTreeSet;
 
 use models::operator::AtDeadline;
 
-use super::expressions;
-use crate::drain;
-use crate::plan::attempt::refusal;
-use crate::policy::GroupPolicy;
+use crate::drain::{self, Sorted};
+use crate::plan::context::NodeContext;
 use crate::rules::Refusal;
-use crate::view::{BudgetFacts, ClusterView, DaemonSetIs, NodeView, PodFacts};
+use crate::view::{BudgetFacts, DaemonSetIs, PodFacts};
 use crate::wait::Wait;
 
-/// Returns the first objection to draining this node, based on its pods.
-pub(in crate::plan) fn before_drain(view: &ClusterView, node: &NodeView, policy: &GroupPolicy) -> Option<Wait> {
-    let Some(pods) = &node.pods else { return Some(Wait::ReadingPods) };
-    let before = &policy.before;
-    // A pod that no budget lets go is deleted at the deadline.
-    let forced = policy.drain.at_deadline == AtDeadline::Force;
-    let sorted = drain::sort(pods, policy.drain.rules, None);
-    daemon_sets(pods)
-        .or_else(|| refusal(&sorted))
-        .or_else(|| if forced { None } else { never_allowed(&sorted.evictable, &view.budgets) })
-        .or_else(|| if before.pods_ready { not_ready(pods) } else { None })
-        .or_else(|| expressions::gate(&before.expressions, &node.facts.name, &view.expressions))
+pub(super) fn are_known(ctx: &NodeContext<'_>) -> Option<Wait> {
+    ctx.node.pods.is_none().then_some(Wait::ReadingPods)
+}
+
+fn pods<'a>(ctx: &NodeContext<'a>) -> &'a [PodFacts] {
+    ctx.node.pods.as_deref().unwrap_or_default()
+}
+
+fn sorted<'a>(ctx: &NodeContext<'a>) -> Sorted<'a> {
+    drain::sort(pods(ctx), ctx.group().drain.rules, None)
+}
+
+pub(super) fn daemon_sets_exist(ctx: &NodeContext<'_>) -> Option<Wait> {
+    daemon_sets(pods(ctx))
+}
+
+pub(super) fn may_be_evicted(ctx: &NodeContext<'_>) -> Option<Wait> {
+    refusal(&sorted(ctx))
+}
+
+/// Returns a budget that keeps a pod on the node. A pod that no budget lets go is deleted at the deadline, where policy
+/// says so.
+pub(super) fn budgets_allow(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let forced = ctx.group().drain.at_deadline == AtDeadline::Force;
+    if forced { None } else { never_allowed(&sorted(ctx).evictable, &ctx.view.budgets) }
+}
+
+pub(super) fn are_ready(ctx: &NodeContext<'_>) -> Option<Wait> {
+    if ctx.group().before.pods_ready { not_ready(pods(ctx)) } else { None }
+}
+
+/// Returns why these pods prevent any drain of a node.
+pub(in crate::plan) fn refusal(sorted: &Sorted<'_>) -> Option<Wait> {
+    let (first, why) = sorted.refused.first()?;
+    Some(Wait::DrainRefused { why: *why, pod: first.title(), count: sorted.refused.len() })
 }
 
 /// Returns the refusal while it is not known that the DaemonSets of its pods exist. Checked before any change.
@@ -62,6 +84,8 @@ fn not_ready(pods: &[PodFacts]) -> Option<Wait> {
 mod tests {
     use kube::core::{Expression, Selector};
 
+    use super::super::before_drain;
+    use super::super::testing::asked;
     use super::*;
     use crate::fixtures::pod;
 
@@ -118,12 +142,13 @@ mod tests {
     fn budget_that_could_never_let_a_pod_go_keeps_no_node_that_is_forced_at_the_deadline() {
         let web = PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
         let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
-        let view = ClusterView { budgets: vec![budget(3, 3)], ..ClusterView::default() };
-        let node = NodeView { pods: Some(vec![web]), ..NodeView::default() };
         for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
-            let mut policy = GroupPolicy::default();
-            policy.drain.at_deadline = at_deadline;
-            assert_eq!(before_drain(&view, &node, &policy), expected, "{at_deadline:?}");
+            let wait = asked(before_drain, |view, policy| {
+                view.budgets = vec![budget(3, 3)];
+                view.nodes.get_mut("a").unwrap().pods = Some(vec![web.clone()]);
+                policy.all.drain.at_deadline = at_deadline;
+            });
+            assert_eq!(wait, expected, "{at_deadline:?}");
         }
     }
 
@@ -151,8 +176,10 @@ mod tests {
             (DaemonSetIs::Unreadable, Some(unread)),
             (DaemonSetIs::There, None),
         ] {
-            let node = NodeView { pods: Some(vec![of_a_set(is)]), ..NodeView::default() };
-            assert_eq!(before_drain(&ClusterView::default(), &node, &GroupPolicy::default()), expected, "{is:?}");
+            let wait = asked(before_drain, |view, _| {
+                view.nodes.get_mut("a").unwrap().pods = Some(vec![of_a_set(is)]);
+            });
+            assert_eq!(wait, expected, "{is:?}");
         }
     }
 }

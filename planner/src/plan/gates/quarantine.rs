@@ -1,12 +1,12 @@
 //! The quarantine of versions that failed too often on hosts like this one.
 
-use super::Input;
+use crate::plan::context::NodeContext;
 use crate::wait::Wait;
 
-pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
-    let agent = &input.shadow.status.agent;
-    let held = input.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), input.version);
-    held.then(|| Wait::Quarantined { version: input.version.clone() })
+pub(super) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let (agent, version) = (&ctx.shadow.status.agent, ctx.version().ok()?);
+    let held = ctx.survey.quarantine.holds(agent.variant.as_deref(), agent.arch.as_deref(), version);
+    held.then(|| Wait::Quarantined { version: version.clone() })
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! The switch that stops anything new.
 
-use super::Input;
+use crate::plan::context::NodeContext;
 use crate::wait::Wait;
 
-pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
-    let policy = input.survey.policy;
+pub(super) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
+    let policy = ctx.survey.policy;
     match (policy.present, policy.enabled, policy.unusable) {
         (false, _, _) => Some(Wait::NoOperatorResource),
         (true, false, _) => Some(Wait::Disabled),

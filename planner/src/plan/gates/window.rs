@@ -1,11 +1,11 @@
 //! The maintenance windows and blackouts.
 
-use super::Input;
+use crate::plan::context::NodeContext;
 use crate::policy::WindowState;
 use crate::wait::Wait;
 
-pub(super) fn gate(input: &Input<'_>) -> Option<Wait> {
-    match input.survey.window(input.node) {
+pub(super) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
+    match ctx.survey.window(ctx.node) {
         WindowState::Open { .. } => None,
         WindowState::Closed { opens, blackout: false } => Some(Wait::WindowClosed { opens: *opens }),
         WindowState::Closed { opens, blackout: true } => Some(Wait::Blackout { ends: *opens }),

@@ -14,7 +14,7 @@ use models::shadow::{self, Step};
 
 use super::survey::Survey;
 use super::{Note, Plan, Wait, requests};
-use crate::policy::{Policy, PolicyError, WindowState};
+use crate::policy::{Policy, WindowState};
 use crate::view::{Answer, ClusterView, NodeView, OperatorFacts, TlsFacts};
 use crate::wait::WaitReason;
 
@@ -144,14 +144,8 @@ fn progress(progressing: bool, plan: &Plan) -> Said {
     }
 }
 
-fn degraded(
-    errors: &[PolicyError],
-    policy: &Policy,
-    tls: &TlsFacts,
-    web_api_missing: bool,
-    misunderstood: &[String],
-) -> Said {
-    if errors.is_empty() {
+fn degraded(policy: &Policy, tls: &TlsFacts, web_api_missing: bool, misunderstood: &[String]) -> Said {
+    if policy.errors.is_empty() {
         return match &tls.problem {
             Some(problem) => (true, CERTIFICATES, models::plain::cut(problem, 2000)),
             None if web_api_missing => (true, WEB_API, Wait::WebApiNotReady.to_string()),
@@ -161,7 +155,7 @@ fn degraded(
             None => (false, "AsExpected", String::new()),
         };
     }
-    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let errors: Vec<String> = policy.errors.iter().map(ToString::to_string).collect();
     let force = if policy.unusable { "nothing new starts" } else { "the last good policy stays in force" };
     let mut message: String = format!("{}; {force}", errors.join("; ")).chars().take(1400).collect();
     // One problem must not hide the other.
@@ -202,7 +196,6 @@ pub(super) fn status(
 ) -> BottlerocketUpdateOperatorStatus {
     let policy = survey.policy;
     let resumed = requests::resumed(view).is_some();
-    let errors = Policy::from_spec(&operator.spec).err().unwrap_or_default();
     let progressing = view.nodes.values().any(|n| n.step().is_some());
     let switched =
         if policy.enabled { "new updates start" } else { "spec.enabled is false: running updates end, none starts" };
@@ -214,7 +207,7 @@ pub(super) fn status(
         (WINDOW_OPEN, window(survey)),
         (PROGRESSING, progress(progressing, plan)),
         (FROZEN, frozen(survey, resumed)),
-        (DEGRADED, degraded(&errors, policy, &view.tls, survey.web_api_missing, &operator.misunderstood)),
+        (DEGRADED, degraded(policy, &view.tls, survey.web_api_missing, &operator.misunderstood)),
     ];
     for (type_, (holds, reason, message)) in said.into_iter().chain(blocked.map(|said| (BLOCKED, said))) {
         let condition = Condition {
@@ -235,7 +228,7 @@ pub(super) fn status(
             known.failed.clear();
         }
     }
-    let policy_in_force = if errors.is_empty() {
+    let policy_in_force = if policy.errors.is_empty() {
         // Longer than the field may be: then there is no valid one to go back to, which is better than no status.
         serde_json::to_string(&operator.spec).ok().filter(|text| text.len() <= POLICY_LENGTH)
     } else {

@@ -4,6 +4,7 @@ use models::shadow::{HostState, Step};
 
 use super::*;
 use crate::fixtures::{NEW, at, cluster, condition, node, t};
+use crate::policy::PolicyError;
 
 #[test]
 fn every_node_is_counted_for_what_it_does_and_once() {
@@ -69,7 +70,7 @@ fn a_policy_that_cannot_be_obeyed_hides_no_trouble_with_certificates() {
         ("the other", vec![error.clone()], none, false, "InvalidPolicy", vec!["spec.schedule"]),
         ("both", vec![error], trouble, false, "InvalidPolicy", vec!["spec.schedule", ca]),
     ] {
-        let (_, word, message) = degraded(&errors, &Policy::default(), &tls, web_api, &[]);
+        let (_, word, message) = degraded(&Policy { errors, ..Policy::default() }, &tls, web_api, &[]);
         assert_eq!(word, reason, "{sentence}");
         assert!(told.iter().all(|told| message.contains(told)), "{sentence}: {message}");
         assert!(message.chars().count() <= 2000, "{sentence}");
@@ -110,7 +111,7 @@ fn a_canary_step_that_waits_for_approval_emits_one_event_with_the_command() {
 #[test]
 fn a_request_that_is_not_understood_degrades_the_operator() {
     let unknown = ["the annotation brupop.bottlerocket.aws/resum is not known".to_owned()];
-    let (holds, reason, message) = degraded(&[], &Policy::default(), &TlsFacts::default(), false, &unknown);
+    let (holds, reason, message) = degraded(&Policy::default(), &TlsFacts::default(), false, &unknown);
     assert!(holds && reason == "UnknownRequest" && message.contains("resum"), "{reason}: {message}");
 }
 
@@ -238,7 +239,7 @@ fn the_status_keeps_the_last_valid_policy_and_the_last_revision_that_every_node_
     let (mut view, _) = with_last(vec![current()]);
     let spec = serde_json::json!({"schedule": {"windows": [{"cron": "x", "duration": "1h"}]}});
     view.operator.as_mut().unwrap().spec = serde_json::from_value(spec).unwrap();
-    let unusable = reported(&view, &Policy { present: true, unusable: true, ..Policy::default() });
+    let unusable = reported(&view, &Policy::in_force(view.operator.as_ref()));
     assert_eq!(unusable.update_revision, None, "no policy, no revision of it");
     assert_eq!(unusable.policy_in_force.as_deref(), Some("the last"));
 }

@@ -1,30 +1,32 @@
 //! The nodes that the operator labels automatically.
 
-use std::collections::BTreeMap;
-
 use models::names::INTERFACE_LABEL;
 
 use crate::policy::Policy;
-use crate::view::NodeFacts;
+use crate::view::{ClusterView, NodeFacts};
 
 /// Returns the nodes that get the label: those that run Bottlerocket and have none. Another value keeps a node out.
-pub fn labels<'a>(nodes: &'a BTreeMap<String, NodeFacts>, policy: &Policy) -> Vec<&'a NodeFacts> {
+pub(super) fn labels(view: &ClusterView, policy: &Policy) -> Vec<NodeFacts> {
     if !policy.label_nodes {
         return Vec::new();
     }
-    nodes
-        .values()
-        .filter(|node| node.bottlerocket() && !node.labels.contains_key(INTERFACE_LABEL) && !node.deleting)
+    let all = view.nodes.values().map(|node| &node.facts).chain(view.unmanaged.values());
+    all.filter(|node| node.bottlerocket() && !node.labels.contains_key(INTERFACE_LABEL) && !node.deleting)
+        .cloned()
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use models::names::INTERFACE_VERSION;
 
     use super::*;
+    use crate::claims::Parts;
+    use crate::fixtures::t;
+    use crate::plan::plan;
 
     fn node() -> NodeFacts {
         NodeFacts {
@@ -46,7 +48,7 @@ mod tests {
             ("a Bottlerocket node without the label", node(), true, true),
             ("the same while policy does not want it", node(), false, false),
             ("one that has it", with(INTERFACE_VERSION), true, false),
-            ("one on which a person has said no", with("none"), true, false),
+            ("one on which a user has said no", with("none"), true, false),
             ("also by an empty value", with(""), true, false),
             ("one with an older agent's version", with("1.0.0"), true, false),
             ("a node with another system", debian, true, false),
@@ -54,8 +56,13 @@ mod tests {
             ("one that goes", NodeFacts { deleting: true, ..node() }, true, false),
         ] {
             let policy = Policy { label_nodes, ..Policy::default() };
-            let nodes = BTreeMap::from([("a".to_owned(), node)]);
-            assert_eq!(labels(&nodes, &policy).len(), usize::from(expected), "{sentence}");
+            let claimed = NodeFacts { claims: Parts::CORDON, ..node.clone() };
+            for facts in [node, claimed] {
+                let mut view = ClusterView::default();
+                view.insert(facts.clone(), None);
+                let labels = plan(&view, &policy, t(0)).labels;
+                assert_eq!(labels, if expected { vec![facts] } else { vec![] }, "{sentence}");
+            }
         }
     }
 }

@@ -1,0 +1,64 @@
+//! A node without an attempt: whatever an interrupted one has left is cleaned up before another one may begin.
+
+use models::reason::FailureReason;
+use models::shadow::{HostState, Progress, Step};
+
+use super::begin;
+use super::desired::{has_host_settings, withdraw};
+use super::fail::fail;
+use super::release::{down_by, forget_claim};
+use super::status::with_blocked_condition;
+use crate::plan::context::NodeContext;
+use crate::plan::{Action, Decision, Wait};
+
+/// Cleans up after an interrupted attempt if nothing is under way, else checks if a new one may begin.
+pub(super) fn decide(ctx: &NodeContext<'_>) -> Decision {
+    let spec = &ctx.shadow.spec;
+    if spec.state != HostState::Idle {
+        // A desired state without a record of its attempt: withdrawn like a failed one.
+        let (Some(version), Some(boot_id)) = (spec.version.clone(), spec.boot_id.clone()) else {
+            return Decision::act(withdraw(ctx));
+        };
+        let progress = Progress {
+            step: Step::Releasing,
+            since: ctx.now,
+            attempt: spec.attempt,
+            boot_id,
+            version,
+            from: ctx.shadow.status.agent.current_version.clone(),
+            started: ctx.now,
+            permit_issued: spec.permit.is_some(),
+            soak_restarted: false,
+            watched_since: None,
+            disruptive: ctx.slot || ctx.facts().claimed(),
+        };
+        return fail(ctx, &progress, FailureReason::ProgressLost, "the record of this attempt is gone");
+    }
+    if ctx.facts().claimed() && ctx.facts().held {
+        // A held node stays out of service until the user removes the hold; its host's settings are restored.
+        if !has_host_settings(ctx) {
+            return Decision::act(withdraw(ctx));
+        }
+        return with_blocked_condition(ctx, Decision::wait(Wait::Held));
+    }
+    if ctx.facts().claimed() {
+        // A claim without an attempt, for example from a shadow that was deleted or whose record a client removed,
+        // or one that a user's hold has kept. An issued permit is not known any more, nor to an agent that was
+        // restarted: the longest time that a host can take to go down has to pass.
+        let certain = down_by(ctx, None);
+        if ctx.now >= certain {
+            return Decision::act(Action::Release);
+        }
+        return with_blocked_condition(ctx, Decision::wait(Wait::DisarmPending).waking_at(certain));
+    }
+    if ctx.drain_status().is_some() {
+        let mut status = ctx.controller_status();
+        forget_claim(ctx, &mut status);
+        return Decision::act(Action::Status { status: Box::new(status), note: None });
+    }
+    if !has_host_settings(ctx) {
+        // The host gets the policy's settings before anything begins: an attempt keeps those that it began with.
+        return Decision::act(withdraw(ctx));
+    }
+    with_blocked_condition(ctx, begin::decide(ctx))
+}

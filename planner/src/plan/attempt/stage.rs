@@ -1,0 +1,85 @@
+//! Staging, and the wait of a staged node for its turn. Both disrupt nothing.
+
+use models::reason::FailureReason;
+use models::shadow::{HostState, Progress, Step};
+
+use super::claim::start_drain;
+use super::desired::desired_state;
+use super::fail::{ended_from_outside, fail};
+use super::status::{go_to, with_blocked_condition};
+use crate::plan::context::NodeContext;
+use crate::plan::{Decision, Verdict, Wait, gates, want};
+use crate::wait::WaitReason;
+
+/// Has the image staged, then waits for a slot.
+pub(super) fn decide(ctx: &NodeContext<'_>, progress: &Progress) -> Decision {
+    let spec = &ctx.shadow.spec;
+    if let Some(decision) = ended_from_outside(ctx, progress) {
+        return decision;
+    }
+    if !ctx.policy.enabled && !ctx.slot {
+        return fail(ctx, progress, FailureReason::Disabled, "updates were switched off");
+    }
+    let agent = &ctx.shadow.status.agent;
+    let no_longer = want::no_longer(ctx.policy, &ctx.survey.known, agent, &progress.version, ctx.now);
+    if let Some(message) = no_longer.filter(|_| !ctx.slot) {
+        return fail(ctx, progress, FailureReason::PolicyChanged, &message);
+    }
+    let wanted = ctx.survey.wants.get(ctx.facts().name.as_str()).map(|want| &want.version);
+    if let Some(message) = wanted.and_then(|wanted| want::superseded(agent, &progress.version, wanted)) {
+        return fail(ctx, progress, FailureReason::Superseded, &message);
+    }
+    if spec.attempt < progress.attempt {
+        return Decision::act(desired_state(ctx, HostState::StagedUpdate, progress));
+    }
+    if spec.attempt != progress.attempt || spec.state != HostState::StagedUpdate {
+        return fail(ctx, progress, FailureReason::ProgressLost, "the desired state does not belong to this attempt");
+    }
+    if let Some((reason, message)) = ctx.agent_failure(progress.attempt) {
+        return fail(ctx, progress, reason, message);
+    }
+    if agent.boot_id.as_deref() == Some(ctx.facts().boot_id.as_str())
+        && agent.current_version.as_ref() == Some(&progress.version)
+    {
+        return fail(ctx, progress, FailureReason::UpdatedByOther, "the host runs the version already");
+    }
+    if spec.boot_id.as_deref() != Some(ctx.facts().boot_id.as_str()) {
+        // Rebooted by another client while nothing was disrupted: the same attempt goes on in the new boot.
+        return Decision::act(desired_state(ctx, HostState::StagedUpdate, progress));
+    }
+    if !ctx.is_staged() {
+        if progress.step == Step::Staged {
+            return Decision::act(go_to(ctx, progress, Step::Staging, |_| {}));
+        }
+        let deadline = ctx.deadline(progress.since, ctx.policy.stage);
+        if ctx.now >= deadline {
+            return fail(ctx, progress, FailureReason::StageTimedOut, "the host did not stage the image in time");
+        }
+        return Decision::wait(Wait::Staging).waking_at(deadline);
+    }
+    if let Some(wait) = gates::start(ctx) {
+        return waiting_staged(ctx, progress, wait, true);
+    }
+    if ctx.slot {
+        return start_drain(ctx, progress);
+    }
+    Decision { verdict: Verdict::WantsSlot, ..Decision::default() }
+}
+
+/// Records the reason why a staged node waits, once. The findings of the last check stay until the next one:
+/// `checked` is true if this was one.
+pub(in crate::plan) fn waiting_staged(
+    ctx: &NodeContext<'_>,
+    progress: &Progress,
+    wait: Wait,
+    checked: bool,
+) -> Decision {
+    if progress.step == Step::Staging {
+        return Decision::act(go_to(ctx, progress, Step::Staged, |_| {}));
+    }
+    let stored = models::condition::find_condition(&ctx.shadow.status.conditions, models::shadow::BLOCKED);
+    if !checked && stored.is_some_and(|c| c.reason.parse().is_ok_and(WaitReason::is_check_finding)) {
+        return Decision::wait(wait);
+    }
+    with_blocked_condition(ctx, Decision::wait(wait))
+}

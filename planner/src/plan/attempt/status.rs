@@ -1,0 +1,56 @@
+//! Writes of the controller status that several phases make.
+
+use models::condition::{ConditionStatus, set_condition, true_condition};
+use models::shadow::{BLOCKED, ControllerStatus, HEALTHY, Progress, Step};
+
+use crate::plan::context::NodeContext;
+use crate::plan::{Action, Decision, Note, Verdict};
+
+/// A write of the status with the step changed.
+pub(super) fn go_to(
+    ctx: &NodeContext<'_>,
+    progress: &Progress,
+    step: Step,
+    change: impl FnOnce(&mut ControllerStatus),
+) -> Action {
+    let mut status = ctx.controller_status();
+    status.report.progress =
+        Some(Progress { step, since: ctx.now, boot_id: ctx.facts().boot_id.clone(), ..progress.clone() });
+    unblock(&mut status);
+    if matches!(step, Step::Returning | Step::Monitoring) {
+        // The findings after the previous update do not apply to this boot.
+        let message = format!("the node was rebooted for {} and is watched", progress.version);
+        let watched = ctx.condition(HEALTHY, ConditionStatus::Unknown, "Monitoring", &message);
+        set_condition(&mut status.conditions, watched);
+    }
+    change(&mut status);
+    Action::Status { status: Box::new(status), note: None }
+}
+
+/// Keeps the `Blocked` condition true to the reason, in a write of its own only where no other write is due.
+pub(super) fn with_blocked_condition(ctx: &NodeContext<'_>, decision: Decision) -> Decision {
+    let Verdict::Wait(wait) = &decision.verdict else { return decision };
+    let stored = true_condition(&ctx.shadow.status.conditions, BLOCKED);
+    let wanted = wait.blocks().then(|| wait.as_str());
+    let now = stored.map(|c| c.reason.as_str());
+    // The finding of a check names a pod or a series, and another one may be the first by now.
+    let finding = wanted.is_some() && wait.reason().is_check_finding();
+    let same_text = !finding || stored.is_some_and(|c| wait.is_recorded(&c.message));
+    if wanted == now && same_text {
+        return decision;
+    }
+    let mut status = ctx.controller_status();
+    match wanted {
+        Some(reason) => {
+            set_condition(&mut status.conditions, ctx.condition(BLOCKED, true, reason, &wait.to_string()));
+        }
+        None => unblock(&mut status),
+    }
+    let note = wanted.filter(|_| wanted != now).map(|reason| Note { warning: true, reason, message: wait.to_string() });
+    Decision { verdict: Verdict::Act(Action::Status { status: Box::new(status), note }), ..decision }
+}
+
+/// Removes the `Blocked` condition, as any other write ends a block.
+pub(super) fn unblock(status: &mut ControllerStatus) {
+    status.conditions.retain(|c| c.type_ != BLOCKED);
+}

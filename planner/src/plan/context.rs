@@ -1,0 +1,148 @@
+//! The facts about one node that the gates and the phases of an update read.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use models::condition::{Condition, ConditionStatus};
+use models::reason::FailureReason;
+use models::shadow::{ControllerStatus, DrainStatus, HOST_REACHABLE, HostState, Progress};
+use models::time::after;
+use semver::Version;
+
+use crate::drain::{self, Sorted};
+use crate::plan::Wait;
+use crate::plan::survey::Survey;
+use crate::policy::{GroupPolicy, Policy};
+use crate::view::{ClusterView, DaemonSetIs, NodeFacts, NodeView, ShadowFacts};
+
+/// The time that a new leader waits before it gives up on a step that it finds past its deadline: long enough to
+/// observe the result of the step.
+const NEW_LEADER_GRACE: Duration = Duration::from_secs(30);
+
+/// The facts that the rules for one node read.
+pub(super) struct NodeContext<'a> {
+    pub(super) view: &'a ClusterView,
+    pub(super) node: &'a NodeView,
+    pub(super) shadow: &'a ShadowFacts,
+    pub(super) policy: &'a Policy,
+    pub(super) survey: &'a Survey<'a>,
+    pub(super) now: Timestamp,
+    /// True if the node has a slot.
+    pub(super) slot: bool,
+}
+
+impl<'a> NodeContext<'a> {
+    pub(super) fn facts(&self) -> &'a NodeFacts {
+        &self.node.facts
+    }
+
+    /// The policy for nodes like this one.
+    pub(super) fn group(&self) -> &'a GroupPolicy {
+        self.survey.group(self.node)
+    }
+
+    pub(super) fn controller_status(&self) -> ControllerStatus {
+        self.shadow.status.controller_half()
+    }
+
+    pub(super) fn condition(
+        &self,
+        type_: &str,
+        holds: impl Into<ConditionStatus>,
+        reason: &str,
+        message: &str,
+    ) -> Condition {
+        Condition {
+            type_: type_.to_owned(),
+            status: holds.into(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            last_transition_time: self.now,
+            observed_generation: None,
+        }
+    }
+
+    /// Returns when a step that began at `since` and may take `limit` is given up.
+    pub(super) fn deadline(&self, since: Timestamp, limit: Duration) -> Timestamp {
+        let at = after(since, limit);
+        if since < self.view.leader_since { at.max(after(self.view.leader_since, NEW_LEADER_GRACE)) } else { at }
+    }
+
+    pub(super) fn sorted_pods(&self) -> Option<Sorted<'a>> {
+        let pods = self.node.pods.as_ref()?;
+        if pods.iter().any(|pod| pod.daemon_set.is_some() && pod.daemon_set_is == DaemonSetIs::Unknown) {
+            // Requested, and as good as known.
+            return None;
+        }
+        Some(drain::sort(pods, self.group().drain.rules_at(self.now), self.drain_status()))
+    }
+
+    /// The record of the drain, from before its first eviction.
+    pub(super) fn drain_status(&self) -> Option<&'a DrainStatus> {
+        self.shadow.status.controller.drain.as_ref()
+    }
+
+    pub(super) fn agent_failure(&self, attempt: i64) -> Option<(FailureReason, &'a str)> {
+        let failure = self.shadow.status.agent.failure.as_ref().filter(|f| f.attempt == attempt)?;
+        Some((failure.reason, failure.message.as_str()))
+    }
+
+    /// Returns whether the agent has confirmed, in the node's current boot, that the last desired state is reached.
+    pub(super) fn caught_up(&self) -> bool {
+        let agent = &self.shadow.status.agent;
+        agent.observed_generation == Some(self.shadow.generation)
+            && agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+    }
+
+    pub(super) fn is_staged(&self) -> bool {
+        let agent = &self.shadow.status.agent;
+        self.caught_up()
+            && agent.state == Some(HostState::StagedUpdate)
+            && self.shadow.spec.boot_id.as_deref() == Some(self.facts().boot_id.as_str())
+    }
+
+    /// Returns whether anything of the operator has to be released on the node: owned fields, or, after a reset of
+    /// managedFields, fields that the record names and no client owns. A held node stays as it is.
+    pub(super) fn needs_release(&self) -> bool {
+        let left = self.facts().unowned.and(crate::claims::recorded(&self.shadow.status));
+        !self.facts().held && (self.facts().claimed() || !left.is_empty())
+    }
+
+    /// Returns whether another client armed an image on the host.
+    pub(super) fn is_armed_by_other(&self) -> bool {
+        models::condition::find_condition(&self.shadow.status.conditions, HOST_REACHABLE)
+            .is_some_and(|c| c.reason == models::shadow::HOST_ARMED_BY_OTHER)
+    }
+
+    /// Returns the highest number of an attempt of this shadow.
+    pub(super) fn last_attempt(&self) -> i64 {
+        let record = self.shadow.status.controller.record.as_ref();
+        let last = record.and_then(|record| record.last.as_ref()).map_or(0, |last| last.attempt);
+        self.shadow.spec.attempt.max(last)
+    }
+
+    /// Returns whether the target version runs in the node's current boot. The Node reports it; the agent status is
+    /// used only where the Node names no version.
+    pub(super) fn runs_target(&self, progress: &Progress) -> bool {
+        let agent = &self.shadow.status.agent;
+        let reported = || {
+            let present = agent.boot_id.as_deref() == Some(self.facts().boot_id.as_str());
+            agent.current_version.clone().filter(|_| present)
+        };
+        self.facts().os_version().or_else(reported).as_ref() == Some(&progress.version)
+    }
+
+    /// Returns the version of the attempt under way, or of the one that policy would begin.
+    pub(super) fn version(&self) -> Result<&'a Version, Wait> {
+        match self.node.progress() {
+            Some(progress) => Ok(&progress.version),
+            None => self.survey.wanted(self.node),
+        }
+    }
+
+    /// Returns the version lock that policy requires of the host.
+    pub(super) fn version_lock(&self) -> Option<&'a Version> {
+        let want = self.survey.wants.get(self.facts().name.as_str()).filter(|_| self.facts().labelled)?;
+        want.pin.as_ref()
+    }
+}

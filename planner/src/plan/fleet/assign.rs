@@ -1,0 +1,167 @@
+//! The assignment of free slots to staged nodes, one after the other.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use models::operator::Slot;
+
+use super::Planner;
+use super::check::Checked;
+use crate::plan::quarantine::Key;
+use crate::plan::slots::Budget;
+use crate::plan::survey::Survey;
+use crate::plan::{Verdict, Wait, attempt, rollout};
+use crate::view::{NodeView, Standby};
+use models::time::after;
+
+/// The time for which the leader's own node waits for a node that has a slot. One that takes longer, for example
+/// because its drain is blocked or a user holds it, delays it no more.
+const OTHERS_FIRST: Duration = Duration::from_secs(10 * 60);
+
+/// The result for the leader's own node when it is next.
+enum OwnTurn {
+    /// It gets a slot like any other.
+    Slot,
+    /// Another replica leads first.
+    HandOver,
+    /// Others are being updated, or checked.
+    Later,
+}
+
+/// The slots, and what is left of the budget.
+pub(super) struct Assignment<'a> {
+    pub(super) slots: Vec<Slot>,
+    pub(super) budget: Budget<'a>,
+    /// True if slots were free before any was assigned.
+    any_free: bool,
+    /// The number of slots given in each rollout, nodes that are being checked included.
+    given: BTreeMap<Key, usize>,
+    /// True if a node is being checked.
+    checking: bool,
+}
+
+fn rollout_of(node: &NodeView) -> Option<Key> {
+    node.progress().map(|progress| rollout::key(node, &progress.version))
+}
+
+impl<'a> Assignment<'a> {
+    pub(super) fn of(slots: Vec<Slot>, budget: Budget<'a>) -> Self {
+        Self { slots, any_free: budget.free() > 0, budget, given: BTreeMap::new(), checking: false }
+    }
+
+    /// Returns the number of slots given in the rollout of this node.
+    pub(super) fn taken(&self, node: &NodeView) -> usize {
+        rollout_of(node).and_then(|key| self.given.get(&key)).copied().unwrap_or(0)
+    }
+
+    fn take(&mut self, survey: &Survey<'_>, node: &'a NodeView) {
+        if let Some(key) = rollout_of(node) {
+            *self.given.entry(key).or_default() += 1;
+        }
+        self.budget.take(survey, node);
+    }
+}
+
+impl<'a> Planner<'a> {
+    /// Gives the free slots to the first nodes that may have one. Returns those that wait only for a slot.
+    pub(super) fn give_slots(
+        &mut self,
+        wanting: &[&'a NodeView],
+        assignment: &mut Assignment<'a>,
+    ) -> Vec<&'a NodeView> {
+        let used_up = assignment.budget.used_up().cloned();
+        let busy = assignment.slots.first().map(|slot| slot.node.clone());
+        let mut places = self.places(wanting, assignment.budget.free());
+        let mut ready = Vec::new();
+        for (position, node) in wanting.iter().copied().enumerate() {
+            if self.held.contains_key(node.facts.uid.as_str()) {
+                continue; // it has one already, and its pods are being read
+            }
+            let checked = self.check(node, assignment, &mut places);
+            if checked.is_ready() {
+                ready.push(node);
+            }
+            let before = position.checked_sub(1).and_then(|before| wanting.get(before));
+            let behind = before.map(|node| node.facts.name.clone()).or_else(|| busy.clone());
+            let queued = used_up.clone().unwrap_or(Wait::Queued { position, behind });
+            let complete = checked.is_complete();
+            let wait = self.assign(node, checked, queued, assignment);
+            self.show(node, wait, complete, assignment.any_free);
+        }
+        ready
+    }
+
+    /// Gives a slot to a node that has passed its check. Returns the reason why it waits, `queued` if there is no other.
+    fn assign(&mut self, node: &'a NodeView, checked: Checked, queued: Wait, assignment: &mut Assignment<'a>) -> Wait {
+        match checked {
+            Checked::NoRoom(wait) | Checked::StepFull(Some(wait)) if assignment.any_free => wait,
+            Checked::NoRoom(_) | Checked::StepFull(_) | Checked::Queued => queued,
+            Checked::LeftAlone(wait) => wait,
+            Checked::Refused(wait) => {
+                self.plan.refused.insert(node.facts.name.clone(), wait.clone());
+                wait
+            }
+            Checked::UnderWay(wait) => {
+                // It keeps its place while it is only being checked: which check ends first is random.
+                assignment.take(&self.survey, node);
+                assignment.checking = true;
+                wait
+            }
+            Checked::Passed if assignment.budget.free() == 0 || self.view.operator.is_none() => queued,
+            Checked::Passed => match self.own_turn(node, assignment) {
+                OwnTurn::Slot => {
+                    assignment.take(&self.survey, node);
+                    let (uid, node) = (node.facts.uid.clone(), node.facts.name.clone());
+                    assignment.slots.push(Slot { uid, node, since: self.now });
+                    Wait::Queued { position: 0, behind: None }
+                }
+                OwnTurn::HandOver => {
+                    self.plan.hand_over = true;
+                    Wait::HandingOver
+                }
+                OwnTurn::Later => Wait::HandingOver,
+            },
+        }
+    }
+
+    /// Returns what happens to a node that may have a slot. A leader that drains its own node is evicted in the middle,
+    /// so that node comes when nothing else is left to do, under another leader if there is one. A leader that was
+    /// handed the lead does not hand it back: the reason of the other replica would make it do so again.
+    fn own_turn(&mut self, node: &NodeView, assignment: &Assignment<'a>) -> OwnTurn {
+        if self.view.own_node.as_ref() != Some(&node.facts.name) || self.view.standby == Standby::None {
+            return OwnTurn::Slot;
+        }
+        let ends = |slot: &Slot| after(slot.since, OTHERS_FIRST);
+        let others = assignment.slots.iter().map(ends).filter(|ends| *ends > self.now).min();
+        if assignment.checking || others.is_some() {
+            self.wake(others);
+            return OwnTurn::Later;
+        }
+        if self.view.standby == Standby::Ready && !self.view.handed_over { OwnTurn::HandOver } else { OwnTurn::Slot }
+    }
+
+    /// Records the reason why a node waits. A node that is about to be next need not show that it waits.
+    fn show(&mut self, node: &'a NodeView, wait: Wait, checked: bool, any_free: bool) {
+        let name = &node.facts.name;
+        if self.view.busy.contains(name) {
+            self.wait(node, Wait::Acting);
+            return;
+        }
+        let passes_through = any_free
+            && match wait {
+                Wait::ReadingPods | Wait::AskingExpressions { .. } | Wait::Queued { position: 0, .. } => true,
+                Wait::HandingOver => self.plan.hand_over,
+                _ => false,
+            };
+        let waiting = self.context(node).and_then(|ctx| {
+            let progress = node.progress()?;
+            (!passes_through).then(|| attempt::waiting_staged(&ctx, progress, wait.clone(), checked))
+        });
+        match waiting.map(|decision| decision.verdict) {
+            Some(Verdict::Act(action)) => {
+                self.plan.actions.insert(name.clone(), action);
+            }
+            _ => self.wait(node, wait),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The check of a staged node that waits for a slot.
+
+use std::collections::BTreeSet;
+
+use super::Planner;
+use super::assign::Assignment;
+use crate::plan::rollout::Rollout;
+use crate::plan::{Wait, gates};
+use crate::view::NodeView;
+
+/// The number of candidates beyond the free slots whose pods are checked, so that one that cannot be drained gives way
+/// to the next at once. A refused one is checked again after a pause, since checking all would cost a watch a node.
+const MARGIN: usize = 2;
+
+/// The result of the check of one node.
+pub(super) enum Checked {
+    /// There is no room for it in its group or zone.
+    NoRoom(Wait),
+    /// The canary step is full: nodes of another version may come behind it.
+    StepFull(Option<Wait>),
+    /// It was refused recently, and is not checked.
+    LeftAlone(Wait),
+    /// Others come first, and it is not checked.
+    Queued,
+    /// The pods or expressions are being read.
+    UnderWay(Wait),
+    /// Pods, budgets or expressions prevent a drain.
+    Refused(Wait),
+    /// It may be drained.
+    Passed,
+}
+
+impl Checked {
+    /// Returns whether the node waits only for a slot. The others give way, and nodes may be staged in their place.
+    pub(super) fn is_ready(&self) -> bool {
+        !matches!(self, Self::NoRoom(_) | Self::LeftAlone(_) | Self::Refused(_))
+    }
+
+    /// Returns whether the pods of the node were checked to the end.
+    pub(super) fn is_complete(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Passed)
+    }
+}
+
+/// The places for nodes whose pods are checked: as many as there are free slots, and some more.
+pub(super) struct Places<'a> {
+    total: usize,
+    taken: usize,
+    /// The nodes that were refused recently.
+    left_alone: BTreeSet<&'a str>,
+    /// The places that no other node needs: refused nodes are still watched there, and continue as soon as they can.
+    spare: usize,
+}
+
+impl<'a> Planner<'a> {
+    /// Returns whether a node was refused recently, so that it need not be checked again. The results of expressions
+    /// are known without a check.
+    fn is_left_alone(&self, node: &NodeView) -> bool {
+        let Some(refused) = node.refused.as_ref().filter(|refused| refused.again_at > self.now) else { return false };
+        !matches!(refused.wait, Wait::ExpressionFires { .. } | Wait::ExpressionFails { .. })
+            || self.context(node).and_then(|ctx| gates::expression(&ctx)).is_some()
+    }
+
+    /// Returns the places for these nodes.
+    pub(super) fn places(&self, wanting: &[&'a NodeView], free: usize) -> Places<'a> {
+        let total = if free > 0 { free + MARGIN } else { 0 };
+        let left_alone: BTreeSet<&str> =
+            wanting.iter().filter(|node| self.is_left_alone(node)).map(|node| node.facts.name.as_str()).collect();
+        Places { total, taken: 0, spare: total.saturating_sub(wanting.len() - left_alone.len()), left_alone }
+    }
+
+    /// Checks a node, and has its pods watched if it has a place.
+    pub(super) fn check(
+        &mut self,
+        node: &'a NodeView,
+        assignment: &Assignment<'a>,
+        places: &mut Places<'a>,
+    ) -> Checked {
+        let name = &node.facts.name;
+        if let Some(refused) = assignment.budget.refusal(&self.survey, node) {
+            return Checked::NoRoom(refused);
+        }
+        let version = node.progress().map(|progress| &progress.version);
+        let rollout = version.and_then(|version| self.survey.rollouts.of(node, version));
+        if rollout.and_then(Rollout::room_for_slots).is_some_and(|room| assignment.taken(node) >= room) {
+            return Checked::StepFull(rollout.and_then(|rollout| rollout.wait.clone()));
+        }
+        let left_alone = places.left_alone.contains(name.as_str());
+        if let Some(refused) = node.refused.as_ref().filter(|_| left_alone && places.spare == 0) {
+            self.wake(Some(refused.again_at).filter(|_| places.total > 0));
+            return Checked::LeftAlone(refused.wait.clone());
+        }
+        if places.taken >= places.total {
+            return Checked::Queued;
+        }
+        places.spare -= usize::from(left_alone);
+        self.plan.pods.insert(name.clone());
+        let expressions = &self.survey.group(node).before.expressions;
+        self.plan.expressions.extend(gates::queries(expressions, name).map(|(_, query)| query));
+        let checked = match self.context(node).and_then(|ctx| gates::before_drain(&ctx)) {
+            Some(wait @ (Wait::ReadingPods | Wait::AskingExpressions { .. })) => Checked::UnderWay(wait),
+            // Its place is for the next one.
+            Some(refused) => return Checked::Refused(refused),
+            None => Checked::Passed,
+        };
+        places.taken += 1;
+        checked
+    }
+}

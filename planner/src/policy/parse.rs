@@ -1,0 +1,202 @@
+//! Conversion of the resource's spec into the policy.
+
+use std::time::Duration;
+
+use models::operator::{
+    BottlerocketUpdateOperatorSpec, CanaryStep as CanaryStepSpec, CountOrPercent, DrainPolicy, HealthPolicy,
+    MAX_FAILURES, NodeGroup, PrometheusPolicy, SchedulePolicy, StepApproval,
+};
+
+use super::{After, Before, CanaryStep, Drain, Group, GroupPolicy, Policy, PolicyError, Prometheus, Schedule, version};
+use crate::rules::Rules;
+
+/// Default time out of external load balancers before a node's drain, where policy enables it without a time.
+const LEAVE_BALANCER: Duration = Duration::from_secs(30);
+
+/// Default number of downloads at a time, where pre-staging is enabled without a number.
+const PRE_STAGE: CountOrPercent = CountOrPercent::Count(10);
+
+impl Policy {
+    /// Returns the policy of a resource.
+    ///
+    /// # Errors
+    /// Every field that cannot be applied.
+    pub fn from_spec(spec: &BottlerocketUpdateOperatorSpec) -> Result<Self, Vec<PolicyError>> {
+        let default = Self::default();
+        let mut errors = Vec::new();
+        let version = spec.version.clone().unwrap_or_default();
+        let strategy = spec.strategy.clone().unwrap_or_default();
+        let deadlines = spec.deadlines.clone().unwrap_or_default();
+        let failures = spec.failure_policy.clone().unwrap_or_default();
+        let max_unavailable = spec.max_unavailable.clone().unwrap_or(default.max_unavailable);
+        let max_unavailable = checked("spec.maxUnavailable", max_unavailable, &mut errors);
+        let pre_stage = strategy.pre_stage.map(|pre_stage| {
+            let limit = pre_stage.max_concurrent.unwrap_or(PRE_STAGE);
+            checked("spec.strategy.preStage.maxConcurrent", limit, &mut errors)
+        });
+        let canary = canary_steps(strategy.canary, &mut errors);
+        let all = group_policy("spec", &GroupPolicy::default(), &spec.schedule, &spec.drain, &spec.health, &mut errors);
+        let groups = node_groups(&spec.node_groups, &all, &mut errors);
+        let target = version::target("spec.version.target", version.target.as_deref(), &mut errors);
+        let exclude = version::exclusions("spec.version.exclude", &version.exclude, &mut errors);
+        let policy = Self {
+            present: true,
+            unusable: false,
+            errors: Vec::new(),
+            enabled: spec.enabled.unwrap_or(default.enabled),
+            target,
+            minimum_age: version.minimum_age.map_or(default.minimum_age, |d| d.0),
+            exclude,
+            ignore_waves: version.ignore_waves.unwrap_or(default.ignore_waves),
+            refresh_interval: version.refresh_interval.unwrap_or(default.refresh_interval),
+            max_unavailable,
+            canary,
+            pre_stage,
+            one_zone_at_a_time: strategy.one_zone_at_a_time.unwrap_or(default.one_zone_at_a_time),
+            prometheus: spec.prometheus.as_ref().map(prometheus),
+            stage: deadlines.stage.map_or(default.stage, |d| d.0),
+            reboot: deadlines.reboot.map_or(default.reboot, |d| d.0),
+            returning: deadlines.returning.map_or(default.returning, |d| d.0),
+            shutdown: deadlines.shutdown.map_or(default.shutdown, |d| d.0),
+            max_failures: failures.max_failures.map_or(default.max_failures, |n| n.min(MAX_FAILURES) as usize),
+            back_off: failures.back_off.map_or(default.back_off, |d| d.0),
+            label_nodes: spec.label_nodes.unwrap_or(default.label_nodes),
+            leave_balancer: spec
+                .load_balancer
+                .as_ref()
+                .map(|balancer| balancer.leave_before_drain.map_or(LEAVE_BALANCER, |d| d.0)),
+            protect_from_autoscalers: spec
+                .autoscaler
+                .as_ref()
+                .and_then(|autoscaler| autoscaler.protect)
+                .unwrap_or(default.protect_from_autoscalers),
+            all,
+            groups,
+        };
+        policy.reject_missing_prometheus(&mut errors);
+        policy.reject_unknown_variables(&mut errors);
+        if errors.is_empty() { Ok(policy) } else { Err(errors) }
+    }
+
+    /// Rejects expressions without a Prometheus server.
+    fn reject_missing_prometheus(&self, errors: &mut Vec<PolicyError>) {
+        let asks =
+            |policy: &GroupPolicy| !(policy.before.expressions.is_empty() && policy.after.expressions.is_empty());
+        if self.prometheus.is_none() && (asks(&self.all) || self.groups.iter().any(|g| asks(&g.policy))) {
+            errors.push(PolicyError {
+                field: "spec.prometheus.url".to_owned(),
+                message: "expressions of spec.health need a Prometheus to ask; write its address here".to_owned(),
+            });
+        }
+    }
+
+    /// Rejects expressions with an unknown variable: it would match nothing, and an empty result is what an expression
+    /// has to return.
+    fn reject_unknown_variables(&self, errors: &mut Vec<PolicyError>) {
+        let all = std::iter::once(("spec".to_owned(), &self.all));
+        let groups = self.groups.iter().enumerate().map(|(i, g)| (format!("spec.nodeGroups[{i}]"), &g.policy));
+        for (path, policy) in all.chain(groups) {
+            for (when, expressions) in [("before", &policy.before.expressions), ("after", &policy.after.expressions)] {
+                for (index, expression) in expressions.iter().enumerate() {
+                    let Err(error) = crate::expressions::for_node(&expression.query, "node") else { continue };
+                    let field = format!("{path}.health.{when}.expressions[{index}].query");
+                    errors.push(PolicyError { field, message: error.to_string() });
+                }
+            }
+        }
+    }
+}
+
+/// Returns a count, with an error if it is not valid.
+fn checked(field: &str, count: CountOrPercent, errors: &mut Vec<PolicyError>) -> CountOrPercent {
+    if count.of(100).is_none() {
+        errors.push(PolicyError {
+            field: field.to_owned(),
+            message: "write a count from 1, or a percentage from 1% to 100%".to_owned(),
+        });
+    }
+    count
+}
+
+fn canary_steps(steps: Vec<CanaryStepSpec>, errors: &mut Vec<PolicyError>) -> Vec<CanaryStep> {
+    let step = |(index, step): (usize, CanaryStepSpec)| CanaryStep {
+        nodes: checked(&format!("spec.strategy.canary[{index}].nodes"), step.nodes, errors),
+        soak: step.soak.map_or(Duration::ZERO, |d| d.0),
+        manual: step.approval == Some(StepApproval::Manual),
+    };
+    steps.into_iter().enumerate().map(step).collect()
+}
+
+fn node_groups(groups: &[NodeGroup], all: &GroupPolicy, errors: &mut Vec<PolicyError>) -> Vec<Group> {
+    let group = |(index, group): (usize, &NodeGroup)| {
+        let path = format!("spec.nodeGroups[{index}]");
+        Group {
+            name: group.name.clone(),
+            selector: group.selector.clone(),
+            max_unavailable: group.max_unavailable.clone(),
+            policy: group_policy(&path, all, &group.schedule, &group.drain, &group.health, errors),
+        }
+    };
+    groups.iter().enumerate().map(group).collect()
+}
+
+fn prometheus(server: &PrometheusPolicy) -> Prometheus {
+    Prometheus {
+        url: server.url.clone(),
+        timeout: server.timeout.map_or(Duration::from_secs(10), |d| d.0),
+        interval: server.interval.map_or(Duration::from_secs(30), |d| d.0.max(Duration::from_secs(1))),
+    }
+}
+
+fn group_policy(
+    path: &str,
+    default: &GroupPolicy,
+    schedule: &Option<SchedulePolicy>,
+    drain: &Option<DrainPolicy>,
+    health: &Option<HealthPolicy>,
+    errors: &mut Vec<PolicyError>,
+) -> GroupPolicy {
+    let schedule = match schedule {
+        Some(schedule) => Schedule::parse_within(&format!("{path}.schedule"), schedule, &default.schedule, errors),
+        None => default.schedule.clone(),
+    };
+    let asked = drain.clone().unwrap_or_default();
+    let drain = Drain {
+        timeout: asked.timeout.map_or(default.drain.timeout, |d| d.0),
+        at_deadline: asked.at_deadline.unwrap_or(default.drain.at_deadline),
+        rules: Rules {
+            bare_pods: asked.bare_pods.unwrap_or(default.drain.rules.bare_pods),
+            empty_dir: asked.empty_dir.unwrap_or(default.drain.rules.empty_dir),
+            ..Rules::default()
+        },
+        cordoned_nodes: asked.cordoned_nodes.unwrap_or(default.drain.cordoned_nodes),
+        skip_terminating_after: asked
+            .skip_terminating_after
+            .map_or(default.drain.skip_terminating_after, |d| Some(d.0)),
+        grace: asked.grace_period.map_or(default.drain.grace, |d| i64::try_from(d.0.as_secs().max(1)).ok()),
+        wait_for_volumes: asked.wait_for_volumes.unwrap_or(default.drain.wait_for_volumes),
+    };
+    let HealthPolicy { before, after } = health.clone().unwrap_or_default();
+    let before = before.map_or_else(
+        || default.before.clone(),
+        |before| Before {
+            pods_ready: before.pods_ready.unwrap_or(false),
+            max_unhealthy_nodes: before.max_unhealthy_nodes,
+            expressions: before.expressions,
+        },
+    );
+    let after = after.map_or_else(
+        || default.after.clone(),
+        |after| {
+            let none = After::default();
+            let soak = after.soak.map_or(none.soak, |d| d.0);
+            After {
+                soak,
+                pods_ready: after.pods_ready.unwrap_or(none.pods_ready),
+                timeout: after.timeout.map_or(none.timeout, |d| d.0).max(soak.saturating_mul(2)),
+                expressions: after.expressions,
+            }
+        },
+    );
+    GroupPolicy { schedule, drain, before, after }
+}
