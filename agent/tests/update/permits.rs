@@ -97,6 +97,8 @@ async fn host_that_another_client_disarmed_is_not_rebooted() {
     bench.web.refuse(Some(|report| report.report.armed.as_ref().is_some_and(|a| a.phase == ArmedPhase::Activated)));
     bench.issue_permit(&bench.claims(&asking));
     until_disk_armed(&bench).await;
+    // The other client acts after the agent has read the outcome, or the activation left no record and is repeated.
+    bench.logged("host command succeeded command=\"activate\"").await;
     bench.host.lock_free().await;
     bench.host.foreign(Command::Deactivate).await.unwrap();
     bench.web.refuse(None);
