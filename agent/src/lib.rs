@@ -7,7 +7,6 @@
 //!
 //! Nothing is kept on disk: a new process needs only the shadow's status, the host and the boot id.
 
-pub mod backoff;
 mod boot;
 pub mod config;
 mod desired_state;

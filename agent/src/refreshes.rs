@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use rand::random;
 use tokio::time::Instant;
 
-use crate::backoff::random;
 use crate::retry::Retry;
 
 /// Range of the random delay before the first refresh of an idle host after a boot or a start of the agent, so that a

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::backoff::{exponential, full_jitter, random};
+use models::backoff::{exponential, full_jitter};
+use rand::random;
 
 /// Failures of one host command after which an attempt fails.
 pub(crate) const TRIES: u32 = 3;

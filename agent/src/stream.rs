@@ -3,10 +3,11 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use models::backoff::full_jitter;
 use models::wire::WatchLine;
+use rand::random;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backoff::{full_jitter, random};
 use crate::server::{Server, ServerError};
 use crate::views::Views;
 

@@ -3,20 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use models::backoff::equal_jitter;
 use models::permit::PERMIT_LIFETIME;
 use models::shadow::{Armed, ArmedPhase};
 use models::wire::ShadowView;
+use rand::random;
 use semver::Version;
 use tokio::time::Instant;
 
 use super::recheck_host;
-use crate::backoff::random;
 use crate::desired_state::DesiredState;
 use crate::drive::report::report;
 use crate::drive::turn::{Next, Observed, Stop, Turn};
 use crate::permit::{is_fresh, new_nonce};
 use crate::report::Finding;
-use crate::retry::{Delays, Retry};
+use crate::retry::Delays;
 
 /// Additional delay after an unanswered nonce, from the second nonce on. After the first nonce, its lifetime is delay
 /// enough.
@@ -41,7 +42,7 @@ impl PermitRequest {
     fn new(desired: &DesiredState, before: u32, sent: Instant) -> Self {
         let extra = match before {
             0 => Duration::ZERO,
-            n => Retry::after(n - 1).delay(UNANSWERED).mul_f64(0.5 + random() / 2.0),
+            n => equal_jitter(UNANSWERED.0, UNANSWERED.1, n - 1, random()),
         };
         let next = sent + PERMIT_LIFETIME + extra;
         Self { desired: desired.clone(), nonce: new_nonce(), sent, before, next, refused: String::new() }

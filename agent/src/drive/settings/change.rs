@@ -1,9 +1,9 @@
 //! One change of the host's settings.
 
+use rand::random;
 use tokio::time::Instant;
 
 use super::{failed, requested_in, unanswered};
-use crate::backoff::random;
 use crate::drive::turn::{Next, Stop, Turn};
 use crate::host::client::Posted;
 use crate::permit::new_nonce;
