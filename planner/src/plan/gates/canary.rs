@@ -16,6 +16,7 @@ pub(super) fn gate(ctx: &NodeContext<'_>) -> Option<Wait> {
 mod tests {
     use models::operator::CountOrPercent;
 
+    use super::super::begin;
     use super::super::testing::asked;
     use super::*;
     use crate::fixtures::at;
@@ -38,13 +39,17 @@ mod tests {
             ),
             ("a step of two", canary(2), true, None),
         ] {
-            let wait = asked(gate, |view, policy| {
-                policy.canary = steps;
-                if moving {
-                    view.nodes.insert("b".into(), at("b", Step::Draining, 0, HostState::StagedUpdate));
+            for (ahead, expected) in [(None, expected), (Some(CountOrPercent::Count(2)), None)] {
+                for gate in [gate, begin] {
+                    let wait = asked(gate, |view, policy| {
+                        (policy.canary, policy.pre_stage) = (steps.clone(), ahead.clone());
+                        if moving {
+                            view.nodes.insert("b".into(), at("b", Step::Draining, 0, HostState::StagedUpdate));
+                        }
+                    });
+                    assert_eq!(wait, expected, "{sentence}, images ahead of time: {ahead:?}");
                 }
-            });
-            assert_eq!(wait, expected, "{sentence}");
+            }
         }
     }
 }

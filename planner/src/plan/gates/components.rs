@@ -52,6 +52,15 @@ mod tests {
     }
 
     #[test]
+    fn no_image_is_downloaded_ahead_of_time_on_a_node_without_an_agent() {
+        let wait = asked(begin, |view, policy| {
+            policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
+            view.nodes.get_mut("a").unwrap().agent_missing = Some(t(-30));
+        });
+        assert_eq!(wait, Some(Wait::AgentNotReady));
+    }
+
+    #[test]
     fn nothing_is_begun_anywhere_while_no_web_api_is_there() {
         for (missing, expected) in [(None, None), (Some(-29), None), (Some(-30), Some(Wait::WebApiNotReady))] {
             for gate in [begin as fn(&NodeContext<'_>) -> _, start] {
