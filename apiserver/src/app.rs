@@ -18,14 +18,42 @@ use crate::auth::review::{Evidence, ReviewError, Reviewer};
 use crate::auth::token::Token;
 use crate::cluster::{CallError, Cluster};
 use crate::connections;
-use crate::limit::{Limiter, Source, Sources};
+use crate::limit::{Allowance, Limiter, Source, Sources};
 use crate::metrics::Metrics;
 use crate::problem::{ApiError, Kind};
-use crate::server::Limits;
 use crate::store::Store;
 use crate::streams::Streams;
 use crate::tls::CertificateSlot;
 use crate::write::AccessError;
+
+/// Limits on clients, and intervals, that tests shorten.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Rate limit of a source's refused tokens. Behind one address may be many agents, all of which a lagging clock can
+    /// refuse at once; guessing a signature needs more than any possible limit.
+    pub(crate) refused: Allowance,
+    /// Time-out for the body of a report. It is smaller than one round trip's worth of packets.
+    pub(crate) body: Duration,
+    /// Maximum age of a connection without an authenticated agent. A valid token waits less even where the cluster's
+    /// keys, a turn and the TokenReview all come at the last moment.
+    pub(crate) unauthenticated: Duration,
+    /// Time that a replica that is behind an agent waits for its watch before it calls the cluster. A watch is behind by
+    /// milliseconds, or it is broken.
+    pub(crate) behind: Duration,
+    /// Interval of reads of the certificate's files. A rotation overlaps by minutes; a first installation waits for
+    /// this.
+    pub(crate) certificate: Duration,
+}
+
+impl Limits {
+    pub(crate) const USUAL: Self = Self {
+        refused: Allowance { burst: 200, every: Duration::from_millis(50) },
+        body: Duration::from_secs(10),
+        unauthenticated: Duration::from_secs(60),
+        behind: Duration::from_secs(2),
+        certificate: Duration::from_secs(1),
+    };
+}
 
 /// The state of one server.
 pub(crate) struct App {

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::access_log::access_log;
-use crate::app::App;
+use crate::app::{App, Limits};
 use crate::auth::identity::agent_username;
 use crate::auth::keys::Wanted;
 use crate::auth::review::Reviewer;
@@ -72,35 +72,6 @@ const REVIEWS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) 
 /// Rate limit of a node's reports. An update is about five, within seconds on an instant host; each that meets a change
 /// of the shadow is sent again.
 const REPORTS: Allowance = Allowance { burst: 30, every: Duration::from_secs(1) };
-
-/// Limits on clients, beside [`CLIENT_DEADLINE`], and intervals: what tests shorten.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// Rate limit of a source's refused tokens. Behind one address may be many agents, all of which a lagging clock can
-    /// refuse at once; guessing a signature needs more than any possible limit.
-    pub(crate) refused: Allowance,
-    /// Time-out for the body of a report. It is smaller than one round trip's worth of packets.
-    pub(crate) body: Duration,
-    /// Maximum age of a connection without an authenticated agent. A valid token waits less even where the cluster's
-    /// keys, a turn and the TokenReview all come at the last moment.
-    pub(crate) unauthenticated: Duration,
-    /// Time that a replica that is behind an agent waits for its watch before it calls the cluster. A watch is behind by
-    /// milliseconds, or it is broken.
-    pub(crate) behind: Duration,
-    /// Interval of reads of the certificate's files. A rotation overlaps by minutes; a first installation waits for
-    /// this.
-    pub(crate) certificate: Duration,
-}
-
-impl Limits {
-    pub(crate) const USUAL: Self = Self {
-        refused: Allowance { burst: 200, every: Duration::from_millis(50) },
-        body: Duration::from_secs(10),
-        unauthenticated: Duration::from_secs(60),
-        behind: Duration::from_secs(2),
-        certificate: Duration::from_secs(1),
-    };
-}
 
 /// An error that ended the server without a shutdown request.
 #[derive(Debug, thiserror::Error)]

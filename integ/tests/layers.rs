@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 /// The modules of each crate, the lowest layer first. Modules joined by `/` share a layer: they depend on one another.
 const CRATES: [(&str, &str); 7] = [
-    ("models", "condition duration listen log names plain reason schema shadow wire permit operator agent_step"),
     (
-        "planner",
-        "annotations claims expressions rules signature wait view standby policy drain shadows labels plan lint",
+        "models",
+        "backoff condition time duration listen log names pem plain reason resource_version schema shadow wire permit \
+         operator agent_step",
     ),
+    ("planner", "annotations claims expressions rules signature wait view standby policy drain plan lint"),
     (
         "controller",
         "clock config cache caches calls decisions eviction writes metrics client http daemon_sets expressions leader tls \
@@ -26,8 +27,8 @@ const CRATES: [(&str, &str); 7] = [
     (
         "agent",
         // The host's client applies settings, and settings are read from the host's types.
-        "backoff boot config statement permit views host/settings memory situation staging server report stream drive \
-         fuzzing",
+        "boot config desired_state retry refreshes statement permit host/settings memory situation staging views server \
+         report stream drive fuzzing",
     ),
     (
         "deploy",

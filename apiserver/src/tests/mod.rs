@@ -19,9 +19,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tower_test::mock;
 
+use crate::app::Limits;
 use crate::auth::keys::tests::{Issuer, claims};
 use crate::limit::Allowance;
-use crate::server::{Limits, Running};
+use crate::server::Running;
 use crate::shadow::tests::stored;
 use crate::tls::tests::{Directory, pair, pair_for};
 use crate::{Config, RunError};
