@@ -103,8 +103,8 @@ test-corrections: tools control-plane build ## Run the tests of what the first w
 	$(CARGO) test --workspace --locked --test update
 	$(CARGO) test --workspace --locked --test demo
 	$(CARGO) test --workspace --locked --test drains -- evictions:: budgets:: deadlines:: claims:: endings::
-	$(CARGO) test --workspace --locked --test scenarios -- leaders:: lost_answers:: logs:: health:: requests:: hostile:: uninstall:: labels:: kubectl:: \
-		decide::ahead decide::ranges decide::windows decide::midway decide::succession decide::deleted decide::asked decide::expressions decide::metrics
+	$(CARGO) test --workspace --locked --test scenarios -- leaders:: lost_responses:: logs:: health:: requests:: hostile:: uninstall:: labels:: kubectl:: \
+		decide::pre_staging decide::ranges decide::windows decide::mid_rollout_changes decide::leader_kills decide::node_deletion decide::user_requests decide::expressions decide::metrics
 
 .PHONY: bench-api
 bench-api: tools control-plane build ## Measure the web API with 1,000 connected agents (ARGS="--help" for more)

@@ -166,6 +166,6 @@ fn host_settings(data: &[u8]) {
 mod seeds;
 
 #[test]
-fn every_invariant_holds_for_all_inputs_that_are_kept() {
+fn stored_fuzz_inputs_satisfy_all_invariants() {
     seeds::hold("agent", TARGETS);
 }

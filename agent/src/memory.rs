@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prepare_is_judged_by_its_own_output_where_it_has_any() {
+    fn prepare_output_reveals_other_version() {
         let wanted = Version::new(1, 20, 5);
         for good in [
             "",
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_trusted_until_a_prepare_fails() {
+    fn staged_image_is_trusted_until_prepare_fails() {
         let mut memory = Memory::default();
         memory.learn(&status("Staged", "1.20.5", "prepare", "Success", ""), &desired(1));
         assert_eq!(memory.prepared, Some(desired(1).attempt));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_of_another_version_is_not_trusted() {
+    fn staged_image_of_other_version_is_not_trusted() {
         for status in [
             status("Staged", "1.20.6", "prepare", "Success", ""),
             status("Staged", "1.20.5", "prepare", "Success", "Starting update to 1.20.6"),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_successful_refresh_of_this_agent_chooses() {
+    fn only_own_successful_refresh_sets_chosen_version() {
         let mut memory = Memory::default();
         let good = status("Available", "1.20.5", "refresh", "Success", "");
         memory.learn(&good, &desired(1));

@@ -67,13 +67,13 @@ mod tests {
     }
 
     #[test]
-    fn a_permit_for_this_request_is_accepted() {
+    fn matching_permit_is_accepted() {
         let signer = signer("k1");
         assert_eq!(verify(&signer.sign(&claims()), &signer.keys(), &claims()), Ok(()));
     }
 
     #[test]
-    fn a_permit_for_anything_else_is_refused() {
+    fn permit_with_any_other_claim_is_rejected() {
         let signer = signer("k1");
         type Change = fn(&mut PermitClaims);
         let changes: [(&str, Change); 6] = [
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_was_signed_again_is_the_same_policy() {
+    fn permit_comparison_ignores_signature_of_host_policy() {
         let signer = signer("k1");
         let with = |signature: &str| {
             let policy = HostPolicy { version_lock: Some("1.20.5".into()), ..HostPolicy::default() };
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_statement_of_settings_is_no_permit() {
+    fn settings_statement_is_not_accepted_as_permit() {
         let signer = signer("k1");
         let asks = HostPolicy { version_lock: Some("1.20.5".into()), ..HostPolicy::default() };
         let jws = signer.sign(&SettingsClaims::of("uid-1", &asks).unwrap());
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nonce_is_valid_for_its_lifetime_only() {
+    fn nonce_expires_after_permit_lifetime() {
         let sent = Instant::now();
         assert!(is_fresh(sent, sent));
         assert!(is_fresh(sent, sent + PERMIT_LIFETIME - Duration::from_millis(1)));

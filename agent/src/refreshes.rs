@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_host_refreshes_soon_after_a_boot_then_each_interval_and_sooner_after_a_failure() {
+    fn idle_host_refreshes_after_boot_each_interval_and_sooner_after_failure() {
         let now = Instant::now();
         let first = |interval| refreshes().next_idle(interval, now).1 - now;
         assert_eq!(first(HOUR), seconds(30));
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn first_refresh_counts_from_the_time_at_which_the_host_became_idle() {
+    fn first_refresh_is_scheduled_from_start_of_idle_state() {
         let start = Instant::now();
         let mut refreshes = refreshes();
         refreshes.enter_idle(start);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn staged_host_refreshes_each_interval_also_after_a_restart_of_the_agent() {
+    fn staged_host_refreshes_one_interval_after_agent_start() {
         let start = Instant::now();
         let mut refreshes = refreshes();
         assert_eq!(refreshes.next_staged(HOUR, start), start + HOUR);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_settings_bring_the_next_refresh_forward() {
+    fn early_refresh_is_scheduled_beside_regular_refresh() {
         let start = Instant::now();
         let mut refreshes = refreshes();
         refreshes.record(start);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn two_refreshes_are_never_requested_within_a_second() {
+    fn refreshes_are_at_least_one_second_apart() {
         let requested = Instant::now();
         let mut refreshes = refreshes();
         assert_eq!(refreshes.too_soon(requested), None);

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_keeps_the_fields_that_it_does_not_change() {
+    fn report_keeps_fields_it_does_not_change() {
         let mut stored = stored();
         stored.report.armed = Some(armed(3, "b1", ArmedPhase::Activated));
         stored.report.failure = Some(failure());
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn reported_settings_remain_until_this_process_has_read_them() {
+    fn reported_settings_are_kept_until_agent_has_read_them() {
         let mut stored = stored();
         let found = FoundSettings { version_lock: Some("latest".into()), ..FoundSettings::default() };
         stored.report.host = Some(found.clone());
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn armed_is_removed_only_when_the_host_is_disarmed_or_a_new_boot_is_judged() {
+    fn armed_record_is_removed_only_after_disarming_or_judged_boot() {
         let mut stored = stored();
         stored.report.armed = Some(armed(3, "b1", ArmedPhase::Activated));
         let ready = facts("b1", OLD, Some("Ready"), ("activate", "Success"));
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_desired_state_is_acknowledged_when_it_is_reached_failed_or_needs_nothing() {
+    fn desired_state_is_acknowledged_when_reached_failed_or_resting() {
         let found = facts("b1", OLD, None, ("", ""));
         let fail = Finding::Failed { failure: failure(), state: HostState::Idle, judges_boot: false };
         for (finding, acknowledges) in [
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn output_of_a_host_is_reported_as_one_line_without_a_control_character() {
+    fn host_text_is_reported_without_control_characters() {
         const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
         let mut found = facts("b1", OLD, Some("Idle"), ("refresh", "Failed"));
         (found.os.variant, found.os.arch) = (HOSTILE.into(), HOSTILE.into());
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_refresh_keeps_the_reported_offer_and_is_reported_once() {
+    fn failed_refresh_keeps_reported_updates_and_is_reported_once() {
         let good = facts("b1", OLD, Some("Available"), ("refresh", "Success"));
         let first = built(&stored(), &good, &Finding::Reached(HostState::Idle));
         let offered = first.report.updates.clone().unwrap();
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_does_not_outlive_its_boot() {
+    fn reported_updates_are_cleared_after_boot() {
         let good = facts("b1", OLD, Some("Available"), ("refresh", "Success"));
         let before = built(&stored(), &good, &Finding::Reached(HostState::Idle));
         let after = built(&before, &facts("b2", NEW, None, ("", "")), &Finding::Reached(HostState::RebootedIntoUpdate));
@@ -409,14 +409,14 @@ mod tests {
     }
 
     #[test]
-    fn a_host_in_the_update_state_idle_offers_nothing() {
+    fn idle_host_reports_no_chosen_version() {
         let idle = facts("b1", OLD, Some("Idle"), ("refresh", "Success"));
         let new = built(&stored(), &idle, &Finding::Reached(HostState::Idle));
         assert_eq!(new.report.updates.unwrap().chosen_version, None);
     }
 
     #[test]
-    fn a_pruned_report_is_not_sent_again_until_it_or_the_stored_status_changes() {
+    fn partially_stored_report_is_resent_only_after_a_change() {
         let sent = built(&stored(), &facts("b1", OLD, None, ("", "")), &Finding::AtRest(HostState::Idle));
         assert_eq!(PrunedReport::of(&sent, &sent), None);
         let mut pruned = sent.clone();
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refresh_with_the_same_outcome_is_not_reported() {
+    fn refresh_with_same_outcome_sends_no_report() {
         let good = facts("b1", OLD, Some("Available"), ("refresh", "Success"));
         let first = built(&stored(), &good, &Finding::Reached(HostState::Idle));
         let mut later = good;

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_from_the_first_to_the_longest_and_start_over_after_a_success() {
+    fn retry_delays_double_up_to_maximum_and_reset_after_success() {
         let seconds = |seconds| Duration::from_secs(seconds);
         let delays = (seconds(1), seconds(5));
         let mut retry = Retry::default();
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn three_failures_exhaust_the_tries_of_an_attempt() {
+    fn retries_are_exhausted_after_three_failures() {
         assert!(!Retry::after(TRIES - 1).is_exhausted());
         assert!(Retry::after(TRIES).is_exhausted());
     }

@@ -308,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_broken_in_a_bundle_takes_nothing_else_away() {
+    fn broken_entries_in_ca_bundle_do_not_affect_others() {
         let made = || rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap().cert.pem();
         let (one, other) = (made(), made());
         let (begin, end) = (pem::BEGIN, pem::END);
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bundle_that_is_gone_or_spoilt_takes_nothing_away_and_a_better_one_takes_its_place() {
+    fn missing_or_corrupt_ca_bundle_keeps_previous_until_valid_one_appears() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join(TRUST_CA_KEY);
         let config = Config {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_whole_however_they_arrive_and_never_endless() {
+    fn stream_buffer_returns_whole_lines_and_limits_length() {
         let mut buffer = Buffer::default();
         buffer.push(b"{\"a\":1}\n\n{\"b\"").unwrap();
         assert_eq!(buffer.line().as_deref(), Some(&b"{\"a\":1}"[..]));

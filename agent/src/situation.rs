@@ -169,7 +169,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn restarted_agent_keeps_an_image_that_was_refreshed_and_reported_staged_in_this_boot() {
+    fn restarted_agent_keeps_image_reported_staged_in_current_boot() {
         let facts = facts("b1", OLD, Some("Staged"), ("refresh", "Success"));
         for state in [HostState::StagedUpdate, HostState::RebootedIntoUpdate] {
             let image = |change: fn(&mut ShadowView, &mut Memory)| {
@@ -200,7 +200,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_desired_state_without_a_version_or_a_boot_is_not_supported() {
+    fn desired_state_without_version_or_boot_is_unsupported() {
         let facts = facts("b1", OLD, None, ("", ""));
         for strip in [0, 1] {
             let mut view = view(HostState::StagedUpdate);
@@ -215,7 +215,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn restarted_agent_trusts_a_staged_image_only_by_the_last_command_of_the_host() {
+    fn restarted_agent_trusts_staged_image_only_after_successful_prepare() {
         let view = view(HostState::StagedUpdate);
         let reached = Step::Reached(HostState::StagedUpdate);
         assert_eq!(next(&view, &facts("b1", OLD, Some("Staged"), ("prepare", "Success"))), reached);
@@ -232,7 +232,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn owner_of_an_armed_image_is_known_from_the_report_or_from_this_process() {
+    fn own_activation_is_recognized_from_report_or_memory() {
         let ready = facts("b1", OLD, Some("Ready"), ("activate", "Success"));
         let mut view = view(HostState::Idle);
         assert_eq!(next(&view, &ready), Step::LeaveArmed);
@@ -247,7 +247,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn permission_to_disarm_counts_in_the_boot_that_it_names() {
+    fn disarm_permission_is_valid_only_in_its_boot() {
         let ready = facts("b1", OLD, Some("Ready"), ("activate", "Success"));
         let permits = |boot: &str| {
             let mut view = view(HostState::Idle);
@@ -263,7 +263,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_new_boot_is_judged_by_version_and_mark() {
+    fn new_boot_outcome_depends_on_version_and_armed_record() {
         let fail = |reason| Step::Fail(reason);
         let mut view = view(HostState::RebootedIntoUpdate);
         let back = |version| facts("b2", version, None, ("", ""));
@@ -279,7 +279,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_failed_attempt_is_not_continued() {
+    fn failed_attempt_does_nothing_until_next_attempt() {
         let mut view = view(HostState::RebootedIntoUpdate);
         view.status.report.failure = Some(Failure {
             attempt: 3,

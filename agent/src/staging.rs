@@ -87,7 +87,7 @@ mod tests {
     use crate::situation::tests::{NEW, OLD, facts};
 
     #[test]
-    fn a_host_that_chose_the_version_at_the_last_refresh_downloads_at_once() {
+    fn download_starts_after_own_refresh_chose_version() {
         let status = facts("b", OLD, Some("Available"), ("refresh", "Success")).status;
         let tries = Tries::default();
         assert_eq!(next_action(status.as_ref(), Some(&NEW), &NEW, &tries), StagingAction::Prepare);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_is_not_offered_fails_the_attempt_after_a_few_refreshes() {
+    fn version_not_offered_fails_attempt_after_refresh_limit() {
         let status = facts("b", OLD, Some("Available"), ("refresh", "Success")).status;
         let other = Version::new(1, 21, 0);
         let tries = Tries { mismatch: Retry::after(MOST_REFRESHES - 1), ..Tries::default() };
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_fail_the_attempt_with_the_message_of_the_host() {
+    fn repeated_host_failures_end_attempt_with_their_reason() {
         let status = facts("b", OLD, Some("Available"), ("prepare", "Failed")).status;
         let tries = Tries { prepare: Retry::after(TRIES), message: "out of space".into(), ..Tries::default() };
         assert_eq!(

@@ -121,13 +121,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn statement_signed_by_a_trusted_key_is_read() {
+    fn statement_signed_by_trusted_key_is_accepted() {
         let signer = signer("k1");
         assert_eq!(read(&signer.sign(&CLAIMS), &signer.keys()), Ok(CLAIMS));
     }
 
     #[test]
-    fn statement_of_another_key_or_with_changed_claims_is_forged() {
+    fn statement_with_wrong_key_or_changed_payload_is_rejected_as_forged() {
         let (trusted, other) = (signer("k1"), signer("k1"));
         assert_eq!(read(&other.sign(&CLAIMS), &trusted.keys()), Err(StatementError::Forged));
         let jws = trusted.sign(&CLAIMS);
@@ -138,7 +138,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn statement_signed_with_another_algorithm_is_refused() {
+    fn malformed_statement_or_other_algorithm_is_rejected() {
         let signer = signer("k1");
         let header = Header { kid: Some("k1".into()), ..Header::new(Algorithm::HS256) };
         // The public key used as a shared secret, which is what an attacker has.
@@ -153,7 +153,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn statement_of_an_unknown_key_may_become_valid_later() {
+    fn unknown_key_is_retryable() {
         let (old, new) = (signer("k1"), signer("k2"));
         let error = read(&new.sign(&CLAIMS), &old.keys()).unwrap_err();
         assert_eq!(error, StatementError::UnknownKey("k2".into()));
@@ -164,7 +164,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_node_is_the_one_that_our_own_token_is_bound_to() {
+    fn node_uid_is_read_from_bound_token() {
         let token = |claims: &str| format!("h.{}.s", URL_SAFE_NO_PAD.encode(claims));
         let bound = token(r#"{"kubernetes.io":{"node":{"name":"a","uid":"u-1"},"pod":{"name":"p"}}}"#);
         assert_eq!(node_uid(&bound).as_deref(), Some("u-1"));

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_stream_that_lasted_ends_the_back_off_and_one_that_ended_properly_need_not_last_long() {
+    fn back_off_resets_after_long_or_properly_ended_stream() {
         let (second, five) = (Duration::from_secs(1), Duration::from_secs(5));
         for (sentence, held, ended, failures) in [
             ("never opened", Duration::ZERO, false, 4),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pauses_of_many_agents_are_spread_over_the_whole_span_from_nothing() {
+    fn reconnect_delays_are_spread_uniformly_from_zero() {
         for (failures, limit) in [(0, 100), (3, 800), (40, 10_000)] {
             let limit = Duration::from_millis(limit);
             let mut tenths = [0; 10];

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_status_from_the_stream_is_ignored_and_a_change_by_another_client_is_not() {
+    fn echo_of_replaced_state_is_ignored_but_foreign_change_is_not() {
         let views = Views::new();
         views.streamed(view("u", 1, "a"));
         views.answered(view("u", 1, "b"), "a");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn newer_desired_state_is_accepted_from_stream_and_answers_and_an_older_one_from_neither() {
+    fn newer_generation_is_taken_from_stream_or_response_and_older_ignored() {
         let views = Views::new();
         views.streamed(view("u", 2, "a"));
         views.streamed(view("u", 1, "z"));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_generation_does_not_outlive_its_stream() {
+    fn forged_generation_is_dropped_with_its_stream() {
         let views = Views::new();
         views.opened();
         views.streamed(view("u", i64::MAX, "forged"));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_write_shows_the_shadow_whatever_its_generation() {
+    fn rejected_write_response_replaces_shadow_of_any_generation() {
         let views = Views::new();
         views.streamed(view("u", i64::MAX, "forged"));
         views.answered(view("u", 3, "a"), "forged");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn recreated_shadow_replaces_its_predecessor() {
+    fn recreated_shadow_replaces_previous_one() {
         let views = Views::new();
         views.streamed(view("u", 9, "a"));
         views.streamed(view("v", 1, "b"));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn late_answer_about_a_deleted_shadow_does_not_replace_its_successor() {
+    fn late_response_for_deleted_shadow_does_not_affect_successor() {
         let views = Views::new();
         views.streamed(view("dead", 9, "a"));
         views.streamed(view("successor", 1, "b"));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn late_answer_does_not_restore_a_deleted_shadow() {
+    fn late_response_does_not_restore_deleted_shadow() {
         let views = Views::new();
         views.streamed(view("dead", 9, "a"));
         views.absent();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_to_a_write_on_the_known_shadow_may_be_about_its_successor() {
+    fn write_response_may_introduce_successor_shadow() {
         let views = Views::new();
         views.streamed(view("dead", 9, "a"));
         views.answered(view("successor", 1, "b"), "a");

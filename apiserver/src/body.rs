@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_report_passes_unchanged() {
+    fn full_report_is_accepted_unchanged() {
         let report = body(&full()).unwrap();
         assert_eq!(report.applied, full());
         assert_eq!(report.status.report.state, Some(HostState::StagedUpdate));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_of_an_unknown_type_is_dropped_and_counted() {
+    fn condition_of_unknown_type_is_dropped_and_counted() {
         let mut value = full();
         value["conditions"] = json!([condition("Novel"), condition("HostReachable"), condition("Newer")]);
         let report = body(&value).unwrap();
@@ -187,14 +187,14 @@ mod tests {
     }
 
     #[test]
-    fn a_known_field_that_says_nothing_is_not_counted() {
+    fn empty_known_field_is_not_counted_as_dropped() {
         let report = body(&json!({"state": "Idle", "failure": null, "conditions": []})).unwrap();
         assert_eq!(report.applied, json!({"state": "Idle"}));
         assert_eq!(report.dropped, 0);
     }
 
     #[test]
-    fn a_new_word_in_a_known_field_is_applied_as_it_was_sent() {
+    fn unknown_value_in_known_field_is_applied_as_sent() {
         let mut value = full();
         value["failure"]["reason"] = json!("EatenByMoths");
         let report = body(&value).unwrap();
@@ -203,20 +203,20 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_tries_to_write_spec_is_refused() {
+    fn body_with_spec_is_rejected() {
         let mut value = full();
         value["spec"] = json!({"state": "RebootedIntoUpdate"});
         assert!(matches!(body(&value), Err(BodyError::Wrapper("spec"))));
     }
 
     #[test]
-    fn a_status_wrapped_in_an_object_is_refused_and_does_not_clear_the_report() {
+    fn status_wrapped_in_object_is_rejected() {
         assert!(matches!(body(&json!({"status": full()})), Err(BodyError::Wrapper("status"))));
         assert!(matches!(body(&json!({"metadata": {}})), Err(BodyError::Wrapper("metadata"))));
     }
 
     #[test]
-    fn every_field_of_the_controller_status_is_refused() {
+    fn every_controller_status_field_is_rejected() {
         for field in CONTROLLER_FIELDS {
             let mut value = full();
             value[*field] = Value::Null;
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_the_controllers_fields_is_complete() {
+    fn list_of_controller_status_fields_is_complete() {
         let report = ControllerReport {
             progress: Some(
                 serde_json::from_value(json!({
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_of_the_controllers_types_are_refused_among_the_agents_own() {
+    fn controller_conditions_and_duplicate_conditions_are_rejected() {
         let value = json!({"conditions": [condition("HostReachable"), condition("Healthy")]});
         assert!(matches!(body(&value), Err(BodyError::ControllerCondition)));
         let value = json!({"conditions": [condition("HostReachable"), condition("HostReachable")]});
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_report_at_all_is_refused() {
+    fn malformed_report_is_rejected() {
         assert!(matches!(parse(b"{"), Err(BodyError::NotJson(_))));
         assert!(matches!(parse(b"[]"), Err(BodyError::NotAnObject)));
         assert!(matches!(parse(br#"{"observedGeneration": "four"}"#), Err(BodyError::Shape(_))));

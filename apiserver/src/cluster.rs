@@ -317,7 +317,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn an_unreadable_answer_to_a_token_review_does_not_show_the_token() {
+    async fn unreadable_token_review_error_does_not_contain_token() {
         let fake = fake(|_| (201, json!({"spec": {"token": "secret"}, "status": "secret"})));
         let error = fake.cluster.review("secret", "brupop-apiserver").await.unwrap_err();
         assert!(!format!("{error:?}").contains("secret"), "{error:?}");

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_lives_no_longer_than_ten_minutes() {
+    fn stream_age_is_limited_to_ten_minutes() {
         assert!(parse_stream_age("10m").is_ok());
         assert!(parse_stream_age("11m").is_err());
         assert!(parse_stream_age("0s").is_err());

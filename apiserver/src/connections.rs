@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_has_so_many_connections_and_another_its_own() {
+    fn connection_limit_applies_per_source() {
         let sources = Sources { ipv6_prefix: 128 };
         let source = |text: &str| sources.of(text.parse::<IpAddr>().unwrap());
         let counter = || IntCounter::new("c", "c").unwrap();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_ends_at_its_limit_unless_an_agent_is_authenticated_on_it() {
+    async fn connection_times_out_unless_agent_authenticates() {
         let limit = Duration::from_secs(60);
         let lives = async |ends: &mut dyn FnMut()| {
             let served = async {

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn an_etag_is_the_same_for_the_same_state_however_it_was_written() {
+    fn etag_is_independent_of_serialization() {
         let a = status(r#"{"state": "Idle", "currentVersion": "1.20.0", "updates": {"chosenVersion": "1.20.5"}}"#);
         let b = status(
             r#"{"updates": {"availableVersions": [], "chosenVersion": "1.20.5"}, "currentVersion": "1.20.0", "state": "Idle", "failure": null}"#,
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_etag_changes_with_uid_generation_and_each_part_of_the_agent_status() {
+    fn etag_changes_with_uid_generation_and_agent_status() {
         let a = status(r#"{"state": "Idle"}"#);
         let base = etag("u", 3, &a).unwrap();
         assert_ne!(base, etag("v", 3, &a).unwrap());
@@ -105,13 +105,13 @@ mod tests {
 
     /// Pinned: a replica of the next patch release has to agree with this one while both serve.
     #[test]
-    fn the_etag_of_an_empty_report_is_pinned() {
+    fn etag_of_empty_report_is_stable() {
         let text = Sha256::digest(b"uid\n1\n{}");
         assert_eq!(etag("uid", 1, &AgentStatus::default()).unwrap(), hex(&text[..BYTES]));
     }
 
     #[test]
-    fn if_match_takes_quoted_and_bare_etags_and_no_weak_ones() {
+    fn if_match_accepts_quoted_and_bare_but_not_weak_etags() {
         assert_eq!(parse_if_match("\"ab\""), ["ab"]);
         assert_eq!(parse_if_match("ab"), ["ab"]);
         assert_eq!(parse_if_match("\"ab\", W/\"cd\" , ef"), ["ab", "ef"]);

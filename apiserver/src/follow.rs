@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_sends_the_shadow_at_once_and_then_what_changes_for_the_agent() {
+    fn stream_sends_shadow_first_and_then_only_relevant_changes() {
         let mut follower = Follower::new(agent());
         let mut sent = |seen| line(follower.follow(&seen).0);
         assert_eq!(sent(present("u", 1, 1, json!({"state": "Idle"}))), Some(("u".into(), 1)));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_shadow_is_absent_once_and_its_successor_is_sent() {
+    fn deleted_shadow_is_reported_absent_once_and_successor_is_sent() {
         let mut follower = Follower::new(agent());
         assert_eq!(follower.follow(&Seen::Absent).0, Change::Line(WatchLine::Absent));
         assert_eq!(follower.follow(&Seen::Absent).0, Change::Quiet);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_never_called_absent() {
+    fn unknown_or_unreadable_shadow_is_not_reported_absent() {
         let mut follower = Follower::new(agent());
         assert_eq!(follower.follow(&Seen::Unknown).0, Change::Quiet);
         assert!(line(follower.follow(&present("u", 9, 1, json!({}))).0).is_some());
@@ -246,14 +246,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_ends_rather_than_go_back() {
+    fn stream_ends_when_shadow_is_set_back() {
         let mut follower = Follower::new(agent());
         assert!(line(follower.follow(&present("u", 9, 2, json!({}))).0).is_some());
         assert_eq!(follower.follow(&present("u", 8, 1, json!({}))).0, Change::SetBack);
     }
 
     #[test]
-    fn the_shadow_of_another_node_of_the_same_name_is_never_shown_and_reported_once() {
+    fn shadow_of_other_node_with_same_name_is_hidden_and_reported_once() {
         let mut other = shadow("u", 1, 1, json!({}));
         other.owner.as_mut().unwrap().uid = "node-2".into();
         let other = Seen::Present(Arc::new(other));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_ends_between_half_its_age_and_all_of_it_and_never_after_its_token() {
+    fn stream_age_is_half_to_full_maximum_and_limited_by_token() {
         let now = Timestamp::from_second(1_700_000_000).unwrap();
         let longest = Duration::from_secs(600);
         assert_eq!(age(longest, 0.0, None, now), Duration::from_secs(300));
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_quiet_stream_beats_and_ends_at_its_age() {
+    async fn idle_stream_sends_heartbeats_and_ends_at_its_age() {
         let mut open = open(Seen::Absent);
         assert_eq!(open.stream.next().await, Some(WatchLine::Absent));
         assert_eq!(open.stream.next().await, Some(WatchLine::Heartbeat));
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_ends_at_its_turn_when_the_server_does_and_tells_what_happens_until_then() {
+    async fn stream_sends_changes_until_its_turn_in_shutdown() {
         let mut open = open(Seen::Absent);
         assert_eq!(open.stream.next().await, Some(WatchLine::Absent));
         let began = Instant::now();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_ends_when_newer_ones_of_its_node_take_its_place() {
+    async fn stream_ends_when_displaced_by_newer_streams_of_node() {
         let mut open = open(Seen::Absent);
         assert_eq!(open.stream.next().await, Some(WatchLine::Absent));
         let _newer = (open.streams.enter("a"), open.streams.enter("a"));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_resumed_stream_does_not_repeat_what_the_agent_has_seen_and_shows_that_it_is_there() {
+    async fn resumed_stream_starts_with_heartbeat_instead_of_known_state() {
         let Seen::Present(now) = present("u", 5, 1, json!({})) else { panic!() };
         let follower = Follower::resuming(agent(), Some(now.view.etag.clone()));
         let mut open = open_with(follower, Seen::Present(now));
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_change_is_sent_when_it_comes() {
+    async fn stream_sends_changes_as_they_arrive() {
         let mut open = open(Seen::Unknown);
         open.seen.send_replace(present("u", 1, 1, json!({})));
         assert!(matches!(open.stream.next().await, Some(WatchLine::Shadow { .. })));

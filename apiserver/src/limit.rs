@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_allowed_and_then_one_by_one() {
+    fn limiter_allows_burst_and_then_steady_rate() {
         let (limiter, t) = (Limiter::new(TWO_AND_ONE_A_SECOND), Instant::now());
         assert_eq!(limiter.take("a", t), Ok(()));
         assert_eq!(limiter.take("a", t), Ok(()));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_returned_was_not_taken_and_a_debt_is_bounded() {
+    fn limiter_refunds_returned_calls_and_bounds_debt() {
         let (limiter, t) = (Limiter::new(TWO_AND_ONE_A_SECOND), Instant::now());
         for _ in 0..10 {
             assert_eq!(limiter.take("a", t), Ok(()));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn more_keys_than_are_kept_share_an_allowance_and_take_none_away_from_the_others() {
+    fn keys_beyond_capacity_share_one_separate_limit() {
         let (limiter, t) = (Limiter::new(TWO_AND_ONE_A_SECOND), Instant::now());
         for key in 0..KEYS {
             limiter.take(key, t).unwrap();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_one_ipv6_network_are_one_source_where_that_is_asked_for() {
+    fn ipv6_addresses_are_grouped_by_configured_prefix() {
         let source = |prefix, text: &str| Sources { ipv6_prefix: prefix }.of(text.parse::<IpAddr>().unwrap());
         assert_eq!(source(64, "2001:db8:0:1::1"), source(64, "2001:db8:0:1:ffff::2"));
         assert_ne!(source(64, "2001:db8:0:1::1"), source(64, "2001:db8:0:2::1"));

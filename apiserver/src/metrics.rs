@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_of_a_refusal_is_explained() {
+    fn every_refusal_reason_is_documented() {
         let page = include_str!("../../docs/web-api.md");
         let (_, section) = page.split_once("### Why an agent is refused").unwrap();
         let rows = section.lines().take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documented_table_is_what_is_registered() {
+    fn documented_metrics_match_registered_metrics() {
         let page = include_str!("../../docs/web-api.md");
         let mut documented = BTreeSet::new();
         for row in page.lines().filter(|line| line.starts_with("| `brupop_apiserver_")) {

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_problem_has_type_title_and_status_and_they_agree_with_the_answer() {
+    async fn problem_type_is_unique_and_status_matches_response() {
         let mut types = HashSet::new();
         for kind in Kind::ALL {
             let error = ApiError::new(kind);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_cause_is_for_the_log_and_never_goes_out() {
+    async fn error_cause_is_logged_but_not_returned() {
         let error = ApiError::new(Kind::Internal).cause(std::io::Error::other("etcd at 10.1.2.3 refused"));
         assert!(!body(&error).await.to_string().contains("etcd"));
         assert!(!error.to_string().contains("etcd"));
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_refusal_of_a_token_looks_the_same() {
+    async fn all_token_refusals_return_same_response() {
         let mut bodies = HashSet::new();
         for refusal in Refusal::ALL.into_iter().filter(|r| r.kind() == Kind::Unauthorized) {
             let error = ApiError::refused(refusal);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_of_an_older_node_gets_the_reason() {
+    async fn agent_of_recreated_node_gets_specific_problem() {
         let value = body(&ApiError::refused(Refusal::AgentTokenForOldNode)).await;
         assert_eq!(value["type"], "urn:brupop:problem:agent-token-for-old-node");
         assert_eq!(value["status"], 403);

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_is_behind_if_it_may_be() {
+    fn replica_counts_as_behind_unless_known_to_be_current() {
         let present = |version| Seen::Present(Arc::new(shadow("u", version, 1, json!({}))));
         assert_eq!(position(&present(10), &at(9)), Position::Newer);
         assert!(matches!(position(&present(10), &at(10)), Position::Same(_)));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_replica_that_is_not_behind_resumes_at_once_without_a_call() {
+    async fn current_replica_resumes_stream_without_live_read() {
         let (fake, store) = (cluster(None), store(vec![idle(10)]));
         assert_eq!(resumed(&fake, &store, 9).await.unwrap(), None);
         let same = resumed(&fake, &store, 10).await.unwrap();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_replica_that_is_behind_waits_for_its_watch() {
+    async fn replica_behind_waits_for_its_watch() {
         let (fake, store) = (cluster(None), store(vec![idle(10)]));
         let mut seen = store.subscribe("brs-a");
         let (agent, from) = (agent(), at(11));
@@ -153,14 +153,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_replica_whose_watch_is_broken_reads_live() {
+    async fn replica_with_broken_watch_reads_live() {
         let (fake, store) = (cluster(Some(idle(12))), store(vec![idle(10)]));
         assert_eq!(resumed(&fake, &store, 11).await.unwrap(), None);
         assert_eq!(fake.requests().len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_replica_that_does_not_know_a_shadow_which_is_there_refuses() {
+    async fn replica_missing_existing_shadow_rejects_resume() {
         let (fake, store) = (cluster(Some(idle(12))), store(vec![]));
         let began = Instant::now();
         assert!(matches!(resumed(&fake, &store, 11).await, Err(ResumeError::Behind)));
@@ -168,14 +168,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_deleted_shadow_is_reported_and_one_that_only_the_replica_has_is_not_shown() {
+    async fn resume_accepts_deleted_shadow_only_if_replica_knows_deletion() {
         assert_eq!(resumed(&cluster(None), &store(vec![]), 11).await.unwrap(), None);
         let result = resumed(&cluster(None), &store(vec![idle(10)]), 11).await;
         assert!(matches!(result, Err(ResumeError::Behind)));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_shadow_that_is_another_nodes_now_is_not_shown_as_it_was() {
+    async fn shadow_that_changed_owner_is_not_served_from_stale_cache() {
         let mut anothers = stored("v", 12, 1, json!({"state": "Idle"}));
         anothers["metadata"]["ownerReferences"][0]["uid"] = json!("node-2");
         let result = resumed(&cluster(Some(anothers.clone())), &store(vec![idle(10)]), 11).await;
@@ -187,12 +187,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_cluster_that_was_set_back_is_the_truth() {
+    async fn resume_accepts_cluster_restored_to_older_version() {
         assert_eq!(resumed(&cluster(Some(idle(10))), &store(vec![idle(10)]), 99).await.unwrap(), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_cluster_that_does_not_answer_leaves_the_agent_waiting() {
+    async fn resume_fails_while_api_server_is_unavailable() {
         let fake = fake(|_| failure(503, "ServiceUnavailable"));
         assert!(matches!(resumed(&fake, &store(vec![idle(10)]), 11).await, Err(ResumeError::Call(_))));
     }

@@ -96,7 +96,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_view_shows_the_agent_status_alone() {
+    fn shadow_view_contains_only_agent_status() {
         let shadow = shadow("u", 1, 2, json!({"state": "Idle", "record": {"failures": 7}}));
         let view = serde_json::to_value(&shadow.view).unwrap();
         assert_eq!(view["status"], json!({"state": "Idle"}));
@@ -104,14 +104,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_change_of_the_controller_status_leaves_the_etag_alone() {
+    fn controller_status_does_not_affect_etag() {
         let a = shadow("u", 1, 2, json!({"state": "Idle"}));
         let b = shadow("u", 2, 2, json!({"state": "Idle", "record": {"failures": 7}}));
         assert_eq!(a.view.etag, b.view.etag);
     }
 
     #[test]
-    fn a_shadow_of_two_nodes_or_of_another_kind_belongs_to_no_agent() {
+    fn shadow_owner_requires_exactly_one_node_reference() {
         for owners in [
             json!([]),
             json!([{"apiVersion": "apps/v1", "kind": "Node", "name": "a", "uid": "node-1"}]),

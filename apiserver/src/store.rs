@@ -200,7 +200,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn nothing_is_known_before_the_first_list_and_absence_only_after_it() {
+    fn store_reports_unknown_before_first_list_and_absent_after_it() {
         let store = Store::new(Metrics::new().unwrap());
         let waiting = store.subscribe("brs-a");
         assert_eq!(store.get("brs-a"), Seen::Unknown);
@@ -215,7 +215,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_shadow_that_is_missing_from_a_new_list_is_gone() {
+    fn shadow_missing_from_new_list_is_removed() {
         let store = store(vec![stored("u", 5, 1, json!({}))]);
         let watching = store.subscribe("brs-a");
         store.observe(Event::Init);
@@ -225,7 +225,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_older_event_never_replaces_the_answer_to_our_own_write() {
+    fn older_event_does_not_replace_write_response() {
         let store = store(vec![stored("u", 5, 1, json!({}))]);
         store.learn(&Arc::new(shadow("u", 9, 1, json!({"state": "Idle"}))));
         assert_eq!(version(&store).as_deref(), Some("9"));
@@ -236,7 +236,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_answer_that_arrives_after_the_deletion_revives_nothing() {
+    fn response_after_deletion_does_not_restore_object() {
         let store = store(vec![stored("u", 5, 1, json!({}))]);
         let watching = store.subscribe("brs-a");
         store.observe(Event::Delete(at(8, "Idle")));
@@ -246,14 +246,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_answer_of_an_earlier_shadow_does_not_replace_its_successor() {
+    fn response_for_deleted_shadow_does_not_replace_successor() {
         let store = store(vec![stored("u2", 5, 1, json!({}))]);
         store.learn(&Arc::new(shadow("u", 9, 1, json!({}))));
         assert_eq!(version(&store).as_deref(), Some("5"));
     }
 
     #[test]
-    fn a_cluster_that_was_set_back_is_believed_at_the_next_list() {
+    fn next_list_replaces_store_with_older_versions() {
         let store = store(vec![stored("u", 50, 1, json!({}))]);
         store.observe(Event::Init);
         store.observe(Event::InitApply(at(20, "Idle")));
@@ -262,7 +262,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_list_that_began_before_our_write_does_not_undo_it() {
+    fn list_started_before_write_does_not_undo_it() {
         let store = store(vec![stored("u", 5, 1, json!({}))]);
         store.observe(Event::Init);
         store.observe(Event::InitApply(at(5, "Idle")));
@@ -272,7 +272,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_bad_object_stalls_no_other() {
+    fn unreadable_object_does_not_affect_others() {
         let mut bad = stored("u", 6, 1, json!({}));
         bad["metadata"]["name"] = json!("brs-bad");
         bad["spec"] = json!({"attempt": "many"});
@@ -283,7 +283,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_gone_and_unwatched_takes_no_memory() {
+    fn deleted_unwatched_shadow_is_removed_from_store() {
         let store = store(vec![stored("u", 5, 1, json!({}))]);
         let watching = store.subscribe("brs-b");
         store.observe(Event::Delete(at(8, "Idle")));

@@ -83,7 +83,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     #[test]
-    fn a_third_stream_of_a_node_ends_its_oldest_and_no_other_nodes() {
+    fn third_stream_of_node_displaces_its_oldest_stream() {
         let streams = Streams::new(Metrics::new().unwrap().streams);
         let mut all: Vec<Place> = ["a", "a", "b", "a"].into_iter().map(|node| streams.enter(node)).collect();
         let displaced: Vec<bool> =

@@ -263,7 +263,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn there_is_no_certificate_until_both_files_are_there() {
+    async fn certificate_is_loaded_when_both_files_exist() {
         let (directory, (certificate, key)) = (Directory::new(), pair());
         let mut watch = watch(&directory);
         watch.look(crate::clock::now()).await;
@@ -278,7 +278,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_swap_is_never_half_a_pair() {
+    async fn certificate_is_replaced_only_with_matching_key() {
         let (directory, old, new) = (Directory::new(), pair(), pair());
         let mut watch = watch(&directory);
         directory.write("tls.crt", &old.0);
@@ -293,7 +293,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_pair_in_service_stays_when_the_files_go_or_break() {
+    async fn current_certificate_is_kept_when_files_are_missing_or_corrupt() {
         let (directory, (certificate, key)) = (Directory::new(), pair());
         let mut watch = watch(&directory);
         directory.write("tls.crt", &certificate);
@@ -310,7 +310,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn an_invalid_certificate_is_not_ready_and_a_new_one_is_at_once() {
+    async fn certificate_outside_validity_is_not_served_and_does_not_replace_valid_one() {
         let now: Timestamp = "2026-06-01T00:00:00Z".parse().unwrap();
         let (directory, mut seen) = (Directory::new(), Vec::new());
         let mut watch = watch(&directory);
@@ -344,7 +344,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn the_same_bytes_are_no_swap() {
+    async fn unchanged_files_do_not_count_as_renewal() {
         let (directory, (certificate, key)) = (Directory::new(), pair());
         let mut watch = watch(&directory);
         directory.write("tls.crt", &certificate);

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_report_costs_one_apply_of_the_agent_status_at_the_resource_version_of_the_copy() {
+    async fn report_makes_one_apply_with_cached_resource_version() {
         let (fake, store) = (cluster(idle(), vec![]), store(vec![idle()]));
         let Ok(Written::Applied(shadow)) = write(&fake, &store, &idle_etag(), &staged()).await else { panic!() };
         assert_eq!(shadow.resource_version(), "6");
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_of_the_controller_status_never_refuses_an_agent() {
+    async fn controller_status_change_does_not_reject_report() {
         let fake = cluster(idle(), vec![controller_writes, controller_writes, controller_writes]);
         let store = store(vec![idle()]);
         assert!(matches!(write(&fake, &store, &idle_etag(), &staged()).await, Ok(Written::Applied(_))));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_of_the_order_in_mid_write_refuses_the_report_with_the_new_state() {
+    async fn desired_state_change_during_write_rejects_report_with_new_state() {
         let (fake, store) = (cluster(idle(), vec![order_changes]), store(vec![idle()]));
         let Ok(Written::Stale(shadow)) = write(&fake, &store, &idle_etag(), &staged()).await else { panic!() };
         assert_eq!(shadow.view.metadata.generation, 2);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lagging_copy_is_refreshed_before_an_agent_is_refused() {
+    async fn stale_cache_is_refreshed_before_report_is_rejected() {
         let ahead = stored("u", 8, 2, json!({"state": "Idle"}));
         let (fake, store) = (cluster(ahead, vec![]), store(vec![idle()]));
         let etag = etag_of(2, json!({"state": "Idle"}));
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_replica_that_knows_of_no_shadow_looks_before_it_says_so() {
+    async fn missing_shadow_is_read_live_before_not_found() {
         let (fake, store) = (cluster(idle(), vec![]), store(vec![]));
         assert!(matches!(write(&fake, &store, &idle_etag(), &staged()).await, Ok(Written::Applied(_))));
         let fake = cluster(Value::Null, vec![]);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stale_report_is_compared_with_the_cluster_and_refused_without_a_write() {
+    async fn stale_report_is_checked_live_and_rejected_without_write() {
         let (fake, store) = (cluster(idle(), vec![]), store(vec![idle()]));
         let Ok(Written::Stale(shadow)) = write(&fake, &store, "0123", &staged()).await else { panic!() };
         assert_eq!(shadow.view.etag, idle_etag());
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_report_that_changes_nothing_is_acknowledged_by_a_live_read_and_not_written() {
+    async fn unchanged_report_is_acknowledged_by_live_read_without_write() {
         let (fake, store) = (cluster(idle(), vec![]), store(vec![idle()]));
         let same = parse(br#"{"state": "Idle"}"#).unwrap();
         assert!(matches!(write(&fake, &store, &idle_etag(), &same).await, Ok(Written::Unchanged(_))));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lagging_copy_never_acknowledges_a_report_that_the_cluster_does_not_hold() {
+    async fn stale_cache_does_not_acknowledge_unchanged_report() {
         let newer = stored("u", 8, 1, json!({"state": "StagedUpdate"}));
         let (fake, store) = (cluster(newer, vec![]), store(vec![idle()]));
         let same = parse(br#"{"state": "Idle"}"#).unwrap();
@@ -302,14 +302,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_successor_of_the_same_name_is_never_written_for_its_predecessor() {
+    async fn report_for_deleted_shadow_is_not_written_to_successor() {
         let (fake, store) = (cluster(idle(), vec![successor]), store(vec![idle()]));
         let Ok(Written::Stale(shadow)) = write(&fake, &store, &idle_etag(), &staged()).await else { panic!() };
         assert_eq!(shadow.uid(), "successor");
     }
 
     #[tokio::test]
-    async fn a_successor_of_another_node_refuses_the_agent() {
+    async fn shadow_recreated_for_other_node_rejects_report() {
         let fake = cluster(
             idle(),
             vec![|object| {
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_that_changes_at_every_turn_ends_the_loop() {
+    async fn write_retries_are_bounded_under_contention() {
         let fake = cluster(idle(), vec![controller_writes; 100]);
         let result = write(&fake, &store(vec![idle()]), &idle_etag(), &staged()).await;
         assert!(matches!(result, Err(WriteError::Contended)));
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_the_schema_refuses_is_the_agents_fault_and_an_outage_is_not() {
+    async fn schema_rejection_and_outage_are_distinct_errors() {
         let store = store(vec![idle()]);
         let refusing = fake(|_| failure(422, "Invalid"));
         assert!(matches!(write(&refusing, &store, &idle_etag(), &staged()).await, Err(WriteError::Invalid(_))));

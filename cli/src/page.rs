@@ -92,7 +92,7 @@ mod tests {
     const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
 
     #[test]
-    fn whatever_is_printed_a_line_is_one_line_and_nothing_in_it_is_for_the_terminal() {
+    fn printed_lines_contain_no_line_breaks_or_control_characters() {
         let mut page = Page::default();
         page.line(HOSTILE);
         page.table(["A", "B"], [[HOSTILE.to_owned(), "b".to_owned()]], None);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_keeps_its_lines_and_loses_what_is_for_the_terminal() {
+    fn error_message_keeps_line_breaks_without_control_characters() {
         let error = anyhow::anyhow!("the server said {HOSTILE}").context("nodes cannot be read:\n  a\n  b");
         let text = complaint(&error).to_string();
         assert!(text.starts_with("Error: nodes cannot be read:\n  a\n  b\n\nCaused by:\n"), "{text:?}");

@@ -339,14 +339,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_cluster_says_what_to_do_next() {
+    fn status_of_empty_cluster_shows_next_steps() {
         let text = shown(&cluster(None, vec![], vec![]), None);
         assert!(text.contains("Create it to start updates"), "{text}");
         assert!(text.contains("bottlerocket.aws/updater-interface-version=2.0.0"), "{text}");
     }
 
     #[test]
-    fn every_node_that_waits_shows_its_reason() {
+    fn status_shows_reason_of_every_waiting_node() {
         let misplaced = json!({names::APPROVE_STEP_ANNOTATION: "1"});
         let blocked = json!({
             "currentVersion": "1.20.0",
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn node_that_waits_for_an_expression_of_the_fleet_shows_what_it_returned() {
+    fn status_shows_result_of_firing_fleet_expression() {
         let policy = json!({
             "prometheus": {"url": "http://prometheus:9090"},
             "health": {"before": {"expressions": [{"name": "errors", "query": "errors > 0"}]}},
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_canary_step_that_waits_for_approval_shows_the_command() {
+    fn status_shows_approval_command_for_waiting_canary_step() {
         let policy = json!({"strategy": {"canary": [{"nodes": 1, "approval": "Manual"}]}});
         let rollout = json!({
             "observedGeneration": 1,
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_a_host_or_an_agent_reported_reaches_the_terminal_but_as_text() {
+    fn status_output_contains_no_reported_control_characters() {
         const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
         let hostile = json!({
             "metadata": {"name": format!("brs-a{HOSTILE}")},

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_removed_while_a_node_a_host_or_its_settings_are_not_released() {
+    fn unreleased_nodes_hosts_and_settings_block_uninstall() {
         let idle = || shadow(&json!({"state": "Idle"}));
         let drained = shadow(&json!({"progress": {
             "step": "Draining", "since": "2026-01-01T00:00:00Z", "started": "2026-01-01T00:00:00Z", "attempt": 1,
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn workloads_go_first_and_what_holds_other_objects_goes_last() {
+    fn uninstall_covers_all_deployed_objects() {
         let objects = deploy::everything().unwrap();
         let kinds = |kinds: &[&str]| objects.iter().filter(|object| is_one_of(object, kinds)).count();
         assert_eq!((kinds(&WORKLOADS), kinds(&["Namespace"])), (3, 2));

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_arrives_after_the_deletion_revives_nothing() {
+    fn response_after_deletion_does_not_restore_object() {
         use kube::core::DeserializeGuard;
         use kube::runtime::watcher::Event;
         let cache =
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_has_read_only_what_a_list_that_began_after_the_question_showed() {
+    fn cache_is_read_only_after_list_started_since_request() {
         use kube::runtime::watcher::Event;
         let cache =
             super::Cache::<planner::view::NodeFacts>::new(std::sync::Arc::new(tokio::sync::watch::channel(0).0));
@@ -228,7 +228,7 @@ mod tests {
 
     /// Answers lists with one node each, of which some fail or are not answered, and keeps watches open.
     #[tokio::test(start_paused = true)]
-    async fn a_list_that_is_refused_or_not_answered_is_asked_for_again() {
+    async fn failed_or_unanswered_list_is_retried() {
         use kube::client::Body;
         let (service, mut handle) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
         let client = kube::Client::new(service, "default");

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_or_turn_that_does_not_end_is_stuck() {
+    fn overdue_call_or_turn_is_reported_stuck() {
         let seconds = Duration::from_secs;
         let calls = |kind: Kind, age: u64| Ages { calls: [(kind, seconds(age))].into(), turn: Some(seconds(1)) };
         let turn = |age: Option<u64>| Ages { turn: age.map(seconds), ..Ages::default() };

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn call_without_answer_ends_at_its_deadline() {
+    async fn call_without_response_ends_at_deadline() {
         let (client, calls, metrics, mut server) = client();
         // Never answers, and keeps the reply handle.
         tokio::spawn(async move {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answer_that_does_not_end_counts_as_none() {
+    async fn unending_response_is_an_error() {
         let (client, _, _, mut server) = client();
         tokio::spawn(async move {
             let (_, reply) = server.next_request().await.unwrap();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn watch_ends_when_it_is_silent() {
+    async fn silent_watch_ends() {
         const EVENT: &[u8] = b"{\"type\":\"ADDED\",\"object\":{\"metadata\":{\"name\":\"a\"}}}\n";
         let (client, _, _, mut server) = client();
         tokio::spawn(async move {

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_sets_the_offset_of_the_local_clock() {
+    fn clock_offset_is_derived_from_response_date() {
         for (sentence, before, after, date, previous, expected) in [
             ("a clock that may be right is left alone", 400, 410, 0, ms(0), ms(0)),
             ("also one that shows the next second already", 1_000, 1_002, 0, ms(0), ms(0)),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_close_in_on_the_truth_and_never_leave_it_again() {
+    fn clock_offset_converges_with_each_response() {
         for wrong_by in [ms(0), ms(3), ms(850), ms(-850), ms(2_500), HOUR * 5, HOUR * -5] {
             let round_trip = ms(8);
             let mut known = ms(0);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_the_local_clock_moves_nothing() {
+    fn step_of_local_clock_does_not_change_cluster_time() {
         let clock = Clock::new();
         let began = Instant::now();
         let reading = |seconds: u64, step: SignedDuration| Reading {

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pod_without_a_daemon_set_of_its_controllers_uid_is_an_orphan_and_each_is_read_once() {
+    async fn pod_without_matching_daemon_set_is_orphaned() {
         let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let changed = Arc::new(watch::channel(0).0);
         let sets = DaemonSets::new(Client::new(service, "default"), changed.clone());

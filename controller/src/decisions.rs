@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_of_a_step_is_one_line() {
+    fn each_step_change_logs_one_line() {
         let forced = ControllerReport {
             drain: Some(DrainStatus { forced_since: Some(Timestamp::UNIX_EPOCH), ..DrainStatus::default() }),
             ..at(Step::Draining)
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_and_permits_are_one_line_each() {
+    fn claims_and_permits_log_one_line_each() {
         let facts = |claims: Parts, unschedulable: bool| NodeFacts {
             name: "a".into(),
             claims,
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn rollouts_are_distinguished_by_variant_and_architecture() {
+    fn rollout_log_lines_name_variant_and_architecture() {
         let rollout = |arch: &str, steps_passed: i64| ActiveRollout {
             version: Version::new(1, 20, 5),
             variant: "aws-k8s-1.37".into(),
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn freezes_quarantines_and_policies_are_one_line_each() {
+    fn freezes_quarantines_and_policy_changes_log_one_line_each() {
         let with = |type_: &str, reason: &str, policy: &str| BottlerocketUpdateOperatorStatus {
             policy_in_force: Some(policy.to_owned()),
             conditions: vec![Condition {

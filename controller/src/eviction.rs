@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pod_that_is_refused_for_long_is_evicted_less_and_less_often() {
+    fn eviction_retry_interval_grows_with_refusal_time() {
         let s = Duration::from_secs;
         let mut asked = vec![0];
         while asked.last() < Some(&300) {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_of_the_eviction_endpoint_means_what_was_observed() {
+    fn eviction_responses_map_to_expected_outcomes() {
         let budget = |text: &str| vec![("DisruptionBudget".to_owned(), text.to_owned())];
         let exhausted = budget("The disruption budget web needs 1 healthy pods and has 1 currently");
         let processing = budget("The disruption budget web is still being processed by the server.");

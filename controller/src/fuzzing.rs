@@ -210,6 +210,6 @@ fn api_answers(data: &[u8]) {
 mod seeds;
 
 #[test]
-fn every_invariant_holds_for_all_inputs_that_are_kept() {
+fn stored_fuzz_inputs_satisfy_all_invariants() {
     seeds::hold("controller", TARGETS);
 }

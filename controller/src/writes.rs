@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn urgent_actions_begin_at_once_and_the_others_a_few_at_a_time() {
+    fn urgent_actions_start_at_once_and_others_are_limited() {
         let mut view = ClusterView::default();
         let mut actions = BTreeMap::new();
         let mut add = |name: String, action: Action, disruptive: bool| {

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn each_deployment_has_one_budget_which_selects_its_pods_and_no_others() {
+    fn each_deployment_has_one_pdb_with_its_selector() {
         let objects = objects(&Options::default()).unwrap();
         let mut with_budget = 0;
         for workload in of_kind(&objects, &["Deployment", "DaemonSet"]) {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_lets_one_pod_go_at_a_time_however_many_there_are_and_a_broken_one_always() {
+    fn pdb_allows_one_disruption_at_a_time_and_always_evicts_unhealthy_pods() {
         for replicas in 1..=3 {
             let options = Options { controller_replicas: replicas, apiserver_replicas: replicas, ..Options::default() };
             let objects = objects(&options).unwrap();

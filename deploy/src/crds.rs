@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn schemas_are_structural_and_everything_in_them_has_a_limit_and_a_description() {
+    fn schemas_are_structural_with_limits_and_descriptions() {
         for crd in all().unwrap() {
             assert_eq!(crd["spec"]["conversion"]["strategy"], "None");
             for version in crd["spec"]["versions"].as_array().unwrap() {
@@ -201,7 +201,7 @@ mod tests {
 
     /// Checks that the rules that safety depends on are in the installed definitions.
     #[test]
-    fn rules_and_list_types_survive_generation() {
+    fn generated_schemas_contain_validation_rules_and_list_types() {
         let shadow = schema("BottlerocketShadow");
         let spec = &shadow["properties"]["spec"];
         assert_eq!(shadow["required"], serde_json::json!(["spec"]));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_server_side_apply_can_empty_may_be_null_and_nothing_else() {
+    fn only_objects_that_server_side_apply_can_empty_are_nullable() {
         let shadow = schema("BottlerocketShadow");
         let status = &shadow["properties"]["status"];
         for object in [status, &status["properties"]["updates"], &shadow["properties"]["spec"]["properties"]["host"]] {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_keeps_its_own_description_whatever_its_type_says() {
+    fn field_description_overrides_type_description() {
         let shadow = schema("BottlerocketShadow");
         let state = &shadow["properties"]["status"]["properties"]["state"]["description"];
         assert!(state.as_str().unwrap().starts_with("State reached"), "{state}");

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checked_in_files_are_what_would_be_generated_now() {
+    fn checked_in_files_match_generated_files() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         if let Err(error) = check(&root) {
             panic!("{error:#}");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_file_is_shown_with_its_first_difference() {
+    fn stale_file_is_reported_with_first_difference() {
         assert_eq!(difference("a\nb\n", "a\nb\n"), None);
         let line = |number, is: Option<&str>, should_be: Option<&str>| {
             Some(Difference::Line { number, is: is.map(Into::into), should_be: should_be.map(Into::into) })
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_the_files_is_stale_as_a_whole() {
+    fn missing_generated_files_are_reported() {
         let nowhere = Path::new(env!("CARGO_MANIFEST_DIR")).join("no-such-folder");
         let error = check(&nowhere).unwrap_err().to_string();
         assert!(error.contains("deploy/manifests/brupop.yaml is missing"), "{error}");

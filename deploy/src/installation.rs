@@ -39,7 +39,7 @@ mod tests {
     use crate::yaml;
 
     #[test]
-    fn every_object_says_what_it_is_and_none_is_there_twice() {
+    fn objects_have_complete_and_unique_ids() {
         let objects = objects(&Options::default()).unwrap();
         let mut seen = std::collections::BTreeSet::new();
         for object in &objects {
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_comes_after_its_namespace() {
+    fn namespace_precedes_its_objects() {
         let objects = objects(&Options::default()).unwrap();
         let mut namespaces = vec!["kube-node-lease".to_owned(), "default".to_owned()];
         for object in &objects {

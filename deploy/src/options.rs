@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_registry_with_and_without_a_slash_at_its_end_is_the_same() {
+    fn trailing_slash_of_registry_is_ignored() {
         for registry in ["registry.example/b", "registry.example/b/"] {
             let options = Options { registry: Some(registry.into()), tag: "v9".into(), ..Options::default() };
             assert_eq!(image(Component::Controller, &options), "registry.example/b/brupop-controller:v9");

@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_is_there_with_who_writes_it() {
+    fn reference_lists_fields_with_their_writer() {
         let text = markdown().unwrap();
         for row in [
             "| `spec.attempt` | integer, 0 to 1000000000, *required* |  | controller | Number of the attempt. It rises with each new one and never falls. |",

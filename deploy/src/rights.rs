@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rule_has_a_wildcard_or_grants_more_rights() {
+    fn rbac_rules_have_no_wildcards_or_escalation_verbs() {
         for rule in rules() {
             let text = serde_json::to_string(&rule).unwrap();
             assert!(!text.contains('*'), "{text}");
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_says_what_it_is_for() {
+    fn every_rbac_rule_has_a_reason() {
         for object in [all().unwrap(), force().unwrap()].concat() {
             let (rules, reasons) = (object["rules"].as_array().map_or(0, Vec::len), reasons(&object));
             assert_eq!(rules, reasons.len(), "{object}");
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn existing_secrets_are_reached_by_name_only() {
+    fn existing_secrets_are_accessible_only_by_name() {
         for rule in rules() {
             let secrets = rule.resources.iter().flatten().any(|resource| resource == "secrets");
             if secrets && rule.verbs != ["create"] {
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_bound_to_the_agents() {
+    fn agents_have_no_role_bindings() {
         for object in all().unwrap() {
             for subject in object["subjects"].as_array().into_iter().flatten() {
                 assert_ne!(subject["name"], AGENT);

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_reads_back_as_the_same_objects() {
+    fn yaml_output_round_trips() {
         let objects = crate::objects(&crate::Options::default()).unwrap();
         let text = documents(&objects).unwrap();
         let read: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn above_each_rule_stands_what_it_is_for() {
+    fn yaml_output_has_reason_above_each_rbac_rule() {
         let objects = crate::everything().unwrap();
         let text = documents(&objects).unwrap();
         let mut rules = 0;
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_that_look_like_something_else_stay_strings() {
+    fn ambiguous_strings_round_trip_as_strings() {
         let object = serde_json::json!({
             "kind": "X", "metadata": {"name": "x"},
             "data": {"a": "true", "b": "2.0.0", "c": "1", "d": "1e3", "e": "on", "f": "", "g": "~", "h": "- a: b", "i": "two\nlines"},

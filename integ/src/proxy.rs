@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_service_names_are_resolved() {
+    fn only_service_dns_names_are_resolved() {
         let expected = Some(("web".to_owned(), "brupop".to_owned(), 443));
         assert_eq!(parse_target("web.brupop.svc:443"), expected);
         assert_eq!(parse_target("web.brupop.svc.cluster.local:443"), expected);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_services_port_leads_to_the_target_port_of_ready_endpoints() {
+    fn service_port_resolves_to_target_port_of_ready_endpoints() {
         let service: Service = serde_json::from_value(json!({"metadata": {}, "spec": {"ports": [
             {"name": "https", "port": 443, "targetPort": "https"}, {"name": "metrics", "port": 80},
         ]}}))
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_connect_is_served() {
+    fn only_connect_requests_are_accepted() {
         assert_eq!(connect_target("CONNECT a.b.svc:1 HTTP/1.1\r\n\r\n").as_deref(), Some("a.b.svc:1"));
         assert_eq!(connect_target("GET http://a.b.svc/ HTTP/1.1\r\n\r\n"), None);
     }

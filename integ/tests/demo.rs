@@ -19,14 +19,14 @@ fn demo(arguments: &[&str]) -> anyhow::Result<String> {
 }
 
 #[test]
-fn the_demo_ends_well() -> anyhow::Result<()> {
+fn demo_completes_successfully() -> anyhow::Result<()> {
     let summary = demo(&[])?;
     ensure!(summary.contains("every node is on 1.20.5") && !summary.contains("FAIL"), "{summary}");
     Ok(())
 }
 
 #[test]
-fn a_boot_that_fails_ends_the_demo_as_it_has_to() -> anyhow::Result<()> {
+fn demo_with_failed_boot_ends_as_expected() -> anyhow::Result<()> {
     let summary = demo(&["--fault", "boot"])?;
     ensure!(summary.contains("froze the rollout") && !summary.contains("FAIL"), "{summary}");
     Ok(())

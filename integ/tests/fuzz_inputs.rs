@@ -6,6 +6,6 @@ mod both;
 mod seeds;
 
 #[test]
-fn controller_and_agent_understand_every_kept_bundle_alike() {
+fn controller_and_agent_parse_seed_bundles_identically() {
     seeds::hold("both", both::TARGETS);
 }

@@ -71,7 +71,7 @@ fn comparable_headers(headers: &BTreeMap<String, String>) -> BTreeMap<&str, &str
 }
 
 #[tokio::test]
-async fn the_simulated_host_answers_as_the_real_one_was_recorded() {
+async fn simulated_host_replays_recorded_exchanges() {
     let folder = tempfile::tempdir().unwrap();
     let releases = Releases::of([5, 4, 0].map(patch));
     let mut options = HostOptions::new("golden", folder.path(), patch(0), releases);

@@ -1,6 +1,6 @@
 //! Tests of the kubelet stand-in and the proxy on a real control plane. All tests share one control plane; each has its
 //! own node and namespace. A pod that has to serve runs this very program (see
-//! `a_web_server_for_the_pods_of_other_tests`).
+//! `web_server_process_for_pods`).
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test that cannot go on ends the test")]
 
@@ -211,7 +211,7 @@ fn web() -> Value {
     json!({
         "name": "c",
         "image": "web:1",
-        "args": ["--exact", "a_web_server_for_the_pods_of_other_tests", "--ignored", "--nocapture"],
+        "args": ["--exact", "web_server_process_for_pods", "--ignored", "--nocapture"],
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "LISTEN", "value": "$(POD_IP):8443"},
@@ -224,7 +224,7 @@ fn web() -> Value {
 
 #[test]
 #[ignore = "run as a process of pods by the other tests"]
-fn a_web_server_for_the_pods_of_other_tests() {
+fn web_server_process_for_pods() {
     let listener = std::net::TcpListener::bind(std::env::var("LISTEN").unwrap()).unwrap();
     let state = PathBuf::from(std::env::var("STATE").unwrap());
     for stream in listener.incoming() {
@@ -241,7 +241,7 @@ fn a_web_server_for_the_pods_of_other_tests() {
 }
 
 #[test]
-fn a_deployment_of_pods_without_a_program_runs_and_goes() {
+fn deployment_of_unmapped_image_becomes_ready_and_is_deleted() {
     on_a_node("pretend", async |bed| {
         let labels = json!({"app": "pause"});
         let spec = json!({
@@ -293,7 +293,7 @@ fn a_deployment_of_pods_without_a_program_runs_and_goes() {
 }
 
 #[test]
-fn a_process_sees_its_pod_as_in_a_container() {
+fn process_has_environment_and_volumes_of_its_pod() {
     on_a_node("sees", async |bed| {
         let _: ConfigMap = bed.create(json!({"metadata": {"name": "config"}, "data": {"word": "first"}})).await;
         let _: Secret = bed.create(json!({"metadata": {"name": "secret"}, "stringData": {"key": "hush"}})).await;
@@ -386,7 +386,7 @@ fn a_process_sees_its_pod_as_in_a_container() {
 }
 
 #[test]
-fn a_pod_with_a_service_account_token_gets_a_kubeconfig_that_works() {
+fn pod_with_service_account_token_gets_working_kubeconfig() {
     on_a_node("kubeconfig", async |bed| {
         let script = "cat $KUBECONFIG; echo; echo proxy=[$HTTPS_PROXY]; sleep 100";
         bed.pod("p", json!({"terminationGracePeriodSeconds": 0, "containers": [shell(script)]})).await;
@@ -402,7 +402,7 @@ fn a_pod_with_a_service_account_token_gets_a_kubeconfig_that_works() {
 }
 
 #[test]
-fn a_pod_waits_for_its_volumes_and_its_environment() {
+fn pod_waits_for_missing_volumes_and_environment_sources() {
     on_a_node("waits", async |bed| {
         let mut container = shell("cat $F; sleep 100");
         container["env"] = json!([
@@ -427,7 +427,7 @@ fn a_pod_waits_for_its_volumes_and_its_environment() {
 }
 
 #[test]
-fn a_container_that_keeps_failing_is_restarted_with_growing_pauses() {
+fn failing_container_enters_crash_loop_back_off() {
     on_a_node("crash", async |bed| {
         bed.pod("p", json!({"terminationGracePeriodSeconds": 0, "containers": [shell("echo run; exit 3")]})).await;
         let pod = bed
@@ -451,7 +451,7 @@ fn a_container_that_keeps_failing_is_restarted_with_growing_pauses() {
 }
 
 #[test]
-fn probes_decide_on_readiness_and_restarts_and_the_proxy_follows_them() {
+fn probes_control_readiness_restarts_and_service_endpoints() {
     on_a_node("probes", async |bed| {
         let http = |path: &str| json!({"path": path, "port": "web"});
         let mut container = web();
@@ -523,7 +523,7 @@ async fn through_proxy(target: &str) -> Option<String> {
 }
 
 #[test]
-fn a_deleted_pod_has_its_grace_and_not_more() {
+fn deleted_pod_is_killed_after_grace_period() {
     on_a_node("grace", async |bed| {
         let polite = "trap 'echo asked; sleep 0.5; echo done; exit 0' TERM; echo up; while :; do sleep 0.05; done";
         bed.pod("polite", json!({"terminationGracePeriodSeconds": 30, "containers": [shell(polite)]})).await;
@@ -547,7 +547,7 @@ fn a_deleted_pod_has_its_grace_and_not_more() {
 }
 
 #[test]
-fn an_ordered_reboot_leaves_failed_pods_and_a_node_with_a_new_boot() {
+fn graceful_reboot_fails_pods_and_changes_boot_id() {
     on_a_node("reboot", async |bed| {
         let polite = "trap 'echo asked; exit 0' TERM; echo up; while :; do sleep 0.05; done";
         let critical = json!({"priorityClassName": "system-node-critical", "containers": [shell(polite)]});
@@ -595,7 +595,7 @@ fn an_ordered_reboot_leaves_failed_pods_and_a_node_with_a_new_boot() {
 }
 
 #[test]
-fn after_a_power_loss_the_same_pods_start_again() {
+fn pods_are_restarted_after_power_loss() {
     on_a_node("power", async |bed| {
         bed.pod("process", json!({"containers": [shell("echo up; sleep 100")]})).await;
         bed.pod("pretended", json!({"containers": [{"name": "c", "image": "pause"}]})).await;
@@ -616,7 +616,7 @@ fn after_a_power_loss_the_same_pods_start_again() {
 }
 
 #[test]
-fn a_kubelet_that_hangs_loses_its_node_until_it_goes_on() {
+fn node_of_paused_kubelet_is_unknown_until_resumed() {
     on_a_node("hangs", async |bed| {
         bed.pod("p", json!({"containers": [{"name": "c", "image": "pause"}]})).await;
         bed.see("p", "it is ready", is_ready).await;
@@ -633,7 +633,7 @@ fn a_kubelet_that_hangs_loses_its_node_until_it_goes_on() {
 }
 
 #[test]
-fn a_deleted_node_comes_back_only_when_its_kubelet_starts() {
+fn deleted_node_is_recreated_only_when_kubelet_registers() {
     on_a_node("deleted", async |bed| {
         let nodes: Api<Node> = Api::all(bed.client.clone());
         let leases: Api<Lease> = Api::namespaced(bed.client.clone(), "kube-node-lease");
@@ -651,7 +651,7 @@ fn a_deleted_node_comes_back_only_when_its_kubelet_starts() {
 }
 
 #[test]
-fn a_kubelet_may_only_what_a_node_may() {
+fn kubelet_has_only_node_permissions() {
     on_a_node("restricted", async |bed| {
         let refused = |error: kube::Error| matches!(error, kube::Error::Api(status) if status.code == 403);
         let other: Node = object(json!({"metadata": {"name": "node-of-another"}}));
@@ -671,7 +671,7 @@ fn a_kubelet_may_only_what_a_node_may() {
 }
 
 #[test]
-fn on_a_simulated_host_a_daemon_survives_reboots_and_a_silent_api_server() {
+fn daemon_set_pod_recovers_from_reboots_and_apiserver_outage() {
     let runtime = Runtime::new().unwrap();
     runtime.block_on(async {
         let mut control_plane = ControlPlane::start(Options::default()).await.unwrap();

@@ -100,7 +100,7 @@ fn check(name: &str, layers: &str) {
 }
 
 #[test]
-fn no_module_depends_on_one_above_it() {
+fn modules_do_not_depend_on_higher_layers() {
     for (name, layers) in CRATES {
         check(name, layers);
     }

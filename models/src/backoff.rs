@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_their_cap_and_jitter_stays_below() {
+    fn back_off_doubles_up_to_cap_with_full_jitter() {
         let (base, cap) = (Duration::from_millis(100), Duration::from_secs(10));
         for (failures, limit) in
             [(0, 100), (1, 200), (3, 800), (6, 6_400), (7, 10_000), (40, 10_000), (u32::MAX, 10_000)]

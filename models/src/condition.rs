@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_transition_moves_only_with_the_status() {
+    fn transition_time_changes_only_with_status() {
         let mut list = vec![condition(ConditionStatus::True, 1, "a")];
         set_condition(&mut list, condition(ConditionStatus::True, 2, "b"));
         assert_eq!(list, [condition(ConditionStatus::True, 1, "b")]);

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_as_they_are_written() {
+    fn durations_parse_and_round_trip() {
         for (text, seconds) in [("30s", 30), ("10m", 600), ("1h30m", 5_400), ("0s", 0), ("24h", 86_400)] {
             let duration: Duration = text.parse().unwrap();
             assert_eq!(duration, Duration::from_secs(seconds), "{text}");
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_says_what_to_write() {
+    fn invalid_duration_error_shows_an_example() {
         for text in ["", "5", "s", "-5s", "1.5h", "5 s", "5d", "99999999999999999999s", "18446744073709551615ms1ms"] {
             let error = text.parse::<Duration>().unwrap_err();
             assert!(error.to_string().contains("such as 30s"), "{text}: {error}");

@@ -22,7 +22,7 @@ mod tests {
     use super::address;
 
     #[test]
-    fn the_address_of_a_pod_makes_a_listener_in_both_families() {
+    fn listen_address_parses_ipv4_and_unbracketed_ipv6() {
         assert_eq!(address("10.0.0.7:8443").unwrap().to_string(), "10.0.0.7:8443");
         assert_eq!(address("fd00::7:8443").unwrap().to_string(), "[fd00::7]:8443");
         assert_eq!(address("[fd00::7]:8443").unwrap().to_string(), "[fd00::7]:8443");

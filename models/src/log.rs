@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_format_is_read_as_it_is_written_and_another_word_is_an_error_that_names_them() {
+    fn log_format_round_trips_and_error_lists_valid_formats() {
         for format in [LogFormat::Text, LogFormat::Json] {
             assert_eq!(format.to_string().parse(), Ok(format));
         }

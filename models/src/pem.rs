@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bundle_is_read_block_by_block() {
+    fn ca_bundle_is_split_into_pem_blocks() {
         let (one, other) = (format!("{BEGIN}\nAAAA\n{END}"), format!("{BEGIN}\nBBBB\n{END}"));
         let (one, other) = (one.as_str(), other.as_str());
         let cut = format!("{BEGIN}\nCC\n");

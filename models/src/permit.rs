@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_policy_that_asks_for_settings_is_signed() {
+    fn only_policy_with_settings_is_signed() {
         for (policy, signed) in [
             (policy(None, None), false),
             (policy(None, Some(false)), false),
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_statement_of_settings_reads_as_no_permit_and_a_go_as_no_statement_of_settings() {
+    fn permit_and_settings_statement_are_not_interchangeable() {
         let claims = SettingsClaims::of("n", &policy(Some("1.20.5"), Some(true))).unwrap();
         let text = serde_json::to_string(&claims).unwrap();
         assert_eq!(text, r#"{"aud":"brupop-host-settings","nodeUid":"n","versionLock":"1.20.5","ignoreWaves":true}"#);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn another_signature_of_the_same_policy_asks_the_same() {
+    fn host_policy_comparison_ignores_signature() {
         let one = HostPolicy { signature: Some("a".into()), ..policy(Some("1.20.5"), None) };
         assert!(one.asks_as(&HostPolicy { signature: Some("b".into()), ..one.clone() }));
         for other in [policy(Some("1.20.6"), None), policy(Some("1.20.5"), Some(true)), HostPolicy::default()] {

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_of_others_is_one_line_that_moves_no_cursor_and_reads_from_left_to_right() {
+    fn plain_text_has_no_line_breaks_control_or_bidi_characters() {
         for (said, shown) in [
             ("no space left on /dev/sda: größer ✓", "no space left on /dev/sda: größer ✓"),
             ("one\ntwo\r\nthree\tfour", "one two  three four"),
@@ -54,14 +54,14 @@ mod tests {
     }
 
     #[test]
-    fn no_control_character_at_all_is_left() {
+    fn plain_text_has_no_control_characters() {
         let all: String = (char::MIN..=char::MAX).collect();
         assert!(!plain(&all).contains(char::is_control));
         assert_eq!(plain(&all).chars().count(), all.chars().count(), "a limit that held holds");
     }
 
     #[test]
-    fn what_is_cut_is_plain_too() {
+    fn truncated_text_is_sanitized() {
         assert_eq!(cut("ä\nö\u{1b}ü", 4), "ä ö\u{fffd}");
         assert_eq!(cut("", 4), "");
     }

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_is_the_same_word_everywhere_and_an_unknown_one_is_not_an_error() {
+    fn failure_reasons_serialize_as_displayed_and_unknown_ones_deserialize() {
         for reason in FailureReason::ALL {
             assert_eq!(serde_json::to_string(reason).unwrap(), format!("\"{reason}\""));
         }

@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_compared_by_length_and_then_as_text() {
+    fn resource_versions_compare_numerically() {
         for (older, newest) in
             [("9", "10"), ("10", "11"), ("11", "12"), ("", "1"), ("999999999999999999999", "1000000000000000000000")]
         {
@@ -28,7 +28,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_version_is_a_positive_integer() {
+    fn resource_version_must_be_positive_integer() {
         for (text, valid) in [
             ("120", true),
             (&*"9".repeat(40), true),

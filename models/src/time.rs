@@ -29,7 +29,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_timestamps_end_at_the_limits() {
+    fn timestamp_sums_saturate_at_limits() {
         for (at, span, sum) in [
             (t(10), Duration::from_secs(5), t(15)),
             (t(10), Duration::ZERO, t(10)),
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn time_between_is_never_negative() {
+    fn duration_between_timestamps_is_never_negative() {
         for (from, to, expected) in [
             (t(10), t(15), Duration::from_secs(5)),
             (t(10), t(10), Duration::ZERO),

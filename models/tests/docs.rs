@@ -1,7 +1,7 @@
 //! Texts in `docs/` about the shared rules, compared with the code.
 
 #[test]
-fn the_documented_step_table_is_the_agents() {
+fn documented_step_table_matches_agent() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/agent-steps.md");
     let text = std::fs::read_to_string(file).unwrap();
     let (_, rest) = text.split_once("<!-- table:begin -->\n").unwrap();

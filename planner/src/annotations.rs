@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn misspelt_and_misplaced_annotations_are_named_with_what_would_be_right() {
+    fn misspelled_and_misplaced_annotations_are_reported_with_correction() {
         for (place, name, sentence) in [
             (Place::Operator, "brupop.bottlerocket.aws/resume", None),
             (

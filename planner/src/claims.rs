@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_has_the_time_of_its_last_apply_and_no_other_clients() {
+    fn claim_time_is_last_apply_by_controller() {
         let at = |second: u32| format!("2026-01-01T00:00:{second:02}Z");
         let applied = |manager: &str, operation: &str, second: u32| {
             let mut entry = entry(manager, operation, "", &all_fields());
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_ours_only_by_our_own_apply_to_the_main_resource() {
+    fn claim_field_is_owned_only_through_apply_by_controller_to_main_resource() {
         for (sentence, manager, operation, subresource, ours) in [
             ("our apply", names::CONTROLLER_MANAGER, "Apply", "", true),
             ("another client's update", "kubectl-cordon", "Update", "", false),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_set_is_told_from_what_they_set_to_something_else() {
+    fn fields_of_other_managers_are_distinguished_by_value() {
         let meta = meta(json!({
             "labels": {BALANCER_LABEL: "true"},
             "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "false"},
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reset_of_managed_fields_leaves_is_removed_only_where_it_is_no_ones() {
+    fn claim_fields_left_by_managed_fields_reset_are_removed_only_if_unowned() {
         let as_we_set_it = json!({
             "labels": {BALANCER_LABEL: "brupop"},
             "annotations": {SCALE_DOWN_ANNOTATION: "true", DO_NOT_DISRUPT_ANNOTATION: "true"},
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_names_its_parts_and_a_removal_the_same_ones() {
+    fn claim_and_removal_patches_contain_claimed_fields() {
         let body = body("a", "uid", "7", parts(&Part::ALL));
         let expected = json!({
             "apiVersion": "v1", "kind": "Node",

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn each_pod_meets_its_fate() {
+    fn drain_action_depends_on_kind_and_state_of_pod() {
         let cases = [
             ("a pod of a ReplicaSet goes", pod("a"), Fate::Goes),
             ("a finished pod stays", PodFacts { finished: true, ..pod("a") }, Fate::Stays),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn policy_says_what_is_done_about_pods_that_a_drain_would_take_something_from() {
+    fn policy_controls_drain_of_bare_pods_and_pods_with_empty_dir() {
         let bare = || PodFacts { controller_uid: None, ..pod("a") };
         let with_data = || PodFacts { empty_dir: true, ..pod("a") };
         for (sentence, pod, rules, expected) in [
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_does_not_go_is_waited_for_as_long_as_policy_says() {
+    fn terminating_pod_is_not_waited_for_after_its_grace_period_limit() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let stuck = PodFacts { terminating: true, ends_by: Some(at(100)), ..pod("a") };
         for (since, expected) in [(None, Fate::Leaving), (Some(at(99)), Fate::Leaving), (Some(at(100)), Fate::Stays)] {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_cluster_itself_runs_on_goes_when_everything_else_is_gone() {
+    fn critical_pods_are_evicted_after_all_others_are_gone() {
         let critical = |name: &str| PodFacts { critical: true, ..pod(name) };
         let leaving = |name: &str| PodFacts { terminating: true, ..pod(name) };
         for (sentence, pods, first) in [
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_that_tolerates_the_cordon_goes_once_and_is_left_to_the_reboot_when_it_comes_back() {
+    fn pod_tolerating_cordon_is_evicted_once_and_its_replacement_is_left() {
         let drain = DrainStatus {
             pods: vec![models::shadow::DrainedPod {
                 namespace: "shop".into(),

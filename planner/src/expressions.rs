@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_node_in_a_query_becomes_the_nodes_name() {
+    fn node_variable_in_query_is_replaced_with_node_name() {
         for (query, expected) in [
             (r#"up{node="$node"} == 0"#, r#"up{node="ip-10-0-0-1.eu-west-1.internal"} == 0"#),
             (
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_would_match_nothing_for_good_is_refused() {
+    fn unknown_variable_in_query_is_rejected() {
         for (query, word) in [
             (r#"up{node="${node}"}"#, "${node}"),
             (r#"up{node="$nodes"}"#, "$nodes"),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_of_a_node_is_not_put_into_a_query() {
+    fn invalid_node_name_is_not_inserted_into_query() {
         for name in
             ["", "a\"", "a\" or up{x=\"", "a\\", "a b", "A", ".a", "a.", "a..b", "-a", "a-", "a\n", "ä", "a/b", "a.*"]
         {

@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standby_is_a_ready_pod_on_another_node_that_stays_in_service() {
+    fn standby_is_ready_pod_on_another_node_in_service() {
         use Standby::{NotReady, Ready};
         for (sentence, pod, node, expected) in [
             ("a Ready one on another node", pod(), node(), Ready),
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_many_is_enough_and_none_is_not() {
+    fn one_ready_standby_among_pods_suffices() {
         let nodes = BTreeMap::from([("b".to_owned(), node())]);
         let pods = [PodFacts { name: "controller-0".into(), ready: false, ..pod() }, pod()];
         let pods = pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect();

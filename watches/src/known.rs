@@ -127,7 +127,7 @@ mod tests {
     use Step::{Answered, Begin, Deleted, End, Listed, Watched};
 
     #[test]
-    fn the_newer_of_two_versions_stays_and_the_deleted_stay_deleted() {
+    fn newer_version_is_kept_and_deleted_object_stays_deleted() {
         let known = |steps: &[Step]| {
             let mut known = Known::<&str>::new(|version| version);
             for step in steps {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_reported_when_it_matters() {
+    fn only_relevant_changes_are_reported() {
         let mut known = Known::<(&str, &str)>::new(|item| item.0);
         let other = |new: &(&str, &str), old: &(&str, &str)| new.1 != old.1;
         assert!(!known.synced());

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_a_few_seconds_and_differ() {
+    fn retry_delays_grow_to_a_few_seconds_with_jitter() {
         assert!(retry_pause(0) <= Duration::from_millis(250));
         let pauses: Vec<_> = (0..100).map(|_| retry_pause(u32::MAX)).collect();
         assert!(pauses.iter().all(|pause| (Duration::from_secs(2)..=Duration::from_secs(4)).contains(pause)));

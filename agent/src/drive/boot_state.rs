@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn status_is_read_again_for_each_desired_state_but_an_idle_one_with_nothing_armed() {
+    fn new_desired_state_requires_new_status_unless_idle_and_disarmed() {
         let (idle, stage) = (desired(HostState::Idle), desired(HostState::StagedUpdate));
         let mut status = LastStatus::default();
         assert!(!status.is_recent(&idle, false), "it was never read");
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn host_that_accepted_a_reboot_has_five_minutes_to_go_down() {
+    fn accepted_reboot_counts_as_pending_until_limit() {
         let mut boot = in_boot("b1");
         let now = Instant::now();
         assert!(!boot.is_rebooting(now));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn new_desired_state_starts_with_all_its_tries() {
+    fn new_desired_state_resets_retry_counts() {
         let mut boot = in_boot("b1");
         boot.begin(&desired(HostState::StagedUpdate));
         boot.tries.prepare = Retry::after(2);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn activation_of_the_previous_process_is_taken_over_once_in_its_boot_when_the_status_is_known() {
+    fn activation_of_previous_process_is_taken_over_once_in_its_boot() {
         let mut view = view(HostState::Idle);
         let mut boot = in_boot("b1");
         view.status.report.armed = Some(armed(3, "b1", ArmedPhase::Arming));

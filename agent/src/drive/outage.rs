@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outage_is_reported_after_eight_seconds_and_ends_with_an_answer() {
+    fn outage_is_reported_after_eight_seconds_until_it_ends() {
         let start = Instant::now();
         let mut outage = Outage::default();
         assert_eq!(outage.record(false, start), DELAYS.0);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_socket_that_is_dead_without_a_break_ends_the_agent() {
+    fn only_continuously_dead_socket_counts_as_dead() {
         let start = Instant::now();
         let mut outage = Outage::default();
         outage.record(true, start);

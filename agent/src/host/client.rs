@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn long_strings_of_an_answer_are_cut_and_it_stays_json() {
+    fn long_strings_in_response_are_truncated_to_valid_json() {
         for (text, short) in [
             (r#"{"a":"12 45 78","b":[1,null]}"#, r#"{"a":"12 45","b":[1,null]}"#),
             (r#"{"a":"1234 \" \\","b":"x"}"#, r#"{"a":"1234","b":"x"}"#),

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_has_ended_when_its_own_record_is_new() {
+    fn command_is_done_when_its_record_is_new() {
         use Command::Prepare;
         assert!(matches!(judge(Prepare, None, status("prepare", "Success", "t1")), Outcome::Done(_)));
         assert!(matches!(judge(Prepare, Some("t0"), status("prepare", "Success", "t1")), Outcome::Done(_)));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_new_also_where_the_hosts_clock_was_set_back() {
+    fn command_record_is_new_after_clock_set_back() {
         let judged = |before, after| judge(Command::Prepare, Some(before), status("prepare", "Success", after));
         let (earlier, later) = ("2026-11-21T01:51:32.4Z", "2036-11-21T01:51:32.4Z");
         assert!(matches!(judged(earlier, later), Outcome::Done(_)));

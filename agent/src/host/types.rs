@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_real_answer_is_understood() {
+    fn real_host_responses_are_parsed() {
         let status = UpdateStatus::read(&json!({
             "update_state": "Ready", "available_updates": ["1.20.5", "1.20.0"],
             "chosen_update": {"arch": "x86_64", "version": "1.20.5", "variant": "aws-k8s-1.30"},
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_answers_are_read_tolerantly() {
+    fn unexpected_host_responses_are_parsed_leniently_or_rejected() {
         for value in
             [json!(null), json!(7), json!([]), json!({}), json!({"update_state": 3}), json!({"update_state": null})]
         {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn version_beyond_the_schema_of_the_shadow_is_ignored() {
+    fn version_too_long_for_report_is_ignored() {
         let read = |text: &str| version(Some(&json!(text)));
         assert_eq!(read("v1.20.5"), Some(Version::new(1, 20, 5)));
         assert_eq!(read(&format!("1.20.5-{}", "x".repeat(58))), None);

@@ -36,7 +36,7 @@ fn writes(lock: &str) -> SettingsChange {
 }
 
 #[test]
-fn lock_is_decided_by_policy_host_and_report() {
+fn version_lock_decision_follows_policy_host_and_report() {
     let nothing = FoundSettings::default();
     let leave = SettingsChange::default();
     let unset = HostSettings::default();
@@ -153,7 +153,7 @@ fn lock_is_decided_by_policy_host_and_report() {
 }
 
 #[test]
-fn waves_are_decided_by_policy_host_and_report() {
+fn ignore_waves_decision_follows_policy_host_and_report() {
     let has = |waves| HostSettings { version_lock: None, ignore_waves: waves };
     let record = |found, own: bool| FoundSettings {
         ignore_waves: found,
@@ -178,7 +178,7 @@ fn waves_are_decided_by_policy_host_and_report() {
 }
 
 #[test]
-fn only_requested_values_and_defaults_are_written_whatever_the_report_contains() {
+fn only_requested_or_default_settings_are_written() {
     let locks = [None, Some("latest"), Some("1.20.5"), Some("v1.19.0"), Some("9.9.9")];
     let text = |lock: Option<&str>| lock.map(str::to_owned);
     for requested in [RequestedSettings::default(), lock(NEW), RequestedSettings { lock: Some(OTHER), waves: true }] {
@@ -209,7 +209,7 @@ fn only_requested_values_and_defaults_are_written_whatever_the_report_contains()
 }
 
 #[test]
-fn a_decision_that_was_carried_out_requires_no_further_change() {
+fn settings_decision_is_idempotent() {
     for requested in
         [lock(NEW), RequestedSettings { lock: None, waves: true }, RequestedSettings { lock: Some(OLD), waves: true }]
     {
@@ -230,7 +230,7 @@ fn a_decision_that_was_carried_out_requires_no_further_change() {
 }
 
 #[test]
-fn settings_of_a_host_are_read_as_it_answers() {
+fn host_settings_are_parsed_and_unreadable_values_left_unchanged() {
     let read = |value| HostSettings::read(&value);
     assert_eq!(read(json!({})), Some(HostSettings::default()));
     assert_eq!(read(json!({"updates": {"version-lock": "v1.20.4", "ignore-waves": false}})), Some(has("v1.20.4")));
@@ -243,7 +243,7 @@ fn settings_of_a_host_are_read_as_it_answers() {
 }
 
 #[test]
-fn a_lock_that_is_no_version_is_refused() {
+fn version_lock_that_is_not_a_version_is_rejected() {
     let asks = |lock: &str| {
         let policy = HostPolicy { version_lock: Some(lock.into()), ..HostPolicy::default() };
         RequestedSettings::of(Some(&policy))
@@ -259,14 +259,14 @@ fn a_lock_that_is_no_version_is_refused() {
 }
 
 #[test]
-fn a_lock_allows_its_own_version_and_an_unlocked_host_any() {
+fn version_lock_allows_only_its_version_and_latest_allows_any() {
     for (lock, lets) in [("latest", true), ("1.20.5", true), ("v1.20.5", true), ("v1.20.0", false), ("odd", false)] {
         assert_eq!(allows(lock, &NEW), lets, "{lock}");
     }
 }
 
 #[test]
-fn settings_are_accepted_only_as_they_were_signed_for_this_node() {
+fn settings_require_matching_signature_for_this_node() {
     let signer = signer("k1");
     let asks = HostPolicy { version_lock: Some("1.20.5".into()), ignore_waves: Some(true), ..HostPolicy::default() };
     let said = SettingsClaims::of("uid-1", &asks).unwrap();
@@ -290,7 +290,7 @@ fn settings_are_accepted_only_as_they_were_signed_for_this_node() {
 }
 
 #[test]
-fn a_permit_is_no_statement_of_settings() {
+fn permit_is_not_accepted_as_settings_statement() {
     let signer = signer("k1");
     let asks = HostPolicy { version_lock: Some("1.20.5".into()), ..HostPolicy::default() };
     let permit = models::permit::PermitClaims {
@@ -306,7 +306,7 @@ fn a_permit_is_no_statement_of_settings() {
 }
 
 #[test]
-fn a_refresh_shows_whether_the_tools_of_the_host_use_the_settings() {
+fn refresh_result_shows_whether_settings_are_effective() {
     let refreshed = |state: &str, available: &[&str], chosen: Option<&str>| {
         let mut status = facts("b", OLD, Some(state), ("refresh", "Success")).status.unwrap();
         status.available = available.iter().map(|text| Version::parse(text).unwrap()).collect();

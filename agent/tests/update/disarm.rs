@@ -10,7 +10,7 @@ use super::*;
 use crate::bench::OLD;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_armed_for_a_withdrawn_attempt_is_disarmed_after_a_restart() {
+async fn image_armed_for_withdrawn_attempt_is_disarmed_after_restart() {
     let mut bench = Bench::new().await;
     bench.staged(1).await;
     let asking = bench.permit_requested().await;
@@ -30,7 +30,7 @@ async fn an_image_armed_for_a_withdrawn_attempt_is_disarmed_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn disk_armed_without_a_record_is_reported_and_disarmed_by_another_download() {
+async fn disk_armed_without_record_is_reported_and_disarmed_by_new_download() {
     let bench = Bench::new().await;
     bench.staged(1).await;
     let asking = bench.permit_requested().await;
@@ -53,7 +53,7 @@ async fn disk_armed_without_a_record_is_reported_and_disarmed_by_another_downloa
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn disk_armed_without_a_record_is_disarmed_by_a_restarted_agent() {
+async fn disk_armed_without_record_is_disarmed_by_restarted_agent() {
     let mut bench = Bench::new().await;
     bench.staged(1).await;
     let asking = bench.permit_requested().await;
@@ -81,7 +81,7 @@ fn reached(view: &ShadowView) -> Option<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_armed_by_another_client_is_left_alone_and_reported() {
+async fn host_armed_by_other_client_is_reported_and_not_disarmed() {
     let mut bench = Bench::new().await;
     bench.kill_agent().await;
     arm_by_another(&bench).await;
@@ -94,7 +94,7 @@ async fn an_image_armed_by_another_client_is_left_alone_and_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_armed_by_another_client_is_disarmed_with_permission_for_this_boot() {
+async fn host_armed_by_other_client_is_disarmed_with_permission_for_current_boot() {
     let mut bench = Bench::new().await;
     bench.kill_agent().await;
     arm_by_another(&bench).await;
@@ -115,7 +115,7 @@ async fn an_image_armed_by_another_client_is_disarmed_with_permission_for_this_b
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_update_or_downgrade_by_another_client_is_reported_and_does_not_fail_the_attempt() {
+async fn update_or_downgrade_by_other_client_is_reported_without_failure() {
     let mut bench = Bench::new().await;
     for (lock, version) in [("latest", NEW), ("1.20.0", OLD)] {
         let boot = bench.boot();

@@ -8,7 +8,7 @@ use semver::Version;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_boot_that_fell_back_is_reported_as_such() {
+async fn fallback_boot_is_reported_as_boot_fell_back() {
     let mut bench = Bench::new().await;
     let boot = bench.boot();
     bench.host.script(Fault::boot(BootFault::NewImageFails));
@@ -25,7 +25,7 @@ async fn a_boot_that_fell_back_is_reported_as_such() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_power_loss_before_arming_is_reported_as_a_foreign_reboot() {
+async fn power_loss_before_arming_is_reported_as_rebooted_by_other() {
     let mut bench = Bench::new().await;
     let boot = bench.boot();
     bench.staged(1).await;
@@ -39,7 +39,7 @@ async fn a_power_loss_before_arming_is_reported_as_a_foreign_reboot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_download_that_fails_three_times_fails_the_attempt_with_the_message_of_the_host() {
+async fn repeated_download_failure_ends_attempt_with_host_message() {
     let bench = Bench::new().await;
     bench.host.script(Fault::fails(Command::Prepare, "out of space").times(3));
     bench.stage(1);
@@ -52,7 +52,7 @@ async fn a_download_that_fails_three_times_fails_the_attempt_with_the_message_of
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_download_of_another_version_fails_the_attempt_and_an_incomplete_one_is_repeated() {
+async fn download_of_wrong_version_fails_and_incomplete_one_is_repeated() {
     let bench = Bench::new().await;
     bench.host.script(Fault::command(Command::Prepare, Worker::Writes(Version::new(1, 20, 9))));
     bench.stage(1);
@@ -65,7 +65,7 @@ async fn a_download_of_another_version_fails_the_attempt_and_an_incomplete_one_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_that_the_host_does_not_offer_fails_the_attempt() {
+async fn version_not_offered_fails_attempt_without_download() {
     let bench = Bench::new().await;
     bench.releases.withdraw(&NEW);
     bench.stage(1);
@@ -74,7 +74,7 @@ async fn a_version_that_the_host_does_not_offer_fails_the_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_activation_that_fails_once_and_a_lost_reboot_answer_do_not_fail_the_attempt() {
+async fn single_arming_failure_and_lost_reboot_response_do_not_fail_attempt() {
     let mut bench = Bench::new().await;
     let boot = bench.boot();
     bench.host.script(Fault::fails(Command::Activate, "busy"));
@@ -88,7 +88,7 @@ async fn an_activation_that_fails_once_and_a_lost_reboot_answer_do_not_fail_the_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_refuses_to_reboot_fails_the_attempt_and_is_disarmed_when_it_is_withdrawn() {
+async fn refused_reboot_fails_attempt_and_withdrawal_disarms_host() {
     let bench = Bench::new().await;
     bench.host.script(Fault::reboot(RebootFault::Refused { stderr: "an inhibitor".into() }).times(3));
     bench.staged(1).await;
@@ -103,7 +103,7 @@ async fn a_host_that_refuses_to_reboot_fails_the_attempt_and_is_disarmed_when_it
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_withdrawn_during_the_download_is_not_continued() {
+async fn attempt_withdrawn_during_download_ends_idle() {
     let bench = Bench::new().await;
     bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
     bench.stage(1);

@@ -36,7 +36,7 @@ async fn until_failed(bench: &Bench, reason: FailureReason) -> ShadowView {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_update_takes_twelve_host_calls_and_five_reports() {
+async fn update_takes_twelve_host_calls_and_five_reports() {
     let mut bench = Bench::new().await;
     let first = bench.web.view().status.report;
     assert_eq!((first.state, first.current_version), (Some(HostState::Idle), Some(OLD)));
@@ -108,7 +108,7 @@ async fn until_disk_armed(bench: &Bench) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sigterm_ends_the_agent_without_another_host_call() {
+async fn sigterm_ends_agent_without_further_host_call() {
     let mut bench = Bench::new().await;
     bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
     bench.stage(1);
@@ -124,7 +124,7 @@ async fn a_sigterm_ends_the_agent_without_another_host_call() {
 const SHIPPED: &str = "BRUPOP_AGENT_BIN";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_in_use_stays_small() {
+async fn agent_memory_and_binary_size_stay_within_limits() {
     let Some(shipped) = std::env::var_os(SHIPPED) else {
         println!(
             "the agent's memory was not measured: a debug build says nothing about it, and {SHIPPED} names no other"

@@ -15,7 +15,7 @@ use serde_json::json;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_permit_for_another_node_boot_attempt_or_version_is_refused() {
+async fn permit_for_other_node_boot_attempt_or_version_is_ignored() {
     let bench = Bench::new().await;
     bench.staged(1).await;
     let asking = bench.permit_requested().await;
@@ -35,7 +35,7 @@ async fn a_permit_for_another_node_boot_attempt_or_version_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_permit_waits_until_its_key_is_trusted() {
+async fn permit_signed_with_unpublished_key_is_accepted_once_key_arrives() {
     let bench = Bench::new().await;
     let keys = bench.path("trust/permit-keys.json");
     let right = std::fs::read_to_string(&keys).unwrap();
@@ -61,7 +61,7 @@ async fn a_permit_waits_until_its_key_is_trusted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_was_stopped_does_not_use_an_expired_permit() {
+async fn suspended_agent_rejects_expired_permit() {
     let mut bench = Bench::new().await;
     bench.staged(1).await;
     let asking = bench.permit_requested().await;
@@ -78,7 +78,7 @@ async fn an_agent_that_was_stopped_does_not_use_an_expired_permit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attempt_withdrawn_before_its_permit_downloads_nothing_again() {
+async fn attempt_withdrawn_before_permit_causes_no_new_download() {
     let bench = Bench::new().await;
     bench.staged(1).await;
     bench.permit_requested().await;
@@ -89,7 +89,7 @@ async fn attempt_withdrawn_before_its_permit_downloads_nothing_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn host_that_another_client_disarmed_is_not_rebooted() {
+async fn host_disarmed_by_other_client_is_not_rebooted() {
     let bench = Bench::new().await;
     bench.staged(1).await;
     let asking = bench.permit_requested().await;
@@ -114,7 +114,7 @@ async fn host_that_another_client_disarmed_is_not_rebooted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_died_after_arming_requests_another_permit() {
+async fn agent_killed_after_arming_requests_new_permit() {
     let mut bench = Bench::new().await;
     let boot = bench.boot();
     bench.staged(1).await;

@@ -9,7 +9,7 @@ use super::*;
 use crate::bench::NEW;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_host_refreshes_as_policy_requires_and_only_changes_are_reported() {
+async fn idle_host_refreshes_at_policy_interval_and_reports_only_changes() {
     let bench = Bench::new().await;
     let interval = "1s".parse().unwrap();
     bench.web.change_spec(|spec| {
@@ -38,7 +38,7 @@ async fn idle_host_refreshes_as_policy_requires_and_only_changes_are_reported() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn staged_host_refreshes_as_policy_requires_and_keeps_its_image() {
+async fn staged_host_refreshes_at_policy_interval_and_keeps_its_image() {
     let mut bench = Bench::new().await;
     let interval = "1s".parse().unwrap();
     bench.web.change_spec(|spec| {

@@ -12,10 +12,10 @@ use crate::bench::web::{WebFault, WriteFault};
 use crate::bench::{LIMIT, OLD};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_report_survives_a_refusal_and_a_lost_answer() {
+async fn report_is_delivered_once_despite_refusal_and_lost_response() {
     let bench = Bench::new().await;
     bench.web.fault(WriteFault::Refused);
-    bench.web.fault(WriteFault::AnswerLost);
+    bench.web.fault(WriteFault::ResponseLost);
     bench.staged(1).await;
     bench.permit_requested().await;
     let states: Vec<_> = bench.web.writes().iter().map(|write| write.report.state.unwrap()).collect();
@@ -23,7 +23,7 @@ async fn a_report_survives_a_refusal_and_a_lost_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_report_is_built_again_on_a_changed_status() {
+async fn conflicting_report_is_rebuilt_on_current_status() {
     let bench = Bench::new().await;
     bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
     bench.stage(1);
@@ -35,7 +35,7 @@ async fn a_report_is_built_again_on_a_changed_status() {
         phase: ArmedPhase::Activated,
         nonce: "theirs".into(),
     };
-    bench.web.tamper(|status| status.report.armed = Some(theirs.clone()));
+    bench.web.write_status_as_other_client(|status| status.report.armed = Some(theirs.clone()));
     bench.finish_command().await;
     let staged = |v: &ShadowView| v.status.report.state == Some(HostState::StagedUpdate);
     let view = bench.web.until("the image is staged", staged).await;
@@ -46,7 +46,7 @@ async fn a_report_is_built_again_on_a_changed_status() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_waits_for_its_ca_bundle_its_token_and_its_shadow() {
+async fn agent_waits_for_ca_bundle_token_and_shadow() {
     let mut bench = Bench::without_agent().await;
     for name in ["trust/ca.crt", "token"] {
         std::fs::rename(bench.path(name), bench.path("away")).unwrap();
@@ -59,7 +59,7 @@ async fn an_agent_waits_for_its_ca_bundle_its_token_and_its_shadow() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_renewed_token_is_used_for_the_next_report_and_the_next_stream() {
+async fn renewed_token_is_used_for_next_report_and_stream() {
     let bench = Bench::new().await;
     for (signature, web_fault) in [("second", WebFault::Novel), ("third", WebFault::None)] {
         let (reports, streams) = (bench.web.tokens_of("PUT").len(), bench.web.tokens_of("GET").len());
@@ -82,7 +82,7 @@ async fn a_renewed_token_is_used_for_the_next_report_and_the_next_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_does_not_answer_is_reported_and_a_dead_socket_ends_the_agent() {
+async fn unreachable_host_is_reported_and_ends_agent() {
     let mut bench = Bench::new().await;
     let boot = bench.boot();
     bench.host.power_off();

@@ -125,7 +125,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_agent_of_a_node_is_known_by_account_pod_and_node() {
+    fn agent_is_identified_by_account_pod_and_node() {
         assert_eq!(agent_username("brupop-agents", "brupop-agent"), USERNAME);
         let agent = agent();
         assert_eq!(
@@ -136,7 +136,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_wrong_field_is_enough() {
+    fn any_wrong_identity_field_is_rejected() {
         type Change = fn(&mut Bearer);
         let table: &[(&str, Change, Refusal)] = &[
             ("no user name", |b| b.username.clear(), Refusal::OtherAccount),
@@ -171,14 +171,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn path_tricks_name_no_node() {
+    fn path_traversal_in_node_name_is_rejected() {
         for node in ["", ".", "a/../a", "a%00", "a ", "brs-a", "../a", "a\n"] {
             assert_eq!(check(&bearer(), USERNAME, node), Err(Refusal::OtherNode), "{node:?}");
         }
     }
 
     #[test]
-    fn a_shadow_is_the_agents_by_name_owner_and_the_owners_uid() {
+    fn shadow_ownership_requires_name_owner_and_owner_uid() {
         let good = shadow("u", 1, 1, json!({}));
         assert_eq!(owns(&agent(), &good), Ok(()));
 
@@ -200,7 +200,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_extra_with_two_values_or_an_empty_one_says_nothing() {
+    fn extra_with_several_or_empty_values_is_ignored() {
         let user = |values: &[&str]| UserInfo {
             username: Some(USERNAME.into()),
             extra: Some(BTreeMap::from([(NODE_UID.to_owned(), values.iter().map(|&v| v.to_owned()).collect())])),

@@ -251,7 +251,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_token_of_the_cluster_for_us_passes() {
+    fn valid_cluster_token_is_accepted() {
         let issuer = Issuer::new("k");
         let keys = keys(&[&Issuer::new("other"), &issuer]);
         let signed = KeyVerdict::Signed { node: Some("uid of a".into()) };
@@ -264,7 +264,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_token_for_another_client_or_of_another_time_is_refused() {
+    fn token_with_other_audience_account_or_time_is_rejected() {
         let issuer = Issuer::new("k");
         let keys = keys(&[&issuer]);
         let minute = LEEWAY.as_secs();
@@ -289,7 +289,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_token_that_the_cluster_did_not_sign_is_refused() {
+    fn token_not_signed_by_cluster_is_rejected() {
         let (ours, theirs) = (Issuer::new("k"), Issuer::new("k"));
         let keys = keys(&[&ours]);
         assert_eq!(
@@ -324,7 +324,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn garbage_is_refused_whatever_it_is() {
+    fn malformed_tokens_are_rejected() {
         let keys = keys(&[&Issuer::new("k")]);
         for garbage in ["", ".", "..", "a", "a.b.c", "e30.e30.e30", "\u{0}.\u{0}.\u{0}", &"a.".repeat(1000)] {
             assert_eq!(judge(&keys, garbage), KeyVerdict::Refused(Refusal::MalformedToken), "{garbage:?}");
@@ -332,7 +332,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_not_a_forgery_and_the_issuer_that_a_token_names_changes_nothing() {
+    fn unknown_key_differs_from_forgery_and_issuer_claim_is_ignored() {
         let (old, new) = (Issuer::new("old"), Issuer::new("new"));
         let keys = keys(&[&old]);
         assert_eq!(judge(&keys, &new.sign(&good())), KeyVerdict::UnknownKey);
@@ -343,7 +343,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_the_cluster_publishes_has_to_be_understood() {
+    fn invalid_or_empty_key_set_is_an_error() {
         for (text, no_key) in [("", false), ("[]", false), ("{}", false), (r#"{"keys": []}"#, true), (&set(&[]), true)]
         {
             match ClusterKeys::read(text) {

@@ -100,7 +100,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_token_stands_in_one_bearer_header() {
+    fn token_is_read_from_single_bearer_header() {
         assert_eq!(read(&["Bearer a.b.c"]).unwrap(), "a.b.c");
         assert_eq!(read(&["bearer  a.b.c "]).unwrap(), "a.b.c");
         assert_eq!(read(&[]), Err(Refusal::NoToken));
@@ -113,18 +113,18 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_giant_token_is_not_looked_at() {
+    fn oversized_token_is_rejected() {
         assert!(read(&[&format!("Bearer {}", "a".repeat(LONGEST))]).is_ok());
         assert_eq!(read(&[&format!("Bearer {}", "a".repeat(LONGEST + 1))]), Err(Refusal::MalformedToken));
     }
 
     #[test]
-    fn a_token_does_not_show_itself() {
+    fn token_debug_output_is_redacted() {
         assert!(!format!("{:?}", Token("secret".into())).contains("secret"));
     }
 
     #[test]
-    fn the_expiry_is_read_where_there_is_one() {
+    fn expiry_is_read_from_token_if_present() {
         assert_eq!(token("a", 1_700_000_000).expires(), Some(Timestamp::from_second(1_700_000_000).unwrap()));
         assert_eq!(Token("opaque".into()).expires(), None);
         assert_eq!(Token("a.!!.c".into()).expires(), None);

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 
 #[tokio::test]
-async fn an_agent_reads_follows_and_reports() {
+async fn agent_reads_watches_and_reports_its_shadow() {
     let cluster = cluster();
     let server = Server::start(&cluster).await;
 
@@ -58,7 +58,7 @@ async fn an_agent_reads_follows_and_reports() {
 }
 
 #[tokio::test]
-async fn no_other_client_gets_anything() {
+async fn other_clients_are_denied_access_to_shadow() {
     let server = Server::start(&cluster()).await;
     let shadow = "/v1/nodes/a/shadow";
     for path in [shadow, "/v1/nodes/a/shadow/watch"] {
@@ -90,7 +90,7 @@ async fn no_other_client_gets_anything() {
 }
 
 #[tokio::test]
-async fn an_invalid_request_gets_the_reason() {
+async fn invalid_requests_return_specific_problems() {
     let server = Server::start(&cluster()).await;
     let path = "/v1/nodes/a/shadow/status";
     let put = || server.request(Method::PUT, path, "agent-a");
@@ -114,7 +114,7 @@ async fn an_invalid_request_gets_the_reason() {
 }
 
 #[tokio::test]
-async fn without_a_certificate_nothing_is_served_and_a_swap_drops_no_stream() {
+async fn server_requires_certificate_and_renewal_keeps_streams() {
     let cluster = cluster();
     let mut server = Server::bare(&cluster).await;
     assert_eq!(server.plain("/healthz").await.0, StatusCode::OK);
@@ -143,7 +143,7 @@ async fn without_a_certificate_nothing_is_served_and_a_swap_drops_no_stream() {
 }
 
 #[tokio::test]
-async fn agents_are_sent_elsewhere_while_the_certificate_is_out_of_its_time() {
+async fn server_is_not_ready_with_expired_certificate() {
     let mut server = Server::bare(&cluster()).await;
     server.certify_with(pair_for(2020, 2021));
     server.until_readyz_says(StatusCode::SERVICE_UNAVAILABLE, "the certificate has expired\n").await;
@@ -154,7 +154,7 @@ async fn agents_are_sent_elsewhere_while_the_certificate_is_out_of_its_time() {
 }
 
 #[tokio::test]
-async fn streams_end_cleanly_with_the_server_and_new_ones_are_sent_elsewhere() {
+async fn shutdown_ends_streams_cleanly_and_rejects_new_ones() {
     let server = Server::start(&cluster()).await;
     let mut lines = Lines::open(&server, "agent-a").await;
     lines.shadow().await;
@@ -181,7 +181,7 @@ async fn streams_end_cleanly_with_the_server_and_new_ones_are_sent_elsewhere() {
 }
 
 #[tokio::test]
-async fn unsigned_tokens_are_refused_and_their_source_has_to_wait_while_its_agent_goes_on() {
+async fn source_of_unsigned_tokens_is_rate_limited_while_its_agent_is_served() {
     let cluster = cluster().publishing();
     let server = Server::start(&cluster).await;
     let (shadow, agent) = ("/v1/nodes/a/shadow", cluster.token("agent-a"));
@@ -213,7 +213,7 @@ async fn unsigned_tokens_are_refused_and_their_source_has_to_wait_while_its_agen
 }
 
 #[tokio::test]
-async fn an_agent_that_reports_without_end_has_to_wait() {
+async fn excessive_reports_of_agent_are_rate_limited() {
     let server = Server::start(&cluster()).await;
     let mut answers = Vec::new();
     for _ in 0..100 {
@@ -229,7 +229,7 @@ async fn an_agent_that_reports_without_end_has_to_wait() {
 }
 
 #[tokio::test]
-async fn a_head_that_is_too_large_is_refused_before_its_token_is_looked_at() {
+async fn oversized_request_head_is_rejected_before_authentication() {
     let cluster = cluster();
     let server = Server::start(&cluster).await;
     let request = || server.request(Method::GET, "/v1/nodes/a/shadow", "agent-a");
@@ -245,7 +245,7 @@ async fn a_head_that_is_too_large_is_refused_before_its_token_is_looked_at() {
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_where_another_ended() {
+async fn stream_resumes_from_resource_version() {
     let cluster = cluster();
     let server = Server::start(&cluster).await;
     let first = Lines::open(&server, "agent-a").await.shadow().await;
@@ -269,7 +269,7 @@ async fn a_stream_goes_on_where_another_ended() {
 }
 
 #[tokio::test]
-async fn a_source_with_many_connections_gets_no_more_until_one_ends() {
+async fn connections_per_source_are_limited() {
     let server = Server::start(&cluster()).await;
     // A separate client for each, so that none shares a connection.
     let certificate = std::fs::read_to_string(server.directory.0.join("tls.crt")).unwrap();
@@ -294,7 +294,7 @@ async fn a_source_with_many_connections_gets_no_more_until_one_ends() {
 }
 
 #[tokio::test]
-async fn many_unsigned_tokens_at_once_do_not_bypass_the_limit() {
+async fn concurrent_unsigned_tokens_do_not_bypass_rate_limit() {
     let cluster = cluster().publishing();
     let server = Server::start(&cluster).await;
     let foreign = |number: usize| {
@@ -315,7 +315,7 @@ async fn many_unsigned_tokens_at_once_do_not_bypass_the_limit() {
 }
 
 #[tokio::test]
-async fn a_token_of_another_account_is_refused_without_a_review_and_counts_against_its_source() {
+async fn token_of_other_account_is_rejected_without_review_and_rate_limited() {
     let cluster = cluster().publishing();
     let server = Server::start(&cluster).await;
     let mut claims = claims("controller", crate::clock::now().as_second() + 600);
@@ -335,7 +335,7 @@ async fn a_token_of_another_account_is_refused_without_a_review_and_counts_again
 }
 
 #[tokio::test]
-async fn an_agent_that_opens_streams_without_end_has_to_wait_and_can_still_report() {
+async fn excessive_reads_of_agent_are_rate_limited_but_reports_are_not() {
     let server = Server::start(&cluster()).await;
     let view: ShadowView = server.get("/v1/nodes/a/shadow", "agent-a").await.json().await.unwrap();
     let mut last = 0;
@@ -353,7 +353,7 @@ async fn an_agent_that_opens_streams_without_end_has_to_wait_and_can_still_repor
 }
 
 #[tokio::test]
-async fn valid_tokens_of_others_count_against_their_source_too() {
+async fn valid_tokens_of_other_nodes_count_against_source_limit() {
     let server = Server::start(&cluster()).await;
     for _ in 0..BURST * 3 {
         let answer = problem(server.get("/v1/nodes/a/shadow", "agent-b").await).await;
@@ -369,7 +369,7 @@ async fn valid_tokens_of_others_count_against_their_source_too() {
 }
 
 #[tokio::test]
-async fn a_node_that_requests_many_tokens_has_to_wait_and_its_neighbour_does_not() {
+async fn many_tokens_of_one_node_are_rate_limited_without_affecting_other_nodes() {
     let cluster = cluster().publishing();
     let server = Server::start(&cluster).await;
     let mut last = (0, String::new());

@@ -93,7 +93,7 @@ async fn send(server: &Server, method: &Method, path: &str, call: Call) -> reqwe
 }
 
 #[tokio::test]
-async fn every_answer_is_as_described_and_every_described_one_can_be_had() {
+async fn responses_match_and_cover_openapi_description() {
     let description = Description::read();
     let cluster = cluster();
     let server = Server::start(&cluster).await;
@@ -172,7 +172,7 @@ async fn every_answer_is_as_described_and_every_described_one_can_be_had() {
 }
 
 #[tokio::test]
-async fn another_method_is_refused_as_described_and_what_is_not_described_is_not_there() {
+async fn undescribed_methods_return_405_and_undescribed_paths_404() {
     let description = Description::read();
     let server = Server::start(&cluster()).await;
     for path in [SHADOW, WATCH, STATUS] {

@@ -5,7 +5,7 @@ use futures::future::join_all;
 use super::*;
 
 #[tokio::test]
-async fn what_the_cluster_refuses_to_this_server_is_a_fault_of_the_install_and_an_outage_is_not() {
+async fn api_server_denial_returns_500_and_outage_503() {
     let answers = [
         (401, 500, "internal"),
         (403, 500, "internal"),
@@ -38,7 +38,7 @@ async fn what_the_cluster_refuses_to_this_server_is_a_fault_of_the_install_and_a
 }
 
 #[tokio::test]
-async fn a_shadow_that_this_version_cannot_read_is_a_fault_of_the_server_and_not_absent() {
+async fn unreadable_shadow_returns_500_instead_of_absent() {
     let cluster = cluster();
     let server = Server::start(&cluster).await;
     cluster.change(|object| object.as_mut().unwrap()["spec"] = json!({"attempt": "many"}));
@@ -56,7 +56,7 @@ async fn a_shadow_that_this_version_cannot_read_is_a_fault_of_the_server_and_not
 }
 
 #[tokio::test]
-async fn a_watch_that_breaks_ends_no_stream_and_what_changed_meanwhile_is_sent() {
+async fn broken_watch_keeps_streams_and_missed_changes_are_sent() {
     join_all([Fault::Refused, Fault::Gone, Fault::Reset, Fault::CutOff].map(async |fault| {
         let cluster = cluster();
         let server = Server::start(&cluster).await;
@@ -83,7 +83,7 @@ async fn a_watch_that_breaks_ends_no_stream_and_what_changed_meanwhile_is_sent()
 }
 
 #[tokio::test]
-async fn many_streams_cost_the_cluster_one_watch() {
+async fn many_streams_share_one_watch() {
     let cluster = cluster();
     let server = Server::start(&cluster).await;
     let mut streams = Vec::new();

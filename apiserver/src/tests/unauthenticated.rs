@@ -66,7 +66,7 @@ impl Wire {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unauthenticated_client_is_answered_once_on_a_connection_and_an_agent_each_time() {
+async fn connection_closes_after_rejected_client_and_stays_open_for_agent() {
     let server = Server::start(&cluster()).await;
     for (line, token, status) in [
         ("GET /v1/nodes/a/shadow", "garbage", 401),
@@ -92,7 +92,7 @@ async fn an_unauthenticated_client_is_answered_once_on_a_connection_and_an_agent
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_without_an_agent_ends_whatever_is_sent_and_an_agents_stays() {
+async fn unauthenticated_connection_times_out_and_agent_connection_stays_open() {
     let cluster = cluster();
     let server = Server::limited(&cluster, Limits { unauthenticated: Duration::from_secs(2), ..limits() }).await;
     let mut lines = Lines::open(&server, "agent-a").await;
@@ -116,7 +116,7 @@ async fn a_connection_without_an_agent_ends_whatever_is_sent_and_an_agents_stays
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_report_whose_body_does_not_come_is_refused() {
+async fn incomplete_report_body_times_out() {
     let server = Server::limited(&cluster(), Limits { body: Duration::from_millis(100), ..limits() }).await;
     let mut wire = Wire::open(&server);
     wire.say(

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn note_is_one_line_that_the_api_server_accepts() {
+    fn event_message_is_sanitized_and_limited_in_length() {
         assert_eq!(note_text("attempt 1: \u{1b}[2J\r\nok"), "attempt 1: \u{fffd}[2J  ok");
         let long = note_text(&"ä\u{1b}".repeat(1000));
         assert!((990..=NOTE_LENGTH).contains(&long.len()), "{}", long.len());

@@ -129,7 +129,7 @@ async fn call_about(pod: Eviction, how: (Option<i64>, bool)) -> Call {
 }
 
 #[tokio::test]
-async fn every_apply_to_a_status_carries_the_resource_version_that_was_decided_on() {
+async fn status_apply_carries_resource_version_of_decision() {
     let status = Action::Status { status: Box::new(ControllerStatus::default()), note: None };
     let call = call_of(status).await;
     assert!(call.path.ends_with("/bottlerocketshadows/brs-a/status"), "{call:?}");
@@ -138,7 +138,7 @@ async fn every_apply_to_a_status_carries_the_resource_version_that_was_decided_o
 }
 
 #[tokio::test]
-async fn every_order_carries_uid_and_resource_version() {
+async fn spec_write_carries_uid_and_resource_version() {
     let call = call_of(Action::Spec { spec: Box::new(BottlerocketShadowSpec::default()) }).await;
     assert_eq!((call.method.as_str(), call.path.ends_with("/brs-a")), ("PATCH", true));
     assert_eq!(call.body["metadata"]["uid"], "shadow-uid");
@@ -147,7 +147,7 @@ async fn every_order_carries_uid_and_resource_version() {
 
 /// A desired state without settings needs no key; one with settings is not written without a key.
 #[tokio::test]
-async fn desired_state_with_settings_is_signed_once_for_its_node() {
+async fn host_settings_are_signed_once_for_their_node() {
     let asks = |version_lock: Option<&str>| HostPolicy {
         version_lock: version_lock.map(str::to_owned),
         ..HostPolicy::default()
@@ -182,7 +182,7 @@ async fn desired_state_with_settings_is_signed_once_for_its_node() {
 }
 
 #[tokio::test]
-async fn a_deletion_carries_the_uid_of_the_pod_that_was_seen() {
+async fn pod_deletion_carries_observed_uid() {
     let pod = Eviction { namespace: "shop".into(), name: "p".into(), uid: "pod-uid".into() };
     let call = call_about(pod, (Some(0), true)).await;
     assert_eq!((call.method.as_str(), call.path.as_str()), ("DELETE", "/api/v1/namespaces/shop/pods/p"));
@@ -192,7 +192,7 @@ async fn a_deletion_carries_the_uid_of_the_pod_that_was_seen() {
 
 /// managedFields were reset while the node was claimed, so that releasing the claim removed nothing.
 #[tokio::test]
-async fn what_a_release_leaves_is_removed_only_where_it_is_ours_by_the_record() {
+async fn claim_fields_left_after_release_are_removed_only_if_recorded() {
     for (sentence, condition, preexisting, removed) in [
         ("all of it is ours", "True", vec![], json!({"spec": {"unschedulable": null}, "keys": true})),
         ("a person had cordoned it", "True", vec!["spec.unschedulable"], json!({"spec": null, "keys": true})),
@@ -223,7 +223,7 @@ async fn what_a_release_leaves_is_removed_only_where_it_is_ours_by_the_record() 
 }
 
 #[tokio::test]
-async fn every_claim_and_release_carries_uid_and_resource_version_and_forces_nothing() {
+async fn claim_and_release_carry_uid_and_resource_version_without_force() {
     for (action, unschedulable) in [
         (Action::Claim { parts: planner::claims::Parts::CORDON, note: None }, json!(true)),
         (Action::Release, Value::Null),
@@ -240,7 +240,7 @@ async fn every_claim_and_release_carries_uid_and_resource_version_and_forces_not
 /// An apply owns the fields that it names, and the API server removes those that it owned and does not name: so only
 /// the label is there.
 #[tokio::test]
-async fn a_label_is_applied_alone_under_its_own_manager_with_uid_and_resource_version_and_forces_nothing() {
+async fn label_is_applied_under_separate_field_manager_without_force() {
     let (applier, calls) = applier();
     applier.label(&node().facts).await.unwrap();
     let call = calls.lock().unwrap()[0].clone();
@@ -257,7 +257,7 @@ async fn a_label_is_applied_alone_under_its_own_manager_with_uid_and_resource_ve
 }
 
 #[tokio::test]
-async fn an_eviction_carries_the_uid_of_the_pod_that_was_seen() {
+async fn eviction_carries_observed_pod_uid() {
     let pod = Eviction { namespace: "shop".into(), name: "web-1".into(), uid: "pod-uid".into() };
     let call = call_about(pod, (None, false)).await;
     assert_eq!(call.path, "/api/v1/namespaces/shop/pods/web-1/eviction");
@@ -266,7 +266,7 @@ async fn an_eviction_carries_the_uid_of_the_pod_that_was_seen() {
 }
 
 #[tokio::test]
-async fn slots_are_written_with_the_resource_version_that_the_plan_was_made_on() {
+async fn slots_are_written_with_resource_version_of_plan() {
     let (applier, calls) = applier();
     let operator = OperatorFacts { uid: "op".into(), resource_version: "43".into(), ..OperatorFacts::default() };
     let view = ClusterView { operator: Some(operator), ..ClusterView::default() };
@@ -280,7 +280,7 @@ async fn slots_are_written_with_the_resource_version_that_the_plan_was_made_on()
 }
 
 #[tokio::test]
-async fn an_event_has_the_operators_time_and_its_repetition_is_counted_on_it() {
+async fn event_has_operator_time_and_repetitions_form_a_series() {
     let (applier, calls) = applier();
     let node = node();
     let note = |message: &str| Note { warning: true, reason: "DrainBlocked", message: message.into() };
@@ -313,7 +313,7 @@ async fn an_event_has_the_operators_time_and_its_repetition_is_counted_on_it() {
 }
 
 #[tokio::test]
-async fn a_process_that_lost_the_lease_writes_nothing() {
+async fn controller_without_lease_writes_nothing() {
     let (mut applier, calls) = applier();
     applier.leadership = Leadership::over();
     for delete in [false, true] {
@@ -336,7 +336,7 @@ async fn a_process_that_lost_the_lease_writes_nothing() {
 
 /// The claim is carried out and its answer lost; the first read after that is lost too.
 #[tokio::test(start_paused = true)]
-async fn action_without_answer_ends_and_its_node_is_read_again() {
+async fn action_without_response_ends_and_its_node_is_reread() {
     let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     tokio::spawn(async move {
         let (mut unanswered, mut reads) = (Vec::new(), 0);
@@ -372,7 +372,7 @@ async fn action_without_answer_ends_and_its_node_is_read_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reboot_permit_is_given_up_when_its_check_has_no_answer() {
+async fn permit_is_abandoned_when_live_check_gets_no_response() {
     let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     tokio::spawn(async move {
         let mut unanswered = Vec::new();
@@ -390,7 +390,7 @@ async fn reboot_permit_is_given_up_when_its_check_has_no_answer() {
 }
 
 #[tokio::test]
-async fn pods_of_an_owner_are_counted_over_all_pages_and_by_their_owner() {
+async fn pods_of_owner_are_counted_across_all_pages() {
     let pod = |owner: &str, node: &str, ready: &str| {
         json!({
             "metadata": {"name": "p", "namespace": "shop", "ownerReferences": [
@@ -415,7 +415,7 @@ async fn pods_of_an_owner_are_counted_over_all_pages_and_by_their_owner() {
 }
 
 #[tokio::test]
-async fn an_owner_whose_pods_cannot_be_read_is_evidence_of_nothing() {
+async fn owner_with_unreadable_pods_is_no_evidence() {
     let (applier, _) = applier_answering(|_| json!({"items": "none"}));
     let health = applier.read_owner("owner", "shop", &BTreeMap::new(), &BTreeMap::new()).await;
     assert_eq!(health, OwnerHealth::default());

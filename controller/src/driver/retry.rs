@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn fleet_is_labelled_a_few_nodes_at_a_time_and_each_once() {
+    fn nodes_are_labelled_once_and_a_few_at_a_time() {
         let now = Instant::now();
         let mut wanted = nodes(LIMIT * 2 + 3);
         let mut queue = RetryQueue::default();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_write_is_retried_with_back_off_and_delays_no_other() {
+    fn failed_write_is_retried_with_back_off_without_delaying_others() {
         let mut now = Instant::now();
         let mut queue = RetryQueue::default();
         let mut pauses = Vec::new();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn each_target_has_its_own_pause() {
+    fn each_write_target_is_paused_separately() {
         let now = Instant::now();
         let node = || Target::Node("a".into());
         let begin = |queue: &mut RetryQueue| queue.begin(node(), true);

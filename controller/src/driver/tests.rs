@@ -62,7 +62,7 @@ fn driver_and_server() -> (Driver, Cache<NodeFacts>, Server) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn policy_change_for_a_large_fleet_delays_no_eviction_and_is_no_burst_of_writes() {
+async fn policy_change_for_large_fleet_delays_no_eviction_and_limits_writes() {
     let (mut driver, _, mut server) = driver_and_server();
     let (mut view, mut actions) = (ClusterView::default(), BTreeMap::new());
     for number in 0..=5000 {
@@ -103,7 +103,7 @@ async fn policy_change_for_a_large_fleet_delays_no_eviction_and_is_no_burst_of_w
 }
 
 #[tokio::test]
-async fn a_leader_that_hands_over_ends_its_work_and_one_that_is_stopped_meanwhile_stops() {
+async fn hand_over_ends_leader_and_stop_takes_precedence() {
     for (stopped, end) in [(false, End::HandedOver), (true, End::Stopped)] {
         let (mut driver, _) = driver();
         let (_stop, stop) = watch::channel(stopped);
@@ -155,7 +155,7 @@ fn refusal(pod: &str, request: u64) -> Evicted {
 }
 
 #[tokio::test]
-async fn evictions_under_way_keep_no_node_busy_and_end_with_the_drain() {
+async fn evictions_in_flight_do_not_make_node_busy_and_end_with_drain() {
     let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes) = driver();
     take_node_in(&driver, &nodes, "Draining", &desired);
@@ -178,7 +178,7 @@ async fn evictions_under_way_keep_no_node_busy_and_end_with_the_drain() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leader_that_is_stopped_waits_for_the_answers_to_its_evictions() {
+async fn stopped_leader_waits_for_eviction_responses() {
     let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let (mut driver, nodes, mut server) = driver_and_server();
     take_node_in(&driver, &nodes, "Draining", &desired);
@@ -196,7 +196,7 @@ async fn leader_that_is_stopped_waits_for_the_answers_to_its_evictions() {
 }
 
 #[tokio::test]
-async fn pod_that_is_refused_for_long_is_evicted_less_often() {
+async fn eviction_of_long_refused_pod_is_retried_less_often() {
     let desired = serde_json::json!({"state": "StagedUpdate", "attempt": 1, "version": "1.20.5", "bootId": "b"});
     let seconds = jiff::SignedDuration::from_secs;
     for (refused, pause) in [(0, 5), (60, 30), (600, 60)] {
@@ -211,7 +211,7 @@ async fn pod_that_is_refused_for_long_is_evicted_less_often() {
 }
 
 #[tokio::test]
-async fn budget_that_allows_a_pod_before_its_refusal_arrives_is_not_missed() {
+async fn refused_eviction_is_retried_at_once_if_pdb_already_allows_it() {
     let budget = |version: &str, allowed: i32| {
         serde_json::json!({"metadata": {"namespace": "shop", "name": "web", "resourceVersion": version},
             "status": {"disruptionsAllowed": allowed, "currentHealthy": 2, "desiredHealthy": 2, "expectedPods": 3}})
@@ -242,7 +242,7 @@ async fn budget_that_allows_a_pod_before_its_refusal_arrives_is_not_missed() {
 }
 
 #[tokio::test]
-async fn a_leader_decides_nothing_before_every_cache_has_been_read_since_it_leads() {
+async fn leader_waits_for_all_caches_before_deciding() {
     let (mut driver, nodes) = driver();
     take_node_in(&driver, &nodes, "Staged", &serde_json::json!({"state": "StagedUpdate", "attempt": 1}));
     let slot = serde_json::json!({"uid": "node-1", "node": "a", "since": "2026-01-01T00:00:00Z"});
@@ -260,7 +260,7 @@ async fn a_leader_decides_nothing_before_every_cache_has_been_read_since_it_lead
 }
 
 #[tokio::test]
-async fn retracted_slot_is_released_when_the_resource_has_changed() {
+async fn removed_slot_stays_retracted_until_operator_resource_changes() {
     let operator = |version: &str, slots: serde_json::Value| {
         serde_json::json!({"metadata": {"name": models::names::OPERATOR_NAME, "uid": "op", "resourceVersion": version},
             "spec": {}, "status": {"slots": slots}})
@@ -299,7 +299,7 @@ async fn retracted_slot_is_released_when_the_resource_has_changed() {
 }
 
 #[tokio::test]
-async fn a_new_leader_goes_on_with_a_slot_with_which_something_was_begun() {
+async fn new_leader_keeps_only_slots_of_started_drains() {
     for (step, begun) in [("Staging", false), ("Staged", false), ("Draining", true), ("Monitoring", true)] {
         let (mut driver, nodes) = driver();
         take_node_in(&driver, &nodes, step, &serde_json::json!({"state": "StagedUpdate", "attempt": 1}));
@@ -313,7 +313,7 @@ async fn a_new_leader_goes_on_with_a_slot_with_which_something_was_begun() {
 }
 
 #[tokio::test]
-async fn release_is_observed_since_this_leader_first_saw_it() {
+async fn observed_duration_of_release_follows_monotonic_clock() {
     let (mut driver, nodes) = driver();
     take_node_in(&driver, &nodes, "Releasing", &serde_json::json!({"state": "Idle", "attempt": 1}));
     // However often it checks in between, and whatever the clock shows.
@@ -327,7 +327,7 @@ async fn release_is_observed_since_this_leader_first_saw_it() {
 
 /// An action failed, then the shadow was removed (its node has lost the label, or was created again without it).
 #[tokio::test]
-async fn a_pause_of_a_node_that_left_the_view_does_not_spin() {
+async fn pause_of_removed_node_causes_no_busy_wakeups() {
     let (mut driver, nodes) = driver();
     take(&nodes, serde_json::json!({"metadata": {"name": "a", "uid": "node-1", "resourceVersion": "5"}}));
     // An earlier action about it failed, and the pause after that is over.

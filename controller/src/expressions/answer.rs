@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_an_empty_list_of_series() {
+    fn empty_series_list_is_quiet() {
         for result_type in ["vector", "matrix"] {
             let text = success(&format!(r#"{{"resultType":"{result_type}","result":[]}}"#));
             assert_eq!(read_text(&text), Ok(Answer::Quiet { since: sent() }));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_is_shown_by_its_first_series() {
+    fn firing_answer_contains_its_first_series() {
         for (data, series) in [
             (
                 r#"{"resultType":"vector","result":[{"metric":{"__name__":"up","job":"api","instance":"a:1"},"value":[1,"0"]},{"metric":{},"value":[1,"1"]}]}"#,
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_series_is_cut_to_200_characters() {
+    fn long_series_is_truncated_to_200_characters() {
         let long = "ä".repeat(500);
         let data = format!(r#"{{"resultType":"vector","result":[{{"metric":{{"a":"{long}"}},"value":[1,"1"]}}]}}"#);
         let Ok(Answer::Firing { series }) = read_text(&success(&data)) else { panic!("it is something") };
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_answer_is_never_taken_for_an_empty_one() {
+    fn invalid_response_is_never_quiet() {
         for (text, error) in [
             (success(r#"{"resultType":"scalar","result":[1,"0"]}"#), "returns a scalar, which can never be nothing"),
             (success(r#"{"resultType":"string","result":[1,""]}"#), "returns a string, which can never be nothing"),

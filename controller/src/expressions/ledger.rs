@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn wanted_query_is_sent_at_once_and_then_every_interval() {
+    fn new_query_is_due_at_once_and_then_every_interval() {
         let mut case = Case::new();
         case.want(0, &["a"]);
         assert_eq!(case.due(0, 4), ["a"]);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn places_go_to_those_that_have_waited_longest() {
+    fn longest_waiting_queries_run_first() {
         let mut case = Case::new();
         case.want(0, &["a", "b", "c"]);
         assert_eq!(case.due(0, 2), ["a", "b"]);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn query_that_is_not_wanted_is_not_sent_and_is_forgotten_after_the_interval() {
+    fn unneeded_query_is_dropped_after_interval() {
         let mut case = Case::new();
         case.want(0, &["a", "b"]);
         case.due(0, 4);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn query_wanted_on_every_other_check_is_sent_once_an_interval() {
+    fn intermittently_needed_query_runs_once_per_interval() {
         let mut case = Case::new();
         let mut sent = 0;
         for second in 0..60 {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_is_checked_when_its_kind_changes_and_when_it_is_empty_again() {
+    fn answer_is_news_when_its_kind_changes_or_it_is_quiet() {
         let mut case = Case::new();
         case.want(0, &["a"]);
         let quiet = |second| Answer::Quiet { since: t(second) };
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn old_empty_answer_counts_as_none() {
+    fn outdated_quiet_answer_counts_as_failed() {
         let mut case = Case::new();
         case.want(0, &["a", "b"]);
         case.due(0, 4);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn other_settings_make_all_answers_void_also_those_under_way() {
+    fn changed_settings_discard_all_answers_including_pending_ones() {
         let mut case = Case::new();
         case.want(0, &["a", "b"]);
         case.due(0, 4);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_server_every_query_has_failed() {
+    fn all_queries_fail_without_prometheus_settings() {
         let mut case = Case::new();
         let wanted = BTreeSet::from(["a".to_owned()]);
         let now = case.at(0);

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queries_go_below_the_path_of_the_address() {
+    fn query_endpoint_is_appended_to_url_path() {
         for (base, expected) in [
             ("http://p:9090", "http://p:9090/api/v1/query"),
             ("http://p:9090/", "http://p:9090/api/v1/query"),
@@ -208,13 +208,13 @@ mod tests {
     }
 
     #[test]
-    fn password_in_the_address_is_not_shown() {
+    fn displayed_url_contains_no_credentials() {
         let url = endpoint("http://me:secret@p/x?token=secret#secret").unwrap();
         assert_eq!(shown(&url), "http://p/x/api/v1/query");
     }
 
     #[test]
-    fn a_query_is_sent_as_it_is() {
+    fn query_is_sent_url_encoded_and_unchanged() {
         let query = "up{a=\"ü&=+%\"} == 0\n";
         let body = form(&endpoint("http://p/?tenant=a").unwrap(), query);
         assert_eq!(body, "query=up%7Ba%3D%22%C3%BC%26%3D%2B%25%22%7D+%3D%3D+0%0A");

@@ -149,13 +149,13 @@ fn why(answer: Answer) -> String {
 }
 
 #[tokio::test]
-async fn empty_answer_is_quiet_and_another_one_is_shown() {
+async fn empty_result_is_quiet_and_any_series_is_firing() {
     assert_eq!(answer_to(ok(QUIET)).await, Answer::Quiet { since: Timestamp::UNIX_EPOCH });
     assert_eq!(answer_to(ok(FIRING)).await, Answer::Firing { series: r#"{a="b"} 7"#.into() });
 }
 
 #[tokio::test]
-async fn whatever_is_no_answer_fails_with_what_to_do() {
+async fn invalid_prometheus_response_fails_with_advice() {
     let giant = "x".repeat(2 << 20);
     // Declares no length: only reading shows the size.
     let endless = Reply::Raw(format!("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{giant}").into_bytes());
@@ -202,7 +202,7 @@ async fn whatever_is_no_answer_fails_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn a_name_and_password_in_the_address_are_shown_to_the_server() {
+async fn credentials_in_url_are_sent_as_basic_auth() {
     let server = Server::start(|_, _| ok(QUIET)).await;
     let url = server.url.replace("http://", "http://me:secret@");
     let answer = send_to(&Prometheus { url, ..server.settings() }).await;
@@ -212,7 +212,7 @@ async fn a_name_and_password_in_the_address_are_shown_to_the_server() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_not_followed() {
+async fn redirect_is_not_followed() {
     let elsewhere = Server::start(|_, _| ok(QUIET)).await;
     let to = format!("location: {}/api/v1/query\r\n", elsewhere.url);
     for status in ["301 Moved Permanently", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect"] {
@@ -222,7 +222,7 @@ async fn a_redirect_is_not_followed() {
 }
 
 #[tokio::test]
-async fn silence_fails_when_time_is_up() {
+async fn query_without_response_fails_at_timeout() {
     let server = Server::start(|_, _| Reply::Silence).await;
     let settings = Prometheus { timeout: Duration::from_millis(50), ..server.settings() };
     let shown = why(send_to(&settings).await);
@@ -237,7 +237,7 @@ async fn silence_fails_when_time_is_up() {
 }
 
 #[tokio::test]
-async fn no_one_there_fails_with_the_cause() {
+async fn unreachable_prometheus_fails_with_cause() {
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let settings = Prometheus { url: format!("http://me:secret@{address}"), timeout: AMPLE, interval: AMPLE };
     let shown = why(send_to(&settings).await);
@@ -291,7 +291,7 @@ async fn secure() -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_certificate_is_checked_with_the_file_that_was_named_and_nothing_else() {
+async fn server_certificate_is_verified_only_with_configured_ca_file() {
     let directory = Directory::new("ca");
     let (url, certificate) = secure().await;
     let settings = Prometheus { url, timeout: AMPLE, interval: AMPLE };
@@ -319,9 +319,9 @@ async fn a_certificate_is_checked_with_the_file_that_was_named_and_nothing_else(
 const BARE: &str = "BRUPOP_TEST_WITHOUT_AUTHORITIES";
 
 #[test]
-fn without_authorities_plain_http_is_queried_and_tls_names_the_missing_file() {
+fn plain_http_works_without_ca_certificates_and_tls_error_gives_advice() {
     if std::env::var_os(BARE).is_none() {
-        let name = "expressions::tests::without_authorities_plain_http_is_queried_and_tls_names_the_missing_file";
+        let name = "expressions::tests::plain_http_works_without_ca_certificates_and_tls_error_gives_advice";
         let run = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name])
             .env(BARE, "1")
@@ -378,7 +378,7 @@ impl Running {
 }
 
 #[tokio::test]
-async fn the_driver_is_woken_by_another_kind_of_answer_and_by_nothing_else() {
+async fn repeated_firing_or_failed_answer_does_not_wake_driver() {
     let mut server = Server::start(|_, before| match before {
         0..3 => ok(FIRING),
         3 => ok("garbage"),
@@ -397,7 +397,7 @@ async fn the_driver_is_woken_by_another_kind_of_answer_and_by_nothing_else() {
 }
 
 #[tokio::test]
-async fn each_empty_answer_wakes_the_driver() {
+async fn each_quiet_answer_wakes_driver() {
     let mut server = Server::start(|_, before| if before < 3 { ok(QUIET) } else { Reply::Silence }).await;
     let running = Running::start();
     running.want(&["a"], &server.settings());
@@ -406,7 +406,7 @@ async fn each_empty_answer_wakes_the_driver() {
 }
 
 #[tokio::test]
-async fn query_that_is_not_wanted_any_more_is_not_sent() {
+async fn unneeded_query_is_not_sent_again() {
     let mut server = Server::start(|_, _| ok(FIRING)).await;
     let mut running = Running::start();
     running.want(&["a", "b"], &server.settings());
@@ -422,7 +422,7 @@ async fn query_that_is_not_wanted_any_more_is_not_sent() {
 }
 
 #[tokio::test]
-async fn no_more_than_four_questions_are_under_way() {
+async fn at_most_four_queries_run_concurrently() {
     let permits = Arc::new(Semaphore::new(0));
     let mut server = {
         let permits = permits.clone();
@@ -442,7 +442,7 @@ async fn no_more_than_four_questions_are_under_way() {
 }
 
 #[tokio::test]
-async fn corrected_address_is_queried_at_once_although_the_old_one_does_not_answer() {
+async fn new_url_is_queried_at_once_despite_pending_queries() {
     let mut silent = Server::start(|_, _| Reply::Silence).await;
     let good = Server::start(|_, _| ok(FIRING)).await;
     let mut running = Running::start();
@@ -456,7 +456,7 @@ async fn corrected_address_is_queried_at_once_although_the_old_one_does_not_answ
 }
 
 #[tokio::test]
-async fn without_an_address_every_expression_fails_and_the_driver_is_notified() {
+async fn missing_url_fails_all_expressions_and_wakes_driver() {
     let running = Running::start();
     running.expressions.want(&BTreeSet::from(["a".to_owned()]), None);
     assert_eq!(running.kinds(), BTreeMap::from([("a".to_owned(), "Failed")]));
@@ -464,7 +464,7 @@ async fn without_an_address_every_expression_fails_and_the_driver_is_notified() 
 }
 
 #[tokio::test]
-async fn an_authority_that_is_mounted_later_is_found() {
+async fn ca_file_mounted_later_is_loaded() {
     let directory = Directory::new("later");
     let (url, certificate) = secure().await;
     let file = directory.0.join("ca.crt");

@@ -41,7 +41,7 @@ mod tests {
 
     /// A refusal has a date too.
     #[tokio::test]
-    async fn the_answers_to_requests_for_the_lease_set_the_clock() {
+    async fn lease_response_dates_set_cluster_clock() {
         let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let hours = |hours: i64| SignedDuration::from_hours(hours);
         tokio::spawn(async move {

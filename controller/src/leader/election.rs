@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_taken_only_after_it_stood_still_for_its_duration_by_the_observers_clock() {
+    fn lease_is_taken_only_after_its_duration_without_renewal() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let seen = Observed::update(None, record("a", "1"), start);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_or_released_lease_is_free_and_ones_own_is_renewed() {
+    fn missing_or_released_lease_is_acquired_and_own_lease_renewed() {
         let now = Instant::now();
         assert_eq!(next("a", None, None, now), Next::Create);
         assert_eq!(next("a", Some(&Observed::update(None, record("", "1"), now)), None, now), Next::Take);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn who_handed_a_lease_over_takes_it_only_if_no_other_does() {
+    fn former_leader_takes_lease_only_if_no_other_candidate_does() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let after = Some(at(15));

@@ -170,7 +170,7 @@ impl Candidate {
 }
 
 #[tokio::test]
-async fn a_leader_gives_the_lease_back_only_when_it_leads_no_more() {
+async fn lease_is_released_only_after_leadership_ends() {
     let (server, api) = Server::start();
     let candidate = stand(&api, None);
     candidate.leads().await;
@@ -190,7 +190,7 @@ async fn a_leader_gives_the_lease_back_only_when_it_leads_no_more() {
 }
 
 #[tokio::test]
-async fn who_handed_over_leaves_the_lease_to_others_and_is_a_candidate_as_ever_once_another_client_took_it() {
+async fn former_leader_leaves_lease_until_another_candidate_has_held_it() {
     let (server, api) = Server::start();
     server.held_by("");
     let candidate = stand(&api, Some(Instant::now() + Duration::from_secs(3600)));
@@ -206,7 +206,7 @@ async fn who_handed_over_leaves_the_lease_to_others_and_is_a_candidate_as_ever_o
 }
 
 #[tokio::test]
-async fn who_handed_over_leads_again_if_no_one_took_the_lease_in_time() {
+async fn former_leader_leads_again_if_lease_stays_free() {
     let (server, api) = Server::start();
     server.held_by("");
     stand(&api, Some(Instant::now())).leads().await;
@@ -214,7 +214,7 @@ async fn who_handed_over_leads_again_if_no_one_took_the_lease_in_time() {
 }
 
 #[tokio::test]
-async fn a_leader_whose_lease_another_client_took_ends_at_once_with_an_error() {
+async fn leader_ends_with_error_when_lease_is_taken() {
     let (server, api) = Server::start();
     let candidate = stand(&api, None);
     candidate.leads().await;
@@ -224,7 +224,7 @@ async fn a_leader_whose_lease_another_client_took_ends_at_once_with_an_error() {
 }
 
 #[tokio::test]
-async fn a_hand_over_is_known_to_the_next_leader_until_that_one_gives_the_lease_back_otherwise() {
+async fn hand_over_is_known_only_to_next_leader() {
     let (server, api) = Server::start();
     for (how, known) in [
         (Release::Stopped, false),
@@ -243,7 +243,7 @@ async fn a_hand_over_is_known_to_the_next_leader_until_that_one_gives_the_lease_
 }
 
 #[tokio::test]
-async fn a_standby_that_watches_reads_the_lease_once_and_takes_it_when_it_is_released() {
+async fn standby_watches_lease_and_takes_it_when_released() {
     let (server, api) = Server::start();
     server.held_by("b");
     let candidate = stand(&api, None);
@@ -259,7 +259,7 @@ async fn a_standby_that_watches_reads_the_lease_once_and_takes_it_when_it_is_rel
 }
 
 #[tokio::test]
-async fn a_leader_that_hears_no_answer_to_a_renewal_looks_and_goes_on() {
+async fn leader_continues_after_lost_renewal_response() {
     let (server, api) = Server::start();
     let candidate = stand(&api, None);
     candidate.leads().await;

@@ -119,7 +119,7 @@ fn one_update(metrics: &Metrics) {
 }
 
 #[test]
-fn one_update_leaves_this_text() {
+fn metrics_after_one_update_match_expected_text() {
     let metrics = leading();
     let waiting = node("a", Some(Step::Draining), "1.20.0", Waits::For("DrainBlocked"));
     metrics.observe(&snapshot(70, [waiting, node("b", None, "1.20.5", Waits::Not)]));
@@ -130,7 +130,7 @@ fn one_update_leaves_this_text() {
 }
 
 #[test]
-fn the_first_failure_of_a_version_is_an_increase() {
+fn first_failure_of_version_increases_existing_counter() {
     let metrics = leading();
     let failures =
         || value(&metrics, r#"updates_total{from_version="1.20.0",result="DrainTimedOut",to_version="1.20.5"}"#);
@@ -141,7 +141,7 @@ fn the_first_failure_of_a_version_is_an_increase() {
 }
 
 #[test]
-fn first_failure_of_an_attempt_that_another_leader_began_is_an_increase() {
+fn failure_counter_exists_for_attempt_of_previous_leader() {
     let metrics = leading();
     let (from, to) = (version("1.20.0"), version("1.20.5"));
     let draining = node("a", Some(Step::Draining), "1.20.0", Waits::Acting);
@@ -151,7 +151,7 @@ fn first_failure_of_an_attempt_that_another_leader_began_is_an_increase() {
 }
 
 #[test]
-fn standby_exports_nothing_about_the_fleet() {
+fn standby_exports_no_fleet_metrics() {
     let metrics = Metrics::new().unwrap();
     let fleet = || snapshot(0, [node("a", None, "1.20.0", Waits::For("Held"))]);
     metrics.observe(&fleet());
@@ -188,7 +188,7 @@ fn standby_exports_nothing_about_the_fleet() {
 }
 
 #[test]
-fn a_wait_is_counted_from_its_beginning_through_what_is_done_meanwhile() {
+fn waiting_since_metric_is_kept_while_evictions_are_retried() {
     let metrics = leading();
     let draining = Some(Step::Draining);
     let look = |now: i64, step: Option<Step>, waits: Waits| {
@@ -213,7 +213,7 @@ fn a_wait_is_counted_from_its_beginning_through_what_is_done_meanwhile() {
 }
 
 #[test]
-fn oldest_wait_of_a_reason_is_exported_and_a_deleted_node_is_forgotten() {
+fn waiting_since_metric_reports_oldest_wait_of_existing_nodes() {
     let metrics = leading();
     let held = |name| node(name, None, "1.20.0", Waits::For("Held"));
     metrics.observe(&snapshot(0, [held("a")]));
@@ -227,7 +227,7 @@ fn oldest_wait_of_a_reason_is_exported_and_a_deleted_node_is_forgotten() {
 }
 
 #[test]
-fn versions_of_nodes_have_labels_up_to_a_limit_and_make_room_when_they_are_gone() {
+fn version_labels_of_nodes_are_limited_and_reused() {
     let metrics = leading();
     let names: Vec<String> = (0..100).map(|n| n.to_string()).collect();
     let fleet = |minor: u64| {
@@ -250,7 +250,7 @@ fn versions_of_nodes_have_labels_up_to_a_limit_and_make_room_when_they_are_gone(
 }
 
 #[test]
-fn moves_between_versions_have_labels_up_to_a_limit_and_all_are_counted() {
+fn version_labels_of_updates_are_limited_and_all_updates_counted() {
     let metrics = Metrics::new().unwrap();
     for _ in 0..2 {
         for patch in 0..100 {
@@ -270,7 +270,7 @@ fn moves_between_versions_have_labels_up_to_a_limit_and_all_are_counted() {
 }
 
 #[test]
-fn text_of_a_resource_or_server_makes_no_label() {
+fn unknown_reasons_and_codes_share_one_label_value() {
     let metrics = Metrics::new().unwrap();
     for reason in ["EatenByMoths", "", "SoakFailed"] {
         write(&metrics, &ControllerReport::default(), &ended(None, "1.21.0", reason), 0);
@@ -290,7 +290,7 @@ fn text_of_a_resource_or_server_makes_no_label() {
 }
 
 #[test]
-fn a_drain_that_did_not_end_well_is_no_drain_duration() {
+fn failed_drain_is_not_counted_in_drain_duration() {
     let metrics = Metrics::new().unwrap();
     write(&metrics, &at(Step::Draining, 0), &at(Step::Releasing, 1800), 1800);
     assert_eq!(value(&metrics, r#"step_duration_seconds_sum{step="Draining"}"#), Some(1800.0));
@@ -301,7 +301,7 @@ fn a_drain_that_did_not_end_well_is_no_drain_duration() {
 }
 
 #[test]
-fn the_fleet_is_counted_from_the_view_and_its_plan() {
+fn fleet_metrics_are_derived_from_view_and_plan() {
     use models::reason::FailureReason;
     use models::shadow::VersionFailure;
     use planner::plan::{Plan, Quarantine};
@@ -399,7 +399,7 @@ fn exported(text: &str) -> BTreeSet<(String, String, BTreeSet<String>)> {
 }
 
 #[test]
-fn the_documented_table_is_what_is_exported() {
+fn documented_metrics_match_exported_metrics() {
     let metrics = full();
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
     let page = std::fs::read_to_string(file).unwrap();
@@ -424,7 +424,7 @@ fn the_documented_table_is_what_is_exported() {
 }
 
 #[test]
-fn names_and_texts_follow_the_conventions_of_prometheus() {
+fn metric_names_and_help_follow_prometheus_conventions() {
     for family in Metrics::new().unwrap().families.iter() {
         let name = &family.name;
         assert_eq!(name.ends_with("_total"), family.kind == "counter", "{name}: only counters end in _total");

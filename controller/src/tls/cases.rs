@@ -13,7 +13,7 @@ fn at(minute: i64) -> Timestamp {
 }
 
 #[test]
-fn a_certificate_that_no_agent_accepts_or_no_server_can_use_is_issued_again() {
+fn unaccepted_unusable_or_expiring_certificate_is_reissued() {
     let days = |days: i64| at(days * 24 * 60);
     let known: Id = "a".into();
     let good = Leaf {
@@ -84,7 +84,7 @@ fn rotating(observed_for: i64) -> Facts {
 }
 
 #[test]
-fn a_new_one_is_taken_into_use_when_the_wait_is_over_by_the_clock_of_the_cluster_and_by_that_of_this_process() {
+fn new_authority_and_key_are_used_after_wait_on_both_clocks() {
     for (sentence, observed_for, now, over, wake) in [
         ("in the middle", 4, 4, false, 10),
         ("a clock that ran ahead when it was compared, or behind when it was written", 4, 1000, false, 1006),
@@ -100,7 +100,7 @@ fn a_new_one_is_taken_into_use_when_the_wait_is_over_by_the_clock_of_the_cluster
 }
 
 #[test]
-fn an_authority_that_was_taken_out_is_not_published_again_by_the_next_leader() {
+fn removed_authority_is_not_republished_by_next_leader() {
     let mut facts = rotating(0);
     let certificates = facts.certificates.as_mut().unwrap();
     let old = certificates.authorities.before.take().unwrap();
@@ -122,14 +122,14 @@ fn an_authority_that_was_taken_out_is_not_published_again_by_the_next_leader() {
 }
 
 #[test]
-fn expiring_certificate_is_renewed_by_its_own_issuer_while_the_next_authority_is_not_known_everywhere() {
+fn expiring_certificate_is_reissued_by_old_authority_during_rotation() {
     let mut facts = rotating(0);
     facts.certificates.as_mut().unwrap().leaf.as_mut().unwrap().until = at(1);
     assert!(plan(&facts, WAIT, at(0)).writes.contains(&Write::Issue("old".into())));
 }
 
 #[test]
-fn the_old_key_goes_when_kubelets_have_had_the_new_one_for_as_long_again_by_both_clocks() {
+fn old_key_is_dropped_after_second_wait_on_both_clocks() {
     for (observed_for, now, goes) in [(10, 10, false), (20, 19, false), (19, 1000, false), (20, 20, true)] {
         let plan = plan(&rotating(observed_for), WAIT, at(now));
         assert_eq!(plan.writes.contains(&Write::DropKey), goes, "seen for {observed_for} min, {now} min later");
@@ -137,7 +137,7 @@ fn the_old_key_goes_when_kubelets_have_had_the_new_one_for_as_long_again_by_both
 }
 
 #[test]
-fn requested_rotation_begins_at_once_under_a_new_leader() {
+fn new_leader_starts_requested_rotation_at_once_unless_keys_are_recent() {
     for (sentence, now, begins) in [("what is in use has been published for long", 60, true), ("it is new", 5, false)] {
         let mut facts = rotating(0);
         let certificates = facts.certificates.as_mut().unwrap();
@@ -159,7 +159,7 @@ fn requested_rotation_begins_at_once_under_a_new_leader() {
 
 /// Another client has deleted the Secret of the authorities and the ConfigMap together.
 #[test]
-fn certificate_of_an_unknown_issuer_is_replaced_as_soon_as_the_new_authority_is_published() {
+fn certificate_of_unknown_issuer_is_replaced_once_new_authority_is_published() {
     for (sentence, published, expected) in [
         ("not published yet", vec![], None),
         ("published a moment ago", vec!["new"], Some(Write::Issue("new".into()))),

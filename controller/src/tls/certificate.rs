@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn bundle_returns_its_certificates_and_whether_there_is_other_text() {
+    fn ca_bundle_yields_valid_certificates_and_detects_other_content() {
         let ((_, one), (_, other)) = (made(), made());
         let text = bundle([&one, &other]);
         assert_eq!(Certificate::read_all(&text), (vec![one.clone(), other.clone()], true));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_accepts_what_an_authority_that_it_trusts_has_issued_for_that_name_while_it_is_good() {
+    fn certificate_is_accepted_only_from_trusted_ca_for_its_name_while_valid() {
         let ((ours, our), (_, other)) = (made(), made());
         let issued = ours.issue(vec![HOST.into()], now()).unwrap();
         let chain = Certificate::read_all(&issued["tls.crt"]).0;
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_certificate_makes_no_pair() {
+    fn key_of_other_certificate_is_not_a_pair() {
         let (ours, _) = made();
         let (one, other) =
             (ours.issue(vec![HOST.into()], now()).unwrap(), ours.issue(vec![HOST.into()], now()).unwrap());

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_is_loaded_again() {
+    fn generated_authority_is_loaded_and_issues_certificates() {
         let made = Issuing::make(now()).unwrap();
         let loaded = Issuing::load(&made.certificate().pem, Some(made.key())).unwrap();
         let names = vec!["brupop-apiserver.brupop-system.svc".to_owned()];
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_does_not_outlive_its_issuer() {
+    fn certificate_does_not_outlive_its_issuer() {
         let made = Issuing::make(now()).unwrap();
         let late = made.certificate().until - SignedDuration::from_hours(24);
         let leaf = made.issue(vec!["a.b.svc".into()], late).unwrap();
@@ -218,14 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn invalid_secret_is_an_error() {
+    fn invalid_key_material_is_an_error() {
         assert!(matches!(Issuing::load("x", None), Err(MaterialError::Missing(_))));
         assert!(matches!(Issuing::load("x", Some("x")), Err(MaterialError::Certificate(_))));
         assert!(matches!(PermitKey::load("x"), Err(MaterialError::Certificate(_))));
     }
 
     #[test]
-    fn a_permit_verifies_with_the_published_key_and_no_other() {
+    fn permit_verifies_only_with_published_key() {
         let claims = PermitClaims {
             node_uid: "n".into(),
             boot_id: "b".into(),

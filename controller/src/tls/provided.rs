@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_agents_would_not_accept_is_named_and_what_they_would_is_taken() {
+    fn unacceptable_provided_certificate_is_rejected_with_reason() {
         let (issuer, other) = (Issuing::make(now()).unwrap(), Issuing::make(now()).unwrap());
         let mut good = issuer.issue(vec![HOST.into()], now()).unwrap();
         good.insert(PROVIDED.into(), issuer.certificate().pem.clone());

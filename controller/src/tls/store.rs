@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_of_the_authorities_is_read_as_it_was_written() {
+    fn authority_secret_round_trips() {
         let safe = Safe {
             newest: Some(made()),
             before: Some(made()),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_of_the_version_before_rotation_is_read() {
+    fn secret_from_before_rotation_support_is_readable() {
         let issuing = made();
         let certificate = issuing.certificate();
         let fields = [(CERTIFICATE, certificate.pem.as_str()), (KEY, issuing.key())];
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_keeps_its_version_its_type_and_what_others_put_on_it() {
+    fn secret_keeps_resource_version_type_and_foreign_annotations() {
         let mut existing = Secret { type_: Some(TLS.into()), ..Secret::default() };
         existing.metadata.resource_version = Some("7".into());
         existing.metadata.annotations = Some([("theirs".to_owned(), "x".to_owned())].into());
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_secret_is_an_error_and_an_empty_field_is_none() {
+    fn corrupt_secret_is_an_error_and_empty_field_is_absent() {
         let contents = |fields: &[(&str, &str)]| {
             let data = fields.iter().map(|(field, text)| ((*field).to_owned(), (*text).to_owned())).collect();
             written(Contents { data, carried: None })
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn authority_with_the_key_of_another_is_invalid() {
+    fn authority_with_mismatched_key_is_rejected() {
         let (ours, theirs) = (made(), made());
         let fields = [(CERTIFICATE, ours.certificate().pem.as_str()), (KEY, theirs.key())];
         let data = fields.map(|(field, text)| (field.to_owned(), text.to_owned())).into();
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_of_ours_in_the_config_map_is_seen() {
+    fn foreign_content_in_trust_config_map_is_detected() {
         let certificate = made().certificate().clone();
         let key = PermitKey::make().unwrap();
         let own = [(key.id().clone(), key.jwk().unwrap())];
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn the_config_map_is_applied_at_the_version_that_was_read() {
+    fn trust_config_map_is_applied_with_read_resource_version() {
         let since = BTreeMap::from([("a".to_owned(), now())]);
         let map = trust("ns", Some("7"), &BTreeMap::from([("ca.crt", "x".to_owned())]), &since).unwrap();
         assert_eq!(map["metadata"]["resourceVersion"], "7");

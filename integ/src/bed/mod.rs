@@ -2,8 +2,8 @@
 //! recorder for the oracle, and the operator, installed from its manifests.
 
 mod install;
+mod oracle_input;
 mod programs;
-mod witness;
 pub mod workload;
 
 use std::collections::BTreeMap;
@@ -23,8 +23,8 @@ use crate::oracle::{Field, History, Recorder};
 use crate::proxy::ConnectProxy;
 
 pub use install::merge;
+pub use oracle_input::host_log;
 pub use programs::Programs;
-pub use witness::host_log;
 
 /// Longest wait until the node controller sees that new nodes are Ready.
 const UNTAINTED: Duration = Duration::from_secs(60);
@@ -81,7 +81,7 @@ impl Default for BedOptions {
 }
 
 /// One node: its machine and its kubelet stand-in.
-pub struct Member {
+pub struct TestNode {
     /// Name of the node.
     pub name: String,
     /// The machine.
@@ -93,7 +93,7 @@ pub struct Member {
 /// A running test cluster. Dropping it ends all its processes and removes its files.
 pub struct Bed {
     /// The nodes, by number.
-    pub members: Vec<Member>,
+    pub members: Vec<TestNode>,
     /// The releases in the hosts' update repository.
     pub releases: Releases,
     /// Records the API server's history for the oracle.
@@ -139,14 +139,14 @@ impl Bed {
     }
 
     /// Adds a machine with a kubelet stand-in.
-    pub async fn add_node(&mut self, name: &str) -> anyhow::Result<&Member> {
+    pub async fn add_node(&mut self, name: &str) -> anyhow::Result<&TestNode> {
         let root = self.control_plane.dir().join("h").join(name);
         let mut host_options = HostOptions::new(name, root, self.options.version.clone(), self.releases.clone());
         host_options.timings = self.options.timings.clone();
         let host = Host::start(host_options).await.with_context(|| format!("host of {name}"))?;
         let number = u8::try_from(self.members.len() + 1).context("too many nodes for one bed")?;
         let kubelet = self.kubelet(name, &host, number).await?;
-        self.members.push(Member { name: name.to_owned(), host, kubelet });
+        self.members.push(TestNode { name: name.to_owned(), host, kubelet });
         self.members.last().context("just added")
     }
 
@@ -186,7 +186,7 @@ impl Bed {
     }
 
     /// Returns a node by its name.
-    pub fn member(&self, name: &str) -> anyhow::Result<&Member> {
+    pub fn member(&self, name: &str) -> anyhow::Result<&TestNode> {
         self.members.iter().find(|m| m.name == name).with_context(|| format!("no node {name}"))
     }
 
@@ -230,7 +230,7 @@ impl Bed {
         let nodes: Vec<String> = self.members.iter().map(|m| m.name.clone()).collect();
         self.wait(&format!("every node on {version}, idle and schedulable"), limit, |history| {
             let end = history.end();
-            nodes.iter().all(|name| witness::is_updated(&end, name, version))
+            nodes.iter().all(|name| oracle_input::is_updated(&end, name, version))
                 && end.operator.as_ref().is_none_or(|o| o.status.slots.is_empty())
         })
         .await

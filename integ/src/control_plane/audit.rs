@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_tells_who_did_what_to_what() {
+    fn audit_record_has_user_verb_and_object() {
         let record = parse(&line("a", "ResponseComplete")).unwrap();
         assert_eq!((record.user.as_str(), record.verb.as_str()), ("admin", "create"));
         assert_eq!(record.what(), "pods/eviction");
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_goes_on_where_it_stopped_and_waits_for_whole_lines() {
+    fn audit_reader_resumes_and_waits_for_complete_lines() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let mut reader = Reader::new(file.path());
         assert!(reader.read().unwrap().is_empty());
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_record_of_a_killed_server_costs_only_itself() {
+    fn truncated_audit_record_is_skipped_and_next_one_is_read() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let whole = line("b", "ResponseComplete");
         writeln!(file, "{}{whole}", &whole[..100]).unwrap();
@@ -302,14 +302,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_record_is_an_error_and_not_skipped() {
+    fn invalid_audit_record_is_reported_as_error() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         writeln!(file, "{{}}").unwrap();
         assert!(Reader::new(file.path()).read().is_err());
     }
 
     #[test]
-    fn a_watch_counts_once() {
+    fn watch_is_counted_as_one_request() {
         let records = [
             parse(&line("a", "ResponseStarted")).unwrap(),
             parse(&line("a", "ResponseComplete")).unwrap(),

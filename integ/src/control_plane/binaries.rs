@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_without_the_binaries_says_what_to_run() {
+    fn missing_binaries_error_names_make_target() {
         let empty = tempfile::tempdir().unwrap();
         let error = Binaries::in_folder(empty.path().to_owned()).unwrap_err().to_string();
         assert!(error.contains("make control-plane"), "{error}");

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! ControlPlane ── Process (etcd, kube-apiserver, kube-controller-manager, kube-scheduler)
-//!      │             └─ each marked with BRUPOP_BED, its output in <folder>/<name>.log
+//!      │             └─ each marked with BRUPOP_RUN_DIRECTORY, its output in <folder>/<name>.log
 //!      └──────── Bed (the folder) ──pipe── reaper: ends whatever is marked, removes the folder
 //! ```
 //!
@@ -37,7 +37,7 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-pub use self::reaper::{BED_VARIABLE, marked, processes_of};
+pub use self::reaper::{RUN_DIRECTORY_VARIABLE, marked, processes_of};
 
 /// Longest wait until a component is ready. Usually two seconds are enough; a machine that compiles meanwhile is slow.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_part_that_ends_at_once_is_reported_with_its_status_and_its_last_words() {
+    async fn early_exit_error_has_exit_status_and_last_log_lines() {
         let bed = tempfile::tempdir().unwrap();
         let mut process = shell("seq 1 30; echo the disk is full; exit 3", bed.path());
         let error = process.ready(LONG, async || Err("no".to_owned())).await.unwrap_err();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_part_that_does_not_get_ready_is_reported_with_what_was_seen() {
+    async fn readiness_timeout_error_has_last_probe_error() {
         let bed = tempfile::tempdir().unwrap();
         let mut process = shell("exec sleep 1000", bed.path());
         let text =
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_taken_port_is_told_from_other_failures() {
+    async fn port_in_use_failure_is_detected() {
         let bed = tempfile::tempdir().unwrap();
         let mut process = shell("echo listen tcp: bind: address already in use; exit 1", bed.path());
         let error = process.ready(LONG, async || Err(String::new())).await.unwrap_err();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_part_that_ignores_sigterm_is_killed_after_its_grace() {
+    async fn process_that_ignores_sigterm_is_killed_after_grace_period() {
         let bed = tempfile::tempdir().unwrap();
         let mut process = shell("trap '' TERM; echo > deaf; exec sleep 1000", bed.path());
         let deaf = bed.path().join("deaf");

@@ -14,17 +14,17 @@ use anyhow::Context;
 use tokio::process::Command;
 
 /// Environment variable of every process of a test cluster; its value is the folder of the test cluster.
-pub const BED_VARIABLE: &str = "BRUPOP_BED";
+pub const RUN_DIRECTORY_VARIABLE: &str = "BRUPOP_RUN_DIRECTORY";
 
 /// Marks a process as part of the test cluster in `bed` and puts it into its own process group, so that a Ctrl-C in the
 /// terminal reaches only the program that started the test cluster. Call it after the command's environment is cleared.
 pub fn marked<'a>(command: &'a mut Command, bed: &Path) -> &'a mut Command {
-    command.env(BED_VARIABLE, bed).process_group(0)
+    command.env(RUN_DIRECTORY_VARIABLE, bed).process_group(0)
 }
 
 /// The ids of all running processes that are marked as parts of the test cluster `bed`.
 pub fn processes_of(bed: &Path) -> io::Result<Vec<u32>> {
-    let mark = [BED_VARIABLE, "=", &bed.to_string_lossy()].concat();
+    let mark = [RUN_DIRECTORY_VARIABLE, "=", &bed.to_string_lossy()].concat();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
         let entry = entry?;
@@ -89,7 +89,7 @@ impl Bed {
         let mut command = std::process::Command::new("sh");
         command
             .args(["-c", SCRIPT, "reaper"])
-            .arg(format!("{BED_VARIABLE}={}", folder.path().display()))
+            .arg(format!("{RUN_DIRECTORY_VARIABLE}={}", folder.path().display()))
             .arg(if keep { Path::new("") } else { folder.path() })
             .env_clear()
             .env("PATH", search_path())
@@ -138,10 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_bed_takes_its_processes_along_also_stubborn_and_stopped_ones() {
+    fn dropped_run_directory_kills_processes_that_ignore_sigterm_or_are_stopped() {
         let bed = Bed::make(false).unwrap();
         let folder = bed.folder().to_owned();
-        let mut stubborn = sleeper(&folder, "trap '' TERM; echo > $BRUPOP_BED/deaf; sleep 1000");
+        let mut stubborn = sleeper(&folder, "trap '' TERM; echo > $BRUPOP_RUN_DIRECTORY/deaf; sleep 1000");
         let mut stopped = sleeper(&folder, "kill -s STOP $$");
         while !folder.join("deaf").exists() {
             std::thread::yield_now();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_processes_of_another_bed_live_on() {
+    fn dropped_run_directory_keeps_processes_of_other_directories() {
         let (one, other) = (Bed::make(false).unwrap(), Bed::make(false).unwrap());
         let mut process = sleeper(other.folder(), "sleep 1000");
         drop(one);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bed_that_is_to_be_kept_keeps_its_folder() {
+    fn run_directory_is_kept_when_requested() {
         let bed = Bed::make(true).unwrap();
         let folder = bed.folder().to_owned();
         drop(bed);

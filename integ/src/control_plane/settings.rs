@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_differ_and_stay_out_of_the_range_that_clients_get() {
+    fn chosen_ports_are_distinct() {
         let ports = Ports::choose().unwrap();
         let mut all = [ports.apiserver, ports.controller_manager, ports.scheduler];
         all.sort_unstable();

@@ -51,7 +51,7 @@ fn resident_mib(pid: u32) -> u64 {
 }
 
 #[tokio::test]
-async fn it_starts_serves_schedules_and_leaves_nothing_behind() {
+async fn control_plane_starts_schedules_pods_and_cleans_up() {
     let bed = ControlPlane::start(Options::default()).await.unwrap();
     let dir = bed.dir().to_owned();
     eprintln!("started in {:?}", bed.started_in());
@@ -113,7 +113,7 @@ async fn it_starts_serves_schedules_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_kubelet_may_change_its_own_node_and_no_other() {
+async fn kubelet_may_update_only_its_own_node() {
     let bed = ControlPlane::start(Options::default()).await.unwrap();
     let nodes: Api<Node> = Api::all(bed.client());
     for name in ["a", "b"] {
@@ -139,7 +139,7 @@ async fn a_kubelet_may_change_its_own_node_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_restart_of_the_api_server_keeps_address_and_data() {
+async fn apiserver_restart_keeps_address_and_data() {
     let mut bed = ControlPlane::start(Options::default()).await.unwrap();
     let client = bed.client();
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "default");
@@ -173,7 +173,7 @@ async fn a_restart_of_the_api_server_keeps_address_and_data() {
 }
 
 #[tokio::test]
-async fn the_audit_log_tells_who_did_what_with_which_preconditions() {
+async fn audit_log_records_user_request_and_preconditions() {
     let bed = ControlPlane::start(Options::default()).await.unwrap();
     let mut reader = bed.audit();
     reader.read().unwrap();
@@ -256,7 +256,7 @@ async fn first_events(maps: &Api<ConfigMap>, from: &str, count: usize) -> Result
 }
 
 #[tokio::test]
-async fn without_the_watch_cache_the_whole_history_is_there_also_after_a_restart() {
+async fn without_watch_cache_all_events_are_watchable_after_restart() {
     let options = Options { watch_cache: false, ..Options::default() };
     let mut bed = ControlPlane::start(options).await.unwrap();
     let maps: Api<ConfigMap> = Api::namespaced(bed.client(), "default");
@@ -269,7 +269,7 @@ async fn without_the_watch_cache_the_whole_history_is_there_also_after_a_restart
 }
 
 #[tokio::test]
-async fn a_dropped_control_plane_leaves_nothing_behind() {
+async fn dropped_control_plane_removes_processes_and_directory() {
     let bed = ControlPlane::start(Options::default()).await.unwrap();
     let dir = bed.dir().to_owned();
     let mut pod = Command::new("sleep");
@@ -287,7 +287,7 @@ const TELL: &str = "BRUPOP_TEST_TELL_BED";
 
 #[tokio::test]
 #[ignore = "run by the test that kills it"]
-async fn a_program_that_is_killed() {
+async fn control_plane_process_to_kill() {
     let tell = std::env::var_os(TELL).unwrap();
     let bed = ControlPlane::start(Options::default()).await.unwrap();
     let mut pod = Command::new("sh");
@@ -300,10 +300,10 @@ async fn a_program_that_is_killed() {
 }
 
 #[tokio::test]
-async fn a_killed_program_leaves_nothing_behind() {
+async fn killed_test_program_leaves_no_processes_or_directory() {
     let folder = tempfile::tempdir().unwrap();
     let tell = folder.path().join("bed");
-    let test = module_path!().split_once("::").unwrap().1.to_owned() + "::a_program_that_is_killed";
+    let test = module_path!().split_once("::").unwrap().1.to_owned() + "::control_plane_process_to_kill";
     let mut program = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &test, "--ignored"])
         .env(TELL, &tell)

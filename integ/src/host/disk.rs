@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prepared_set_does_not_boot_before_it_is_armed() {
+    fn prepared_set_boots_only_after_it_is_armed() {
         let mut disk = prepared();
         assert_eq!(disk.next(), Some(SetName::A));
         disk.upgrade_to_inactive().unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_image_has_one_try_and_then_the_old_one_boots() {
+    fn new_image_boots_once_then_old_image_boots() {
         let mut disk = prepared();
         disk.upgrade_to_inactive().unwrap();
         assert_eq!(disk.boot(), Some(SetName::B));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_image_that_booted_once_stays() {
+    fn new_image_stays_active_after_successful_boot() {
         let mut disk = prepared();
         disk.upgrade_to_inactive().unwrap();
         disk.boot();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sets_change_places_with_each_update() {
+    fn active_and_inactive_sets_swap_with_each_update() {
         let mut disk = prepared();
         disk.upgrade_to_inactive().unwrap();
         disk.boot();
@@ -213,13 +213,13 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_was_not_prepared_cannot_be_armed() {
+    fn unprepared_set_cannot_be_armed() {
         let mut disk = Disk::installed(v("1.20.0"));
         assert!(disk.upgrade_to_inactive().unwrap_err().ends_with("has not been marked valid for upgrade"));
     }
 
     #[test]
-    fn the_old_set_cannot_be_armed_as_an_update() {
+    fn previous_set_cannot_be_armed() {
         let mut disk = prepared();
         disk.upgrade_to_inactive().unwrap();
         disk.boot();

@@ -118,30 +118,30 @@ mod tests {
     }
 
     #[test]
-    fn the_list_holds_older_and_running_versions_newest_first() {
+    fn release_list_includes_all_versions_newest_first() {
         assert_eq!(listing().available, [v("1.20.5"), v("1.20.4"), v("1.20.0")]);
     }
 
     #[test]
-    fn latest_takes_the_newest_and_nothing_when_it_runs_already() {
+    fn latest_chooses_newest_version_or_none_if_running() {
         assert_eq!(listing().choose(&lock("latest"), &v("1.20.0")), Some(&v("1.20.5")));
         assert_eq!(listing().choose(&lock("latest"), &v("1.20.5")), None);
     }
 
     #[test]
-    fn latest_goes_down_when_the_running_release_was_pulled() {
+    fn latest_downgrades_when_running_release_was_withdrawn() {
         assert_eq!(listing().choose(&lock("latest"), &v("1.21.0")), Some(&v("1.20.5")));
     }
 
     #[test]
-    fn an_exact_lock_may_go_down_but_not_nowhere() {
+    fn exact_lock_may_downgrade_but_needs_existing_other_version() {
         assert_eq!(listing().choose(&lock("v1.20.0"), &v("1.20.5")), Some(&v("1.20.0")));
         assert_eq!(listing().choose(&lock("1.20.5"), &v("1.20.5")), None);
         assert_eq!(listing().choose(&lock("9.9.9"), &v("1.20.5")), None);
     }
 
     #[test]
-    fn a_wave_that_has_not_reached_the_seed_hides_the_release_from_it() {
+    fn release_is_hidden_until_wave_reaches_seed() {
         let releases = Releases::of([v("1.20.0")]);
         releases.publish_in_waves(v("1.20.5"), [(512, at(100)), (2048, at(200))]);
         let listed = |seed, ignore, now| releases.list(seed, ignore, at(now)).available.len();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_in_a_later_wave_is_not_a_pulled_one() {
+    fn running_release_in_later_wave_is_not_downgraded() {
         let releases = Releases::of([v("1.20.0")]);
         releases.publish_in_waves(v("1.20.5"), [(2048, at(200))]);
         assert_eq!(releases.list(0, false, at(0)).choose(&lock("latest"), &v("1.20.5")), None);

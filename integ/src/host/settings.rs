@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_changes_nothing_before_its_commit() {
+    fn transaction_takes_effect_only_on_commit() {
         let mut store = SettingsStore::new(UpdatesSettings::defaults(7));
         store.stage("t", change(r#"{"updates":{"version-lock":"v1.20.4","ignore-waves":true}}"#));
         assert_eq!(store.committed().version_lock, Some(VersionLock::latest()));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_changes_and_nulls_stage_nothing() {
+    fn empty_and_null_changes_stage_nothing() {
         let mut store = SettingsStore::new(UpdatesSettings::defaults(7));
         for nothing in ["{}", r#"{"updates":{}}"#, r#"{"updates":null}"#, r#"{"updates":{"seed":null}}"#] {
             store.stage("t", change(nothing));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_want_the_whole_name_and_a_prefix_does_not() {
+    fn keys_query_requires_full_setting_name_and_prefix_query_does_not() {
         let store = SettingsStore::new(UpdatesSettings::defaults(7));
         let lock = serde_json::json!({"updates": {"version-lock": "latest"}});
         assert_eq!(store.at("settings.updates.version-lock,settings.motd"), lock);

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn each_command_leads_from_each_state_where_the_table_says() {
+    fn commands_follow_state_transition_table() {
         use {Command as C, Refusal::NotAllowed, UpdateState as S};
         let table = [
             (C::Refresh, [Ok(S::Available), Ok(S::Available), Ok(S::Staged), Ok(S::Ready)]),
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_command_other_than_refresh_changes_only_the_record() {
+    fn failed_command_other_than_refresh_changes_only_command_record() {
         use {Command as C, UpdateState as S};
         for (command, state) in
             [(C::Prepare, S::Available), (C::Prepare, S::Staged), (C::Activate, S::Staged), (C::Deactivate, S::Ready)]
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_refresh_leads_to_idle_and_keeps_the_lists() {
+    fn failed_refresh_sets_idle_and_keeps_update_lists() {
         let mut bench = Bench::in_state(UpdateState::Available);
         bench.run(Command::Refresh, failed()).unwrap();
         assert_eq!(bench.status().update_state, UpdateState::Idle);
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_refresh_leaves_staged_and_ready_alone() {
+    fn failed_refresh_keeps_staged_and_ready_states() {
         for state in [UpdateState::Staged, UpdateState::Ready] {
             let mut bench = Bench::in_state(state);
             bench.run(Command::Refresh, failed()).unwrap();
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refresh_may_take_the_chosen_update_away_from_a_staged_host() {
+    fn refresh_may_clear_chosen_update_of_staged_host() {
         let mut bench = Bench::in_state(UpdateState::Staged);
         bench.run(Command::Refresh, found(None)).unwrap();
         assert_eq!(bench.status().update_state, UpdateState::Staged);
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refresh_with_unusable_output_is_recorded_as_a_success_that_changed_nothing() {
+    fn refresh_with_invalid_output_is_recorded_as_success_without_changes() {
         let mut bench = Bench::in_state(UpdateState::Available);
         let mut expected = bench.status().clone();
         bench.run(Command::Refresh, done()).unwrap();
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_vanishes_leaves_no_trace_and_frees_the_lock() {
+    fn vanished_worker_keeps_status_and_releases_lock() {
         let mut bench = Bench::in_state(UpdateState::Available);
         let before = bench.status().clone();
         bench.run(Command::Prepare, Ending::Unrecorded).unwrap();
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn while_a_command_runs_nothing_can_be_read_or_started() {
+    fn running_command_locks_status_and_other_commands() {
         let mut bench = Bench::in_state(UpdateState::Available);
         bench.dispatcher.begin(Command::Prepare, || UpdateStatus::fresh(image("1.20.0"), true)).unwrap();
         assert_eq!(bench.dispatcher.read(), Err(Unreadable::Locked));
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_command_makes_the_status_file() {
+    fn refused_command_creates_status_file() {
         let mut bench = Bench { dispatcher: Dispatcher::default(), second: 0 };
         assert_eq!(bench.dispatcher.read(), Err(Unreadable::Uninitialized));
         assert_eq!(bench.run(Command::Activate, done()), Err(Refusal::NotAllowed));

@@ -115,7 +115,7 @@ fn inode(socket: &Path) -> u64 {
 // The pitfalls of the update state machine.
 
 #[tokio::test]
-async fn a_failed_refresh_leads_to_idle_with_the_chosen_update_still_there() {
+async fn failed_refresh_sets_idle_and_keeps_chosen_update() {
     let bench = bench().await;
     bench.run(&[Command::Refresh]).await;
     bench.host.script(Fault::fails(Command::Refresh, "no network\n"));
@@ -128,7 +128,7 @@ async fn a_failed_refresh_leads_to_idle_with_the_chosen_update_still_there() {
 }
 
 #[tokio::test]
-async fn a_refresh_of_a_staged_host_may_change_what_is_chosen_but_not_what_is_staged() {
+async fn refresh_of_staged_host_may_change_chosen_update_but_not_staged_image() {
     let bench = bench().await;
     bench.stage().await;
     bench.releases.publish(v("1.20.6"));
@@ -143,7 +143,7 @@ async fn a_refresh_of_a_staged_host_may_change_what_is_chosen_but_not_what_is_st
 }
 
 #[tokio::test]
-async fn a_staged_host_without_a_chosen_update_activates_its_old_image_and_prepares_none() {
+async fn staged_host_without_chosen_update_activates_staged_image_and_refuses_prepare() {
     let bench = bench().await;
     bench.stage().await;
     bench.set(r#"{"updates":{"version-lock":"9.9.9"}}"#).await;
@@ -155,7 +155,7 @@ async fn a_staged_host_without_a_chosen_update_activates_its_old_image_and_prepa
 }
 
 #[tokio::test]
-async fn a_refresh_with_bad_configuration_says_success_and_changes_the_list_alone() {
+async fn refresh_with_invalid_configuration_succeeds_and_updates_only_available_list() {
     let bench = bench().await;
     bench.host.script(Fault::command(Command::Refresh, Worker::BadConfig));
     bench.run(&[Command::Refresh]).await;
@@ -166,7 +166,7 @@ async fn a_refresh_with_bad_configuration_says_success_and_changes_the_list_alon
 }
 
 #[tokio::test]
-async fn a_worker_that_vanishes_leaves_the_old_record_and_a_free_lock() {
+async fn vanished_prepare_worker_keeps_status_and_releases_lock() {
     let bench = bench().await;
     bench.run(&[Command::Refresh]).await;
     let before = bench.status().await;
@@ -176,7 +176,7 @@ async fn a_worker_that_vanishes_leaves_the_old_record_and_a_free_lock() {
 }
 
 #[tokio::test]
-async fn a_prepare_that_fails_on_a_staged_host_leaves_it_staged_with_nothing_to_activate() {
+async fn failed_prepare_on_staged_host_leaves_no_image_to_activate() {
     let bench = bench().await;
     bench.stage().await;
     bench.host.script(Fault::fails(Command::Prepare, "disk full\n"));
@@ -192,7 +192,7 @@ async fn a_prepare_that_fails_on_a_staged_host_leaves_it_staged_with_nothing_to_
 }
 
 #[tokio::test]
-async fn a_prepare_that_failed_before_it_wrote_leaves_the_old_image_to_activate() {
+async fn prepare_failure_before_write_keeps_staged_image() {
     let bench = bench().await;
     bench.stage().await;
     bench.host.script(Fault::command(
@@ -206,7 +206,7 @@ async fn a_prepare_that_failed_before_it_wrote_leaves_the_old_image_to_activate(
 }
 
 #[tokio::test]
-async fn a_prepare_killed_by_a_signal_is_recorded_with_the_signals_number() {
+async fn prepare_killed_by_signal_records_signal_number() {
     let bench = bench().await;
     bench.run(&[Command::Refresh]).await;
     bench.host.script(Fault::command(Command::Prepare, Worker::Killed { signal: 9 }));
@@ -216,7 +216,7 @@ async fn a_prepare_killed_by_a_signal_is_recorded_with_the_signals_number() {
 }
 
 #[tokio::test]
-async fn a_release_between_refresh_and_prepare_is_written_though_another_was_chosen() {
+async fn prepare_writes_newest_release_instead_of_chosen_update() {
     let bench = bench().await;
     bench.run(&[Command::Refresh]).await;
     bench.releases.publish(v("1.20.6"));
@@ -230,7 +230,7 @@ async fn a_release_between_refresh_and_prepare_is_written_though_another_was_cho
 }
 
 #[tokio::test]
-async fn a_release_pulled_between_refresh_and_prepare_leaves_a_staged_host_without_an_image() {
+async fn release_withdrawn_before_prepare_leaves_staged_host_without_image() {
     let bench = bench().await;
     bench.run(&[Command::Refresh]).await;
     bench.releases.withdraw(&v("1.20.5"));
@@ -244,7 +244,7 @@ async fn a_release_pulled_between_refresh_and_prepare_leaves_a_staged_host_witho
 }
 
 #[tokio::test]
-async fn a_prepare_can_be_scripted_to_write_another_version_or_nothing() {
+async fn prepare_fault_can_write_other_version_or_nothing() {
     let bench = bench().await;
     bench.run(&[Command::Refresh]).await;
     bench.host.script(Fault::command(Command::Prepare, Worker::WritesNothing));
@@ -258,7 +258,7 @@ async fn a_prepare_can_be_scripted_to_write_another_version_or_nothing() {
 }
 
 #[tokio::test]
-async fn an_armed_host_changes_its_target_only_by_way_of_deactivate() {
+async fn armed_host_must_deactivate_before_preparing_other_version() {
     let bench = bench().await;
     bench.arm().await;
     bench.releases.publish(v("1.20.6"));
@@ -271,7 +271,7 @@ async fn an_armed_host_changes_its_target_only_by_way_of_deactivate() {
 }
 
 #[tokio::test]
-async fn an_armed_host_boots_the_new_image_even_after_a_power_loss() {
+async fn armed_host_boots_new_image_after_power_loss() {
     let bench = bench().await;
     bench.arm().await;
     let boot = bench.host.snapshot().boot_id;
@@ -282,7 +282,7 @@ async fn an_armed_host_boots_the_new_image_even_after_a_power_loss() {
 }
 
 #[tokio::test]
-async fn a_staged_host_that_reboots_comes_back_on_its_old_version() {
+async fn rebooted_staged_host_runs_old_version() {
     let bench = bench().await;
     bench.stage().await;
     bench.reboot().await;
@@ -291,7 +291,7 @@ async fn a_staged_host_that_reboots_comes_back_on_its_old_version() {
 }
 
 #[tokio::test]
-async fn a_disarmed_host_that_reboots_comes_back_on_its_old_version() {
+async fn rebooted_disarmed_host_runs_old_version() {
     let bench = bench().await;
     bench.arm().await;
     bench.run(&[Command::Deactivate]).await;
@@ -302,7 +302,7 @@ async fn a_disarmed_host_that_reboots_comes_back_on_its_old_version() {
 // The lock.
 
 #[tokio::test]
-async fn a_running_command_shows_423_to_every_reader_and_every_other_command() {
+async fn running_command_returns_423_for_status_and_other_commands() {
     let bench = bench().await;
     bench.host.script(Fault::command(Command::Refresh, Worker::Waits));
     assert_eq!(bench.post(Command::Refresh).await, 204);
@@ -316,7 +316,7 @@ async fn a_running_command_shows_423_to_every_reader_and_every_other_command() {
 }
 
 #[tokio::test]
-async fn the_first_status_after_the_lock_is_the_new_one() {
+async fn first_status_after_lock_shows_result_of_command() {
     let bench = bench().await;
     bench.host.script(Fault::slow(Command::Refresh, Duration::from_millis(20)));
     assert_eq!(bench.post(Command::Refresh).await, 204);
@@ -334,7 +334,7 @@ async fn the_first_status_after_the_lock_is_the_new_one() {
 }
 
 #[tokio::test]
-async fn a_command_that_never_ends_holds_the_lock_until_the_reboot() {
+async fn endless_command_holds_lock_until_reboot() {
     let bench = bench().await;
     bench.run(&[Command::Refresh]).await;
     bench.host.script(Fault::command(Command::Prepare, Worker::NeverEnds));
@@ -345,7 +345,7 @@ async fn a_command_that_never_ends_holds_the_lock_until_the_reboot() {
 }
 
 #[tokio::test]
-async fn a_worker_of_an_earlier_boot_ends_nothing_in_a_later_one() {
+async fn worker_of_earlier_boot_does_not_end_command_of_later_boot() {
     let bench = bench().await;
     bench.host.script(Fault::command(Command::Refresh, Worker::Waits));
     assert_eq!(bench.post(Command::Refresh).await, 204);
@@ -357,7 +357,7 @@ async fn a_worker_of_an_earlier_boot_ends_nothing_in_a_later_one() {
 }
 
 #[tokio::test]
-async fn another_clients_command_is_seen_but_not_counted_as_a_call() {
+async fn command_of_other_host_client_changes_status_without_call_event() {
     let bench = bench().await;
     bench.host.foreign(Command::Refresh).await.unwrap();
     bench.host.foreign(Command::Prepare).await.unwrap();
@@ -371,7 +371,7 @@ async fn another_clients_command_is_seen_but_not_counted_as_a_call() {
 // Reboots and boots.
 
 #[tokio::test]
-async fn a_reboot_forgets_the_status_and_pending_transactions_and_keeps_the_settings() {
+async fn reboot_clears_status_and_pending_transactions_and_keeps_settings() {
     let bench = bench().await;
     bench.arm().await;
     bench.set(r#"{"updates":{"version-lock":"v1.20.4"}}"#).await;
@@ -385,7 +385,7 @@ async fn a_reboot_forgets_the_status_and_pending_transactions_and_keeps_the_sett
 }
 
 #[tokio::test]
-async fn a_reboot_gives_a_new_boot_id_and_a_new_socket() {
+async fn reboot_creates_new_boot_id_and_socket() {
     let bench = bench().await;
     let root = bench.host.machine().root().to_owned();
     let file = root.join("proc/sys/kernel/random/boot_id");
@@ -403,7 +403,7 @@ async fn a_reboot_gives_a_new_boot_id_and_a_new_socket() {
 }
 
 #[tokio::test]
-async fn a_kubelet_delays_the_shutdown_and_the_api_goes_on_answering_meanwhile() {
+async fn kubelet_delays_shutdown_while_api_keeps_answering() {
     let bench = bench().await;
     let machine = bench.host.machine();
     let boot = bench.host.snapshot().boot_id;
@@ -420,14 +420,14 @@ async fn a_kubelet_delays_the_shutdown_and_the_api_goes_on_answering_meanwhile()
 }
 
 #[tokio::test]
-async fn a_kubelet_that_never_lets_go_delays_a_shutdown_only_to_the_limit() {
+async fn kubelet_delays_shutdown_only_until_shutdown_limit() {
     let bench = bench_with(|options| options.shutdown_limit = Duration::from_millis(50)).await;
     let _machine = bench.host.machine();
     bench.reboot().await;
 }
 
 #[tokio::test]
-async fn a_power_loss_cuts_a_shutdown_short() {
+async fn power_loss_interrupts_shutdown() {
     let bench = bench().await;
     let _machine = bench.host.machine();
     let boot = bench.host.snapshot().boot_id;
@@ -441,7 +441,7 @@ async fn a_power_loss_cuts_a_shutdown_short() {
 }
 
 #[tokio::test]
-async fn a_new_image_that_does_not_boot_falls_back_and_nothing_in_the_api_says_so() {
+async fn boot_failure_falls_back_to_old_image_without_trace_in_api() {
     let bench = bench().await;
     bench.arm().await;
     bench.host.script(Fault::boot(BootFault::NewImageFails));
@@ -460,7 +460,7 @@ async fn a_new_image_that_does_not_boot_falls_back_and_nothing_in_the_api_says_s
 }
 
 #[tokio::test]
-async fn a_boot_fault_of_a_new_image_waits_for_a_new_image() {
+async fn boot_fault_applies_only_to_new_image() {
     let bench = bench().await;
     bench.host.script(Fault::boot(BootFault::NewImageFails));
     bench.reboot().await;
@@ -471,7 +471,7 @@ async fn a_boot_fault_of_a_new_image_waits_for_a_new_image() {
 }
 
 #[tokio::test]
-async fn a_power_loss_while_a_new_image_boots_costs_its_only_try() {
+async fn power_loss_during_first_boot_falls_back_to_old_image() {
     let bench = bench_with(|options| options.timings.boot = Duration::from_millis(300)).await;
     bench.arm().await;
     let boot = bench.host.snapshot().boot_id;
@@ -489,7 +489,7 @@ async fn a_power_loss_while_a_new_image_boots_costs_its_only_try() {
 }
 
 #[tokio::test]
-async fn a_power_loss_during_a_prepare_leaves_no_image() {
+async fn power_loss_during_prepare_leaves_no_image() {
     let bench = bench().await;
     bench.run(&[Command::Refresh]).await;
     bench.host.script(Fault::command(Command::Prepare, Worker::Waits));
@@ -503,7 +503,7 @@ async fn a_power_loss_during_a_prepare_leaves_no_image() {
 }
 
 #[tokio::test]
-async fn a_machine_that_never_comes_back_stays_down_until_it_is_powered_on() {
+async fn machine_that_fails_to_boot_stays_down_until_powered_on() {
     let bench = bench().await;
     bench.host.script(Fault::boot(BootFault::NeverComesBack));
     let boot = bench.host.snapshot().boot_id;
@@ -515,7 +515,7 @@ async fn a_machine_that_never_comes_back_stays_down_until_it_is_powered_on() {
 }
 
 #[tokio::test]
-async fn a_machine_without_power_leaves_a_socket_that_refuses() {
+async fn socket_refuses_connections_after_power_off() {
     let bench = bench().await;
     let boot = bench.host.snapshot().boot_id;
     bench.host.power_off();
@@ -531,7 +531,7 @@ async fn a_machine_without_power_leaves_a_socket_that_refuses() {
 }
 
 #[tokio::test]
-async fn a_machine_that_was_shut_down_has_no_socket() {
+async fn socket_is_removed_after_clean_shutdown() {
     let bench = bench_with(|options| options.timings.boot = Duration::from_secs(3600)).await;
     assert_eq!(bench.call("POST", "/actions/reboot", None).await.status, 204);
     let deadline = tokio::time::Instant::now() + LIMIT;
@@ -544,7 +544,7 @@ async fn a_machine_that_was_shut_down_has_no_socket() {
 }
 
 #[tokio::test]
-async fn a_refused_reboot_changes_nothing_and_a_cut_one_reboots() {
+async fn refused_reboot_keeps_host_up_and_truncated_reply_still_reboots() {
     let bench = bench().await;
     let boot = bench.host.snapshot().boot_id;
     bench.host.script(Fault::reboot(RebootFault::Refused { stderr: "inhibited\n".to_owned() }));
@@ -565,11 +565,11 @@ async fn a_refused_reboot_changes_nothing_and_a_cut_one_reboots() {
 }
 
 #[tokio::test]
-async fn the_log_tells_a_whole_update_in_order() {
+async fn log_records_update_events_in_order() {
     let bench = bench().await;
     bench.arm().await;
     bench.reboot().await;
-    let story: Vec<String> = bench
+    let events: Vec<String> = bench
         .kinds()
         .into_iter()
         .filter_map(|kind| match kind {
@@ -587,7 +587,7 @@ async fn the_log_tells_a_whole_update_in_order() {
         })
         .collect();
     assert_eq!(
-        story,
+        events,
         [
             "booted 1.20.0 false",
             "/actions/refresh-updates 204",
@@ -608,7 +608,7 @@ async fn the_log_tells_a_whole_update_in_order() {
 // Settings and waves.
 
 #[tokio::test]
-async fn a_wave_hides_a_release_until_waves_are_ignored() {
+async fn ignore_waves_reveals_release_of_later_wave() {
     let bench = bench().await;
     let later = Timestamp::now() + Duration::from_secs(3600);
     bench.releases.publish_in_waves(v("1.20.6"), [(2048, later)]);
@@ -622,7 +622,7 @@ async fn a_wave_hides_a_release_until_waves_are_ignored() {
 }
 
 #[tokio::test]
-async fn a_lock_may_take_a_host_down() {
+async fn version_lock_downgrades_host() {
     let bench = bench().await;
     bench.arm().await;
     bench.reboot().await;
@@ -633,7 +633,7 @@ async fn a_lock_may_take_a_host_down() {
 }
 
 #[tokio::test]
-async fn a_setting_is_committed_before_the_tools_know_it() {
+async fn committed_setting_takes_effect_after_applier_lag() {
     let bench = bench_with(|options| options.settings_lag = Duration::from_millis(200)).await;
     bench.set(r#"{"updates":{"version-lock":"9.9.9"}}"#).await;
     assert_eq!(bench.get("/settings").await["updates"]["version-lock"], "9.9.9");
@@ -649,7 +649,7 @@ async fn a_setting_is_committed_before_the_tools_know_it() {
 }
 
 #[tokio::test]
-async fn an_applier_that_cannot_start_leaves_the_settings_committed() {
+async fn applier_start_failure_leaves_settings_committed_but_not_effective() {
     let bench = bench().await;
     bench.host.script(Fault::applier("No such file or directory (os error 2)"));
     let lock = r#"{"updates":{"version-lock":"9.9.9"}}"#;
@@ -662,7 +662,7 @@ async fn an_applier_that_cannot_start_leaves_the_settings_committed() {
 }
 
 #[tokio::test]
-async fn transactions_are_kept_apart_and_an_empty_one_cannot_be_committed() {
+async fn transactions_are_separate_and_empty_commit_is_rejected() {
     let bench = bench().await;
     for nothing in ["{}", r#"{"updates":{}}"#, r#"{"updates":{"version-lock":null}}"#] {
         assert_eq!(bench.call("PATCH", "/settings?tx=mine", Some(nothing)).await.status, 204);
@@ -677,7 +677,7 @@ async fn transactions_are_kept_apart_and_an_empty_one_cannot_be_committed() {
 }
 
 #[tokio::test]
-async fn a_change_that_is_no_json_or_no_known_setting_is_a_typed_400() {
+async fn invalid_json_or_unknown_setting_returns_400_with_error_type() {
     let bench = bench().await;
     for bad in
         ["{", r#"{"updates":{"version-lock":"1.0"}}"#, r#"{"updates":{"versionLock":"latest"}}"#, r#"{"settings":{}}"#]
@@ -694,7 +694,7 @@ async fn a_change_that_is_no_json_or_no_known_setting_is_a_typed_400() {
 }
 
 #[tokio::test]
-async fn settings_requests_are_checked_as_the_real_server_does() {
+async fn settings_requests_are_validated_as_on_real_server() {
     let bench = bench().await;
     let pairs = r#"{"request_payload":["updates.version-lock=1.20.0"]}"#;
     let long = format!("/settings?tx={}", "t".repeat(300));
@@ -714,7 +714,7 @@ async fn settings_requests_are_checked_as_the_real_server_does() {
 }
 
 #[tokio::test]
-async fn action_is_answered_before_its_body_and_a_long_body_is_refused_before_it_comes() {
+async fn action_and_oversized_body_are_answered_before_body_is_received() {
     let bench = bench().await;
     for (head, status) in [
         ("POST /actions/activate-update HTTP/1.1\r\ncontent-length: 9\r\n\r\n".to_owned(), 409),
@@ -727,7 +727,7 @@ async fn action_is_answered_before_its_body_and_a_long_body_is_refused_before_it
 }
 
 #[tokio::test]
-async fn activation_whose_record_is_lost_leaves_an_armed_disk_that_only_a_prepare_clears() {
+async fn activation_with_lost_record_leaves_disk_armed_until_next_prepare() {
     let bench = bench().await;
     bench.stage().await;
     bench.host.script(Fault::command(Command::Activate, Worker::LosesRecord));
@@ -748,7 +748,7 @@ async fn activation_whose_record_is_lost_leaves_an_armed_disk_that_only_a_prepar
 }
 
 #[tokio::test]
-async fn request_whose_client_has_gone_is_carried_out() {
+async fn request_is_executed_after_client_disconnects() {
     let bench = bench().await;
     bench.stage().await;
     let slow = Transport::Slow(Duration::from_millis(50));
@@ -763,7 +763,7 @@ async fn request_whose_client_has_gone_is_carried_out() {
 }
 
 #[tokio::test]
-async fn reboot_command_that_the_shutdown_ends_is_answered_500_and_reboots() {
+async fn reboot_command_terminated_by_shutdown_returns_500_and_reboots() {
     let bench = bench().await;
     let boot = bench.host.snapshot().boot_id;
     bench.host.script(Fault::reboot(RebootFault::Terminated));
@@ -773,7 +773,7 @@ async fn reboot_command_that_the_shutdown_ends_is_answered_500_and_reboots() {
 }
 
 #[tokio::test]
-async fn settings_and_os_can_be_asked_for_in_parts() {
+async fn settings_and_os_support_keys_and_prefix_queries() {
     let bench = bench().await;
     assert_eq!(bench.get("/os?prefix=ver").await, json!({"version_id": "1.20.0"}));
     assert_eq!(bench.get("/os?prefix=nothing").await, json!({}));
@@ -787,7 +787,7 @@ async fn settings_and_os_can_be_asked_for_in_parts() {
 // The transport.
 
 #[tokio::test]
-async fn unknown_paths_and_methods_are_404_without_a_body() {
+async fn unknown_paths_and_methods_return_404_with_empty_body() {
     let bench = bench().await;
     for (method, target) in [
         ("GET", "/settings/"),
@@ -804,7 +804,7 @@ async fn unknown_paths_and_methods_are_404_without_a_body() {
 }
 
 #[tokio::test]
-async fn a_connection_serves_several_requests_and_takes_chunked_bodies() {
+async fn connection_supports_keep_alive_and_chunked_bodies() {
     let bench = bench().await;
     let mut stream = UnixStream::connect(bench.host.socket()).await.unwrap();
     for _ in 0..2 {
@@ -823,7 +823,7 @@ async fn a_connection_serves_several_requests_and_takes_chunked_bodies() {
 }
 
 #[tokio::test]
-async fn an_ordinary_http_client_understands_the_answers() {
+async fn reqwest_client_understands_replies() {
     let bench = bench().await;
     let client = reqwest::Client::builder().unix_socket(bench.host.socket()).build().unwrap();
     let url = |path: &str| format!("http://localhost{path}");
@@ -839,7 +839,7 @@ async fn an_ordinary_http_client_understands_the_answers() {
 }
 
 #[tokio::test]
-async fn http_1_0_is_answered_and_http_2_is_not() {
+async fn http_1_0_is_accepted_and_http_2_is_rejected() {
     let bench = bench().await;
     let mut stream = UnixStream::connect(bench.host.socket()).await.unwrap();
     stream.write_all(b"GET /os HTTP/1.0\r\n\r\n").await.unwrap();
@@ -850,7 +850,7 @@ async fn http_1_0_is_answered_and_http_2_is_not() {
 }
 
 #[tokio::test]
-async fn half_a_head_ends_in_408_and_an_idle_connection_is_closed() {
+async fn incomplete_request_head_returns_408_and_idle_connection_is_closed() {
     let bench = bench_with(|options| options.head_timeout = Duration::from_millis(100)).await;
     let mut half = UnixStream::connect(bench.host.socket()).await.unwrap();
     half.write_all(b"GET /os HTTP/1.1\r\n").await.unwrap();
@@ -864,7 +864,7 @@ async fn half_a_head_ends_in_408_and_an_idle_connection_is_closed() {
 }
 
 #[tokio::test]
-async fn scripted_transport_faults_happen_as_often_as_scripted() {
+async fn transport_faults_occur_as_often_as_scripted() {
     let bench = bench().await;
     let status = |transport| Fault::request("GET", "/updates/status", transport);
     bench.run(&[Command::Refresh]).await;
@@ -888,7 +888,7 @@ async fn scripted_transport_faults_happen_as_often_as_scripted() {
 }
 
 #[tokio::test]
-async fn a_post_whose_answer_is_lost_may_have_been_done_or_not() {
+async fn lost_reply_fault_may_drop_request_or_execute_it() {
     let bench = bench().await;
     bench.host.script(Fault::request("POST", "/actions/refresh", Transport::LostBefore));
     bench.host.script(Fault::request("POST", "/actions/refresh", Transport::LostAfter));
@@ -900,7 +900,7 @@ async fn a_post_whose_answer_is_lost_may_have_been_done_or_not() {
 }
 
 #[tokio::test]
-async fn a_restart_of_the_api_server_kills_a_running_command_and_makes_a_new_socket() {
+async fn host_api_restart_kills_running_command_and_creates_new_socket() {
     for clean in [true, false] {
         let bench = bench().await;
         bench.run(&[Command::Refresh]).await;
@@ -917,7 +917,7 @@ async fn a_restart_of_the_api_server_kills_a_running_command_and_makes_a_new_soc
 }
 
 #[tokio::test]
-async fn while_the_api_server_is_away_its_socket_is_gone_or_refuses() {
+async fn stopped_host_api_removes_socket_or_refuses_connections() {
     let expected = [(true, std::io::ErrorKind::NotFound), (false, std::io::ErrorKind::ConnectionRefused)];
     for (clean, kind) in expected {
         let bench = bench_with(|options| options.timings.api_restart = Duration::from_secs(3600)).await;
@@ -934,7 +934,7 @@ async fn while_the_api_server_is_away_its_socket_is_gone_or_refuses() {
 }
 
 #[tokio::test]
-async fn a_host_ends_with_its_last_handle() {
+async fn host_stops_when_last_handle_is_dropped() {
     let bench = bench().await;
     let socket = bench.host.socket();
     let second = bench.host.clone();
@@ -948,7 +948,7 @@ async fn a_host_ends_with_its_last_handle() {
 }
 
 #[tokio::test]
-async fn a_socket_path_that_is_too_long_is_an_error_that_says_so() {
+async fn too_long_socket_path_is_rejected() {
     let options = HostOptions::new("a", format!("/tmp/{}", "x".repeat(120)), v("1.20.0"), Releases::default());
     let error = Host::start(options).await.unwrap_err();
     assert!(error.to_string().contains("too long for a socket"), "{error}");

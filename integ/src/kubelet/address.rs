@@ -115,13 +115,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_beds_never_share_an_octet() {
+    fn test_beds_claim_different_address_octets() {
         let (a, b) = (Addresses::claim().unwrap(), Addresses::claim().unwrap());
         assert_ne!(a.bed(), b.bed());
     }
 
     #[test]
-    fn a_pod_address_maps_to_the_loopback_and_another_address_does_not() {
+    fn only_pod_addresses_map_to_loopback_addresses() {
         let bed = Addresses::claim().unwrap();
         let pod = bed.node(3).pod_ip(7);
         assert_eq!(bed.process_ip(pod.into()), Some(Ipv4Addr::new(127, bed.bed(), 3, 7).into()));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_released_is_used_again_last() {
+    fn released_address_is_reused_last() {
         let mut pool = IpPool::new(NodeAddress { bed: 9, node: 1 });
         let first = pool.take().unwrap();
         pool.give_back(first);

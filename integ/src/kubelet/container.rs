@@ -19,7 +19,7 @@ use super::env::{EnvError, EnvInput, Mounts, expand, kubeconfig};
 use super::pod::PodShared;
 use super::probes::{Exec, Target};
 use super::process::{Launch, PodProcess, signal_group};
-use super::status::{ContainerView, Doing, Ended};
+use super::status::{ContainerPhase, ContainerView, Ended};
 
 /// First back-off of a container that keeps ending: much shorter than the real kubelet's 10 s to 5 min, of the same
 /// shape.
@@ -89,16 +89,16 @@ impl ContainerTask {
                         if error.is::<EnvError>() { "CreateContainerConfigError" } else { "RunContainerError" };
                     let message = format!("{error:#}");
                     self.pod.ctx.event(&self.pod.current(), "Warning", "Failed", &format!("Error: {message}"));
-                    self.update(|v| v.doing = Doing::waiting(reason, Some(message)));
+                    self.update(|v| v.doing = ContainerPhase::waiting(reason, Some(message)));
                     RETRY
                 }
                 Ok((child, surroundings)) => {
                     first = false;
                     let began = Instant::now();
-                    let ended = self.attend(child, surroundings).await;
+                    let ended = self.supervise_process(child, surroundings).await;
                     let success = ended.exit_code == 0;
                     self.update(|v| {
-                        v.doing = Doing::Ended(ended);
+                        v.doing = ContainerPhase::Ended(ended);
                         v.ready = false;
                         v.started = false;
                     });
@@ -133,9 +133,9 @@ impl ContainerTask {
             self.pod.ctx.event(&pod, "Warning", "BackOff", &message);
         }
         self.update(|v| {
-            if let Doing::Ended(ended) = &v.doing {
+            if let ContainerPhase::Ended(ended) = &v.doing {
                 v.last = Some(ended.clone());
-                v.doing = Doing::waiting("CrashLoopBackOff", Some(message));
+                v.doing = ContainerPhase::waiting("CrashLoopBackOff", Some(message));
             }
         });
     }
@@ -186,13 +186,13 @@ impl ContainerTask {
         let id = format!("sim://{:016x}{:016x}", rand::random::<u64>(), rand::random::<u64>());
         let probes = self.spec.startup_probe.is_some();
         self.update(|v| {
-            if let Doing::Ended(ended) = &v.doing {
+            if let ContainerPhase::Ended(ended) = &v.doing {
                 v.last = Some(ended.clone());
             }
             if again {
                 v.restarts += 1;
             }
-            v.doing = Doing::Running { since: Timestamp::now() };
+            v.doing = ContainerPhase::Running { since: Timestamp::now() };
             v.container_id = id;
             v.started = !probes;
             v.ready = !probes && self.spec.readiness_probe.is_none();
@@ -260,7 +260,7 @@ impl ContainerTask {
     }
 
     /// Follows a process to its end.
-    async fn attend(&self, mut child: Child, surroundings: Surroundings) -> Ended {
+    async fn supervise_process(&self, mut child: Child, surroundings: Surroundings) -> Ended {
         let since = Timestamp::now();
         let mut stop = self.pod.stop.subscribe();
         let deadline = stop.clone();
@@ -378,12 +378,12 @@ impl ContainerTask {
         let init = self.pod.view(self.index).is_some_and(|v| v.init);
         let since = Timestamp::now();
         self.update(|v| {
-            v.doing = Doing::Running { since };
+            v.doing = ContainerPhase::Running { since };
             v.container_id = format!("sim://{:016x}", rand::random::<u64>());
             v.started = true;
         });
         if init {
-            self.update(|v| v.doing = Doing::Ended(completed(since, v.container_id.clone())));
+            self.update(|v| v.doing = ContainerPhase::Ended(completed(since, v.container_id.clone())));
             return;
         }
         let ready_at = annotation(&self.pod.current(), READY_AFTER)
@@ -425,7 +425,7 @@ impl ContainerTask {
             }
         }
         self.update(|v| {
-            v.doing = Doing::Ended(completed(since, v.container_id.clone()));
+            v.doing = ContainerPhase::Ended(completed(since, v.container_id.clone()));
             v.ready = false;
             v.started = false;
         });
@@ -567,7 +567,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_written_as_people_write_them() {
+    fn duration_annotations_with_units_are_parsed() {
         assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
         assert_eq!(parse_duration("2s"), Some(Duration::from_secs(2)));
         assert_eq!(parse_duration("1m"), Some(Duration::from_secs(60)));
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_ends_a_container_with_128_and_its_number() {
+    fn container_killed_by_signal_exits_with_128_plus_signal_number() {
         let how = ended(Ok(ExitStatus::from_raw(9)), Timestamp::UNIX_EPOCH, String::new());
         assert_eq!((how.exit_code, how.signal, how.reason.as_str()), (137, Some(9), "Error"));
         let how = ended(Ok(ExitStatus::from_raw(3 << 8)), Timestamp::UNIX_EPOCH, String::new());

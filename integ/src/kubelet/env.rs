@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_expand_by_kubernetes_rules() {
+    fn variable_references_expand_as_in_kubernetes() {
         let lookup = |name: &str| (name == "A").then(|| "1".to_owned());
         for (text, expected) in [
             ("$(A)", "1"),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn only_values_that_are_paths_of_a_mount_are_rewritten() {
+    fn only_values_that_are_mount_paths_are_rewritten() {
         let mounts = Mounts::new(vec![
             ("/etc/brupop/".into(), "/bed/v/config".into()),
             ("/etc/brupop/ca".into(), "/bed/v/ca".into()),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_downward_api_names_the_address_where_the_process_can_listen() {
+    fn downward_api_returns_loopback_addresses() {
         let pod: Pod = serde_json::from_value(serde_json::json!({
             "metadata": {"name": "p", "namespace": "n", "labels": {"a/b": "c"}},
             "spec": {"nodeName": "node-1", "containers": []},

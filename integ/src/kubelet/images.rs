@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_inside_the_image_runs_the_local_program() {
+    fn container_command_is_mapped_to_local_program() {
         let images = Images::new().map("agent:1", "/build/agent").map_program("agent:1", "tool", "/build/tool");
         assert_eq!(line(&images, &[], &["-v"]), ("/build/agent".into(), vec!["-v".into()]));
         assert_eq!(line(&images, &["/usr/bin/brupop-agent", "-a"], &["-b"]).0, PathBuf::from("/build/agent"));

@@ -289,14 +289,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_that_says_more_than_the_kubelet_is_no_difference() {
+    fn additional_fields_and_list_entries_count_as_contained() {
         let whole = json!({"a": 1, "b": [{"t": "x", "v": 1}, {"t": "y", "v": 2}]});
         assert!(contains(&whole, &json!({"b": [{"t": "y", "v": 2}]})));
         assert!(!contains(&whole, &json!({"b": [{"t": "y", "v": 3}]})));
     }
 
     #[test]
-    fn machine_ids_are_stable_and_differ() {
+    fn machine_ids_are_stable_and_differ_between_nodes() {
         assert_eq!(machine_id("a"), machine_id("a"));
         assert_ne!(machine_id("a"), machine_id("b"));
         assert_eq!(machine_id("a").len(), 32);

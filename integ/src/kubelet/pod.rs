@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep};
 use super::Ctx;
 use super::container::ContainerTask;
 use super::process::locked;
-use super::status::{ContainerView, Doing, Ended, SHUT_DOWN, StatusInput, Verdict, status_patch};
+use super::status::{ContainerPhase, ContainerView, Ended, SHUT_DOWN, StatusInput, Verdict, status_patch};
 use super::volumes::Volumes;
 
 /// Delay before a retry of a failure outside this pod.
@@ -269,7 +269,7 @@ fn views(pod: &Pod) -> Vec<ContainerView> {
             name: container.name.clone(),
             image: container.image.clone().unwrap_or_default(),
             init,
-            doing: Doing::waiting(reason, None),
+            doing: ContainerPhase::waiting(reason, None),
             last,
             restarts,
             ready: false,
@@ -346,7 +346,8 @@ async fn live(shared: &Arc<PodShared>, running: &mut JoinSet<()>) {
     for (index, spec) in all.iter().enumerate().take(init) {
         running.spawn(task(index, spec).run());
         while running.join_next().await.is_some() {}
-        let succeeded = shared.view(index).is_some_and(|v| matches!(v.doing, Doing::Ended(e) if e.exit_code == 0));
+        let succeeded =
+            shared.view(index).is_some_and(|v| matches!(v.doing, ContainerPhase::Ended(e) if e.exit_code == 0));
         if !succeeded {
             return std::future::pending().await;
         }
@@ -369,7 +370,7 @@ async fn mount(shared: &Arc<PodShared>) {
             shared.ctx.event(&shared.current(), "Warning", "FailedMount", &message);
             let count = locked(&shared.views).len();
             for index in 0..count {
-                shared.update(index, |v| v.doing = Doing::waiting("ContainerCreating", Some(message.clone())));
+                shared.update(index, |v| v.doing = ContainerPhase::waiting("ContainerCreating", Some(message.clone())));
             }
             told = message;
         }
@@ -435,7 +436,7 @@ async fn end(
     for view in locked(&shared.views).iter_mut() {
         view.ready = false;
         view.started = false;
-        if let Doing::Waiting { .. } = view.doing {
+        if let ContainerPhase::Waiting { .. } = view.doing {
             // A container that does not run and will not be started has ended, whatever the reason.
             let unknown = Ended {
                 exit_code: 137,
@@ -443,7 +444,7 @@ async fn end(
                 message: Some("The container could not be located when the pod was terminated".to_owned()),
                 ..lost(String::new())
             };
-            view.doing = Doing::Ended(view.last.take().unwrap_or(unknown));
+            view.doing = ContainerPhase::Ended(view.last.take().unwrap_or(unknown));
         }
     }
 }

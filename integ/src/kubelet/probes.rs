@@ -33,7 +33,7 @@ pub(crate) enum Which {
 
 /// The times and thresholds of one probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rhythm {
+pub(crate) struct ProbeTiming {
     pub(crate) delay: Duration,
     pub(crate) period: Duration,
     pub(crate) timeout: Duration,
@@ -41,7 +41,7 @@ pub(crate) struct Rhythm {
     pub(crate) failures: u32,
 }
 
-impl Rhythm {
+impl ProbeTiming {
     /// The rhythm of `probe`. Startup and readiness probes run more often than the spec says, which only makes things
     /// quicker; liveness keeps the spec's times, so that a stalled process lives as long here as in a cluster.
     pub(crate) fn of(probe: &Probe, which: Which) -> Self {
@@ -84,7 +84,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     /// Adds a result; returns the verdict once its threshold is reached.
-    pub(crate) fn take(&mut self, success: bool, rhythm: &Rhythm) -> Option<bool> {
+    pub(crate) fn take(&mut self, success: bool, rhythm: &ProbeTiming) -> Option<bool> {
         self.streak = if self.last == Some(success) { self.streak.saturating_add(1) } else { 1 };
         self.last = Some(success);
         let needed = if success { rhythm.successes } else { rhythm.failures };
@@ -149,8 +149,8 @@ impl Target {
 
     /// Probes until the container has started, or has failed to.
     pub(crate) async fn until_started(&self, probe: &Probe, exec: &impl Exec) -> Result<(), String> {
-        let rhythm = Rhythm::of(probe, Which::Startup);
-        let last = tokio::time::Instant::now() + Rhythm::startup_budget(probe);
+        let rhythm = ProbeTiming::of(probe, Which::Startup);
+        let last = tokio::time::Instant::now() + ProbeTiming::startup_budget(probe);
         sleep(rhythm.delay).await;
         let mut tally = Tally::default();
         loop {
@@ -170,7 +170,7 @@ impl Target {
 
     /// Probes for ever; reports each change of readiness.
     pub(crate) async fn follow_readiness(&self, probe: &Probe, exec: &impl Exec, mut tell: impl FnMut(bool, &str)) {
-        let rhythm = Rhythm::of(probe, Which::Readiness);
+        let rhythm = ProbeTiming::of(probe, Which::Readiness);
         sleep(rhythm.delay).await;
         let (mut ready, mut tally) = (false, Tally::default());
         loop {
@@ -187,7 +187,7 @@ impl Target {
 
     /// Probes until the container is found dead.
     pub(crate) async fn until_dead(&self, probe: &Probe, exec: &impl Exec) -> String {
-        let rhythm = Rhythm::of(probe, Which::Liveness);
+        let rhythm = ProbeTiming::of(probe, Which::Liveness);
         sleep(rhythm.delay).await;
         let mut tally = Tally::default();
         loop {
@@ -205,8 +205,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_verdict_needs_its_threshold_in_a_row() {
-        let rhythm = Rhythm { delay: Duration::ZERO, period: LONGEST, timeout: LONGEST, successes: 1, failures: 3 };
+    fn probe_result_changes_only_after_threshold_of_consecutive_results() {
+        let rhythm =
+            ProbeTiming { delay: Duration::ZERO, period: LONGEST, timeout: LONGEST, successes: 1, failures: 3 };
         let mut tally = Tally::default();
         let verdicts: Vec<_> =
             [true, false, false, true, false, false, false].map(|result| tally.take(result, &rhythm)).into();
@@ -214,11 +215,11 @@ mod tests {
     }
 
     #[test]
-    fn readiness_is_hurried_and_liveness_is_not() {
+    fn readiness_probe_interval_is_shortened_and_liveness_interval_is_kept() {
         let probe = Probe { period_seconds: Some(20), initial_delay_seconds: Some(30), ..Probe::default() };
-        assert_eq!(Rhythm::of(&probe, Which::Readiness).period, LONGEST);
-        assert_eq!(Rhythm::of(&probe, Which::Readiness).delay, LONGEST);
-        assert_eq!(Rhythm::of(&probe, Which::Liveness).period, Duration::from_secs(20));
-        assert_eq!(Rhythm::of(&probe, Which::Liveness).delay, Duration::from_secs(30));
+        assert_eq!(ProbeTiming::of(&probe, Which::Readiness).period, LONGEST);
+        assert_eq!(ProbeTiming::of(&probe, Which::Readiness).delay, LONGEST);
+        assert_eq!(ProbeTiming::of(&probe, Which::Liveness).period, Duration::from_secs(20));
+        assert_eq!(ProbeTiming::of(&probe, Which::Liveness).delay, Duration::from_secs(30));
     }
 }

@@ -20,13 +20,13 @@ pub(crate) struct Ended {
 
 /// State of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Doing {
+pub(crate) enum ContainerPhase {
     Waiting { reason: String, message: Option<String> },
     Running { since: Timestamp },
     Ended(Ended),
 }
 
-impl Doing {
+impl ContainerPhase {
     pub(crate) fn waiting(reason: &str, message: Option<String>) -> Self {
         Self::Waiting { reason: reason.to_owned(), message }
     }
@@ -38,7 +38,7 @@ pub(crate) struct ContainerView {
     pub(crate) name: String,
     pub(crate) image: String,
     pub(crate) init: bool,
-    pub(crate) doing: Doing,
+    pub(crate) doing: ContainerPhase,
     pub(crate) last: Option<Ended>,
     pub(crate) restarts: u32,
     pub(crate) ready: bool,
@@ -87,7 +87,7 @@ pub(crate) struct StatusInput<'a> {
 /// reported; a transition time changes only with the status.
 pub(crate) fn status_patch(input: &StatusInput<'_>, conditions: &[PodCondition], now: Timestamp) -> Value {
     let (init, main): (Vec<_>, Vec<_>) = input.containers.iter().partition(|c| c.init);
-    let initialized = init.iter().all(|c| matches!(&c.doing, Doing::Ended(e) if e.exit_code == 0));
+    let initialized = init.iter().all(|c| matches!(&c.doing, ContainerPhase::Ended(e) if e.exit_code == 0));
     let phase = input.verdict.map_or_else(|| phase(input, &main, initialized), |v| v.phase);
     let finished = phase == "Succeeded" || phase == "Failed";
     let unready: Vec<&str> = main.iter().filter(|c| !c.ready).map(|c| c.name.as_str()).collect();
@@ -148,13 +148,13 @@ fn phase(input: &StatusInput<'_>, main: &[&ContainerView], initialized: bool) ->
     let init_failed = input
         .containers
         .iter()
-        .any(|c| c.init && policy == "Never" && matches!(&c.doing, Doing::Ended(e) if e.exit_code != 0));
+        .any(|c| c.init && policy == "Never" && matches!(&c.doing, ContainerPhase::Ended(e) if e.exit_code != 0));
     if init_failed {
         return "Failed";
     }
     let ended = |c: &&ContainerView| match &c.doing {
-        Doing::Ended(e) => Some(e.exit_code),
-        Doing::Waiting { .. } | Doing::Running { .. } => None,
+        ContainerPhase::Ended(e) => Some(e.exit_code),
+        ContainerPhase::Waiting { .. } | ContainerPhase::Running { .. } => None,
     };
     let codes: Vec<i32> = main.iter().filter_map(ended).collect();
     let all_ended = codes.len() == main.len() && !main.is_empty();
@@ -167,7 +167,7 @@ fn phase(input: &StatusInput<'_>, main: &[&ContainerView], initialized: bool) ->
     if final_now {
         return if codes.iter().all(|c| *c == 0) { "Succeeded" } else { "Failed" };
     }
-    let begun = |c: &&ContainerView| !matches!(c.doing, Doing::Waiting { .. }) || c.last.is_some();
+    let begun = |c: &&ContainerView| !matches!(c.doing, ContainerPhase::Waiting { .. }) || c.last.is_some();
     if initialized && !main.is_empty() && main.iter().all(begun) { "Running" } else { "Pending" }
 }
 
@@ -213,11 +213,11 @@ fn container_status(view: &ContainerView) -> Value {
     })
 }
 
-fn state(doing: &Doing) -> Value {
+fn state(doing: &ContainerPhase) -> Value {
     match doing {
-        Doing::Waiting { reason, message } => json!({"waiting": {"reason": reason, "message": message}}),
-        Doing::Running { since } => json!({"running": {"startedAt": stamp(*since)}}),
-        Doing::Ended(how) => json!({"terminated": ended(how)}),
+        ContainerPhase::Waiting { reason, message } => json!({"waiting": {"reason": reason, "message": message}}),
+        ContainerPhase::Running { since } => json!({"running": {"startedAt": stamp(*since)}}),
+        ContainerPhase::Ended(how) => json!({"terminated": ended(how)}),
     }
 }
 
@@ -251,7 +251,7 @@ mod tests {
         .unwrap()
     }
 
-    fn view(doing: Doing, ready: bool) -> ContainerView {
+    fn view(doing: ContainerPhase, ready: bool) -> ContainerView {
         ContainerView {
             name: "c".into(),
             image: "i".into(),
@@ -265,8 +265,8 @@ mod tests {
         }
     }
 
-    fn exited(exit_code: i32) -> Doing {
-        Doing::Ended(Ended {
+    fn exited(exit_code: i32) -> ContainerPhase {
+        ContainerPhase::Ended(Ended {
             exit_code,
             signal: None,
             reason: "Error".into(),
@@ -277,7 +277,7 @@ mod tests {
         })
     }
 
-    fn patch(policy: &str, doing: Doing, ready: bool, ending: bool, verdict: Option<&Verdict>) -> Value {
+    fn patch(policy: &str, doing: ContainerPhase, ready: bool, ending: bool, verdict: Option<&Verdict>) -> Value {
         let input = StatusInput {
             pod: &pod(policy),
             containers: &[view(doing, ready)],
@@ -295,8 +295,8 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_ready_when_its_containers_are() {
-        let running = Doing::Running { since: Timestamp::UNIX_EPOCH };
+    fn pod_is_ready_when_containers_are_ready() {
+        let running = ContainerPhase::Running { since: Timestamp::UNIX_EPOCH };
         let status = patch("Always", running.clone(), true, false, None);
         assert_eq!((&status["phase"], condition_of(&status, "Ready")), (&json!("Running"), json!("True")));
         let status = patch("Always", running, false, false, None);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_phase_follows_the_restart_policy() {
+    fn pod_phase_depends_on_restart_policy() {
         for (policy, code, ending, phase) in [
             ("Always", 1, false, "Running"),
             ("Always", 0, true, "Succeeded"),
@@ -315,11 +315,14 @@ mod tests {
         ] {
             assert_eq!(patch(policy, exited(code), false, ending, None)["phase"], phase, "{policy} {code} {ending}");
         }
-        assert_eq!(patch("Always", Doing::waiting("ContainerCreating", None), false, false, None)["phase"], "Pending");
+        assert_eq!(
+            patch("Always", ContainerPhase::waiting("ContainerCreating", None), false, false, None)["phase"],
+            "Pending"
+        );
     }
 
     #[test]
-    fn a_node_shutdown_leaves_a_failed_pod_that_says_so() {
+    fn node_shutdown_sets_pod_phase_failed_and_reason_terminated() {
         let status = patch("Always", exited(0), false, true, Some(&SHUT_DOWN));
         assert_eq!(status["phase"], "Failed");
         assert_eq!(status["reason"], "Terminated");
@@ -327,14 +330,14 @@ mod tests {
     }
 
     #[test]
-    fn a_transition_time_moves_only_with_the_status() {
+    fn unchanged_condition_status_keeps_transition_time() {
         let known: Vec<PodCondition> = serde_json::from_value(json!([
             {"type": "Ready", "status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"},
         ]))
         .unwrap();
         let input = StatusInput {
             pod: &pod("Always"),
-            containers: &[view(Doing::Running { since: Timestamp::UNIX_EPOCH }, true)],
+            containers: &[view(ContainerPhase::Running { since: Timestamp::UNIX_EPOCH }, true)],
             start_time: Timestamp::UNIX_EPOCH,
             pod_ip: None,
             host_ip: Ipv4Addr::new(10, 1, 1, 1),

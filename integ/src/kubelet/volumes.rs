@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_swapped_as_a_whole_and_forgets_what_is_gone() {
+    fn volume_update_replaces_all_files_and_removes_deleted_ones() {
         let dir = tempfile::tempdir().unwrap();
         write_atomically(dir.path(), &payload(&[("a", "1"), ("sub/b", "2")])).unwrap();
         let first = fs::read_link(dir.path().join("..data")).unwrap();
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_key_is_an_error_unless_it_is_optional() {
+    fn missing_volume_key_fails_unless_optional() {
         let items = [KeyToPath { key: "k".into(), path: "p".into(), ..KeyToPath::default() }];
         for (optional, ok) in [(None, false), (Some(false), false), (Some(true), true)] {
             let object = Object { volume: "v", kind: Kind::Secret, name: "s", optional };

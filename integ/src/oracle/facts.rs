@@ -485,7 +485,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_nodes_fields_and_their_owners_are_read() {
+    fn node_fields_and_field_managers_are_parsed() {
         let node = json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerations_of_the_cordon_are_recognised() {
+    fn toleration_of_cordon_is_recognized() {
         for (toleration, expected) in [
             (json!({"operator": "Exists"}), true),
             (json!({"operator": "Exists", "effect": "NoSchedule"}), true),
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_pods_daemon_pods_and_static_pods_need_not_leave() {
+    fn finished_daemon_set_and_static_pods_are_not_evictable() {
         let pod = Pod { node: Some("a".into()), ..Pod::default() };
         assert!(pod.evictable());
         assert!(Pod { terminating: true, ..pod.clone() }.evictable());
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_without_a_selector_covers_nothing_and_one_with_an_empty_selector_all_of_its_namespace() {
+    fn pdb_without_selector_matches_no_pod_and_empty_selector_matches_namespace() {
         let pod =
             Pod { namespace: "shop".into(), labels: BTreeMap::from([("app".into(), "cart".into())]), ..Pod::default() };
         let budget = Budget { namespace: "shop".into(), ..Budget::default() };
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_another_shape_is_an_error_and_not_skipped() {
+    fn object_with_invalid_schema_is_reported_as_error() {
         assert!(
             Object::parse(Kind::Shadow, json!({"metadata": {"name": "brs-a"}, "spec": {"attempt": "one"}})).is_err()
         );

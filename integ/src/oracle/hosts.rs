@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_armed_by_us_only_when_the_api_was_asked() {
+    fn arming_is_attributed_to_api_only_after_accepted_request() {
         let armed = || EventKind::Armed { version: Version::new(1, 20, 5) };
         let ended = || EventKind::CommandFinished { command: Command::Activate, ok: true, version: None };
         let asked = |status| EventKind::Call {

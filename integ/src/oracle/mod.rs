@@ -20,7 +20,7 @@ mod hosts;
 mod recorder;
 mod report;
 #[cfg(test)]
-mod story;
+mod scenario;
 #[cfg(test)]
 mod tests;
 mod world;

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::facts::Kind;
 use super::hosts::HostLog;
 use super::report::Property;
-use super::story::{APISERVER, CONTROLLER};
+use super::scenario::{APISERVER, CONTROLLER};
 use super::*;
 use crate::control_plane::{ControlPlane, Options};
 use crate::host::{Host, HostOptions, Releases, client};
@@ -80,7 +80,7 @@ fn revisions(history: &History, kind: Kind) -> BTreeSet<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_revision_is_missed_whatever_becomes_of_the_watches() {
+async fn recorder_misses_no_revision_after_late_crd_install_or_apiserver_restart() {
     let mut bed = ControlPlane::start(Options::default()).await.unwrap();
     let client = bed.client();
     let recorder = Recorder::start(client.clone()).await.unwrap();
@@ -135,7 +135,7 @@ async fn no_revision_is_missed_whatever_becomes_of_the_watches() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn planted_violations_are_caught_on_a_real_api_server() {
+async fn injected_violations_are_detected_on_real_api_server() {
     let bed = ControlPlane::start(Options::default()).await.unwrap();
     let admin = bed.client();
     let recorder = Recorder::start(bed.client()).await.unwrap();
@@ -214,7 +214,7 @@ async fn planted_violations_are_caught_on_a_real_api_server() {
 }
 
 /// Updates the host through its API as a compromised agent would: without a permit and without waiting.
-async fn update_on_its_own(host: &Host) {
+async fn update_without_permit(host: &Host) {
     let boot = host.snapshot().boot_id;
     for path in ["/actions/refresh-updates", "/actions/prepare-update", "/actions/activate-update", "/actions/reboot"] {
         until(path, async || {
@@ -227,7 +227,7 @@ async fn update_on_its_own(host: &Host) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn planted_violations_that_hosts_and_records_show_are_caught_on_a_real_api_server() {
+async fn injected_violations_in_host_logs_and_records_are_detected() {
     let bed = ControlPlane::start(Options::default()).await.unwrap();
     let admin = bed.client();
     let recorder = Recorder::start(bed.client()).await.unwrap();
@@ -278,7 +278,7 @@ async fn planted_violations_that_hosts_and_records_show_are_caught_on_a_real_api
     operators.patch_status("default", &PatchParams::default(), &slots(vec![slot(0, "a"), slot(1, "b")])).await.unwrap();
     // S9: the node is released; S7 and S2: its host is armed and rebooted all the same, without a permit of its boot.
     apply(&controller, "brupop-controller", "a", json!({"metadata": {"name": "a"}})).await;
-    update_on_its_own(&host).await;
+    update_without_permit(&host).await;
 
     let history = recorder.finish().await.unwrap();
     let audit = settled_audit(&mut bed.audit(), &admin).await.unwrap();

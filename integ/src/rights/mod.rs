@@ -261,7 +261,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_run_that_uses_what_is_granted_and_nothing_else_has_no_findings() {
+    fn run_that_uses_every_granted_permission_has_no_findings() {
         let mut audit = nodes();
         for name in ["here/one", "here/two"] {
             audit.push(request("update", "coordination.k8s.io", "leases", name, &json!({})));
@@ -274,7 +274,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_right_that_no_one_uses_is_found_down_to_its_object() {
+    fn unused_permission_is_reported_with_verb_and_object() {
         let mut audit = nodes();
         audit.push(request("update", "coordination.k8s.io", "leases", "here/one", &json!({})));
         audit.push(request("update", "coordination.k8s.io", "leases", "there/two", &json!({})));
@@ -285,7 +285,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_request_that_was_forbidden_is_found_also_one_about_a_path() {
+    fn forbidden_request_is_reported_also_for_non_resource_path() {
         for (what, uri) in [("secrets", "/api/v1/secrets"), ("", "/metrics")] {
             let no = json!({"annotations": {"authorization.k8s.io/decision": "forbid"},
                 "responseStatus": {"code": 403}, "requestURI": uri});
@@ -297,7 +297,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_wide_right_beside_a_narrow_one_that_would_do_is_found() {
+    fn permission_covered_by_narrower_rule_is_reported() {
         let mut rules = leases();
         rules
             .as_array_mut()
@@ -312,7 +312,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_apply_that_makes_its_object_uses_the_right_to_create_it() {
+    fn apply_that_creates_object_uses_create_permission() {
         let rules = json!([{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["trust"],
             "verbs": ["create", "patch"]}]);
         let mut audit = nodes();
@@ -324,7 +324,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_right_to_a_path_is_used_by_a_request_for_it() {
+    fn non_resource_url_permission_is_used_by_matching_request() {
         let mut objects = install(&json!([]));
         objects[2]["rules"] = json!([{"nonResourceURLs": ["/openid/v1/jwks"], "verbs": ["get"]}]);
         let rights = granted(&objects).unwrap();
@@ -335,7 +335,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_taken_apart_is_refused() {
+    fn unsupported_rbac_rules_are_rejected() {
         for rules in [
             json!([{"apiGroups": ["*"], "resources": ["nodes"], "verbs": ["get"]}]),
             json!([{"apiGroups": [""], "resources": ["*"], "verbs": ["get"]}]),
@@ -353,7 +353,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_installed_can_be_taken_apart_and_gives_the_agents_nothing() {
+    fn installed_roles_are_supported_and_grant_agents_no_permission() {
         let rights = granted(&deploy::everything().unwrap()).unwrap();
         assert!(rights.iter().any(|right| right.resource == "pods/eviction"));
         assert!(rights.iter().all(|right| !right.user.contains("agent")));

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn guarded_applies_and_what_is_on_the_list_are_as_they_have_to_be() {
+    fn guarded_applies_and_listed_writes_are_accepted() {
         let preconditions = json!({"preconditions": {"uid": "u"}});
         let audit = [
             apply("nodes", &whole()),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_in_another_way_is_found() {
+    fn unlisted_write_is_reported() {
         let forced = json!({"requestURI": APPLY, "requestObject": {"spec": {"unschedulable": true}}});
         for write in [
             request("update", "", "nodes", "a", &json!({"requestObject": {"metadata": whole()}})),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_that_looks_like_an_apply_is_found_by_what_the_server_made_of_it() {
+    fn merge_patch_disguised_as_apply_is_detected_by_managed_fields() {
         let owners = json!([{"manager": "brupop-controller", "operation": "Update"}]);
         let mut merge = apply("bottlerocketshadows", &whole());
         merge.response = Some(json!({"metadata": {"managedFields": owners}}));
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_without_its_guard_is_found() {
+    fn write_without_precondition_is_reported() {
         for (guard, write) in [
             (UID, apply("nodes", &json!({"name": "a", "resourceVersion": "7"}))),
             (VERSION, apply("nodes", &json!({"name": "a", "uid": "u"}))),

@@ -5,34 +5,34 @@ use serde_json::{Value, json};
 use crate::fleet::Case;
 
 crate::cases![
-    a_budget_lets_one_go_at_a_time_and_all_go_in_the_end,
-    a_budget_in_percent_is_respected,
-    a_budget_that_is_deleted_in_mid_drain_holds_no_one_up_any_more,
-    a_budget_that_is_made_in_mid_drain_is_respected,
-    a_budget_that_is_tightened_in_mid_drain_is_respected,
-    a_budget_that_is_loosened_in_mid_drain_lets_the_drain_end,
-    a_budget_that_could_never_allow_the_drain_is_named_before_the_node_is_touched,
-    a_budget_that_selects_everything_holds_up_everything,
-    a_budget_that_selects_nothing_holds_no_one_up,
-    a_blocked_pod_does_not_hold_back_the_others,
-    two_budgets_on_one_pod_are_named_before_the_node_is_touched,
-    pods_that_are_not_ready_go_where_their_budget_always_allows_it,
-    pods_that_are_not_ready_go_where_enough_others_are_healthy,
-    pods_that_are_not_ready_stay_where_their_budget_misses_healthy_ones,
-    two_nodes_that_are_drained_at_once_share_a_budget,
-    a_pod_that_becomes_ready_elsewhere_frees_the_budget,
+    drain_completes_with_pdb_max_unavailable_one,
+    drain_completes_with_percentage_pdb,
+    pdb_deleted_during_drain_unblocks_drain,
+    pdb_created_during_drain_blocks_drain,
+    pdb_tightened_during_drain_blocks_drain,
+    pdb_relaxed_during_drain_unblocks_drain,
+    pdb_that_never_allows_disruption_is_reported_before_cordon,
+    pdb_with_empty_selector_blocks_all_pods,
+    pdb_that_selects_no_pod_does_not_block_drain,
+    blocked_pod_does_not_delay_eviction_of_other_pods,
+    pod_with_two_pdbs_is_reported_before_cordon,
+    unready_pods_are_evicted_under_always_allow,
+    unready_pods_are_evicted_under_if_healthy_budget_when_pdb_is_satisfied,
+    unready_pods_remain_under_if_healthy_budget_when_pdb_is_not_satisfied,
+    two_concurrent_drains_share_one_pdb,
+    replacement_pod_that_becomes_ready_unblocks_pdb,
 ];
 
-async fn a_budget_lets_one_go_at_a_time_and_all_go_in_the_end(case: Case) -> anyhow::Result<()> {
+async fn drain_completes_with_pdb_max_unavailable_one(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 4, json!({})).await?;
     case.budget("web", 4, json!({"maxUnavailable": 1})).await?;
     case.start_update().await?;
     let end = case.updated().await?;
-    assert!(end.at_home("web").is_empty());
+    assert!(end.pods_on_node("web").is_empty());
     Ok(())
 }
 
-async fn a_budget_in_percent_is_respected(case: Case) -> anyhow::Result<()> {
+async fn drain_completes_with_percentage_pdb(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 4, json!({})).await?;
     case.budget("web", 4, json!({"minAvailable": "60%"})).await?;
     case.start_update().await?;
@@ -42,62 +42,60 @@ async fn a_budget_in_percent_is_respected(case: Case) -> anyhow::Result<()> {
 
 /// A drain that a budget blocks.
 async fn held_up(case: &Case) -> anyhow::Result<()> {
-    let look = case.drain_held_up(2).await?;
+    let look = case.start_blocked_drain(2).await?;
     let budget = format!("{}/web", case.namespace);
     assert_eq!(look.drain().and_then(|drain| drain.blockers[0].budget.as_deref()), Some(budget.as_str()));
     Ok(())
 }
 
-async fn a_budget_that_is_deleted_in_mid_drain_holds_no_one_up_any_more(case: Case) -> anyhow::Result<()> {
+async fn pdb_deleted_during_drain_unblocks_drain(case: Case) -> anyhow::Result<()> {
     held_up(&case).await?;
     case.here(&["delete", "pdb", "web"]).await?;
     case.updated().await?;
     Ok(())
 }
 
-async fn a_budget_that_is_made_in_mid_drain_is_respected(case: Case) -> anyhow::Result<()> {
+async fn pdb_created_during_drain_blocks_drain(case: Case) -> anyhow::Result<()> {
     // System-critical pods are evicted last, so that there is time to create a budget for it.
-    case.deployment_at_home("dns", 2, json!({"spec": {"priorityClassName": "system-cluster-critical"}})).await?;
+    case.deployment_on_node("dns", 2, json!({"spec": {"priorityClassName": "system-cluster-critical"}})).await?;
     held_up(&case).await?;
     case.budget("dns", 2, json!({"maxUnavailable": 0})).await?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     let new = format!("{}/dns", case.namespace);
     let look = case
         .until("the new budget holds the drain up", |look| {
             look.drain().is_some_and(|drain| drain.blockers.iter().any(|b| b.budget.as_deref() == Some(new.as_str())))
         })
         .await?;
-    assert!(look.at_home("web").is_empty() && look.at_home("dns").len() == 2);
+    assert!(look.pods_on_node("web").is_empty() && look.pods_on_node("dns").len() == 2);
     case.set_budget("dns", json!({"maxUnavailable": 1})).await?;
     case.updated().await?;
     Ok(())
 }
 
-async fn a_budget_that_is_tightened_in_mid_drain_is_respected(case: Case) -> anyhow::Result<()> {
+async fn pdb_tightened_during_drain_blocks_drain(case: Case) -> anyhow::Result<()> {
     let slow = json!({"metadata": {"annotations": {"sim/ready-after": "3s"}}});
     case.deployment("web", 3, slow).await?;
     case.budget("web", 3, json!({"maxUnavailable": 1})).await?;
     case.start_update().await?;
-    case.until("the first has gone", |look| look.at_home("web").len() == 2).await?;
+    case.until("the first has gone", |look| look.pods_on_node("web").len() == 2).await?;
     case.set_budget("web", json!({"maxUnavailable": 0})).await?;
     let look = case.held_up().await?;
-    assert!(!look.at_home("web").is_empty(), "what is left stays");
+    assert!(!look.pods_on_node("web").is_empty(), "what is left stays");
     case.set_budget("web", json!({"maxUnavailable": 1})).await?;
     case.updated().await?;
     Ok(())
 }
 
-async fn a_budget_that_is_loosened_in_mid_drain_lets_the_drain_end(case: Case) -> anyhow::Result<()> {
+async fn pdb_relaxed_during_drain_unblocks_drain(case: Case) -> anyhow::Result<()> {
     held_up(&case).await?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     let end = case.updated().await?;
-    assert!(end.at_home("web").is_empty());
+    assert!(end.pods_on_node("web").is_empty());
     Ok(())
 }
 
-async fn a_budget_that_could_never_allow_the_drain_is_named_before_the_node_is_touched(
-    case: Case,
-) -> anyhow::Result<()> {
+async fn pdb_that_never_allows_disruption_is_reported_before_cordon(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.budget("web", 1, json!({"maxUnavailable": 0})).await?;
     case.start_update().await?;
@@ -109,8 +107,8 @@ async fn a_budget_that_could_never_allow_the_drain_is_named_before_the_node_is_t
     Ok(())
 }
 
-async fn a_budget_that_selects_everything_holds_up_everything(case: Case) -> anyhow::Result<()> {
-    case.deployment_at_home("api", 1, json!({})).await?;
+async fn pdb_with_empty_selector_blocks_all_pods(case: Case) -> anyhow::Result<()> {
+    case.deployment_on_node("api", 1, json!({})).await?;
     case.deployment("web", 1, json!({})).await?;
     case.guard("web", 1).await?;
     let everything: Value = json!({"selector": {"matchLabels": null}, "minAvailable": 2});
@@ -118,13 +116,13 @@ async fn a_budget_that_selects_everything_holds_up_everything(case: Case) -> any
     case.counted("web", 2).await?;
     case.start_update().await?;
     let look = case.held_up().await?;
-    assert!(look.at_home("web").len() == 1 && look.at_home("api").len() == 1);
+    assert!(look.pods_on_node("web").len() == 1 && look.pods_on_node("api").len() == 1);
     case.here(&["delete", "pdb", "web"]).await?;
     case.updated().await?;
     Ok(())
 }
 
-async fn a_budget_that_selects_nothing_holds_no_one_up(case: Case) -> anyhow::Result<()> {
+async fn pdb_that_selects_no_pod_does_not_block_drain(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.budget("other", 0, json!({"maxUnavailable": 0})).await?;
     case.start_update().await?;
@@ -132,17 +130,17 @@ async fn a_budget_that_selects_nothing_holds_no_one_up(case: Case) -> anyhow::Re
     Ok(())
 }
 
-async fn a_blocked_pod_does_not_hold_back_the_others(case: Case) -> anyhow::Result<()> {
-    case.deployment_at_home("api", 2, json!({})).await?;
+async fn blocked_pod_does_not_delay_eviction_of_other_pods(case: Case) -> anyhow::Result<()> {
+    case.deployment_on_node("api", 2, json!({})).await?;
     held_up(&case).await?;
-    let look = case.until("the others have gone", |look| look.at_home("api").is_empty()).await?;
-    assert_eq!(look.at_home("web").len(), 2);
-    case.let_go().await?;
+    let look = case.until("the others have gone", |look| look.pods_on_node("api").is_empty()).await?;
+    assert_eq!(look.pods_on_node("web").len(), 2);
+    case.unblock_drain().await?;
     case.updated().await?;
     Ok(())
 }
 
-async fn two_budgets_on_one_pod_are_named_before_the_node_is_touched(case: Case) -> anyhow::Result<()> {
+async fn pod_with_two_pdbs_is_reported_before_cordon(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.budget("web", 1, json!({"maxUnavailable": 1})).await?;
     let mut second = integ::bed::workload::budget(&case.namespace, "web", json!({"maxUnavailable": 1}));
@@ -154,7 +152,7 @@ async fn two_budgets_on_one_pod_are_named_before_the_node_is_touched(case: Case)
     let both = ["second", "web"].map(|name| format!("{}/{name}", case.namespace));
     assert!(both.iter().all(|name| said.contains(name)), "{said}");
     let look = case.look()?;
-    assert!(!look.cordoned() && look.at_home("web").len() == 1);
+    assert!(!look.cordoned() && look.pods_on_node("web").len() == 1);
     case.here(&["delete", "pdb", "second"]).await?;
     case.updated().await?;
     Ok(())
@@ -164,11 +162,11 @@ async fn two_budgets_on_one_pod_are_named_before_the_node_is_touched(case: Case)
 /// policy for unhealthy pods.
 async fn unhealthy(case: &Case, policy: &str, healthy: usize) -> anyhow::Result<()> {
     let sick = json!({"metadata": {"labels": {"tier": "web"}, "annotations": {"sim/never-ready": "true"}}});
-    case.deployment_at_home("sick", 2, sick).await?;
+    case.deployment_on_node("sick", 2, sick).await?;
     if healthy > 0 {
-        case.deployment_at_home("well", healthy, json!({"metadata": {"labels": {"tier": "web"}}})).await?;
+        case.deployment_on_node("well", healthy, json!({"metadata": {"labels": {"tier": "web"}}})).await?;
     }
-    case.open_elsewhere().await?;
+    case.allow_spare_nodes().await?;
     let mut budget = integ::bed::workload::budget(&case.namespace, "web", json!({"minAvailable": 1}));
     budget["spec"]["selector"] = json!({"matchLabels": {"tier": "web"}});
     budget["spec"]["unhealthyPodEvictionPolicy"] = json!(policy);
@@ -176,34 +174,34 @@ async fn unhealthy(case: &Case, policy: &str, healthy: usize) -> anyhow::Result<
     case.counted("web", healthy).await
 }
 
-async fn pods_that_are_not_ready_go_where_their_budget_always_allows_it(case: Case) -> anyhow::Result<()> {
+async fn unready_pods_are_evicted_under_always_allow(case: Case) -> anyhow::Result<()> {
     unhealthy(&case, "AlwaysAllow", 0).await?;
     case.start_update().await?;
     let end = case.updated().await?;
-    assert!(end.at_home("sick").is_empty());
+    assert!(end.pods_on_node("sick").is_empty());
     Ok(())
 }
 
-async fn pods_that_are_not_ready_go_where_enough_others_are_healthy(case: Case) -> anyhow::Result<()> {
+async fn unready_pods_are_evicted_under_if_healthy_budget_when_pdb_is_satisfied(case: Case) -> anyhow::Result<()> {
     unhealthy(&case, "IfHealthyBudget", 2).await?;
     case.start_update().await?;
     let end = case.updated().await?;
-    assert!(end.at_home("sick").is_empty() && end.at_home("well").is_empty());
+    assert!(end.pods_on_node("sick").is_empty() && end.pods_on_node("well").is_empty());
     Ok(())
 }
 
-async fn pods_that_are_not_ready_stay_where_their_budget_misses_healthy_ones(case: Case) -> anyhow::Result<()> {
+async fn unready_pods_remain_under_if_healthy_budget_when_pdb_is_not_satisfied(case: Case) -> anyhow::Result<()> {
     case.under("short").await?;
     unhealthy(&case, "IfHealthyBudget", 0).await?;
     case.start_update().await?;
     let said = case.failed("DrainTimedOut").await?;
     assert!(said.contains("sick-"), "{said}");
     let look = case.look()?;
-    assert!(look.at_home("sick").len() == 2 && !look.cordoned());
+    assert!(look.pods_on_node("sick").len() == 2 && !look.cordoned());
     Ok(())
 }
 
-async fn two_nodes_that_are_drained_at_once_share_a_budget(case: Case) -> anyhow::Result<()> {
+async fn two_concurrent_drains_share_one_pdb(case: Case) -> anyhow::Result<()> {
     let second = case.second_node().await?;
     let spread = json!({"spec": {"topologySpreadConstraints": [{
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
@@ -212,7 +210,7 @@ async fn two_nodes_that_are_drained_at_once_share_a_budget(case: Case) -> anyhow
     case.deployment("web", 4, spread).await?;
     let look = case.look()?;
     let on_second = look.pods_of("web").iter().filter(|pod| pod.node.as_deref() == Some(&second)).count();
-    assert!(on_second > 0 && !look.at_home("web").is_empty(), "they are on both nodes");
+    assert!(on_second > 0 && !look.pods_on_node("web").is_empty(), "they are on both nodes");
     case.guard("web", 4).await?;
     case.start_update().await?;
     case.begin(&second).await?;
@@ -235,12 +233,12 @@ async fn two_nodes_that_are_drained_at_once_share_a_budget(case: Case) -> anyhow
     Ok(())
 }
 
-async fn a_pod_that_becomes_ready_elsewhere_frees_the_budget(case: Case) -> anyhow::Result<()> {
+async fn replacement_pod_that_becomes_ready_unblocks_pdb(case: Case) -> anyhow::Result<()> {
     let slow = json!({"metadata": {"annotations": {"sim/ready-after": "2s"}}});
     case.deployment("web", 2, slow).await?;
     case.budget("web", 2, json!({"minAvailable": 1})).await?;
     case.start_update().await?;
     let end = case.updated().await?;
-    assert!(end.at_home("web").is_empty());
+    assert!(end.pods_on_node("web").is_empty());
     Ok(())
 }

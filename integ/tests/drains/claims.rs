@@ -8,22 +8,22 @@ use serde_json::json;
 use crate::fleet::{Case, Look};
 
 crate::cases![
-    a_claim_of_which_the_shadow_is_deleted_is_taken_back,
-    a_node_is_claimed_whole_while_it_is_drained_and_nothing_of_it_stays,
-    a_node_leaves_the_balancer_before_the_first_pod_goes,
-    node_that_another_user_has_cordoned_is_left_alone_until_it_is_uncordoned,
-    a_person_who_cordoned_the_node_before_finds_it_cordoned,
-    a_person_who_cordons_the_node_in_mid_drain_finds_it_cordoned,
-    a_persons_balancer_label_stays_whatever_its_value,
-    a_persons_annotation_of_another_value_stays_and_the_node_is_updated_all_the_same,
-    an_annotation_that_a_person_changes_in_mid_drain_stays_as_it_is,
-    a_label_that_a_person_takes_away_in_mid_drain_is_set_again,
-    a_person_who_uncordons_again_and_again_gets_the_node_back,
-    a_hold_before_the_update_keeps_it_from_beginning,
-    a_hold_in_mid_drain_ends_the_attempt_and_keeps_the_cordon_until_it_goes,
-    a_reset_of_managed_fields_in_mid_drain_leaves_nothing_behind,
-    a_taint_of_a_person_stays,
-    labels_that_others_set_in_mid_drain_stay,
+    claim_is_released_after_shadow_deletion,
+    claim_sets_all_node_fields_during_drain_and_release_removes_them,
+    node_leaves_load_balancer_before_first_eviction,
+    node_cordoned_by_user_is_updated_only_after_uncordon,
+    cordon_set_before_update_is_kept_after_update,
+    cordon_applied_by_other_manager_during_drain_is_kept,
+    load_balancer_label_of_user_is_kept,
+    conflicting_annotation_of_user_is_kept_and_node_is_updated,
+    annotation_changed_by_user_during_drain_is_kept,
+    claim_label_removed_by_user_during_drain_is_restored,
+    repeated_uncordon_ends_attempt_and_releases_node,
+    hold_prevents_update_from_starting,
+    hold_during_drain_ends_attempt_and_keeps_cordon_until_hold_is_removed,
+    claim_is_removed_after_managed_fields_reset_during_drain,
+    taint_of_user_is_kept,
+    label_set_by_user_during_drain_is_kept,
 ];
 
 fn balancer() -> Field {
@@ -39,15 +39,15 @@ fn parts(look: &Look) -> [Option<&str>; 4] {
         .map(|field| look.node().fields.get(&field).map(String::as_str))
 }
 
-async fn a_node_is_claimed_whole_while_it_is_drained_and_nothing_of_it_stays(case: Case) -> anyhow::Result<()> {
-    let look = case.drain_held_up(1).await?;
+async fn claim_sets_all_node_fields_during_drain_and_release_removes_them(case: Case) -> anyhow::Result<()> {
+    let look = case.start_blocked_drain(1).await?;
     assert_eq!(parts(&look), [Some("true"), Some("brupop"), Some("true"), Some("true")]);
-    case.let_go().await?;
+    case.unblock_drain().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
 }
 
-async fn a_node_leaves_the_balancer_before_the_first_pod_goes(case: Case) -> anyhow::Result<()> {
+async fn node_leaves_load_balancer_before_first_eviction(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.start_update().await?;
     let look = case
@@ -55,27 +55,27 @@ async fn a_node_leaves_the_balancer_before_the_first_pod_goes(case: Case) -> any
             look.step() == Some(Step::LeavingBalancer) && look.field(&balancer()).is_some()
         })
         .await?;
-    assert!(look.cordoned() && !look.at_home("web")[0].terminating);
+    assert!(look.cordoned() && !look.pods_on_node("web")[0].terminating);
     let end = case.updated().await?;
     assert_eq!(end.field(&balancer()), None);
     Ok(())
 }
 
-async fn node_that_another_user_has_cordoned_is_left_alone_until_it_is_uncordoned(case: Case) -> anyhow::Result<()> {
+async fn node_cordoned_by_user_is_updated_only_after_uncordon(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.kubectl(&["cordon", &case.node]).await?;
     case.start_update().await?;
     let said = case.blocked("Cordoned").await?;
     assert!(said.contains("cordonedNodes"), "{said}");
     let look = case.look()?;
-    assert!(look.step().is_none() && !look.node().claimed() && look.at_home("web").len() == 1);
+    assert!(look.step().is_none() && !look.node().claimed() && look.pods_on_node("web").len() == 1);
     case.kubectl(&["uncordon", &case.node]).await?;
     let end = case.updated().await?;
-    assert!(end.at_home("web").is_empty() && !end.cordoned());
+    assert!(end.pods_on_node("web").is_empty() && !end.cordoned());
     Ok(())
 }
 
-async fn a_person_who_cordoned_the_node_before_finds_it_cordoned(case: Case) -> anyhow::Result<()> {
+async fn cordon_set_before_update_is_kept_after_update(case: Case) -> anyhow::Result<()> {
     case.under("cordoned").await?;
     case.deployment("web", 1, json!({})).await?;
     case.kubectl(&["cordon", &case.node]).await?;
@@ -85,8 +85,8 @@ async fn a_person_who_cordoned_the_node_before_finds_it_cordoned(case: Case) -> 
     Ok(())
 }
 
-async fn a_person_who_cordons_the_node_in_mid_drain_finds_it_cordoned(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn cordon_applied_by_other_manager_during_drain_is_kept(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     // `kubectl cordon` leaves no trace on a node that is cordoned already; an apply records the owner.
     let wish =
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": case.node}, "spec": {"unschedulable": true}});
@@ -94,55 +94,53 @@ async fn a_person_who_cordons_the_node_in_mid_drain_finds_it_cordoned(case: Case
     std::fs::write(file.path(), wish.to_string())?;
     let path = file.path().to_string_lossy().into_owned();
     case.kubectl(&["apply", "--server-side", "--field-manager=other", "-f", &path]).await?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [Some("true"), None, None, None]);
     Ok(())
 }
 
-async fn a_persons_balancer_label_stays_whatever_its_value(case: Case) -> anyhow::Result<()> {
+async fn load_balancer_label_of_user_is_kept(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["label", "node", &case.node, &format!("{BALANCER_LABEL}=maintenance")]).await?;
-    let look = case.drain_held_up(1).await?;
+    let look = case.start_blocked_drain(1).await?;
     assert_eq!(look.field(&balancer()), Some("maintenance"));
-    case.let_go().await?;
+    case.unblock_drain().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [None, Some("maintenance"), None, None]);
     Ok(())
 }
 
-async fn a_persons_annotation_of_another_value_stays_and_the_node_is_updated_all_the_same(
-    case: Case,
-) -> anyhow::Result<()> {
+async fn conflicting_annotation_of_user_is_kept_and_node_is_updated(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["annotate", "node", &case.node, &format!("{SCALE_DOWN_ANNOTATION}=false")]).await?;
-    let look = case.drain_held_up(1).await?;
+    let look = case.start_blocked_drain(1).await?;
     assert_eq!(parts(&look), [Some("true"), Some("brupop"), Some("false"), Some("true")]);
-    case.let_go().await?;
+    case.unblock_drain().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [None, None, Some("false"), None]);
     Ok(())
 }
 
-async fn an_annotation_that_a_person_changes_in_mid_drain_stays_as_it_is(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn annotation_changed_by_user_during_drain_is_kept(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     case.kubectl(&["annotate", "--overwrite", "node", &case.node, &format!("{DO_NOT_DISRUPT_ANNOTATION}=please")])
         .await?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     let end = case.updated().await?;
     assert_eq!(parts(&end), [None, None, None, Some("please")]);
     Ok(())
 }
 
-async fn a_label_that_a_person_takes_away_in_mid_drain_is_set_again(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn claim_label_removed_by_user_during_drain_is_restored(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     case.kubectl(&["label", "node", &case.node, &format!("{BALANCER_LABEL}-")]).await?;
     case.until("the node is out of the balancer again", |look| look.field(&balancer()).is_some()).await?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
 }
 
-async fn a_person_who_uncordons_again_and_again_gets_the_node_back(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn repeated_uncordon_ends_attempt_and_releases_node(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     // Two of them in quick succession may count as one.
     for _ in 0..12 {
         case.kubectl(&["uncordon", &case.node]).await?;
@@ -157,7 +155,7 @@ async fn a_person_who_uncordons_again_and_again_gets_the_node_back(case: Case) -
     Ok(())
 }
 
-async fn a_hold_before_the_update_keeps_it_from_beginning(case: Case) -> anyhow::Result<()> {
+async fn hold_prevents_update_from_starting(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
     case.start_update().await?;
     case.blocked("Held").await?;
@@ -167,27 +165,27 @@ async fn a_hold_before_the_update_keeps_it_from_beginning(case: Case) -> anyhow:
     Ok(())
 }
 
-async fn a_hold_in_mid_drain_ends_the_attempt_and_keeps_the_cordon_until_it_goes(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn hold_during_drain_ends_attempt_and_keeps_cordon_until_hold_is_removed(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
     let look = case.until("the attempt has ended", |look| look.step().is_none()).await?;
-    assert!(look.cordoned() && look.at_home("web").len() == 1);
+    assert!(look.cordoned() && look.pods_on_node("web").len() == 1);
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
 }
 
-async fn a_reset_of_managed_fields_in_mid_drain_leaves_nothing_behind(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn claim_is_removed_after_managed_fields_reset_during_drain(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     let reset = r#"[{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}]"#;
     case.kubectl(&["patch", "node", &case.node, "--type=json", "-p", reset]).await?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
 }
 
-async fn a_taint_of_a_person_stays(case: Case) -> anyhow::Result<()> {
+async fn taint_of_user_is_kept(case: Case) -> anyhow::Result<()> {
     case.kubectl(&["taint", "node", &case.node, "example.com/theirs=yes:PreferNoSchedule"]).await?;
     case.start_update().await?;
     let end = case.updated().await?;
@@ -195,17 +193,17 @@ async fn a_taint_of_a_person_stays(case: Case) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn labels_that_others_set_in_mid_drain_stay(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn label_set_by_user_during_drain_is_kept(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     case.kubectl(&["label", "node", &case.node, "example.com/new=yes"]).await?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     let end = case.updated().await?;
     assert_eq!(end.field(&Field::Label("example.com/new".to_owned())), Some("yes"));
     Ok(())
 }
 
-async fn a_claim_of_which_the_shadow_is_deleted_is_taken_back(case: Case) -> anyhow::Result<()> {
-    let look = case.drain_held_up(1).await?;
+async fn claim_is_released_after_shadow_deletion(case: Case) -> anyhow::Result<()> {
+    let look = case.start_blocked_drain(1).await?;
     let before = look.shadow().map(|shadow| shadow.uid.clone());
     let shadow = models::names::shadow_name(&case.node);
     case.kubectl(&["-n", models::names::SYSTEM_NAMESPACE, "delete", "brs", &shadow]).await?;
@@ -213,7 +211,7 @@ async fn a_claim_of_which_the_shadow_is_deleted_is_taken_back(case: Case) -> any
         look.shadow().is_some_and(|shadow| Some(&shadow.uid) != before.as_ref())
     })
     .await?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     assert_eq!(parts(&case.updated().await?), [None; 4]);
     Ok(())
 }

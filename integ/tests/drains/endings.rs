@@ -10,33 +10,33 @@ use serde_json::json;
 use crate::fleet::Case;
 
 crate::cases![
-    a_node_that_another_client_reboots_in_mid_drain_is_released,
-    a_node_whose_host_loses_power_in_mid_drain_is_released,
-    an_agent_killed_in_mid_drain_is_not_missed,
-    a_release_request_ends_the_attempt_and_it_is_tried_again_without_a_back_off,
-    a_node_that_loses_its_label_in_mid_drain_is_released_and_forgotten,
-    a_node_that_is_deleted_in_mid_drain_holds_no_slot,
-    a_host_that_cannot_be_armed_at_first_still_runs_the_new_image_in_the_end,
-    a_drain_that_ends_while_the_agent_is_away_goes_on_when_it_is_back,
+    node_rebooted_by_other_client_during_drain_is_released,
+    node_with_power_loss_during_drain_is_released,
+    update_completes_after_agent_kill_during_drain,
+    release_request_ends_attempt_without_back_off,
+    unlabelled_node_is_released_during_drain_and_its_shadow_deleted,
+    node_deletion_during_drain_frees_slot,
+    update_completes_after_failed_first_activation,
+    update_continues_when_stopped_agent_resumes_after_drain,
 ];
 
-async fn a_node_that_another_client_reboots_in_mid_drain_is_released(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn node_rebooted_by_other_client_during_drain_is_released(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     case.member()?.host.foreign_reboot().await;
     case.failed("RebootedByOther").await?;
     assert!(!case.look()?.is_charged() && !case.look()?.cordoned());
-    case.let_go().await?;
+    case.unblock_drain().await?;
     case.retry().await?;
     case.updated().await?;
     Ok(())
 }
 
-async fn a_node_whose_host_loses_power_in_mid_drain_is_released(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn node_with_power_loss_during_drain_is_released(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     case.member()?.host.power_loss().await;
     case.failed("RebootedByOther").await?;
     assert!(!case.look()?.is_charged());
-    case.let_go().await?;
+    case.unblock_drain().await?;
     case.retry().await?;
     case.updated().await?;
     Ok(())
@@ -51,26 +51,26 @@ fn signal(case: &Case, signal: Signal) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn an_agent_killed_in_mid_drain_is_not_missed(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn update_completes_after_agent_kill_during_drain(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     signal(&case, Signal::SIGKILL)?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     case.updated().await?;
     Ok(())
 }
 
-async fn a_drain_that_ends_while_the_agent_is_away_goes_on_when_it_is_back(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn update_continues_when_stopped_agent_resumes_after_drain(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     signal(&case, Signal::SIGSTOP)?;
-    case.let_go().await?;
+    case.unblock_drain().await?;
     case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
     signal(&case, Signal::SIGCONT)?;
     case.updated().await?;
     Ok(())
 }
 
-async fn a_release_request_ends_the_attempt_and_it_is_tried_again_without_a_back_off(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn release_request_ends_attempt_without_back_off(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     let release = format!("{RELEASE_ANNOTATION}=now");
     case.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name(&case.node), &release]).await?;
     // The next attempt may have begun by now: nothing makes it wait.
@@ -80,21 +80,21 @@ async fn a_release_request_ends_the_attempt_and_it_is_tried_again_without_a_back
         })
         .await?;
     assert!(!ended.is_charged());
-    case.let_go().await?;
+    case.unblock_drain().await?;
     case.updated().await?;
     Ok(())
 }
 
-async fn a_node_that_loses_its_label_in_mid_drain_is_released_and_forgotten(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn unlabelled_node_is_released_during_drain_and_its_shadow_deleted(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     case.kubectl(&["label", "node", &case.node, &format!("{INTERFACE_LABEL}-")]).await?;
     let end = case.until("its shadow is gone", |look| look.shadow().is_none()).await?;
     assert!(!end.node().claimed() && !end.cordoned());
     Ok(())
 }
 
-async fn a_node_that_is_deleted_in_mid_drain_holds_no_slot(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(1).await?;
+async fn node_deletion_during_drain_frees_slot(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(1).await?;
     case.kubectl(&["delete", "node", &case.node]).await?;
     case.until("its slot is free and its shadow gone", |look| {
         !look.has_slot() && !look.world.shadows.contains_key(&shadow_name(&case.node))
@@ -107,7 +107,7 @@ async fn a_node_that_is_deleted_in_mid_drain_holds_no_slot(case: Case) -> anyhow
     Ok(())
 }
 
-async fn a_host_that_cannot_be_armed_at_first_still_runs_the_new_image_in_the_end(case: Case) -> anyhow::Result<()> {
+async fn update_completes_after_failed_first_activation(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.member()?.host.script(Fault::command(
         Command::Activate,

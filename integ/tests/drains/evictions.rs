@@ -10,21 +10,21 @@ use crate::fleet::Case;
 use crate::webhook::Webhook;
 
 crate::cases![
-    an_eviction_that_admission_refuses_ends_the_attempt_and_says_who_refused,
-    an_eviction_that_a_webhook_refuses_ends_the_attempt_and_says_why,
-    a_webhook_that_does_not_answer_is_asked_again_until_it_does,
-    evictions_that_are_not_answered_delay_no_other_pod_and_no_hold,
-    a_namespace_that_is_being_deleted_takes_its_pods_along,
-    a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod,
-    a_pod_that_tolerates_the_cordon_is_evicted_once_and_left_to_the_reboot_when_it_comes_back,
-    a_critical_pod_that_tolerates_the_cordon_is_evicted_last_and_once,
-    pods_that_their_template_binds_to_the_node_end_the_attempt_early,
-    a_pod_deleted_by_another_client_in_mid_drain_is_gone,
-    more_than_five_hundred_pods_are_drained,
-    what_the_cluster_runs_on_goes_last,
-    a_pod_keeps_its_own_grace_period,
-    policy_may_give_pods_another_grace_period,
-    pods_of_several_namespaces_are_drained_side_by_side,
+    eviction_denied_by_admission_policy_ends_attempt_with_policy_message,
+    eviction_denied_by_webhook_ends_attempt_with_webhook_message,
+    eviction_is_retried_while_webhook_is_unreachable,
+    hanging_evictions_do_not_delay_other_pods_or_hold,
+    drain_waits_for_pods_of_terminating_namespace,
+    stateful_set_pod_is_recreated_with_new_uid,
+    recreated_pods_that_tolerate_cordon_are_not_evicted_again_before_reboot,
+    critical_pod_that_tolerates_cordon_is_evicted_last,
+    pods_bound_by_node_name_end_attempt_with_pods_return,
+    drain_completes_when_other_client_deletes_blocked_pods,
+    drain_evicts_more_than_500_pods,
+    system_critical_pods_are_evicted_last,
+    eviction_keeps_grace_period_of_pod,
+    policy_overrides_grace_period_of_pods,
+    blocked_pod_does_not_delay_pods_of_other_namespace,
 ];
 
 /// A rule of the API server's own admission that refuses evictions in the case's namespace.
@@ -74,18 +74,18 @@ async fn admission(case: &Case, pod: &str, refuses: &str) -> anyhow::Result<()> 
     }
 }
 
-async fn an_eviction_that_admission_refuses_ends_the_attempt_and_says_who_refused(case: Case) -> anyhow::Result<()> {
+async fn eviction_denied_by_admission_policy_ends_attempt_with_policy_message(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     for object in refusal(&case) {
         case.apply(object).await?;
     }
-    let pod = case.look()?.at_home("web")[0].name.clone();
+    let pod = case.look()?.pods_on_node("web")[0].name.clone();
     admission(&case, &pod, "the batch is running").await?;
     case.start_update().await?;
     let said = case.failed("DrainRefused").await?;
     assert!(said.contains(&pod) && said.contains("the batch is running"), "{said}");
     let look = case.look()?;
-    assert!(!look.cordoned() && !look.is_charged() && look.at_home("web").len() == 1);
+    assert!(!look.cordoned() && !look.is_charged() && look.pods_on_node("web").len() == 1);
     let name = format!("no-evictions-in-{}", case.namespace);
     case.kubectl(&["delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", &name]).await?;
     case.retry().await?;
@@ -107,28 +107,28 @@ fn webhook(case: &Case, name: &str, config: &Value) -> Value {
     })
 }
 
-async fn an_eviction_that_a_webhook_refuses_ends_the_attempt_and_says_why(case: Case) -> anyhow::Result<()> {
+async fn eviction_denied_by_webhook_ends_attempt_with_webhook_message(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     let guard = Webhook::refusing("ask the batch team").await?;
     let name = format!("guard-of-{}", case.namespace);
     case.apply(webhook(&case, &name, &json!({"url": guard.url, "caBundle": guard.ca_bundle}))).await?;
-    let pod = case.look()?.at_home("web")[0].name.clone();
+    let pod = case.look()?.pods_on_node("web")[0].name.clone();
     admission(&case, &pod, "ask the batch team").await?;
     case.start_update().await?;
     let said = case.failed("DrainRefused").await?;
     assert!(said.contains(&pod) && said.contains("ask the batch team"), "{said}");
-    assert!(!case.look()?.cordoned() && case.look()?.at_home("web").len() == 1);
+    assert!(!case.look()?.cordoned() && case.look()?.pods_on_node("web").len() == 1);
     case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
     case.retry().await?;
     case.updated().await?;
     Ok(())
 }
 
-async fn a_webhook_that_does_not_answer_is_asked_again_until_it_does(case: Case) -> anyhow::Result<()> {
+async fn eviction_is_retried_while_webhook_is_unreachable(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     let name = format!("absent-in-{}", case.namespace);
     case.apply(webhook(&case, &name, &json!({"url": "https://127.0.0.1:1/evictions"}))).await?;
-    let pod = case.look()?.at_home("web")[0].name.clone();
+    let pod = case.look()?.pods_on_node("web")[0].name.clone();
     admission(&case, &pod, "failed calling webhook").await?;
     case.start_update().await?;
     let message = case.blocked("DrainBlocked").await?;
@@ -136,14 +136,14 @@ async fn a_webhook_that_does_not_answer_is_asked_again_until_it_does(case: Case)
     let look = case.look()?;
     let blocker = look.drain().and_then(|drain| drain.blockers.first()).context("named beside the condition")?;
     assert!(blocker.pod.ends_with(&pod) && blocker.message.contains("failed calling webhook"), "{blocker:?}");
-    assert_eq!((look.step(), look.at_home("web").len()), (Some(Step::Draining), 1));
+    assert_eq!((look.step(), look.pods_on_node("web").len()), (Some(Step::Draining), 1));
     case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
     case.updated().await?;
     assert!(!events(&case, "DrainBlocked").await?.is_empty());
     Ok(())
 }
 
-async fn evictions_that_are_not_answered_delay_no_other_pod_and_no_hold(case: Case) -> anyhow::Result<()> {
+async fn hanging_evictions_do_not_delay_other_pods_or_hold(case: Case) -> anyhow::Result<()> {
     // One after the other they would take longer than any timeout here.
     const PODS: usize = 12;
     case.deployment("web", PODS, json!({})).await?;
@@ -159,27 +159,27 @@ async fn evictions_that_are_not_answered_delay_no_other_pod_and_no_hold(case: Ca
     let mut second = webhook(&case, &refusing, &json!({"url": "https://127.0.0.1:1/evictions"}));
     second["webhooks"][0]["matchConditions"] = json!([{"name": "zoo", "expression": "request.name.startsWith('zoo')"}]);
     case.apply(second).await?;
-    let pod = case.look()?.at_home("zoo")[0].name.clone();
+    let pod = case.look()?.pods_on_node("zoo")[0].name.clone();
     admission(&case, &pod, "failed calling webhook").await?;
     case.kubectl(&["delete", "validatingwebhookconfiguration", &refusing]).await?;
 
     case.start_update().await?;
-    case.until("the pod that nothing holds back is gone", |look| look.at_home("zoo").is_empty()).await?;
+    case.until("the pod that nothing holds back is gone", |look| look.pods_on_node("zoo").is_empty()).await?;
     let message = case.blocked("DrainBlocked").await?;
     assert!(message.contains("/web-"), "{message}");
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}=audit")]).await?;
     let look = case.until("the attempt has ended", |look| look.step().is_none()).await?;
-    assert_eq!(look.at_home("web").iter().filter(|pod| !pod.terminating).count(), PODS);
+    assert_eq!(look.pods_on_node("web").iter().filter(|pod| !pod.terminating).count(), PODS);
     case.kubectl(&["delete", "validatingwebhookconfiguration", &name]).await?;
     case.kubectl(&["annotate", "node", &case.node, &format!("{HOLD_ANNOTATION}-")]).await?;
     case.updated().await?;
     Ok(())
 }
 
-async fn a_namespace_that_is_being_deleted_takes_its_pods_along(case: Case) -> anyhow::Result<()> {
+async fn drain_waits_for_pods_of_terminating_namespace(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 2, endless(60)).await?;
     case.kubectl(&["delete", "namespace", &case.namespace, "--wait=false"]).await?;
-    case.until("its pods are going", |look| look.at_home("web").iter().all(|pod| pod.terminating)).await?;
+    case.until("its pods are going", |look| look.pods_on_node("web").iter().all(|pod| pod.terminating)).await?;
     case.start_update().await?;
     case.until("the drain waits", |look| look.step() == Some(Step::Draining)).await?;
     end(&case, "web").await?;
@@ -199,16 +199,16 @@ async fn stateful(case: &Case, extra: &Value) -> anyhow::Result<String> {
         },
     }))
     .await?;
-    let look = case.until("its pod runs", |look| look.at_home("db").iter().any(|pod| pod.ready)).await?;
-    Ok(look.at_home("db")[0].uid.clone())
+    let look = case.until("its pod runs", |look| look.pods_on_node("db").iter().any(|pod| pod.ready)).await?;
+    Ok(look.pods_on_node("db")[0].uid.clone())
 }
 
-async fn a_pod_of_a_stateful_set_comes_back_under_its_name_and_is_another_pod(case: Case) -> anyhow::Result<()> {
+async fn stateful_set_pod_is_recreated_with_new_uid(case: Case) -> anyhow::Result<()> {
     let before = stateful(&case, &json!({})).await?;
     case.start_update().await?;
     case.updated().await?;
-    let end = case.until("it is back", |look| look.at_home("db").iter().any(|pod| pod.ready)).await?;
-    assert!(end.at_home("db")[0].name == "db-0" && end.at_home("db")[0].uid != before);
+    let end = case.until("it is back", |look| look.pods_on_node("db").iter().any(|pod| pod.ready)).await?;
+    assert!(end.pods_on_node("db")[0].name == "db-0" && end.pods_on_node("db")[0].uid != before);
     Ok(())
 }
 
@@ -220,21 +220,19 @@ fn tolerating(case: &Case) -> Value {
 
 /// Waits until the node reboots, and returns the uids of the pods of this name that were on it by then. The record
 /// names one of them.
-async fn left_to_the_reboot(case: &Case, name: &str) -> anyhow::Result<Vec<String>> {
+async fn pods_left_at_reboot(case: &Case, name: &str) -> anyhow::Result<Vec<String>> {
     let look = case.until("the node is drained", |look| look.step() == Some(Step::Rebooting)).await?;
     let conditions = look.shadow().map(|shadow| shadow.status.conditions.clone()).unwrap_or_default();
     let drained = models::condition::true_condition(&conditions, models::shadow::DRAINED).cloned();
     let said = drained.map(|drained| (drained.reason, drained.message)).unwrap_or_default();
     assert!(said.0 == "PodsLeft" && said.1.contains(&format!("{}/{name}-", case.namespace)), "{said:?}");
-    Ok(look.at_home(name).iter().map(|pod| pod.uid.clone()).collect())
+    Ok(look.pods_on_node(name).iter().map(|pod| pod.uid.clone()).collect())
 }
 
-async fn a_pod_that_tolerates_the_cordon_is_evicted_once_and_left_to_the_reboot_when_it_comes_back(
-    case: Case,
-) -> anyhow::Result<()> {
-    case.deployment_at_home("addon", 2, tolerating(&case)).await?;
+async fn recreated_pods_that_tolerate_cordon_are_not_evicted_again_before_reboot(case: Case) -> anyhow::Result<()> {
+    case.deployment_on_node("addon", 2, tolerating(&case)).await?;
     stateful(&case, &tolerating(&case)).await?;
-    let before: Vec<String> = case.look()?.at_home("addon").iter().map(|pod| pod.uid.clone()).collect();
+    let before: Vec<String> = case.look()?.pods_on_node("addon").iter().map(|pod| pod.uid.clone()).collect();
     // Another one that may not be evicted, so that the drain is not over before they are back.
     case.deployment("web", 1, json!({})).await?;
     case.guard("web", 1).await?;
@@ -243,34 +241,37 @@ async fn a_pod_that_tolerates_the_cordon_is_evicted_once_and_left_to_the_reboot_
     let look = case
         .until("they are back", |look| {
             let new = |pod: &&integ::oracle::Pod| pod.ready && !before.contains(&pod.uid);
-            look.at_home("addon").into_iter().filter(new).count() == 2
-                && look.at_home("addon").len() == 2
-                && look.at_home("db").iter().any(|pod| pod.ready)
+            look.pods_on_node("addon").into_iter().filter(new).count() == 2
+                && look.pods_on_node("addon").len() == 2
+                && look.pods_on_node("db").iter().any(|pod| pod.ready)
         })
         .await?;
-    let back: Vec<String> = look.at_home("addon").iter().map(|pod| pod.uid.clone()).collect();
-    case.let_go().await?;
-    let left = left_to_the_reboot(&case, "addon").await?;
+    let back: Vec<String> = look.pods_on_node("addon").iter().map(|pod| pod.uid.clone()).collect();
+    case.unblock_drain().await?;
+    let left = pods_left_at_reboot(&case, "addon").await?;
     assert!(left == back, "they were evicted once and no more: {left:?}, {back:?}");
     case.updated().await?;
     Ok(())
 }
 
-async fn a_critical_pod_that_tolerates_the_cordon_is_evicted_last_and_once(case: Case) -> anyhow::Result<()> {
+async fn critical_pod_that_tolerates_cordon_is_evicted_last(case: Case) -> anyhow::Result<()> {
     let mut critical = tolerating(&case);
     critical["spec"]["priorityClassName"] = json!("system-cluster-critical");
-    case.deployment_at_home("addon", 1, critical).await?;
-    let before = case.look()?.at_home("addon")[0].uid.clone();
-    let look = case.drain_held_up(1).await?;
-    assert!(look.at_home("addon").iter().all(|pod| pod.uid == before && !pod.terminating), "it is not evicted yet");
-    case.let_go().await?;
+    case.deployment_on_node("addon", 1, critical).await?;
+    let before = case.look()?.pods_on_node("addon")[0].uid.clone();
+    let look = case.start_blocked_drain(1).await?;
+    assert!(
+        look.pods_on_node("addon").iter().all(|pod| pod.uid == before && !pod.terminating),
+        "it is not evicted yet"
+    );
+    case.unblock_drain().await?;
     case.updated().await?;
-    let end = case.until("it is back", |look| look.at_home("addon").iter().any(|pod| pod.ready)).await?;
-    assert!(end.at_home("addon").iter().all(|pod| pod.uid != before));
+    let end = case.until("it is back", |look| look.pods_on_node("addon").iter().any(|pod| pod.ready)).await?;
+    assert!(end.pods_on_node("addon").iter().all(|pod| pod.uid != before));
     Ok(())
 }
 
-async fn pods_that_their_template_binds_to_the_node_end_the_attempt_early(case: Case) -> anyhow::Result<()> {
+async fn pods_bound_by_node_name_end_attempt_with_pods_return(case: Case) -> anyhow::Result<()> {
     case.deployment("pinned", 1, json!({"spec": {"nodeName": case.node}})).await?;
     case.start_update().await?;
     let said = case.failed("PodsReturn").await?;
@@ -283,16 +284,16 @@ async fn pods_that_their_template_binds_to_the_node_end_the_attempt_early(case: 
     Ok(())
 }
 
-async fn a_pod_deleted_by_another_client_in_mid_drain_is_gone(case: Case) -> anyhow::Result<()> {
-    case.drain_held_up(2).await?;
+async fn drain_completes_when_other_client_deletes_blocked_pods(case: Case) -> anyhow::Result<()> {
+    case.start_blocked_drain(2).await?;
     // Deletion of pods past their budget by another client is not the operator's.
     case.here(&["delete", "pods", "-l", "app=web,pod-template-hash"]).await?;
     let end = case.updated().await?;
-    assert!(end.at_home("web").is_empty());
+    assert!(end.pods_on_node("web").is_empty());
     Ok(())
 }
 
-async fn more_than_five_hundred_pods_are_drained(case: Case) -> anyhow::Result<()> {
+async fn drain_evicts_more_than_500_pods(case: Case) -> anyhow::Result<()> {
     const PODS: usize = 520;
     case.under("evict-bare").await?;
     let pods: Vec<Value> = (0..PODS)
@@ -309,20 +310,20 @@ async fn more_than_five_hundred_pods_are_drained(case: Case) -> anyhow::Result<(
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), list.to_string())?;
     case.kubectl(&["create", "-f", &file.path().to_string_lossy()]).await?;
-    case.until("all run", |look| look.at_home("many").iter().filter(|pod| pod.ready).count() == PODS).await?;
+    case.until("all run", |look| look.pods_on_node("many").iter().filter(|pod| pod.ready).count() == PODS).await?;
     case.start_update().await?;
     let end = case.updated().await?;
     assert!(end.pods_of("many").is_empty());
     Ok(())
 }
 
-async fn what_the_cluster_runs_on_goes_last(case: Case) -> anyhow::Result<()> {
-    case.deployment_at_home("dns", 1, json!({"spec": {"priorityClassName": "system-cluster-critical"}})).await?;
-    let look = case.drain_held_up(1).await?;
-    assert!(look.at_home("dns").len() == 1 && !look.at_home("dns")[0].terminating);
-    case.let_go().await?;
+async fn system_critical_pods_are_evicted_last(case: Case) -> anyhow::Result<()> {
+    case.deployment_on_node("dns", 1, json!({"spec": {"priorityClassName": "system-cluster-critical"}})).await?;
+    let look = case.start_blocked_drain(1).await?;
+    assert!(look.pods_on_node("dns").len() == 1 && !look.pods_on_node("dns")[0].terminating);
+    case.unblock_drain().await?;
     let end = case.updated().await?;
-    assert!(end.at_home("dns").is_empty());
+    assert!(end.pods_on_node("dns").is_empty());
     Ok(())
 }
 
@@ -336,36 +337,36 @@ fn endless(seconds: u32) -> Value {
 
 /// Deletes the pods of that name that are on the node and do not end, as an administrator may.
 async fn end(case: &Case, name: &str) -> anyhow::Result<()> {
-    for pod in case.look()?.at_home(name) {
+    for pod in case.look()?.pods_on_node(name) {
         case.here(&["delete", "pod", &pod.name, "--force", "--grace-period=0", "--ignore-not-found"]).await?;
     }
     Ok(())
 }
 
 /// The grace period of the case's pod at its eviction.
-async fn grace_of(case: &Case) -> anyhow::Result<String> {
+async fn grace_period_at_eviction(case: &Case) -> anyhow::Result<String> {
     case.deployment("web", 1, endless(600)).await?;
-    let pod = case.look()?.at_home("web")[0].name.clone();
+    let pod = case.look()?.pods_on_node("web")[0].name.clone();
     case.start_update().await?;
-    case.until("it was evicted", |look| look.at_home("web").iter().any(|pod| pod.terminating)).await?;
+    case.until("it was evicted", |look| look.pods_on_node("web").iter().any(|pod| pod.terminating)).await?;
     let seconds = case.here(&["get", "pod", &pod, "-o", "jsonpath={.metadata.deletionGracePeriodSeconds}"]).await?;
     end(case, "web").await?;
     case.updated().await?;
     Ok(seconds)
 }
 
-async fn a_pod_keeps_its_own_grace_period(case: Case) -> anyhow::Result<()> {
-    assert_eq!(grace_of(&case).await?, "600");
+async fn eviction_keeps_grace_period_of_pod(case: Case) -> anyhow::Result<()> {
+    assert_eq!(grace_period_at_eviction(&case).await?, "600");
     Ok(())
 }
 
-async fn policy_may_give_pods_another_grace_period(case: Case) -> anyhow::Result<()> {
+async fn policy_overrides_grace_period_of_pods(case: Case) -> anyhow::Result<()> {
     case.under("grace").await?;
-    assert_eq!(grace_of(&case).await?, "1");
+    assert_eq!(grace_period_at_eviction(&case).await?, "1");
     Ok(())
 }
 
-async fn pods_of_several_namespaces_are_drained_side_by_side(case: Case) -> anyhow::Result<()> {
+async fn blocked_pod_does_not_delay_pods_of_other_namespace(case: Case) -> anyhow::Result<()> {
     case.deployment("web", 1, json!({})).await?;
     case.guard("web", 1).await?;
     let other = format!("{}-too", case.namespace);
@@ -374,8 +375,8 @@ async fn pods_of_several_namespaces_are_drained_side_by_side(case: Case) -> anyh
     neighbour.deployment("web", 1, json!({})).await?;
     case.start_update().await?;
     case.held_up().await?;
-    neighbour.until("the other namespace's pod has gone", |look| look.at_home("web").is_empty()).await?;
-    case.let_go().await?;
+    neighbour.until("the other namespace's pod has gone", |look| look.pods_on_node("web").is_empty()).await?;
+    case.unblock_drain().await?;
     case.updated().await?;
     Ok(())
 }

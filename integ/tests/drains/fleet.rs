@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use integ::bed::{Bed, BedOptions, Member, merge, workload};
+use integ::bed::{Bed, BedOptions, TestNode, merge, workload};
 use integ::oracle::{Expectations, Field, Node, Pod, Shadow, World};
 use models::names::{INTERFACE_LABEL, INTERFACE_VERSION, SYSTEM_NAMESPACE};
 use models::shadow::{BLOCKED, DrainStatus, Step};
@@ -172,7 +172,7 @@ impl Case {
     }
 
     /// Lets this case's pods move from the node under test to the spare nodes.
-    pub(crate) async fn open_elsewhere(&self) -> anyhow::Result<()> {
+    pub(crate) async fn allow_spare_nodes(&self) -> anyhow::Result<()> {
         for node in &self.fleet.spare {
             self.allow(node).await?;
         }
@@ -180,7 +180,7 @@ impl Case {
     }
 
     /// The machine of the node.
-    pub(crate) fn member(&self) -> anyhow::Result<&Member> {
+    pub(crate) fn member(&self) -> anyhow::Result<&TestNode> {
         self.fleet.bed.member(&self.node)
     }
 
@@ -222,12 +222,12 @@ impl Case {
     /// A Deployment of so many pods on the node under test, labelled `app: <name>`; they may move to spare nodes.
     /// `extra` is merged over the pods' template.
     pub(crate) async fn deployment(&self, name: &str, pods: usize, extra: Value) -> anyhow::Result<()> {
-        self.deployment_at_home(name, pods, extra).await?;
-        self.open_elsewhere().await
+        self.deployment_on_node(name, pods, extra).await?;
+        self.allow_spare_nodes().await
     }
 
     /// The same, without any other node yet.
-    pub(crate) async fn deployment_at_home(&self, name: &str, pods: usize, extra: Value) -> anyhow::Result<()> {
+    pub(crate) async fn deployment_on_node(&self, name: &str, pods: usize, extra: Value) -> anyhow::Result<()> {
         let unready = extra["metadata"]["annotations"]["sim/never-ready"] == "true";
         self.apply(json!({
             "apiVersion": "apps/v1", "kind": "Deployment",
@@ -370,15 +370,15 @@ impl Case {
     }
 
     /// Brings the node into a blocked drain: a Deployment `web` of so many pods, of which its budget lets none go.
-    pub(crate) async fn drain_held_up(&self, pods: usize) -> anyhow::Result<Look> {
+    pub(crate) async fn start_blocked_drain(&self, pods: usize) -> anyhow::Result<Look> {
         self.deployment("web", pods, json!({})).await?;
         self.guard("web", pods).await?;
         self.start_update().await?;
         self.held_up().await
     }
 
-    /// Lets the pods of [`Case::drain_held_up`] go.
-    pub(crate) async fn let_go(&self) -> anyhow::Result<()> {
+    /// Lets the pods of [`Case::start_blocked_drain`] go.
+    pub(crate) async fn unblock_drain(&self) -> anyhow::Result<()> {
         self.set_budget("web", json!({"minAvailable": 0})).await
     }
 
@@ -390,7 +390,7 @@ impl Case {
     }
 
     /// Ensures that the case leaves nothing: no attempt, no claim, no slot.
-    pub(crate) async fn is_clean(&self) -> anyhow::Result<()> {
+    pub(crate) async fn ensure_released(&self) -> anyhow::Result<()> {
         self.until("the case leaves nothing behind", |look| {
             look.world.nodes.get(&self.node).is_none_or(|_| look.is_released()) && !look.has_slot()
         })
@@ -449,7 +449,7 @@ impl Look {
     }
 
     /// The pods among them that are on the node under test.
-    pub(crate) fn at_home(&self, name: &str) -> Vec<&Pod> {
+    pub(crate) fn pods_on_node(&self, name: &str) -> Vec<&Pod> {
         self.pods_of(name).into_iter().filter(|pod| pod.node.as_deref() == Some(self.name.as_str())).collect()
     }
 

@@ -4,7 +4,6 @@
 //! `make test-drain` runs them and prints each by name; `cargo test -p integ --test drains -- budget` runs those with
 //! that word in their name.
 
-mod agreement;
 mod budgets;
 mod claims;
 mod deadlines;
@@ -12,6 +11,7 @@ mod endings;
 mod evictions;
 mod filters;
 mod fleet;
+mod kubectl_parity;
 mod webhook;
 
 use std::process::ExitCode;
@@ -29,12 +29,12 @@ use fleet::{Case, Fleet};
 const AT_ONCE: usize = 6;
 
 /// The body of a case.
-type Story = fn(Case) -> BoxFuture<'static, anyhow::Result<()>>;
+type Scenario = fn(Case) -> BoxFuture<'static, anyhow::Result<()>>;
 
 /// Lists a module's cases under their names.
 macro_rules! cases {
     ($($name:ident),+ $(,)?) => {
-        pub(crate) fn cases() -> Vec<(&'static str, crate::Story)> {
+        pub(crate) fn cases() -> Vec<(&'static str, crate::Scenario)> {
             vec![$((stringify!($name), |case| Box::pin($name(case)))),+]
         }
     };
@@ -49,13 +49,13 @@ struct Stage {
 }
 
 impl Stage {
-    fn play(&self, name: &str, story: Story) -> Result<(), Failed> {
+    fn run_case(&self, name: &str, scenario: Scenario) -> Result<(), Failed> {
         let told = self.runtime.block_on(async {
             let fleet = self.fleet.get_or_try_init(|| async { Fleet::start(self.nodes).await.map(Arc::new) }).await?;
             let case = Case::new(fleet.clone(), name).await?;
             let again = case.clone();
-            story(case).await?;
-            again.is_clean().await
+            scenario(case).await?;
+            again.ensure_released().await
         });
         told.map_err(|error| Failed::from(format!("{error:#}")))
     }
@@ -67,16 +67,18 @@ fn main() -> ExitCode {
     // The longest case is the first one.
     let modules = [
         ("claims", claims::cases()),
-        ("agreement", agreement::cases()),
+        ("kubectl_parity", kubectl_parity::cases()),
         ("budgets", budgets::cases()),
         ("deadlines", deadlines::cases()),
         ("endings", endings::cases()),
         ("evictions", evictions::cases()),
         ("filters", filters::cases()),
     ];
-    let all: Vec<(String, Story)> = modules
+    let all: Vec<(String, Scenario)> = modules
         .into_iter()
-        .flat_map(|(module, cases)| cases.into_iter().map(move |(name, story)| (format!("{module}::{name}"), story)))
+        .flat_map(|(module, cases)| {
+            cases.into_iter().map(move |(name, scenario)| (format!("{module}::{name}"), scenario))
+        })
         .collect();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -89,9 +91,9 @@ fn main() -> ExitCode {
     let stage = Arc::new(Stage { runtime, fleet: OnceCell::new(), nodes: all.len() + fleet::SECOND_NODES });
     let trials = all
         .into_iter()
-        .map(|(name, story)| {
+        .map(|(name, scenario)| {
             let stage = stage.clone();
-            Trial::test(name.clone(), move || stage.play(&name, story))
+            Trial::test(name.clone(), move || stage.run_case(&name, scenario))
         })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);

@@ -34,11 +34,11 @@ struct Forgery {
     refusal: &'static str,
 }
 
-pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &ControlPlane) -> anyhow::Result<()> {
+pub(super) async fn web_api_may_write_only_agent_status(control_plane: &ControlPlane) -> anyhow::Result<()> {
     let admin = shadows(control_plane.client(), "v3");
     let web = shadows(client_of(control_plane, APISERVER).await?, "v3");
     let controller = shadows(client_of(control_plane, CONTROLLER).await?, "v3");
-    nothing_in_the_policy_is_misspelt(control_plane).await?;
+    admission_policy_has_no_expression_warnings(control_plane).await?;
     admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&order())).await?;
 
     // The first report, on an empty status; then both parts of the status side by side, each changed by its owner.
@@ -55,9 +55,9 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     report(&web, "an empty report", agents(&json!({}))).await?;
     report(&web, "a report after it", agents(&whole)).await?;
     // A user writes to agent status and controller status at once, and each is restored by its owner.
-    let meddled = Patch::Merge(json!({"status": {"state": "Idle", "variant": "other", "record": {"failures": 5}}}));
+    let user_write = Patch::Merge(json!({"status": {"state": "Idle", "variant": "other", "record": {"failures": 5}}}));
     let person = PatchParams { field_manager: Some("a-person".into()), ..PatchParams::default() };
-    admin.patch_status(NAME, &person, &meddled).await.context("a person's write")?;
+    admin.patch_status(NAME, &person, &user_write).await.context("a person's write")?;
     report(&web, "a report over what a person wrote", agents(&whole)).await?;
     let mut changed = half;
     changed["progress"] = progress("Rebooting");
@@ -79,7 +79,7 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
         wrong.extend(done.err().map(|error| format!("{error:#}")));
     }
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
-    what_the_status_does_not_reach_stays(&web, &held).await?;
+    status_subresource_changes_only_status(&web, &held).await?;
     report(&web, "a report after all that", agents(&whole)).await?;
     controls(&controller, "the end of the attempt", json!({"record": {"failures": 2}})).await?;
     let end = admin.get(NAME).await?.data["status"].take();
@@ -94,8 +94,8 @@ pub(super) async fn the_web_api_writes_the_agents_half_alone(control_plane: &Con
     admin.patch(NAME, &applied_by(CONTROLLER_MANAGER), &Patch::Apply(&order())).await?;
     controls(&controller, "the controller's word after it", json!({"record": {"failures": 3}})).await?;
 
-    nothing_but_the_status_is_written_also_with_the_right_to(control_plane, &web).await?;
-    no_other_version_is_a_way_around(control_plane, &admin).await
+    admission_policy_limits_web_api_with_wider_role_to_status(control_plane, &web).await?;
+    admission_policy_rejects_writes_through_other_api_version(control_plane, &admin).await
 }
 
 /// Writes that the web API's right to patch the status permits and the policy does not.
@@ -202,7 +202,7 @@ async fn bound(
 }
 
 /// Checks that `/status` changes nothing else of an object.
-async fn what_the_status_does_not_reach_stays(web: &Api<DynamicObject>, held: &DynamicObject) -> anyhow::Result<()> {
+async fn status_subresource_changes_only_status(web: &Api<DynamicObject>, held: &DynamicObject) -> anyhow::Result<()> {
     let told = |object: &DynamicObject| {
         let mut metadata = object.metadata.clone();
         metadata.resource_version = None;
@@ -235,7 +235,7 @@ async fn what_the_status_does_not_reach_stays(web: &Api<DynamicObject>, held: &D
 }
 
 /// Tests the policy with a wider role of the web API.
-async fn nothing_but_the_status_is_written_also_with_the_right_to(
+async fn admission_policy_limits_web_api_with_wider_role_to_status(
     control_plane: &ControlPlane,
     web: &Api<DynamicObject>,
 ) -> anyhow::Result<()> {
@@ -266,7 +266,7 @@ async fn nothing_but_the_status_is_written_also_with_the_right_to(
 
 /// Tests a version without the controller's fields: a write through it removes them, and neither the old nor the new
 /// object shows them to a policy that compares the two.
-async fn no_other_version_is_a_way_around(
+async fn admission_policy_rejects_writes_through_other_api_version(
     control_plane: &ControlPlane,
     admin: &Api<DynamicObject>,
 ) -> anyhow::Result<()> {
@@ -288,15 +288,17 @@ async fn no_other_version_is_a_way_around(
     // The effect that it would have.
     let record = async || anyhow::Ok(admin.get(NAME).await?.data["status"]["record"].clone());
     ensure!(record().await?.is_object(), "there is something to lose");
-    let meddler = shadows(control_plane.client(), "v2");
-    meddler.patch_status(NAME, &PatchParams::default(), &Patch::Merge(json!({"status": {"state": "Idle"}}))).await?;
+    let other_version_client = shadows(control_plane.client(), "v2");
+    other_version_client
+        .patch_status(NAME, &PatchParams::default(), &Patch::Merge(json!({"status": {"state": "Idle"}})))
+        .await?;
     ensure!(record().await?.is_null(), "a write by another version loses nothing: this test tests nothing");
     kubectl(control_plane, &["apply", "--server-side", "--force-conflicts", "-f", &manifest("crds.yaml")]).await?;
     Ok(())
 }
 
 /// Checks that the API server's type check of the expressions has no findings.
-async fn nothing_in_the_policy_is_misspelt(control_plane: &ControlPlane) -> anyhow::Result<()> {
+async fn admission_policy_has_no_expression_warnings(control_plane: &ControlPlane) -> anyhow::Result<()> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(control_plane.client());
     let mut found = None;
     until("the policy is looked through", async || {

@@ -23,23 +23,23 @@ use models::shadow::BottlerocketShadow;
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_manifests_hold_on_a_real_api_server() -> anyhow::Result<()> {
+async fn manifests_are_accepted_and_enforced_on_real_api_server() -> anyhow::Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let client = control_plane.client();
     install(&control_plane).await?;
-    installing_again_changes_nothing(&control_plane).await?;
+    reinstallation_changes_nothing(&control_plane).await?;
     pods_are_admitted(client.clone()).await?;
-    pods::pods_hold_nothing_that_they_do_not_need(client.clone()).await?;
-    network::every_component_talks_to_those_that_it_has_to_and_to_no_other(client.clone()).await?;
-    network::what_the_documentation_shows_opens_another_prometheus(client.clone()).await?;
-    rules_of_the_shadow_hold(client.clone()).await?;
-    policy::the_schema_refuses_what_it_can(client.clone()).await?;
-    policy::what_is_not_in_the_schema_is_left_out(client.clone()).await?;
-    policy::what_the_documentation_shows_is_accepted(client.clone()).await?;
-    policy::emptied_parts_survive_server_side_apply(&control_plane).await?;
-    emptied_parts_of_the_shadow_survive_server_side_apply(client.clone()).await?;
-    admission::the_web_api_writes_the_agents_half_alone(&control_plane).await?;
-    rights_reach_as_far_as_they_have_to(client.clone()).await?;
+    pods::pods_have_only_required_privileges_and_volumes(client.clone()).await?;
+    network::network_policies_allow_only_required_connections(client.clone()).await?;
+    network::documented_network_policy_allows_custom_prometheus(client.clone()).await?;
+    shadow_validation_rules_are_enforced(client.clone()).await?;
+    policy::schema_rejects_invalid_policies(client.clone()).await?;
+    policy::unknown_fields_are_rejected_or_dropped(client.clone()).await?;
+    policy::documented_policies_are_accepted(client.clone()).await?;
+    policy::emptied_policy_fields_are_accepted_in_server_side_apply(&control_plane).await?;
+    emptied_shadow_fields_are_accepted_in_server_side_apply(client.clone()).await?;
+    admission::web_api_may_write_only_agent_status(&control_plane).await?;
+    service_accounts_have_expected_permissions(client.clone()).await?;
     columns_are_printed(&control_plane).await?;
     control_plane.stop().await
 }
@@ -53,7 +53,7 @@ async fn install(control_plane: &ControlPlane) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn installing_again_changes_nothing(control_plane: &ControlPlane) -> anyhow::Result<()> {
+async fn reinstallation_changes_nothing(control_plane: &ControlPlane) -> anyhow::Result<()> {
     // Objects without a status: their versions change only by an apply.
     let versions = ["get", "clusterroles", "brupop-controller", "brupop-apiserver", "-o", "yaml"];
     let policy = ["get", "bruo/default", "-n", SYSTEM_NAMESPACE, "-o", "yaml"];
@@ -100,7 +100,7 @@ async fn pods_are_admitted(client: Client) -> anyhow::Result<()> {
     .await
 }
 
-async fn rules_of_the_shadow_hold(client: Client) -> anyhow::Result<()> {
+async fn shadow_validation_rules_are_enforced(client: Client) -> anyhow::Result<()> {
     let shadows: Api<BottlerocketShadow> = Api::namespaced(client, SYSTEM_NAMESPACE);
     let order = |attempt: i64| json!({"state": "StagedUpdate", "attempt": attempt, "bootId": "b", "version": "1.20.5"});
     let with = |mut spec: Value, key: &str, value: Value| {
@@ -142,7 +142,7 @@ async fn rules_of_the_shadow_hold(client: Client) -> anyhow::Result<()> {
 }
 
 /// Checks that the null that server-side apply of `{}` over fields of the same manager leaves is not refused.
-async fn emptied_parts_of_the_shadow_survive_server_side_apply(client: Client) -> anyhow::Result<()> {
+async fn emptied_shadow_fields_are_accepted_in_server_side_apply(client: Client) -> anyhow::Result<()> {
     let shadows: Api<BottlerocketShadow> = Api::namespaced(client, SYSTEM_NAMESPACE);
     for host in [json!({"refreshInterval": "1h"}), json!({})] {
         let object = shadow("brs-n2", &json!({"spec": {"state": "Idle", "attempt": 0, "host": host}}));
@@ -155,7 +155,7 @@ async fn emptied_parts_of_the_shadow_survive_server_side_apply(client: Client) -
     Ok(())
 }
 
-async fn rights_reach_as_far_as_they_have_to(client: Client) -> anyhow::Result<()> {
+async fn service_accounts_have_expected_permissions(client: Client) -> anyhow::Result<()> {
     const BRUPOP: &str = models::names::GROUP;
     const CONTROLLER: &str = "system:serviceaccount:brupop-system:brupop-controller";
     const APISERVER: &str = "system:serviceaccount:brupop-system:brupop-apiserver";

@@ -18,7 +18,7 @@ type Labels = BTreeMap<String, String>;
 
 /// A source or destination of connections: a pod, or an address outside of the cluster.
 #[derive(Clone, Debug, Default)]
-struct Party {
+struct NetworkPeer {
     title: String,
     namespace: String,
     namespace_labels: Labels,
@@ -27,15 +27,13 @@ struct Party {
 }
 
 /// Source, destination, protocol and port.
-type Talk = (String, String, &'static str, i32);
+type AllowedConnection = (String, String, &'static str, i32);
 
 const OUTSIDE: &str = "outside";
 const MONITORING: &str = "monitoring";
 const OTHER: &str = "default";
 
-pub(super) async fn every_component_talks_to_those_that_it_has_to_and_to_no_other(
-    client: Client,
-) -> anyhow::Result<()> {
+pub(super) async fn network_policies_allow_only_required_connections(client: Client) -> anyhow::Result<()> {
     let policies: Vec<NetworkPolicy> = Api::<NetworkPolicy>::all(client.clone()).list(&Default::default()).await?.items;
     let ours = our_pods(&client).await?;
     let api = port(&ours[APISERVER], "https")?;
@@ -47,7 +45,7 @@ pub(super) async fn every_component_talks_to_those_that_it_has_to_and_to_no_othe
         let found = namespaces.iter().find(|namespace| namespace.name_any() == name);
         found.map(|namespace| namespace.labels().clone()).unwrap_or_default()
     };
-    let pod = |title: &str, namespace: &str, labels: Labels| Party {
+    let pod = |title: &str, namespace: &str, labels: Labels| NetworkPeer {
         title: title.to_owned(),
         namespace: namespace.to_owned(),
         namespace_labels: labels_of(namespace),
@@ -55,7 +53,7 @@ pub(super) async fn every_component_talks_to_those_that_it_has_to_and_to_no_othe
         is_pod: true,
     };
     let component = |of: &str| Labels::from([(COMPONENT_LABEL.to_owned(), of.to_owned())]);
-    let mut all: Vec<Party> = ours
+    let mut all: Vec<NetworkPeer> = ours
         .iter()
         .map(|(title, pod_)| pod(title, &pod_.namespace().unwrap_or_default(), pod_.labels().clone()))
         .collect();
@@ -68,7 +66,7 @@ pub(super) async fn every_component_talks_to_those_that_it_has_to_and_to_no_othe
         pod("impostor", OTHER, component(AGENT)),
         pod("guest of the system", SYSTEM_NAMESPACE, component("guest")),
         pod("guest of the agents", AGENT_NAMESPACE, Labels::new()),
-        Party { title: OUTSIDE.to_owned(), ..Party::default() },
+        NetworkPeer { title: OUTSIDE.to_owned(), ..NetworkPeer::default() },
     ]);
 
     let ports = [
@@ -82,14 +80,14 @@ pub(super) async fn every_component_talks_to_those_that_it_has_to_and_to_no_othe
         ("UDP", api),
         ("TCP", 22),
     ];
-    let ours = |party: &Party| [SYSTEM_NAMESPACE, AGENT_NAMESPACE].contains(&party.namespace.as_str());
+    let ours = |party: &NetworkPeer| [SYSTEM_NAMESPACE, AGENT_NAMESPACE].contains(&party.namespace.as_str());
     let mut allowed = BTreeSet::new();
     for (from, to) in all.iter().flat_map(|from| all.iter().map(move |to| (from, to))) {
         if from.title == to.title || !(ours(from) || ours(to)) {
             continue;
         }
         for (protocol, number) in ports {
-            if speaks(&policies, from, to, protocol, number) && is_spoken_to(&policies, from, to, protocol, number) {
+            if speaks(&policies, from, to, protocol, number) && allows_ingress(&policies, from, to, protocol, number) {
                 allowed.insert((from.title.clone(), to.title.clone(), protocol, number));
             }
         }
@@ -99,7 +97,7 @@ pub(super) async fn every_component_talks_to_those_that_it_has_to_and_to_no_othe
 }
 
 /// Checks that the documented policy for a Prometheus in another place opens the way to it, and nothing else.
-pub(super) async fn what_the_documentation_shows_opens_another_prometheus(client: Client) -> anyhow::Result<()> {
+pub(super) async fn documented_network_policy_allows_custom_prometheus(client: Client) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(super::docs("expressions.md"))?;
     let block = super::blocks(&text).into_iter().find(|block| block.contains("kind: NetworkPolicy"));
     let shown: NetworkPolicy = serde_saphyr::from_str(block.context("no NetworkPolicy is shown")?)?;
@@ -107,7 +105,7 @@ pub(super) async fn what_the_documentation_shows_opens_another_prometheus(client
     let held = policies.create(&PostParams { dry_run: true, ..PostParams::default() }, &shown).await?;
     let mut all = Api::<NetworkPolicy>::all(client).list(&Default::default()).await?.items;
     let labels = |key: &str, value: &str| Labels::from([(key.to_owned(), value.to_owned())]);
-    let pod = |title: &str, namespace: &str, own: Labels| Party {
+    let pod = |title: &str, namespace: &str, own: Labels| NetworkPeer {
         title: title.to_owned(),
         namespace: namespace.to_owned(),
         namespace_labels: labels("kubernetes.io/metadata.name", namespace),
@@ -125,7 +123,7 @@ pub(super) async fn what_the_documentation_shows_opens_another_prometheus(client
 }
 
 /// The connections that each component needs, and nothing else.
-fn wanted(api: i32, metrics: &[i32]) -> BTreeSet<Talk> {
+fn wanted(api: i32, metrics: &[i32]) -> BTreeSet<AllowedConnection> {
     let talk = |from: &str, to: &str, protocol, port| (from.to_owned(), to.to_owned(), protocol, port);
     let mut wanted = BTreeSet::from([
         talk(AGENT, APISERVER, "TCP", api),
@@ -166,7 +164,11 @@ fn port(pod: &Pod, name: &str) -> anyhow::Result<i32> {
 }
 
 /// The policies about a pod in one direction; none about an address outside of the cluster.
-fn about<'a>(policies: &'a [NetworkPolicy], party: &'a Party, way: &'a str) -> impl Iterator<Item = &'a NetworkPolicy> {
+fn about<'a>(
+    policies: &'a [NetworkPolicy],
+    party: &'a NetworkPeer,
+    way: &'a str,
+) -> impl Iterator<Item = &'a NetworkPolicy> {
     policies.iter().filter(move |policy| {
         let Some(spec) = &policy.spec else { return false };
         party.is_pod
@@ -176,14 +178,14 @@ fn about<'a>(policies: &'a [NetworkPolicy], party: &'a Party, way: &'a str) -> i
     })
 }
 
-fn speaks(policies: &[NetworkPolicy], from: &Party, to: &Party, protocol: &str, port: i32) -> bool {
+fn speaks(policies: &[NetworkPolicy], from: &NetworkPeer, to: &NetworkPeer, protocol: &str, port: i32) -> bool {
     let rules: Vec<_> = about(policies, from, "Egress").collect();
     let mut egress = rules.iter().flat_map(|policy| policy.spec.iter().flat_map(|spec| spec.egress.iter().flatten()));
     rules.is_empty()
         || egress.any(|rule| is_peer(rule.to.as_deref(), from, to) && is_port(rule.ports.as_deref(), protocol, port))
 }
 
-fn is_spoken_to(policies: &[NetworkPolicy], from: &Party, to: &Party, protocol: &str, port: i32) -> bool {
+fn allows_ingress(policies: &[NetworkPolicy], from: &NetworkPeer, to: &NetworkPeer, protocol: &str, port: i32) -> bool {
     let rules: Vec<_> = about(policies, to, "Ingress").collect();
     let mut ingress = rules.iter().flat_map(|policy| policy.spec.iter().flat_map(|spec| spec.ingress.iter().flatten()));
     rules.is_empty()
@@ -191,7 +193,7 @@ fn is_spoken_to(policies: &[NetworkPolicy], from: &Party, to: &Party, protocol: 
 }
 
 /// Returns true if a rule of a policy in the namespace of `own` includes `party`. A rule without peers includes all.
-fn is_peer(peers: Option<&[NetworkPolicyPeer]>, own: &Party, party: &Party) -> bool {
+fn is_peer(peers: Option<&[NetworkPolicyPeer]>, own: &NetworkPeer, party: &NetworkPeer) -> bool {
     let Some(peers) = peers.filter(|peers| !peers.is_empty()) else { return true };
     peers.iter().any(|peer| {
         let namespace = match &peer.namespace_selector {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::expect;
 
-pub(super) async fn pods_hold_nothing_that_they_do_not_need(client: Client) -> anyhow::Result<()> {
+pub(super) async fn pods_have_only_required_privileges_and_volumes(client: Client) -> anyhow::Result<()> {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let agents: Api<DaemonSet> = Api::namespaced(client.clone(), AGENT_NAMESPACE);
     let agent = agents.get(AGENT).await?.spec.template;
@@ -20,7 +20,7 @@ pub(super) async fn pods_hold_nothing_that_they_do_not_need(client: Client) -> a
     for name in [CONTROLLER, APISERVER] {
         system.push(deployments.get(name).await?.spec.template);
     }
-    the_namespace_of_the_system_admits_its_own_pods_and_not_the_agents(&client, &system, &agent).await?;
+    system_namespace_admits_its_own_pods_and_rejects_agent_pods(&client, &system, &agent).await?;
     for namespace in [SYSTEM_NAMESPACE, AGENT_NAMESPACE] {
         let pods = Api::<Pod>::namespaced(client.clone(), namespace).list(&Default::default()).await?;
         ensure!(!pods.items.is_empty(), "no pods in {namespace}");
@@ -28,8 +28,8 @@ pub(super) async fn pods_hold_nothing_that_they_do_not_need(client: Client) -> a
             is_confined(pod.spec.as_ref().context("a spec")?).with_context(|| pod.name_any())?;
         }
     }
-    the_agent_has_the_socket_and_a_token_for_the_web_api_alone(&client).await?;
-    the_web_api_has_its_certificate_and_its_own_token(&client).await
+    agent_pod_mounts_only_socket_web_api_token_and_trust_bundle(&client).await?;
+    web_api_pod_mounts_only_certificate_and_own_token(&client).await
 }
 
 /// Checks the requirements of each pod, whatever its namespace enforces.
@@ -53,7 +53,7 @@ fn is_confined(spec: &PodSpec) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn the_namespace_of_the_system_admits_its_own_pods_and_not_the_agents(
+async fn system_namespace_admits_its_own_pods_and_rejects_agent_pods(
     client: &Client,
     system: &[PodTemplateSpec],
     agent: &PodTemplateSpec,
@@ -100,7 +100,7 @@ fn content(volume: &Volume) -> anyhow::Result<Value> {
     Ok(content)
 }
 
-async fn the_agent_has_the_socket_and_a_token_for_the_web_api_alone(client: &Client) -> anyhow::Result<()> {
+async fn agent_pod_mounts_only_socket_web_api_token_and_trust_bundle(client: &Client) -> anyhow::Result<()> {
     let spec = pod_of(client, AGENT_NAMESPACE, AGENT).await?;
     let volumes = spec.volumes.iter().flatten().map(content).collect::<anyhow::Result<Vec<_>>>()?;
     let token = json!({"audience": TOKEN_AUDIENCE, "expirationSeconds": 600, "path": "token"});
@@ -123,7 +123,7 @@ async fn the_agent_has_the_socket_and_a_token_for_the_web_api_alone(client: &Cli
     Ok(())
 }
 
-async fn the_web_api_has_its_certificate_and_its_own_token(client: &Client) -> anyhow::Result<()> {
+async fn web_api_pod_mounts_only_certificate_and_own_token(client: &Client) -> anyhow::Result<()> {
     let spec = pod_of(client, SYSTEM_NAMESPACE, APISERVER).await?;
     let (tokens, others): (Vec<_>, Vec<_>) =
         spec.volumes.iter().flatten().partition(|volume| volume.name.starts_with("kube-api-access-"));

@@ -349,7 +349,7 @@ fn groups() -> Vec<(Value, Option<&'static str>)> {
     specs
 }
 
-pub(super) async fn the_schema_refuses_what_it_can(client: Client) -> anyhow::Result<()> {
+pub(super) async fn schema_rejects_invalid_policies(client: Client) -> anyhow::Result<()> {
     let operators = api(client);
     let apply = async |name: &str, spec: &Value| {
         operators.patch(name, &ours().dry_run().force(), &Patch::Apply(&object(name, spec))).await
@@ -364,7 +364,7 @@ pub(super) async fn the_schema_refuses_what_it_can(client: Client) -> anyhow::Re
 }
 
 /// Checks misspelt fields: server-side apply and `kubectl` refuse them, other writes drop them.
-pub(super) async fn what_is_not_in_the_schema_is_left_out(client: Client) -> anyhow::Result<()> {
+pub(super) async fn unknown_fields_are_rejected_or_dropped(client: Client) -> anyhow::Result<()> {
     // Untyped, since the Rust type would drop it as well.
     let resource = ApiResource::erase::<BottlerocketUpdateOperator>(&());
     let operators: Api<DynamicObject> = Api::namespaced_with(client, SYSTEM_NAMESPACE, &resource);
@@ -384,7 +384,7 @@ pub(super) async fn what_is_not_in_the_schema_is_left_out(client: Client) -> any
 }
 
 /// Checks that the policies in the documentation, and the examples as they are, are accepted.
-pub(super) async fn what_the_documentation_shows_is_accepted(client: Client) -> anyhow::Result<()> {
+pub(super) async fn documented_policies_are_accepted(client: Client) -> anyhow::Result<()> {
     let resource = ApiResource::erase::<BottlerocketUpdateOperator>(&());
     let operators: Api<DynamicObject> = Api::namespaced_with(client, SYSTEM_NAMESPACE, &resource);
     let params = PatchParams { dry_run: true, ..PatchParams::apply("a-person").force().validation_strict() };
@@ -456,7 +456,9 @@ fn parts(path: &str, value: &Value, found: &mut Vec<String>) {
 
 /// Checks the null that server-side apply of `{}` over fields of the same manager can leave: it is not refused, and the
 /// Rust types can read it, since one unreadable object keeps a watch from reading any.
-pub(super) async fn emptied_parts_survive_server_side_apply(control_plane: &ControlPlane) -> anyhow::Result<()> {
+pub(super) async fn emptied_policy_fields_are_accepted_in_server_side_apply(
+    control_plane: &ControlPlane,
+) -> anyhow::Result<()> {
     let operators = api(control_plane.client());
     let before = operators.get("default").await?.spec;
     let full = full();

@@ -9,13 +9,13 @@ use reqwest::{Client, Method};
 use serde_json::{Value, json};
 
 use crate::cases;
-use crate::court::{Court, WANTED, agent_pod, token};
+use crate::refusal_test::{RefusalTest, WANTED, agent_pod, token};
 
 cases![
-    the_agents_token_opens_nothing,
-    the_agents_account_may_do_nothing,
-    the_web_api_may_write_no_order,
-    the_web_api_may_touch_no_node_pod_or_secret,
+    api_server_refuses_web_api_token_of_agent,
+    agent_account_has_no_api_server_permissions,
+    web_api_account_may_not_write_or_delete_shadows,
+    web_api_account_may_not_access_nodes_pods_or_secrets,
 ];
 
 struct Cluster {
@@ -62,24 +62,24 @@ fn reaches() -> Vec<(Method, String, Option<Value>)> {
     ]
 }
 
-async fn the_agents_token_opens_nothing(court: &Court) -> anyhow::Result<()> {
-    let cluster = Cluster::of(&court.bed.control_plane)?;
+async fn api_server_refuses_web_api_token_of_agent(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let cluster = Cluster::of(&refusal_test.bed.control_plane)?;
     for (method, path, body) in reaches() {
-        let status = cluster.ask(method.clone(), &path, &court.own, body).await?;
+        let status = cluster.ask(method.clone(), &path, &refusal_test.own, body).await?;
         ensure!(status == 401, "{method} {path}: {status}");
     }
     Ok(())
 }
 
 /// A token of an account for the cluster's own API.
-async fn powers(court: &Court, namespace: &str, account: &str) -> anyhow::Result<String> {
-    let issuer = Court::claims(&court.own)?["iss"].as_str().unwrap_or_default().to_owned();
-    token(&court.bed, namespace, account, &issuer, None).await
+async fn api_server_token(refusal_test: &RefusalTest, namespace: &str, account: &str) -> anyhow::Result<String> {
+    let issuer = RefusalTest::claims(&refusal_test.own)?["iss"].as_str().unwrap_or_default().to_owned();
+    token(&refusal_test.bed, namespace, account, &issuer, None).await
 }
 
-async fn the_agents_account_may_do_nothing(court: &Court) -> anyhow::Result<()> {
-    let cluster = Cluster::of(&court.bed.control_plane)?;
-    let token = powers(court, AGENT_NAMESPACE, AGENT).await?;
+async fn agent_account_has_no_api_server_permissions(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let cluster = Cluster::of(&refusal_test.bed.control_plane)?;
+    let token = api_server_token(refusal_test, AGENT_NAMESPACE, AGENT).await?;
     for (method, path, body) in reaches() {
         let status = cluster.ask(method.clone(), &path, &token, body).await?;
         ensure!(status == 403, "{method} {path}: {status}");
@@ -87,9 +87,9 @@ async fn the_agents_account_may_do_nothing(court: &Court) -> anyhow::Result<()> 
     Ok(())
 }
 
-async fn the_web_api_may_write_no_order(court: &Court) -> anyhow::Result<()> {
-    let cluster = Cluster::of(&court.bed.control_plane)?;
-    let token = powers(court, SYSTEM_NAMESPACE, APISERVER).await?;
+async fn web_api_account_may_not_write_or_delete_shadows(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let cluster = Cluster::of(&refusal_test.bed.control_plane)?;
+    let token = api_server_token(refusal_test, SYSTEM_NAMESPACE, APISERVER).await?;
     ensure!(cluster.ask(Method::GET, &shadow(""), &token, None).await? == 200, "it reads shadows");
     for method in [Method::PATCH, Method::PUT, Method::DELETE] {
         let order = json!({"spec": {"state": "RebootedIntoUpdate", "attempt": 9}});
@@ -100,14 +100,14 @@ async fn the_web_api_may_write_no_order(court: &Court) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn the_web_api_may_touch_no_node_pod_or_secret(court: &Court) -> anyhow::Result<()> {
-    let cluster = Cluster::of(&court.bed.control_plane)?;
-    let token = powers(court, SYSTEM_NAMESPACE, APISERVER).await?;
+async fn web_api_account_may_not_access_nodes_pods_or_secrets(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let cluster = Cluster::of(&refusal_test.bed.control_plane)?;
+    let token = api_server_token(refusal_test, SYSTEM_NAMESPACE, APISERVER).await?;
     for (method, path, body) in reaches().into_iter().filter(|(_, path, _)| !path.contains("bottlerocketshadows")) {
         let status = cluster.ask(method.clone(), &path, &token, body).await?;
         ensure!(status == 403, "{method} {path}: {status}");
     }
-    let pod = agent_pod(&court.bed, WANTED).await?.metadata.name.unwrap_or_default();
+    let pod = agent_pod(&refusal_test.bed, WANTED).await?.metadata.name.unwrap_or_default();
     let eviction = format!("/api/v1/namespaces/{AGENT_NAMESPACE}/pods/{pod}/eviction");
     ensure!(cluster.ask(Method::POST, &eviction, &token, Some(json!({}))).await? == 403);
     Ok(())

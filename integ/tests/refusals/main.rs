@@ -7,10 +7,10 @@
 
 mod accounts;
 mod bodies;
-mod court;
-mod gone;
+mod deleted_objects;
 mod paths;
 mod raw;
+mod refusal_test;
 mod tokens;
 
 use std::process::ExitCode;
@@ -21,16 +21,16 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::runtime::Runtime;
 use tokio::sync::OnceCell;
 
-use court::Court;
+use refusal_test::RefusalTest;
 
 /// The body of a case.
-type Story = for<'a> fn(&'a Court) -> BoxFuture<'a, anyhow::Result<()>>;
+type Scenario = for<'a> fn(&'a RefusalTest) -> BoxFuture<'a, anyhow::Result<()>>;
 
 /// Lists a module's cases under their names.
 macro_rules! cases {
     ($($name:ident),+ $(,)?) => {
-        pub(crate) fn cases() -> Vec<(&'static str, crate::Story)> {
-            vec![$((stringify!($name), |court| Box::pin($name(court)))),+]
+        pub(crate) fn cases() -> Vec<(&'static str, crate::Scenario)> {
+            vec![$((stringify!($name), |refusal_test| Box::pin($name(refusal_test)))),+]
         }
     };
 }
@@ -39,15 +39,15 @@ pub(crate) use cases;
 /// The cluster, started when the first case needs it.
 struct Stage {
     runtime: Runtime,
-    court: OnceCell<Court>,
+    refusal_test: OnceCell<RefusalTest>,
 }
 
 impl Stage {
-    fn play(&self, story: Story) -> Result<(), Failed> {
+    fn run_case(&self, scenario: Scenario) -> Result<(), Failed> {
         let told = self.runtime.block_on(async {
-            let court = self.court.get_or_try_init(Court::open).await?;
-            story(court).await?;
-            court.nothing_has_changed().await
+            let refusal_test = self.refusal_test.get_or_try_init(RefusalTest::open).await?;
+            scenario(refusal_test).await?;
+            refusal_test.ensure_shadow_unchanged().await
         });
         told.map_err(|error| Failed::from(format!("{error:#}")))
     }
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         ("bodies", bodies::cases()),
         ("accounts", accounts::cases()),
         // These delete nodes and pods, and so come last.
-        ("gone", gone::cases()),
+        ("deleted_objects", deleted_objects::cases()),
     ];
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -72,13 +72,15 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let stage = Arc::new(Stage { runtime, court: OnceCell::new() });
+    let stage = Arc::new(Stage { runtime, refusal_test: OnceCell::new() });
     let trials = modules
         .into_iter()
-        .flat_map(|(module, cases)| cases.into_iter().map(move |(name, story)| (format!("{module}::{name}"), story)))
-        .map(|(name, story)| {
+        .flat_map(|(module, cases)| {
+            cases.into_iter().map(move |(name, scenario)| (format!("{module}::{name}"), scenario))
+        })
+        .map(|(name, scenario)| {
             let stage = stage.clone();
-            Trial::test(name, move || stage.play(story))
+            Trial::test(name, move || stage.run_case(scenario))
         })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
@@ -86,10 +88,10 @@ fn main() -> ExitCode {
         eprintln!("a case is still running");
         return ExitCode::FAILURE;
     };
-    let Stage { runtime, court } = stage;
+    let Stage { runtime, refusal_test } = stage;
     let judged = runtime.block_on(async {
-        match court.into_inner() {
-            Some(court) => court.close().await,
+        match refusal_test.into_inner() {
+            Some(refusal_test) => refusal_test.close().await,
             None => Ok(()),
         }
     });

@@ -19,20 +19,19 @@ fn home(world: &World) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_budget_that_allows_nothing_is_named_and_others_go_on_and_once_it_is_freed_the_update_ends()
--> anyhow::Result<()> {
+async fn blocking_pdb_is_reported_while_other_node_updates() -> anyhow::Result<()> {
     let mut options = BedOptions { ..nodes(2) };
     options.policy["maxUnavailable"] = json!(2);
     let expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
     let mut blocked_node = String::new();
-    let ending = run_expecting(options, expectations, async |scene| {
-        scene.guarded_shop(1).await?;
-        scene.install().await?;
-        let home = home(&scene.bed.recorder.so_far()?.end());
+    let ending = run_expecting(options, expectations, async |ctx| {
+        ctx.guarded_shop(1).await?;
+        ctx.install().await?;
+        let home = home(&ctx.bed.recorder.so_far()?.end());
         let other = other(&home);
-        scene.release();
-        scene.until_step(&home, Step::Draining).await?;
-        let world = scene
+        ctx.release();
+        ctx.until_step(&home, Step::Draining).await?;
+        let world = ctx
             .bed
             .wait("the blocked drain says what blocks it", VISIBLE, |history| {
                 let end = history.end();
@@ -51,14 +50,14 @@ async fn a_budget_that_allows_nothing_is_named_and_others_go_on_and_once_it_is_f
         assert!(condition.message.contains(&pod) && condition.message.contains("shop/web"), "{condition:?}");
 
         // The other node continues meanwhile.
-        scene.until("the other node is updated", |world| is_updated(world, other)).await?;
-        let world = scene.bed.recorder.so_far()?.end();
+        ctx.until("the other node is updated", |world| is_updated(world, other)).await?;
+        let world = ctx.bed.recorder.so_far()?.end();
         assert_eq!(step_of(&world, &home), Some(Step::Draining), "it still waits");
         assert_eq!(world.pods.values().filter(|p| p.namespace == SHOP && p.title() == pod && p.ready).count(), 1);
 
         let freed = json!({"spec": {"minAvailable": 0}}).to_string();
-        scene.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", &freed]).await?;
-        scene.updated().await?;
+        ctx.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", &freed]).await?;
+        ctx.updated().await?;
         blocked_node = home;
         Ok(())
     })

@@ -17,10 +17,12 @@ use semver::Version;
 use serde_json::json;
 
 use crate::interfere::{
-    agent_on, ask_unheard, blocked_drain, continue_controllers, finish_command, is_activate, is_armed, permit_of, poll,
-    released, signal, unblock, until_host,
+    agent_on, blocked_drain, finish_command, is_activate, is_armed, permit_of, poll, released,
+    request_permit_with_stopped_controllers, resume_controllers, signal, unblock, until_host,
 };
-use crate::support::{Ending, NEW, Scene, is_released, last_reason, nodes, operator_condition, run, shadow_of};
+use crate::support::{
+    Ending, NEW, ScenarioContext, is_released, last_reason, nodes, operator_condition, run, shadow_of,
+};
 
 /// Longest duration of an update that is interrupted during evictions. The API server counts a pod against its budget
 /// before it deletes it; where the caller's death cancels the request in between, the budget is one pod short until
@@ -28,7 +30,7 @@ use crate::support::{Ending, NEW, Scene, is_released, last_reason, nodes, operat
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Asserts that a node's first attempt failed for a reason that is not charged to the version, and a later one did not.
-fn assert_rebooted_by_other_and_updated_later(ending: &Ending, node: &str) {
+fn assert_rebooted_by_other_then_updated(ending: &Ending, node: &str) {
     let attempts = ending.history.attempts();
     let results: Vec<_> = attempts.iter().filter(|a| a.node == node).map(|a| a.result.as_deref()).collect();
     assert_eq!(results, [Some("RebootedByOther"), Some(UPDATED)]);
@@ -44,86 +46,86 @@ fn assert_rebooted_by_other_and_updated_later(ending: &Ending, node: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_another_client_reboots_in_mid_drain_is_released_and_updated_later() -> anyhow::Result<()> {
+async fn node_rebooted_by_other_client_during_drain_is_released_and_updated_later() -> anyhow::Result<()> {
     let mut target = String::new();
-    let ending = run(nodes(2), async |scene| {
-        target = blocked_drain(scene).await?;
-        scene.bed.member(&target)?.host.foreign_reboot().await;
-        let world = scene
+    let ending = run(nodes(2), async |ctx| {
+        target = blocked_drain(ctx).await?;
+        ctx.bed.member(&target)?.host.foreign_reboot().await;
+        let world = ctx
             .until("the attempt has failed and the node is released", |world| {
                 last_reason(world, &target).as_deref() == Some("RebootedByOther") && is_released(world, &target)
             })
             .await?;
         let shadow = shadow_of(&world, &target).context("just seen")?;
         anyhow::ensure!(shadow.status.controller.record.as_ref().is_some_and(|r| r.not_before.is_some()));
-        unblock(scene).await?;
-        scene.updated().await?;
+        unblock(ctx).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
-    assert_rebooted_by_other_and_updated_later(&ending, &target);
+    assert_rebooted_by_other_then_updated(&ending, &target);
     assert_eq!(ending.verdict.stats.reboots, 2, "the third reboot was not ours");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_power_loss_before_the_permit_is_not_charged_to_the_version() -> anyhow::Result<()> {
+async fn power_loss_before_permit_is_no_version_failure() -> anyhow::Result<()> {
     let mut target = String::new();
-    let ending = run(nodes(2), async |scene| {
-        target = blocked_drain(scene).await?;
-        ask_unheard(scene, &target).await?;
-        let host = &scene.bed.member(&target)?.host;
+    let ending = run(nodes(2), async |ctx| {
+        target = blocked_drain(ctx).await?;
+        request_permit_with_stopped_controllers(ctx, &target).await?;
+        let host = &ctx.bed.member(&target)?.host;
         let boot = host.snapshot().boot_id;
         host.power_loss().await;
         // Until the new boot is known, a controller would still issue a permit for the old one.
-        scene.until("the new boot is known", |world| world.nodes[&target].boot_id != boot).await?;
-        continue_controllers(scene);
-        scene.updated().await?;
+        ctx.until("the new boot is known", |world| world.nodes[&target].boot_id != boot).await?;
+        resume_controllers(ctx);
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
-    assert_rebooted_by_other_and_updated_later(&ending, &target);
+    assert_rebooted_by_other_then_updated(&ending, &target);
     let stats = &ending.verdict.stats;
     assert_eq!((stats.permits, stats.arms, stats.reboots), (2, 2, 2));
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_power_loss_between_the_permit_and_the_arming_is_not_charged_to_the_version() -> anyhow::Result<()> {
+async fn power_loss_between_permit_and_arming_is_no_version_failure() -> anyhow::Result<()> {
     let mut target = String::new();
-    let ending = run(nodes(2), async |scene| {
-        target = blocked_drain(scene).await?;
-        let host = &scene.bed.member(&target)?.host;
+    let ending = run(nodes(2), async |ctx| {
+        target = blocked_drain(ctx).await?;
+        let host = &ctx.bed.member(&target)?.host;
         // The host delays the command and never starts it.
         host.script(Fault::request("POST", "/actions/activate-update", Transport::Slow(Duration::from_secs(10))));
-        unblock(scene).await?;
-        scene.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
+        unblock(ctx).await?;
+        ctx.until("the permit is issued", |world| permit_of(world, &target).is_some()).await?;
         host.power_loss().await;
         anyhow::ensure!(!is_armed(host));
-        released(scene, &target).await?;
-        scene.updated().await?;
+        released(ctx, &target).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
-    assert_rebooted_by_other_and_updated_later(&ending, &target);
+    assert_rebooted_by_other_then_updated(&ending, &target);
     let stats = &ending.verdict.stats;
     assert_eq!((stats.permits, stats.arms, stats.reboots), (3, 2, 2));
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_killed_after_it_armed_the_host_asks_again_and_reboots_it() -> anyhow::Result<()> {
+async fn agent_killed_during_arming_requests_new_permit_and_reboots_host() -> anyhow::Result<()> {
     let mut target = String::new();
-    let ending = run(nodes(2), async |scene| {
-        target = blocked_drain(scene).await?;
-        let host = &scene.bed.member(&target)?.host;
+    let ending = run(nodes(2), async |ctx| {
+        target = blocked_drain(ctx).await?;
+        let host = &ctx.bed.member(&target)?.host;
         host.script(Fault::command(Command::Activate, Worker::Waits));
-        unblock(scene).await?;
+        unblock(ctx).await?;
         until_host(host, "the host is asked to arm", is_activate).await?;
-        let agent = agent_on(scene, &target).await?;
+        let agent = agent_on(ctx, &target).await?;
         signal(&[agent], Signal::SIGKILL);
         finish_command(host).await?;
-        scene.updated().await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -139,20 +141,20 @@ async fn an_agent_killed_after_it_armed_the_host_asks_again_and_reboots_it() -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_whose_socket_went_stale_is_restarted_and_updates_its_host() -> anyhow::Result<()> {
-    let ending = run(nodes(1), async |scene| {
-        scene.install().await?;
-        let member = scene.bed.member("node-1")?;
-        let before = agent_on(scene, "node-1").await?;
+async fn agent_with_stale_socket_restarts_and_updates_host() -> anyhow::Result<()> {
+    let ending = run(nodes(1), async |ctx| {
+        ctx.install().await?;
+        let member = ctx.bed.member("node-1")?;
+        let before = agent_on(ctx, "node-1").await?;
         member.host.restart_api(true).await;
         // The container still holds the deleted socket, so only a new one helps.
-        scene.release();
+        ctx.release();
         poll("the agent has ended itself and runs again", async || {
-            let now = agent_on(scene, "node-1").await?;
+            let now = agent_on(ctx, "node-1").await?;
             Ok((now.pid != before.pid).then_some(now))
         })
         .await?;
-        scene.updated().await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -162,14 +164,14 @@ async fn an_agent_whose_socket_went_stale_is_restarted_and_updates_its_host() ->
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operator_on_a_single_node_survives_the_drain_of_that_node() -> anyhow::Result<()> {
+async fn single_node_with_operator_is_updated() -> anyhow::Result<()> {
     const PODS: usize = 2;
-    let ending = run(BedOptions::default(), async |scene| {
-        scene.shop_with(PODS, json!({"maxUnavailable": "100%"})).await?;
-        scene.install().await?;
-        scene.release();
-        scene.updated().await?;
-        scene.shop_is_ready(PODS).await
+    let ending = run(BedOptions::default(), async |ctx| {
+        ctx.shop_with(PODS, json!({"maxUnavailable": "100%"})).await?;
+        ctx.install().await?;
+        ctx.release();
+        ctx.updated().await?;
+        ctx.shop_is_ready(PODS).await
     })
     .await?;
     let attempts = ending.history.attempts();
@@ -181,22 +183,22 @@ async fn an_operator_on_a_single_node_survives_the_drain_of_that_node() -> anyho
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_of_the_api_server_in_mid_update_heals_by_itself() -> anyhow::Result<()> {
+async fn updates_complete_after_api_server_restarts() -> anyhow::Result<()> {
     const PODS: usize = 4;
     let mut options = nodes(2);
     // The recorder reads the changes during the outage from etcd's history.
     options.control_plane.watch_cache = false;
-    let ending = run(options, async |scene| {
-        scene.shop_with(PODS, json!({"maxUnavailable": 2})).await?;
-        scene.install().await?;
-        scene.release();
+    let ending = run(options, async |ctx| {
+        ctx.shop_with(PODS, json!({"maxUnavailable": 2})).await?;
+        ctx.install().await?;
+        ctx.release();
         for _ in 0..2 {
-            let changes = scene.chance.random_range(1..60);
-            after_changes(scene, changes, &NEW).await?;
-            scene.bed.control_plane.restart_apiserver().await?;
+            let changes = ctx.chance.random_range(1..60);
+            after_changes(ctx, changes, &NEW).await?;
+            ctx.bed.control_plane.restart_apiserver().await?;
         }
-        scene.bed.wait_updated(&NEW, PATIENCE).await?;
-        scene.shop_is_ready(PODS).await
+        ctx.bed.wait_updated(&NEW, PATIENCE).await?;
+        ctx.shop_is_ready(PODS).await
     })
     .await?;
     assert_eq!(ending.history.attempts().iter().filter(|a| a.updated()).count(), 2);
@@ -205,18 +207,18 @@ async fn a_restart_of_the_api_server_in_mid_update_heals_by_itself() -> anyhow::
 }
 
 /// Waits until the API server has made so many more changes, or the update to `version` has ended before.
-pub(crate) async fn after_changes(scene: &Scene, changes: usize, version: &Version) -> anyhow::Result<()> {
-    let until = scene.bed.recorder.so_far()?.changes().len() + changes;
-    let reached = scene.bed.wait("so many changes", PATIENCE, |history| history.changes().len() >= until);
+pub(crate) async fn after_changes(ctx: &ScenarioContext, changes: usize, version: &Version) -> anyhow::Result<()> {
+    let until = ctx.bed.recorder.so_far()?.changes().len() + changes;
+    let reached = ctx.bed.wait("so many changes", PATIENCE, |history| history.changes().len() >= until);
     tokio::select! {
         reached = reached => reached.map(drop),
-        updated = scene.bed.wait_updated(version, PATIENCE) => updated.map(drop),
+        updated = ctx.bed.wait_updated(version, PATIENCE) => updated.map(drop),
     }
 }
 
 /// Waits until a host has seen so many more events, or the update to `version` has ended before.
-async fn after_events(scene: &Scene, node: &str, events: usize, version: &Version) -> anyhow::Result<()> {
-    let host = &scene.bed.member(node)?.host;
+async fn after_events(ctx: &ScenarioContext, node: &str, events: usize, version: &Version) -> anyhow::Result<()> {
+    let host = &ctx.bed.member(node)?.host;
     let until = host.log().len() + events;
     let mut seen = 0;
     let reached = until_host(host, "so many events", |_| {
@@ -225,12 +227,12 @@ async fn after_events(scene: &Scene, node: &str, events: usize, version: &Versio
     });
     tokio::select! {
         reached = reached => reached,
-        updated = scene.bed.wait_updated(version, PATIENCE) => updated.map(drop),
+        updated = ctx.bed.wait_updated(version, PATIENCE) => updated.map(drop),
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_part_is_killed_at_whatever_moment_the_update_ends_right() -> anyhow::Result<()> {
+async fn updates_complete_after_random_component_kills() -> anyhow::Result<()> {
     const PODS: usize = 6;
     const PARTS: [Component; 3] = [Component::Controller, Component::Apiserver, Component::Agent];
     const ROUNDS: u64 = 4;
@@ -240,38 +242,38 @@ async fn whatever_part_is_killed_at_whatever_moment_the_update_ends_right() -> a
     let timings = Timings { prepare: brief, activate: brief, shutdown: brief, ..Timings::instant() };
     let mut rounds = 0;
     let mut hits = [0_usize; PARTS.len()];
-    let ending = run(BedOptions { timings, ..nodes(3) }, async |scene| {
-        scene.shop_with(PODS, json!({"maxUnavailable": 3})).await?;
-        scene.install().await?;
+    let ending = run(BedOptions { timings, ..nodes(3) }, async |ctx| {
+        ctx.shop_with(PODS, json!({"maxUnavailable": 3})).await?;
+        ctx.install().await?;
         while rounds < ROUNDS || (rounds < MOST_ROUNDS && hits.contains(&0)) {
             let version = Version::new(1, 20, 5 + rounds);
-            scene.bed.releases.publish(version.clone());
+            ctx.bed.releases.publish(version.clone());
             // Each component once, and one of them twice.
-            let mut kills = vec![0, 1, 2, scene.chance.random_range(0..PARTS.len())];
-            kills.shuffle(&mut scene.chance);
+            let mut kills = vec![0, 1, 2, ctx.chance.random_range(0..PARTS.len())];
+            kills.shuffle(&mut ctx.chance);
             for part in kills {
-                let by_host = scene.chance.random_bool(0.3);
+                let by_host = ctx.chance.random_bool(0.3);
                 if by_host {
-                    let node = format!("node-{}", scene.chance.random_range(1..=3));
-                    let events = scene.chance.random_range(1..15);
-                    after_events(scene, &node, events, &version).await?;
+                    let node = format!("node-{}", ctx.chance.random_range(1..=3));
+                    let events = ctx.chance.random_range(1..15);
+                    after_events(ctx, &node, events, &version).await?;
                 } else {
-                    let changes = scene.chance.random_range(1..80);
-                    after_changes(scene, changes, &version).await?;
+                    let changes = ctx.chance.random_range(1..80);
+                    after_changes(ctx, changes, &version).await?;
                 }
-                let world = scene.bed.recorder.so_far()?.end();
+                let world = ctx.bed.recorder.so_far()?.end();
                 let under_way = world.shadows.values().any(|shadow| shadow.status.controller.progress.is_some());
-                let running = scene.bed.processes_of(PARTS[part]);
-                if let Some(process) = running.choose(&mut scene.chance) {
+                let running = ctx.bed.processes_of(PARTS[part]);
+                if let Some(process) = running.choose(&mut ctx.chance) {
                     signal(std::slice::from_ref(process), Signal::SIGKILL);
                     hits[part] += usize::from(under_way);
                 }
             }
-            scene.bed.wait_updated(&version, PATIENCE).await?;
+            ctx.bed.wait_updated(&version, PATIENCE).await?;
             rounds += 1;
         }
         assert!(!hits.contains(&0), "kills of {PARTS:?} while an update was under way: {hits:?}");
-        scene.shop_is_ready(PODS).await
+        ctx.shop_is_ready(PODS).await
     })
     .await?;
     let updated = ending.history.attempts().iter().filter(|a| a.updated()).count();

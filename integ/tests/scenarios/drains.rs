@@ -8,7 +8,7 @@ use models::names::{
 use models::shadow::Step;
 use serde_json::json;
 
-use crate::interfere::{blocked_drain, poll, release_into_a_blocked_drain, unblock};
+use crate::interfere::{blocked_drain, poll, release_into_blocked_drain, unblock};
 use crate::support::{EVENTS_OF_NODES, SHOP, is_updated, nodes, other, run, shadow_of, step_of, until_event};
 
 fn balancer() -> Field {
@@ -28,16 +28,16 @@ fn parts(world: &World, node: &str) -> Vec<Option<String>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_set_of_a_claim_stays_as_it_was_and_the_rest_is_taken_back() -> anyhow::Result<()> {
-    let ending = run(nodes(2), async |scene| {
+async fn release_keeps_node_fields_set_by_user_and_removes_own_fields() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |ctx| {
         let person = format!("{BALANCER_LABEL}=by-hand");
-        scene.kubectl(&["label", "node", "node-1", &person]).await?;
+        ctx.kubectl(&["label", "node", "node-1", &person]).await?;
         let (same, other) = (format!("{DO_NOT_DISRUPT_ANNOTATION}=true"), format!("{SCALE_DOWN_ANNOTATION}=false"));
-        scene.kubectl(&["annotate", "node", "node-1", &same, &other]).await?;
-        scene.install().await?;
-        scene.policy(&json!({"loadBalancer": {"leaveBeforeDrain": "1s"}})).await?;
-        scene.release();
-        scene.updated().await?;
+        ctx.kubectl(&["annotate", "node", "node-1", &same, &other]).await?;
+        ctx.install().await?;
+        ctx.policy(&json!({"loadBalancer": {"leaveBeforeDrain": "1s"}})).await?;
+        ctx.release();
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -58,14 +58,14 @@ async fn what_others_set_of_a_claim_stays_as_it_was_and_the_rest_is_taken_back()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_whose_managed_fields_were_reset_is_taken_back_all_the_same() -> anyhow::Result<()> {
+async fn claim_is_released_after_managed_fields_reset() -> anyhow::Result<()> {
     let mut target = String::new();
-    let ending = run(nodes(2), async |scene| {
-        target = blocked_drain(scene).await?;
+    let ending = run(nodes(2), async |ctx| {
+        target = blocked_drain(ctx).await?;
         let reset = r#"[{"op": "replace", "path": "/metadata/managedFields", "value": [{}]}]"#;
-        scene.kubectl(&["patch", "node", &target, "--type=json", "-p", reset]).await?;
-        unblock(scene).await?;
-        scene.updated().await?;
+        ctx.kubectl(&["patch", "node", &target, "--type=json", "-p", reset]).await?;
+        unblock(ctx).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -74,20 +74,20 @@ async fn a_claim_whose_managed_fields_were_reset_is_taken_back_all_the_same() ->
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_a_person_uncordons_in_mid_drain_is_cordoned_again_and_it_is_told() -> anyhow::Result<()> {
-    let ending = run(nodes(2), async |scene| {
-        let target = blocked_drain(scene).await?;
-        scene.kubectl(&["uncordon", &target]).await?;
-        let said = until_event(scene, EVENTS_OF_NODES, "Uncordoned", &[]).await?;
+async fn node_uncordoned_by_user_during_drain_is_cordoned_again_with_event() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |ctx| {
+        let target = blocked_drain(ctx).await?;
+        ctx.kubectl(&["uncordon", &target]).await?;
+        let said = until_event(ctx, EVENTS_OF_NODES, "Uncordoned", &[]).await?;
         assert!(said.contains("1 of 3"), "{said}");
-        let world = scene
+        let world = ctx
             .until("the node is cordoned again", |world| {
                 world.nodes[&target].claimed() && world.nodes[&target].fields.contains_key(&Field::Unschedulable)
             })
             .await?;
         assert_eq!(step_of(&world, &target), Some(Step::Draining), "the same attempt goes on");
-        unblock(scene).await?;
-        scene.updated().await?;
+        unblock(ctx).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -96,29 +96,26 @@ async fn a_node_that_a_person_uncordons_in_mid_drain_is_cordoned_again_and_it_is
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_past_their_budget_are_deleted_at_the_deadline_only_by_policy_and_only_with_the_right_to()
--> anyhow::Result<()> {
-    let ending = run(nodes(2), async |scene| {
-        scene.guarded_shop(4).await?;
-        scene.install().await?;
-        scene
-            .policy(&json!({"drain": {"timeout": "8s", "atDeadline": "Force"}, "failurePolicy": {"backOff": "1s"}}))
+async fn forced_deletion_needs_delete_permission() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |ctx| {
+        ctx.guarded_shop(4).await?;
+        ctx.install().await?;
+        ctx.policy(&json!({"drain": {"timeout": "8s", "atDeadline": "Force"}, "failurePolicy": {"backOff": "1s"}}))
             .await?;
-        let target = release_into_a_blocked_drain(scene).await?;
-        let said = until_event(scene, EVENTS_OF_NODES, "DrainForced", &[]).await?;
+        let target = release_into_blocked_drain(ctx).await?;
+        let said = until_event(ctx, EVENTS_OF_NODES, "DrainForced", &[]).await?;
         assert!(said.contains("shop/web-"), "{said}");
         // The installation gives no right to delete pods.
-        scene
-            .until("the drain fails and says what is missing", |world| {
-                let record = shadow_of(world, &target).and_then(|s| s.status.controller.record.clone());
-                record.and_then(|r| r.last).is_some_and(|last| {
-                    last.reason == "DrainTimedOut" && last.message.contains("deploy/manifests/force.yaml")
-                })
+        ctx.until("the drain fails and says what is missing", |world| {
+            let record = shadow_of(world, &target).and_then(|s| s.status.controller.record.clone());
+            record.and_then(|r| r.last).is_some_and(|last| {
+                last.reason == "DrainTimedOut" && last.message.contains("deploy/manifests/force.yaml")
             })
-            .await?;
+        })
+        .await?;
         let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests/force.yaml");
-        scene.kubectl(&["apply", "--server-side", "-f", manifest]).await?;
-        scene.updated().await?;
+        ctx.kubectl(&["apply", "--server-side", "-f", manifest]).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -128,21 +125,20 @@ async fn pods_past_their_budget_are_deleted_at_the_deadline_only_by_policy_and_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_cluster_itself_runs_on_leaves_a_node_when_everything_else_has_left() -> anyhow::Result<()> {
-    let ending = run(nodes(2), async |scene| {
-        scene.shop(4).await?;
+async fn critical_pods_are_evicted_after_all_other_pods() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |ctx| {
+        ctx.shop(4).await?;
         let mut dns = workload::deployment(SHOP, "dns", 2);
         dns["spec"]["template"]["spec"]["priorityClassName"] = json!("system-cluster-critical");
-        workload::apply(&scene.bed.client, vec![dns]).await?;
-        scene
-            .until("the critical pods are Ready, one on each node", |world| {
-                let ready = world.pods.values().filter(|pod| pod.name.starts_with("dns-") && pod.ready);
-                ready.filter_map(|pod| pod.node.clone()).collect::<std::collections::BTreeSet<_>>().len() == 2
-            })
-            .await?;
-        scene.install().await?;
-        scene.release();
-        scene.updated().await?;
+        workload::apply(&ctx.bed.client, vec![dns]).await?;
+        ctx.until("the critical pods are Ready, one on each node", |world| {
+            let ready = world.pods.values().filter(|pod| pod.name.starts_with("dns-") && pod.ready);
+            ready.filter_map(|pod| pod.node.clone()).collect::<std::collections::BTreeSet<_>>().len() == 2
+        })
+        .await?;
+        ctx.install().await?;
+        ctx.release();
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -166,16 +162,16 @@ async fn what_the_cluster_itself_runs_on_leaves_a_node_when_everything_else_has_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_of_the_api_server_in_mid_drain_is_survived() -> anyhow::Result<()> {
+async fn drain_continues_after_api_server_restart() -> anyhow::Result<()> {
     let mut options = nodes(2);
     // The recorder reads the changes during the outage from etcd's history.
     options.control_plane.watch_cache = false;
-    let ending = run(options, async |scene| {
-        let target = blocked_drain(scene).await?;
-        scene.bed.control_plane.restart_apiserver().await?;
-        unblock(scene).await?;
-        scene.updated().await?;
-        let attempts = scene.bed.recorder.so_far()?.attempts();
+    let ending = run(options, async |ctx| {
+        let target = blocked_drain(ctx).await?;
+        ctx.bed.control_plane.restart_apiserver().await?;
+        unblock(ctx).await?;
+        ctx.updated().await?;
+        let attempts = ctx.bed.recorder.so_far()?.attempts();
         let of_target = attempts.iter().filter(|attempt| attempt.node == target).count();
         assert_eq!(of_target, 1, "the same attempt went on: {attempts:#?}");
         Ok(())
@@ -187,18 +183,18 @@ async fn a_restart_of_the_api_server_in_mid_drain_is_survived() -> anyhow::Resul
 
 /// Deletes everything but the shadows: as when the workloads are deleted by mistake, and restored by the next apply.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operator_that_is_deleted_in_mid_drain_goes_on_when_it_is_installed_again() -> anyhow::Result<()> {
-    let ending = run(nodes(2), async |scene| {
-        let target = blocked_drain(scene).await?;
+async fn drain_continues_after_operator_is_deleted_and_reinstalled() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |ctx| {
+        let target = blocked_drain(ctx).await?;
         for namespace in [SYSTEM_NAMESPACE, AGENT_NAMESPACE] {
-            scene.kubectl(&["-n", namespace, "delete", "deployments,daemonsets", "--all"]).await?;
+            ctx.kubectl(&["-n", namespace, "delete", "deployments,daemonsets", "--all"]).await?;
         }
-        poll("no part of it is left", async || Ok(scene.bed.processes().is_empty().then_some(()))).await?;
-        let world = scene.bed.recorder.now()?;
+        poll("no part of it is left", async || Ok(ctx.bed.processes().is_empty().then_some(()))).await?;
+        let world = ctx.bed.recorder.now()?;
         assert!(world.nodes[&target].claimed(), "no one was there to give the node back");
-        scene.bed.install().await?;
-        unblock(scene).await?;
-        scene.updated().await?;
+        ctx.bed.install().await?;
+        unblock(ctx).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -207,18 +203,18 @@ async fn an_operator_that_is_deleted_in_mid_drain_goes_on_when_it_is_installed_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_ends_also_when_the_only_other_node_dies_meanwhile() -> anyhow::Result<()> {
+async fn drain_completes_when_only_other_node_loses_power() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.deploy.controller_replicas = 2;
     options.deploy.apiserver_replicas = 2;
-    let ending = run(options, async |scene| {
-        let target = blocked_drain(scene).await?;
+    let ending = run(options, async |ctx| {
+        let target = blocked_drain(ctx).await?;
         let other = other(&target);
-        scene.bed.member(other)?.host.power_off();
-        unblock(scene).await?;
-        scene.until("the node is updated", |world| is_updated(world, &target)).await?;
-        scene.bed.member(other)?.host.power_on();
-        scene.updated().await?;
+        ctx.bed.member(other)?.host.power_off();
+        unblock(ctx).await?;
+        ctx.until("the node is updated", |world| is_updated(world, &target)).await?;
+        ctx.bed.member(other)?.host.power_on();
+        ctx.updated().await?;
         Ok(())
     })
     .await?;

@@ -14,44 +14,41 @@ use crate::interfere::is_activate;
 use crate::support::{NEW, OLD, nodes, operator_condition, run, shadow_of};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_boot_that_falls_back_freezes_the_rollout_for_good() -> anyhow::Result<()> {
+async fn boot_fallback_freezes_rollout_across_controller_restart_and_newer_release() -> anyhow::Result<()> {
     let newer = Version::new(1, 20, 6);
-    let ending = run(nodes(3), async |scene| {
-        scene.install().await?;
-        for member in &scene.bed.members {
+    let ending = run(nodes(3), async |ctx| {
+        ctx.install().await?;
+        for member in &ctx.bed.members {
             member.host.script(Fault::boot(BootFault::NewImageFails));
         }
-        scene.release();
-        let frozen = scene.until_operator("Frozen", ConditionStatus::True).await?;
+        ctx.release();
+        let frozen = ctx.until_operator("Frozen", ConditionStatus::True).await?;
         assert!(frozen.message.contains("1.20.5"), "{frozen:?}");
-        scene
-            .until("every node is released", |world| {
-                world.shadows.values().all(|s| s.step().is_none())
-                    && world.nodes.values().all(|n| !n.claimed() && n.ready)
-                    && world.operator.as_ref().is_some_and(|o| o.status.slots.is_empty())
-            })
-            .await?;
+        ctx.until("every node is released", |world| {
+            world.shadows.values().all(|s| s.step().is_none())
+                && world.nodes.values().all(|n| !n.claimed() && n.ready)
+                && world.operator.as_ref().is_some_and(|o| o.status.slots.is_empty())
+        })
+        .await?;
 
         // Neither a new controller nor a newer release changes that.
-        scene.restart(Component::Controller).await?;
-        scene.bed.releases.publish(newer.clone());
-        scene
-            .until("every agent offers the newer release", |world| {
-                world
-                    .shadows
-                    .values()
-                    .all(|s| s.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&newer)))
+        ctx.restart(Component::Controller).await?;
+        ctx.bed.releases.publish(newer.clone());
+        ctx.until("every agent offers the newer release", |world| {
+            world
+                .shadows
+                .values()
+                .all(|s| s.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&newer)))
+        })
+        .await?;
+        ctx.policy(&json!({"failurePolicy": {"backOff": "1s"}})).await?;
+        ctx.until("the new controller has seen the changed policy and all three nodes wait", |world| {
+            world.operator.as_ref().is_some_and(|o| {
+                o.status.observed_generation == Some(2)
+                    && o.status.waiting.iter().any(|w| w.reason == "Frozen" && w.nodes == 3)
             })
-            .await?;
-        scene.policy(&json!({"failurePolicy": {"backOff": "1s"}})).await?;
-        scene
-            .until("the new controller has seen the changed policy and all three nodes wait", |world| {
-                world.operator.as_ref().is_some_and(|o| {
-                    o.status.observed_generation == Some(2)
-                        && o.status.waiting.iter().any(|w| w.reason == "Frozen" && w.nodes == 3)
-                })
-            })
-            .await?;
+        })
+        .await?;
         Ok(())
     })
     .await?;
@@ -75,30 +72,28 @@ async fn a_boot_that_falls_back_freezes_the_rollout_for_good() -> anyhow::Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_download_that_fails_is_retried_then_given_up_and_succeeds_later_and_disrupts_nothing_meanwhile()
--> anyhow::Result<()> {
+async fn failed_download_is_retried_without_disruption() -> anyhow::Result<()> {
     // Each attempt tries three times: the first attempt fails, the second one succeeds at its second try.
     const FAILURES: u32 = 4;
-    let ending = run(nodes(1), async |scene| {
-        scene.install().await?;
-        let host = &scene.bed.member("node-1")?.host;
+    let ending = run(nodes(1), async |ctx| {
+        ctx.install().await?;
+        let host = &ctx.bed.member("node-1")?.host;
         host.script(Fault::fails(Command::Prepare, "Metadata error: the repository did not answer\n").times(FAILURES));
-        scene.release();
-        scene
-            .until("the first attempt is given up and the next one is not due yet", |world| {
-                shadow_of(world, "node-1").is_some_and(|s| {
-                    let record = s.status.controller.record.as_ref();
-                    record.is_some_and(|r| {
-                        r.failures == 1
-                            && r.not_before.is_some()
-                            && r.last.as_ref().is_some_and(|l| {
-                                l.reason == "PrepareFailed" && l.message.contains("the repository did not answer")
-                            })
-                    })
+        ctx.release();
+        ctx.until("the first attempt is given up and the next one is not due yet", |world| {
+            shadow_of(world, "node-1").is_some_and(|s| {
+                let record = s.status.controller.record.as_ref();
+                record.is_some_and(|r| {
+                    r.failures == 1
+                        && r.not_before.is_some()
+                        && r.last.as_ref().is_some_and(|l| {
+                            l.reason == "PrepareFailed" && l.message.contains("the repository did not answer")
+                        })
                 })
             })
-            .await?;
-        scene.updated().await?;
+        })
+        .await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -122,15 +117,15 @@ async fn a_download_that_fails_is_retried_then_given_up_and_succeeds_later_and_d
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_cannot_be_armed_at_first_still_ends_up_running() -> anyhow::Result<()> {
+async fn image_is_booted_after_failed_first_arming() -> anyhow::Result<()> {
     let mut options = BedOptions { ..nodes(1) };
     options.policy["failurePolicy"] = json!({"backOff": "1s"});
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        let host = &scene.bed.member("node-1")?.host;
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        let host = &ctx.bed.member("node-1")?.host;
         host.script(Fault::fails(Command::Activate, "the partition table is busy\n"));
-        scene.release();
-        scene.updated().await?;
+        ctx.release();
+        ctx.updated().await?;
         let tries = host.log().iter().filter(|event| is_activate(event)).count();
         assert!(tries >= 2, "the fault was there to be met: {tries}");
         Ok(())

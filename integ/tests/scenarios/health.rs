@@ -9,8 +9,8 @@ use models::shadow::{BLOCKED, HEALTHY, Step};
 use serde_json::{Value, json};
 
 use crate::support::{
-    EVENTS_OF_NODES, OLD, SHOP, Scene, condition_of, is_on, is_released, is_updated, nodes, other, record, run,
-    shadow_of, status, step_of, until_event,
+    EVENTS_OF_NODES, OLD, SHOP, ScenarioContext, condition_of, is_on, is_released, is_updated, nodes, other, record,
+    run, shadow_of, status, step_of, until_event,
 };
 
 /// Options for so many nodes with these health checks after their update.
@@ -30,7 +30,7 @@ fn namespace() -> Value {
 
 /// Creates a DaemonSet `driver` with a pod on each node. They are Ready; those created after a reboot never become so
 /// by themselves.
-async fn driver(scene: &Scene) -> anyhow::Result<()> {
+async fn driver(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let set = json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
         "metadata": {"name": "driver", "namespace": SHOP},
@@ -42,16 +42,15 @@ async fn driver(scene: &Scene) -> anyhow::Result<()> {
             },
         },
     });
-    workload::apply(&scene.bed.client, vec![namespace(), set]).await?;
-    for member in &scene.bed.members {
-        annotate_driver(scene, &member.name, "sim/never-ready=false").await?;
+    workload::apply(&ctx.bed.client, vec![namespace(), set]).await?;
+    for member in &ctx.bed.members {
+        annotate_driver(ctx, &member.name, "sim/never-ready=false").await?;
     }
-    let nodes = scene.bed.members.len();
-    scene
-        .until("all pods are Ready", |world| {
-            world.pods.values().filter(|pod| pod.namespace == SHOP && pod.ready).count() == nodes
-        })
-        .await?;
+    let nodes = ctx.bed.members.len();
+    ctx.until("all pods are Ready", |world| {
+        world.pods.values().filter(|pod| pod.namespace == SHOP && pod.ready).count() == nodes
+    })
+    .await?;
     Ok(())
 }
 
@@ -64,15 +63,15 @@ fn driver_on(world: &World, node: &str) -> Option<String> {
 }
 
 /// Annotates the pod of the DaemonSet on a node.
-async fn annotate_driver(scene: &Scene, node: &str, annotation: &str) -> anyhow::Result<()> {
-    let world = scene.until("the node has a pod", |world| driver_on(world, node).is_some()).await?;
+async fn annotate_driver(ctx: &ScenarioContext, node: &str, annotation: &str) -> anyhow::Result<()> {
+    let world = ctx.until("the node has a pod", |world| driver_on(world, node).is_some()).await?;
     let pod = driver_on(&world, node).context("just seen")?;
-    scene.kubectl(&["-n", SHOP, "annotate", "--overwrite", "pod", &pod, annotation]).await?;
+    ctx.kubectl(&["-n", SHOP, "annotate", "--overwrite", "pod", &pod, annotation]).await?;
     Ok(())
 }
 
 /// The next node that has begun.
-async fn next_node(scene: &Scene, done: &[String]) -> anyhow::Result<String> {
+async fn next_node(ctx: &ScenarioContext, done: &[String]) -> anyhow::Result<String> {
     let begun = |world: &World| {
         let names = world.nodes.keys().filter(|node| !done.contains(node));
         names
@@ -80,30 +79,30 @@ async fn next_node(scene: &Scene, done: &[String]) -> anyhow::Result<String> {
             .find(|node| step_of(world, node).is_some_and(|step| !matches!(step, Step::Staging | Step::Staged)))
             .cloned()
     };
-    let world = scene.until("another node has begun", |world| begun(world).is_some()).await?;
+    let world = ctx.until("another node has begun", |world| begun(world).is_some()).await?;
     begun(&world).context("just seen")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn broken_pod_on_an_updated_node_is_reported_and_freezes_nothing() -> anyhow::Result<()> {
-    let ending = run(watched(2, &json!({"soak": "1s", "timeout": "3s"})), async |scene| {
-        scene.install().await?;
+async fn broken_pod_on_updated_node_is_reported_without_freeze() -> anyhow::Result<()> {
+    let ending = run(watched(2, &json!({"soak": "1s", "timeout": "3s"})), async |ctx| {
+        ctx.install().await?;
         // Pods that stay pending before the first node has been updated, and that are never Ready.
         let mut broken = workload::deployment(SHOP, "broken", 2);
         broken["spec"]["template"]["metadata"]["annotations"] = json!({"sim/never-ready": "true"});
         broken["spec"]["template"]["spec"]["nodeSelector"] = json!({"example.com/updated": "true"});
-        workload::apply(&scene.bed.client, vec![namespace(), broken]).await?;
-        scene.release();
-        let first = next_node(scene, &[]).await?;
-        scene.kubectl(&["label", "node", &first, "example.com/updated=true"]).await?;
-        let world = scene
+        workload::apply(&ctx.bed.client, vec![namespace(), broken]).await?;
+        ctx.release();
+        let first = next_node(ctx, &[]).await?;
+        ctx.kubectl(&["label", "node", &first, "example.com/updated=true"]).await?;
+        let world = ctx
             .until("both nodes are updated", |world| is_updated(world, &first) && is_updated(world, other(&first)))
             .await?;
         let last = record(&world, &first).last.unwrap();
         assert!(last.message.contains("shop/broken-") && last.message.contains("2 pod(s)"), "{}", last.message);
         let healthy = condition_of(&world, &first, HEALTHY).unwrap();
         assert_eq!((healthy.status, healthy.reason.as_str()), (ConditionStatus::False, "PodsUnhealthy"));
-        until_event(scene, EVENTS_OF_NODES, "Updated", &["shop/broken-"]).await?;
+        until_event(ctx, EVENTS_OF_NODES, "Updated", &["shop/broken-"]).await?;
         Ok(())
     })
     .await?;
@@ -117,21 +116,21 @@ async fn broken_pod_on_an_updated_node_is_reported_and_freezes_nothing() -> anyh
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn daemon_set_that_fails_on_updated_nodes_alone_freezes_the_rollout() -> anyhow::Result<()> {
+async fn daemon_set_failing_on_updated_nodes_freezes_rollout() -> anyhow::Result<()> {
     let mut done = Vec::new();
-    let ending = run(watched(3, &json!({"soak": "1s", "timeout": "3s"})), async |scene| {
-        driver(scene).await?;
-        scene.install().await?;
-        scene.release();
+    let ending = run(watched(3, &json!({"soak": "1s", "timeout": "3s"})), async |ctx| {
+        driver(ctx).await?;
+        ctx.install().await?;
+        ctx.release();
         for _ in 0..2 {
-            done.push(next_node(scene, &done).await?);
+            done.push(next_node(ctx, &done).await?);
             if done.len() == 1 {
-                scene.until("the first node is updated, with a warning", |world| is_updated(world, &done[0])).await?;
-                assert_eq!(record(&scene.bed.recorder.so_far()?.end(), &done[0]).version_failures, []);
+                ctx.until("the first node is updated, with a warning", |world| is_updated(world, &done[0])).await?;
+                assert_eq!(record(&ctx.bed.recorder.so_far()?.end(), &done[0]).version_failures, []);
             }
         }
-        scene.until_operator("Frozen", ConditionStatus::True).await?;
-        let world = scene
+        ctx.until_operator("Frozen", ConditionStatus::True).await?;
+        let world = ctx
             .until("the second node is released", |world| {
                 is_released(world, &done[1]) && status(world).slots.is_empty()
             })
@@ -141,7 +140,7 @@ async fn daemon_set_that_fails_on_updated_nodes_alone_freezes_the_rollout() -> a
         assert!(message.contains("shop/driver-") && message.contains("fail on 1 other node(s)"), "{message}");
         let charged: Vec<_> = failed.version_failures.iter().map(|failure| failure.reason).collect();
         assert_eq!(charged, [FailureReason::SoakFailed]);
-        scene.renewals(2).await?;
+        ctx.renewals(2).await?;
         Ok(())
     })
     .await?;
@@ -153,17 +152,16 @@ async fn daemon_set_that_fails_on_updated_nodes_alone_freezes_the_rollout() -> a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pod_that_was_unhealthy_before_the_drain_is_not_waited_for() -> anyhow::Result<()> {
+async fn health_check_ignores_pod_unhealthy_before_drain() -> anyhow::Result<()> {
     // Longer than a scenario may take: waiting for that pod would not end.
-    let ending = run(watched(1, &json!({"soak": "1s", "timeout": "2h"})), async |scene| {
-        driver(scene).await?;
-        annotate_driver(scene, "node-1", "sim/never-ready=true").await?;
-        scene
-            .until("the pod is not Ready", |world| world.pods.values().all(|pod| pod.namespace != SHOP || !pod.ready))
+    let ending = run(watched(1, &json!({"soak": "1s", "timeout": "2h"})), async |ctx| {
+        driver(ctx).await?;
+        annotate_driver(ctx, "node-1", "sim/never-ready=true").await?;
+        ctx.until("the pod is not Ready", |world| world.pods.values().all(|pod| pod.namespace != SHOP || !pod.ready))
             .await?;
-        scene.install().await?;
-        scene.release();
-        scene.updated().await?;
+        ctx.install().await?;
+        ctx.release();
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -174,11 +172,11 @@ async fn pod_that_was_unhealthy_before_the_drain_is_not_waited_for() -> anyhow::
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_pod_and_restarted_container_hold_the_node_until_they_are_healthy() -> anyhow::Result<()> {
-    let ending = run(watched(1, &json!({"soak": "2s", "timeout": "2h"})), async |scene| {
-        driver(scene).await?;
-        scene.install().await?;
-        scene.release();
+async fn health_check_waits_for_slow_pod_and_restarted_container() -> anyhow::Result<()> {
+    let ending = run(watched(1, &json!({"soak": "2s", "timeout": "2h"})), async |ctx| {
+        driver(ctx).await?;
+        ctx.install().await?;
+        ctx.release();
         let settling = |world: &World, word: &str| {
             condition_of(world, "node-1", BLOCKED).is_some_and(|blocked| {
                 blocked.status == ConditionStatus::True
@@ -186,12 +184,12 @@ async fn slow_pod_and_restarted_container_hold_the_node_until_they_are_healthy()
                     && blocked.message.contains(word)
             })
         };
-        scene.until("the node waits for the pod by name", |world| settling(world, "shop/driver-")).await?;
-        scene.renewals(2).await?;
-        assert_eq!(step_of(&scene.bed.recorder.so_far()?.end(), "node-1"), Some(Step::Monitoring));
-        annotate_driver(scene, "node-1", "sim/restarts=1").await?;
-        annotate_driver(scene, "node-1", "sim/never-ready=false").await?;
-        scene.updated().await?;
+        ctx.until("the node waits for the pod by name", |world| settling(world, "shop/driver-")).await?;
+        ctx.renewals(2).await?;
+        assert_eq!(step_of(&ctx.bed.recorder.so_far()?.end(), "node-1"), Some(Step::Monitoring));
+        annotate_driver(ctx, "node-1", "sim/restarts=1").await?;
+        annotate_driver(ctx, "node-1", "sim/never-ready=false").await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -203,27 +201,25 @@ async fn slow_pod_and_restarted_container_hold_the_node_until_they_are_healthy()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_ready_before_keeps_a_node_with_an_unhealthy_pod_in_service() -> anyhow::Result<()> {
+async fn pods_ready_check_blocks_update_of_node_with_unready_pod() -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.policy["health"] = json!({"before": {"podsReady": true}, "after": {"soak": "1s", "podsReady": false}});
-    let ending = run(options, async |scene| {
-        driver(scene).await?;
-        scene.install().await?;
-        annotate_driver(scene, "node-1", "sim/never-ready=true").await?;
-        scene
-            .until("the pod is not Ready", |world| world.pods.values().all(|pod| pod.namespace != SHOP || !pod.ready))
+    let ending = run(options, async |ctx| {
+        driver(ctx).await?;
+        ctx.install().await?;
+        annotate_driver(ctx, "node-1", "sim/never-ready=true").await?;
+        ctx.until("the pod is not Ready", |world| world.pods.values().all(|pod| pod.namespace != SHOP || !pod.ready))
             .await?;
-        scene.release();
-        scene
-            .until("the node waits for its pod, staged", |world| {
-                step_of(world, "node-1") == Some(Step::Staged)
-                    && condition_of(world, "node-1", BLOCKED)
-                        .is_some_and(|c| c.reason == "PodsNotReady" && c.message.contains("shop/driver-"))
-            })
-            .await?;
-        assert_eq!(scene.bed.recorder.so_far()?.max_out_of_service(), 0);
-        annotate_driver(scene, "node-1", "sim/never-ready=false").await?;
-        scene.updated().await?;
+        ctx.release();
+        ctx.until("the node waits for its pod, staged", |world| {
+            step_of(world, "node-1") == Some(Step::Staged)
+                && condition_of(world, "node-1", BLOCKED)
+                    .is_some_and(|c| c.reason == "PodsNotReady" && c.message.contains("shop/driver-"))
+        })
+        .await?;
+        assert_eq!(ctx.bed.recorder.so_far()?.max_out_of_service(), 0);
+        annotate_driver(ctx, "node-1", "sim/never-ready=false").await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -232,28 +228,28 @@ async fn pods_ready_before_keeps_a_node_with_an_unhealthy_pod_in_service() -> an
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn max_unhealthy_nodes_keeps_all_nodes_in_service_while_too_many_are_not_ready() -> anyhow::Result<()> {
+async fn max_unhealthy_nodes_blocks_updates_while_too_many_nodes_are_unready() -> anyhow::Result<()> {
     let mut options = nodes(3);
     options.policy["health"]["before"] = json!({"maxUnhealthyNodes": 1});
     // So that the budget alone would permit the third one.
     options.policy["maxUnavailable"] = json!(3);
     let expected = integ::oracle::Expectations { max_unavailable: Some(3), nothing_left: true };
     let off = ["node-1", "node-2"];
-    let ending = crate::support::run_expecting(options, expected, async |scene| {
-        scene.install().await?;
+    let ending = crate::support::run_expecting(options, expected, async |ctx| {
+        ctx.install().await?;
         for node in off {
-            scene.bed.member(node)?.host.power_off();
+            ctx.bed.member(node)?.host.power_off();
         }
-        scene.until("two nodes are not Ready", |world| off.iter().all(|node| !world.nodes[*node].ready)).await?;
-        scene.release();
-        let world = scene
+        ctx.until("two nodes are not Ready", |world| off.iter().all(|node| !world.nodes[*node].ready)).await?;
+        ctx.release();
+        let world = ctx
             .until("the third node waits for them", |world| crate::policy::wait_for(world, "UnhealthyNodes", 1))
             .await?;
         assert!(!world.nodes["node-3"].claimed());
         for node in off {
-            scene.bed.member(node)?.host.power_on();
+            ctx.bed.member(node)?.host.power_on();
         }
-        scene.updated().await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;

@@ -17,7 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Instant, timeout_at};
 
 use crate::crashes::PATIENCE;
-use crate::support::{LIMIT, SHOP, Scene, is_released, shadow_of};
+use crate::support::{LIMIT, SHOP, ScenarioContext, is_released, shadow_of};
 
 /// Delay of a host's status response to an agent where a scenario needs the time to act: longer than a busy machine
 /// takes to see the desired state and to stop a process, shorter than the agent's timeout.
@@ -33,9 +33,9 @@ pub(crate) fn signal(processes: &[PodProcess], signal: Signal) {
 }
 
 /// The agent's process on a node, once it runs.
-pub(crate) async fn agent_on(scene: &Scene, node: &str) -> anyhow::Result<PodProcess> {
-    let kubelet = &scene.bed.member(node)?.kubelet;
-    let image = deploy::image(Component::Agent, &scene.bed.options.deploy);
+pub(crate) async fn agent_on(ctx: &ScenarioContext, node: &str) -> anyhow::Result<PodProcess> {
+    let kubelet = &ctx.bed.member(node)?.kubelet;
+    let image = deploy::image(Component::Agent, &ctx.bed.options.deploy);
     poll(&format!("an agent runs on {node}"), async || {
         Ok(kubelet.processes().into_iter().find(|process| process.image == image))
     })
@@ -97,16 +97,16 @@ pub(crate) fn is_armed(host: &Host) -> bool {
 }
 
 /// Starts the update and blocks it in the drain: a budget lets none of the workload's pods go. Returns the node.
-pub(crate) async fn blocked_drain(scene: &Scene) -> anyhow::Result<String> {
-    scene.guarded_shop(2 * scene.bed.members.len()).await?;
-    scene.install().await?;
-    release_into_a_blocked_drain(scene).await
+pub(crate) async fn blocked_drain(ctx: &ScenarioContext) -> anyhow::Result<String> {
+    ctx.guarded_shop(2 * ctx.bed.members.len()).await?;
+    ctx.install().await?;
+    release_into_blocked_drain(ctx).await
 }
 
 /// The same with an existing workload and operator.
-pub(crate) async fn release_into_a_blocked_drain(scene: &Scene) -> anyhow::Result<String> {
-    scene.release();
-    let world = scene.until("a drain is blocked by the budget", |world| blocked_node(world).is_some()).await?;
+pub(crate) async fn release_into_blocked_drain(ctx: &ScenarioContext) -> anyhow::Result<String> {
+    ctx.release();
+    let world = ctx.until("a drain is blocked by the budget", |world| blocked_node(world).is_some()).await?;
     blocked_node(&world).context("just seen")
 }
 
@@ -120,34 +120,33 @@ fn blocked_node(world: &World) -> Option<String> {
 }
 
 /// Unblocks the drain of [`blocked_drain`].
-pub(crate) async fn unblock(scene: &Scene) -> anyhow::Result<()> {
+pub(crate) async fn unblock(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let patch = r#"{"spec":{"minAvailable":0}}"#;
-    scene.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", patch]).await?;
+    ctx.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", patch]).await?;
     Ok(())
 }
 
 /// Brings the update of the node of [`blocked_drain`] to where its agent has requested a permit that is not issued: the
 /// controllers are stopped, and have to be continued.
-pub(crate) async fn ask_unheard(scene: &Scene, node: &str) -> anyhow::Result<()> {
+pub(crate) async fn request_permit_with_stopped_controllers(ctx: &ScenarioContext, node: &str) -> anyhow::Result<()> {
     // A new desired state makes the agent read its host's status first. While it waits for the response the controllers
     // are stopped.
     let slow = Fault::request("GET", "/updates/status", Transport::Slow(AGENT_WAITS));
-    scene.bed.member(node)?.host.script(slow);
-    unblock(scene).await?;
-    scene
-        .until("the node is ordered to reboot", |world| {
-            shadow_of(world, node).is_some_and(|shadow| shadow.spec.state == HostState::RebootedIntoUpdate)
-        })
-        .await?;
-    signal(&scene.bed.processes_of(Component::Controller), Signal::SIGSTOP);
-    let world = scene.until("the agent requests a permit", |world| asks(world, node)).await?;
+    ctx.bed.member(node)?.host.script(slow);
+    unblock(ctx).await?;
+    ctx.until("the node is ordered to reboot", |world| {
+        shadow_of(world, node).is_some_and(|shadow| shadow.spec.state == HostState::RebootedIntoUpdate)
+    })
+    .await?;
+    signal(&ctx.bed.processes_of(Component::Controller), Signal::SIGSTOP);
+    let world = ctx.until("the agent requests a permit", |world| asks(world, node)).await?;
     anyhow::ensure!(permit_of(&world, node).is_none(), "the controllers were stopped too late, the permit is issued");
     Ok(())
 }
 
 /// Continues stopped controllers.
-pub(crate) fn continue_controllers(scene: &Scene) {
-    signal(&scene.bed.processes_of(Component::Controller), Signal::SIGCONT);
+pub(crate) fn resume_controllers(ctx: &ScenarioContext) {
+    signal(&ctx.bed.processes_of(Component::Controller), Signal::SIGCONT);
 }
 
 /// Returns true if the agent of a node requests a permit.
@@ -164,26 +163,24 @@ pub(crate) fn permit_of<'a>(world: &'a World, node: &str) -> Option<&'a str> {
 }
 
 /// Sets the deadline from the desired state to reboot to the new boot.
-pub(crate) async fn reboot_deadline(scene: &Scene, limit: &str) -> anyhow::Result<()> {
+pub(crate) async fn reboot_deadline(ctx: &ScenarioContext, limit: &str) -> anyhow::Result<()> {
     let patch = json!({"spec": {"deadlines": {"reboot": limit}}}).to_string();
-    scene
-        .kubectl(&["-n", models::names::SYSTEM_NAMESPACE, "patch", "bruo", "default", "--type=merge", "-p", &patch])
+    ctx.kubectl(&["-n", models::names::SYSTEM_NAMESPACE, "patch", "bruo", "default", "--type=merge", "-p", &patch])
         .await?;
     Ok(())
 }
 
 /// Lets the desired state to reboot be withdrawn after its permit, by its deadline. Later attempts have time again.
-pub(crate) async fn withdraw(scene: &Scene, node: &str) -> anyhow::Result<()> {
-    reboot_deadline(scene, "1s").await?;
-    scene
-        .until("the order is withdrawn", |world| {
-            shadow_of(world, node).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
-        })
-        .await?;
-    reboot_deadline(scene, "15m").await
+pub(crate) async fn withdraw(ctx: &ScenarioContext, node: &str) -> anyhow::Result<()> {
+    reboot_deadline(ctx, "1s").await?;
+    ctx.until("the order is withdrawn", |world| {
+        shadow_of(world, node).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
+    })
+    .await?;
+    reboot_deadline(ctx, "15m").await
 }
 
 /// Waits until a node has no attempt under way and nothing of the operator on it.
-pub(crate) async fn released(scene: &Scene, node: &str) -> anyhow::Result<World> {
-    scene.until("the node is released", |world| is_released(world, node)).await
+pub(crate) async fn released(ctx: &ScenarioContext, node: &str) -> anyhow::Result<World> {
+    ctx.until("the node is released", |world| is_released(world, node)).await
 }

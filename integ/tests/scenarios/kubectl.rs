@@ -3,7 +3,7 @@
 use models::names::SYSTEM_NAMESPACE;
 use serde_json::json;
 
-use crate::support::{Scene, nodes, run};
+use crate::support::{ScenarioContext, nodes, run};
 use crate::uninstall::{plugin, said};
 
 /// The rows and words of a kubectl table; no column of the operator's resources contains a space.
@@ -24,18 +24,17 @@ fn under<'a>(table: &'a str, row: usize, heading: &str) -> &'a str {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kubectl_shows_where_each_node_and_the_whole_operator_stand() -> anyhow::Result<()> {
-    run(nodes(2), async |scene| {
-        scene.install().await?;
-        scene.release();
-        scene.updated().await?;
-        scene
-            .until("the operator has counted both nodes", |world| {
-                world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
-            })
-            .await?;
+async fn kubectl_get_shows_state_of_nodes_and_operator() -> anyhow::Result<()> {
+    run(nodes(2), async |ctx| {
+        ctx.install().await?;
+        ctx.release();
+        ctx.updated().await?;
+        ctx.until("the operator has counted both nodes", |world| {
+            world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
+        })
+        .await?;
 
-        let shadows = scene.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "brs"]).await?;
+        let shadows = ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "brs"]).await?;
         let table = rows(&shadows);
         assert_eq!(table[0], ["NAME", "STATE", "VERSION", "TARGET", "STEP", "BLOCKED", "LAST", "AGE"], "{shadows}");
         assert_eq!(table.len(), 3, "{shadows}");
@@ -49,10 +48,10 @@ async fn kubectl_shows_where_each_node_and_the_whole_operator_stand() -> anyhow:
             );
             assert_eq!((column("TARGET"), column("STEP"), column("BLOCKED")), ("", "", ""), "{shadows}");
         }
-        let wide = scene.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "brs", "-o", "wide"]).await?;
+        let wide = ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "brs", "-o", "wide"]).await?;
         assert_eq!((under(&wide, 0, "WANTED"), under(&wide, 0, "ATTEMPT")), ("Idle", "1"), "{wide}");
 
-        let operators = scene.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "bruo"]).await?;
+        let operators = ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "bruo"]).await?;
         let table = rows(&operators);
         let headings = ["NAME", "ENABLED", "TOTAL", "CURRENT", "UPDATING", "FAILED", "FROZEN", "AGE"];
         assert_eq!(table[0], headings, "{operators}");
@@ -60,9 +59,9 @@ async fn kubectl_shows_where_each_node_and_the_whole_operator_stand() -> anyhow:
         assert_eq!(table.len(), 2, "{operators}");
 
         // `kubectl get brupop` shows both kinds, and `explain` describes them.
-        let both = scene.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "brupop"]).await?;
+        let both = ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "brupop"]).await?;
         assert!(both.contains("brs-node-1") && both.contains("/default"), "{both}");
-        let explained = scene.kubectl(&["explain", "brs.spec.bootId"]).await?;
+        let explained = ctx.kubectl(&["explain", "brs.spec.bootId"]).await?;
         assert!(explained.contains("boot"), "{explained}");
         Ok(())
     })
@@ -71,45 +70,43 @@ async fn kubectl_shows_where_each_node_and_the_whole_operator_stand() -> anyhow:
 }
 
 /// The output of `kubectl brupop status`.
-async fn status(scene: &Scene) -> anyhow::Result<String> {
-    let output = plugin(scene, &["status"]).await?;
+async fn status(ctx: &ScenarioContext) -> anyhow::Result<String> {
+    let output = plugin(ctx, &["status"]).await?;
     anyhow::ensure!(output.status.success(), "{}", said(&output));
     Ok(said(&output))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn plugin_status_says_what_nodes_wait_for_and_what_became_of_them() -> anyhow::Result<()> {
+async fn plugin_status_shows_wait_reasons_and_results() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.policy["enabled"] = json!(false);
-    run(options, async |scene| {
-        scene.guarded_shop(4).await?;
-        scene.install().await?;
-        scene.release();
-        scene
-            .until("both hosts offer the release", |world| {
-                let offered = world.shadows.values().filter_map(|shadow| shadow.status.agent.updates.as_ref());
-                offered.filter(|updates| updates.chosen_version.is_some()).count() == 2
-            })
-            .await?;
-        let text = status(scene).await?;
+    run(options, async |ctx| {
+        ctx.guarded_shop(4).await?;
+        ctx.install().await?;
+        ctx.release();
+        ctx.until("both hosts offer the release", |world| {
+            let offered = world.shadows.values().filter_map(|shadow| shadow.status.agent.updates.as_ref());
+            offered.filter(|updates| updates.chosen_version.is_some()).count() == 2
+        })
+        .await?;
+        let text = status(ctx).await?;
         assert!(text.contains("Updates are switched off (spec.enabled is false)."), "{text}");
         assert_eq!(text.matches("updates are switched off").count(), 2, "one line for each node:\n{text}");
 
-        scene.policy(&json!({"enabled": true})).await?;
-        scene
-            .until("a drain is blocked", |world| {
-                let shadows = world.shadows.values();
-                shadows.filter_map(|shadow| shadow.status.controller.drain.as_ref()).any(|d| !d.blockers.is_empty())
-            })
-            .await?;
-        let text = status(scene).await?;
+        ctx.policy(&json!({"enabled": true})).await?;
+        ctx.until("a drain is blocked", |world| {
+            let shadows = world.shadows.values();
+            shadows.filter_map(|shadow| shadow.status.controller.drain.as_ref()).any(|d| !d.blockers.is_empty())
+        })
+        .await?;
+        let text = status(ctx).await?;
         assert!(text.contains("Draining") && text.contains("PodDisruptionBudget shop/"), "{text}");
         assert!(text.contains("DrainBlocked, ") && text.contains("s left: "), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
 
-        crate::interfere::unblock(scene).await?;
-        scene.updated().await?;
-        let text = status(scene).await?;
+        crate::interfere::unblock(ctx).await?;
+        ctx.updated().await?;
+        let text = status(ctx).await?;
         let updated = text.lines().filter(|line| line.contains("1.20.5") && line.contains("Updated"));
         assert_eq!(updated.count(), 2, "{text}");
         Ok(())

@@ -16,9 +16,11 @@ use semver::Version;
 use serde_json::json;
 
 use crate::interfere::{
-    finish_command, is_activate, is_armed, is_call, release_into_a_blocked_drain, unblock, until_host, withdraw,
+    finish_command, is_activate, is_armed, is_call, release_into_blocked_drain, unblock, until_host, withdraw,
 };
-use crate::support::{LIMIT, NEW, OLD, Scene, is_on, is_released, is_updated, nodes, run, shadow_of, step_of};
+use crate::support::{
+    LIMIT, NEW, OLD, ScenarioContext, is_on, is_released, is_updated, nodes, run, shadow_of, step_of,
+};
 
 fn label() -> Field {
     Field::Label(INTERFACE_LABEL.to_owned())
@@ -36,8 +38,8 @@ fn owned(world: &World, node: &str) -> BTreeSet<Field> {
 }
 
 /// A node with another operating system, without a kubelet stand-in.
-async fn other_system(scene: &Scene, name: &str) -> anyhow::Result<()> {
-    let api: Api<Node> = Api::all(scene.bed.client.clone());
+async fn other_system(ctx: &ScenarioContext, name: &str) -> anyhow::Result<()> {
+    let api: Api<Node> = Api::all(ctx.bed.client.clone());
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
     api.create(&PostParams::default(), &serde_json::from_value(node)?).await?;
     let info = json!({
@@ -51,18 +53,17 @@ async fn other_system(scene: &Scene, name: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_that_run_bottlerocket_come_under_the_operator_by_themselves_unless_another_client_said_no()
--> anyhow::Result<()> {
+async fn label_nodes_labels_bottlerocket_nodes_unless_label_is_set() -> anyhow::Result<()> {
     let mut options = BedOptions { labelled: false, ..nodes(3) };
     options.policy["labelNodes"] = json!(true);
     let no = format!("{INTERFACE_LABEL}=none");
-    let ending = run(options, async |scene| {
-        scene.kubectl(&["label", "node", "node-3", &no]).await?;
-        other_system(scene, "debian").await?;
-        scene.release();
-        scene.bed.install().await?;
+    let ending = run(options, async |ctx| {
+        ctx.kubectl(&["label", "node", "node-3", &no]).await?;
+        other_system(ctx, "debian").await?;
+        ctx.release();
+        ctx.bed.install().await?;
         let both = ["node-1", "node-2"];
-        let world = scene
+        let world = ctx
             .until("the two others are updated", |world| {
                 both.iter().all(|node| is_updated(world, node))
                     && world.operator.as_ref().is_some_and(|operator| operator.status.slots.is_empty())
@@ -79,23 +80,23 @@ async fn nodes_that_run_bottlerocket_come_under_the_operator_by_themselves_unles
         // Switched off, it removes nothing, and sets nothing again.
         let seen = |world: &World| world.operator.as_ref().and_then(|operator| operator.status.observed_generation);
         let before = seen(&world);
-        scene.policy(&json!({"labelNodes": false})).await?;
-        let world = scene.until("the change of policy is seen", |world| seen(world) > before).await?;
+        ctx.policy(&json!({"labelNodes": false})).await?;
+        let world = ctx.until("the change of policy is seen", |world| seen(world) > before).await?;
         assert!(both.iter().all(|node| labelled(&world, node) == Some(INTERFACE_VERSION)));
-        scene.kubectl(&["label", "node", "node-1", &format!("{INTERFACE_LABEL}-")]).await?;
-        scene.until("its shadow goes", |world| shadow_of(world, "node-1").is_none()).await?;
-        scene.renewals(2).await?;
-        assert_eq!(labelled(&scene.bed.recorder.so_far()?.end(), "node-1"), None);
+        ctx.kubectl(&["label", "node", "node-1", &format!("{INTERFACE_LABEL}-")]).await?;
+        ctx.until("its shadow goes", |world| shadow_of(world, "node-1").is_none()).await?;
+        ctx.renewals(2).await?;
+        assert_eq!(labelled(&ctx.bed.recorder.so_far()?.end(), "node-1"), None);
 
         // Switched on, a removed label comes back; another value excludes a node.
-        scene.policy(&json!({"labelNodes": true})).await?;
-        scene.until("the label is back", |world| labelled(world, "node-1") == Some(INTERFACE_VERSION)).await?;
-        scene.until("so is its shadow", |world| shadow_of(world, "node-1").is_some()).await?;
-        scene.kubectl(&["label", "--overwrite", "node", "node-2", &no]).await?;
-        let world = scene.until("the shadow of the other goes", |world| shadow_of(world, "node-2").is_none()).await?;
+        ctx.policy(&json!({"labelNodes": true})).await?;
+        ctx.until("the label is back", |world| labelled(world, "node-1") == Some(INTERFACE_VERSION)).await?;
+        ctx.until("so is its shadow", |world| shadow_of(world, "node-1").is_some()).await?;
+        ctx.kubectl(&["label", "--overwrite", "node", "node-2", &no]).await?;
+        let world = ctx.until("the shadow of the other goes", |world| shadow_of(world, "node-2").is_none()).await?;
         assert_eq!(labelled(&world, "node-2"), Some("none"));
-        scene.renewals(2).await?;
-        let world = scene.bed.recorder.so_far()?.end();
+        ctx.renewals(2).await?;
+        let world = ctx.bed.recorder.so_far()?.end();
         assert_eq!((labelled(&world, "node-2"), owned(&world, "node-2")), (Some("none"), BTreeSet::new()));
         Ok(())
     })
@@ -118,25 +119,24 @@ fn unlabelled() -> BedOptions {
 }
 
 /// Labels the node and waits until its agent has reported.
-async fn join(scene: &Scene) -> anyhow::Result<()> {
-    scene.kubectl(&["label", "node", NODE, &format!("{INTERFACE_LABEL}={INTERFACE_VERSION}")]).await?;
-    scene
-        .until("the agent of the node has reported", |world| {
-            shadow_of(world, NODE).is_some_and(|shadow| {
-                let agent = &shadow.status.agent;
-                agent.boot_id.as_deref() == Some(world.nodes[NODE].boot_id.as_str()) && agent.updates.is_some()
-            })
+async fn join(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    ctx.kubectl(&["label", "node", NODE, &format!("{INTERFACE_LABEL}={INTERFACE_VERSION}")]).await?;
+    ctx.until("the agent of the node has reported", |world| {
+        shadow_of(world, NODE).is_some_and(|shadow| {
+            let agent = &shadow.status.agent;
+            agent.boot_id.as_deref() == Some(world.nodes[NODE].boot_id.as_str()) && agent.updates.is_some()
         })
-        .await?;
+    })
+    .await?;
     Ok(())
 }
 
 /// Removes the label, and checks the step of the node at that time.
-async fn leave(scene: &Scene, step: Option<Step>) -> anyhow::Result<()> {
-    scene.kubectl(&["label", "node", NODE, &format!("{INTERFACE_LABEL}-")]).await?;
-    scene.until("the node has no label", |world| labelled(world, NODE).is_none()).await?;
+async fn leave(ctx: &ScenarioContext, step: Option<Step>) -> anyhow::Result<()> {
+    ctx.kubectl(&["label", "node", NODE, &format!("{INTERFACE_LABEL}-")]).await?;
+    ctx.until("the node has no label", |world| labelled(world, NODE).is_none()).await?;
     let (mut had, mut at) = (false, None);
-    scene.bed.recorder.so_far()?.replay(|_, _, world| {
+    ctx.bed.recorder.so_far()?.replay(|_, _, world| {
         let has = labelled(world, NODE).is_some();
         if had && !has {
             at = Some(step_of(world, NODE));
@@ -157,39 +157,39 @@ fn has_left(world: &World) -> bool {
 }
 
 /// Waits until nothing of the operator is left of the node.
-async fn left(scene: &Scene, limit: Duration) -> anyhow::Result<()> {
-    scene.bed.wait("nothing is left of the node", limit, |history| has_left(&history.end())).await?;
+async fn left(ctx: &ScenarioContext, limit: Duration) -> anyhow::Result<()> {
+    ctx.bed.wait("nothing is left of the node", limit, |history| has_left(&history.end())).await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_loses_its_label_before_it_has_a_permit_is_released_and_loses_its_shadow() -> anyhow::Result<()> {
-    let ending = run(unlabelled(), async |scene| {
-        scene.guarded_shop(4).await?;
-        scene.bed.install().await?;
-        let host = &scene.bed.member(NODE)?.host;
-        join(scene).await?;
-        leave(scene, None).await?;
-        left(scene, LIMIT).await?;
+async fn node_unlabelled_before_permit_is_released_and_its_shadow_deleted() -> anyhow::Result<()> {
+    let ending = run(unlabelled(), async |ctx| {
+        ctx.guarded_shop(4).await?;
+        ctx.bed.install().await?;
+        let host = &ctx.bed.member(NODE)?.host;
+        join(ctx).await?;
+        leave(ctx, None).await?;
+        left(ctx, LIMIT).await?;
 
         host.script(Fault::command(Command::Prepare, Worker::Waits));
-        scene.release();
-        join(scene).await?;
-        scene.until_step(NODE, Step::Staging).await?;
+        ctx.release();
+        join(ctx).await?;
+        ctx.until_step(NODE, Step::Staging).await?;
         until_host(host, "the host downloads", |event| is_call(event, "/actions/prepare-update")).await?;
-        leave(scene, Some(Step::Staging)).await?;
-        left(scene, LIMIT).await?;
+        leave(ctx, Some(Step::Staging)).await?;
+        left(ctx, LIMIT).await?;
         finish_command(host).await?;
 
-        join(scene).await?;
-        release_into_a_blocked_drain(scene).await?;
-        leave(scene, Some(Step::Draining)).await?;
-        left(scene, LIMIT).await?;
+        join(ctx).await?;
+        release_into_blocked_drain(ctx).await?;
+        leave(ctx, Some(Step::Draining)).await?;
+        left(ctx, LIMIT).await?;
         anyhow::ensure!(host.snapshot().running_version == OLD && !is_armed(host), "the host is as it was");
 
-        unblock(scene).await?;
-        join(scene).await?;
-        scene.until("the node is updated after all", |world| is_updated(world, NODE)).await?;
+        unblock(ctx).await?;
+        join(ctx).await?;
+        ctx.until("the node is updated after all", |world| is_updated(world, NODE)).await?;
         Ok(())
     })
     .await?;
@@ -200,27 +200,26 @@ async fn a_node_that_loses_its_label_before_it_has_a_permit_is_released_and_lose
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_loses_its_label_after_its_permit_ends_its_update_before_it_loses_its_shadow() -> anyhow::Result<()>
-{
+async fn node_unlabelled_after_permit_completes_update_before_shadow_deletion() -> anyhow::Result<()> {
     const NEWER: Version = Version::new(1, 20, 6);
     let mut options = unlabelled();
     options.timings.boot = Duration::from_secs(3);
     options.policy["health"]["after"]["soak"] = json!("5s");
-    let ending = run(options, async |scene| {
-        scene.bed.install().await?;
-        let host = &scene.bed.member(NODE)?.host;
-        join(scene).await?;
-        scene.release();
+    let ending = run(options, async |ctx| {
+        ctx.bed.install().await?;
+        let host = &ctx.bed.member(NODE)?.host;
+        join(ctx).await?;
+        ctx.release();
         until_host(host, "the host goes down", |event| event.kind == EventKind::Down).await?;
-        leave(scene, Some(Step::Rebooting)).await?;
-        left(scene, LIMIT).await?;
+        leave(ctx, Some(Step::Rebooting)).await?;
+        left(ctx, LIMIT).await?;
         anyhow::ensure!(host.snapshot().running_version == NEW, "the update that was under way is done");
 
-        join(scene).await?;
-        scene.bed.releases.publish(NEWER);
-        scene.until_step(NODE, Step::Monitoring).await?;
-        leave(scene, Some(Step::Monitoring)).await?;
-        left(scene, LIMIT).await?;
+        join(ctx).await?;
+        ctx.bed.releases.publish(NEWER);
+        ctx.until_step(NODE, Step::Monitoring).await?;
+        leave(ctx, Some(Step::Monitoring)).await?;
+        left(ctx, LIMIT).await?;
         anyhow::ensure!(host.snapshot().running_version == NEWER && !is_armed(host));
         Ok(())
     })
@@ -232,33 +231,31 @@ async fn a_node_that_loses_its_label_after_its_permit_ends_its_update_before_it_
 
 /// Checks that the settings are restored when the node has its label again, since the agent's pod is removed with it.
 #[tokio::test(flavor = "multi_thread")]
-async fn pinned_node_without_its_label_keeps_the_record_of_its_settings_and_gets_them_back_with_the_label()
--> anyhow::Result<()> {
+async fn unlabelled_pinned_node_keeps_settings_record_until_relabelled() -> anyhow::Result<()> {
     const NEWER: Version = Version::new(1, 20, 6);
     let mut options = unlabelled();
     options.policy["version"]["target"] = json!(NEW.to_string());
-    let ending = run(options, async |scene| {
-        scene.bed.install().await?;
-        let host = &scene.bed.member(NODE)?.host;
-        join(scene).await?;
-        scene.release();
-        scene.until("the node is updated", |world| is_updated(world, NODE)).await?;
+    let ending = run(options, async |ctx| {
+        ctx.bed.install().await?;
+        let host = &ctx.bed.member(NODE)?.host;
+        join(ctx).await?;
+        ctx.release();
+        ctx.until("the node is updated", |world| is_updated(world, NODE)).await?;
         anyhow::ensure!(host.snapshot().settings.version_lock == Some(VersionLock::to(&NEW)));
-        leave(scene, None).await?;
-        scene
-            .until("the settings are withdrawn", |world| {
-                shadow_of(world, NODE).is_some_and(|s| s.spec.host.as_ref().is_some_and(|host| !host.asks_settings()))
-            })
-            .await?;
-        scene.policy(&json!({"version": {"target": null}})).await?;
-        scene.bed.releases.publish(NEWER);
-        scene.renewals(2).await?;
-        join(scene).await?;
-        scene.until("it is updated to the newest release", |world| is_on(world, NODE, &NEWER)).await?;
+        leave(ctx, None).await?;
+        ctx.until("the settings are withdrawn", |world| {
+            shadow_of(world, NODE).is_some_and(|s| s.spec.host.as_ref().is_some_and(|host| !host.asks_settings()))
+        })
+        .await?;
+        ctx.policy(&json!({"version": {"target": null}})).await?;
+        ctx.bed.releases.publish(NEWER);
+        ctx.renewals(2).await?;
+        join(ctx).await?;
+        ctx.until("it is updated to the newest release", |world| is_on(world, NODE, &NEWER)).await?;
         anyhow::ensure!(host.snapshot().settings == UpdatesSettings::defaults(42), "{:?}", host.snapshot().settings);
         // No settings are left to restore.
-        leave(scene, None).await?;
-        left(scene, LIMIT).await
+        leave(ctx, None).await?;
+        left(ctx, LIMIT).await
     })
     .await?;
     assert_eq!(ending.verdict.stats.reboots, 2);
@@ -267,29 +264,28 @@ async fn pinned_node_without_its_label_keeps_the_record_of_its_settings_and_gets
 
 /// Checks an agent that is removed with the label, and so cannot disarm the host.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_loses_its_label_while_its_host_arms_is_released_and_keeps_its_shadow_as_long_as_it_is_armed()
--> anyhow::Result<()> {
-    let ending = run(unlabelled(), async |scene| {
-        scene.bed.install().await?;
-        let host = &scene.bed.member(NODE)?.host;
-        join(scene).await?;
+async fn node_unlabelled_during_arming_keeps_shadow_while_host_is_armed() -> anyhow::Result<()> {
+    let ending = run(unlabelled(), async |ctx| {
+        ctx.bed.install().await?;
+        let host = &ctx.bed.member(NODE)?.host;
+        join(ctx).await?;
         host.script(Fault::command(Command::Activate, Worker::Waits));
-        scene.release();
+        ctx.release();
         until_host(host, "the host is asked to arm", is_activate).await?;
-        leave(scene, Some(Step::Rebooting)).await?;
-        withdraw(scene, NODE).await?;
+        leave(ctx, Some(Step::Rebooting)).await?;
+        withdraw(ctx, NODE).await?;
         finish_command(host).await?;
         let boot = host.snapshot().boot_id;
-        scene.bed.wait("the node is released", CERTAIN, |history| is_released(&history.end(), NODE)).await?;
+        ctx.bed.wait("the node is released", CERTAIN, |history| is_released(&history.end(), NODE)).await?;
         let snapshot = host.snapshot();
         anyhow::ensure!(is_armed(host) && snapshot.boot_id == boot, "the host is armed and was not rebooted");
-        scene.renewals(2).await?;
-        let world = scene.bed.recorder.so_far()?.end();
+        ctx.renewals(2).await?;
+        let world = ctx.bed.recorder.so_far()?.end();
         anyhow::ensure!(shadow_of(&world, NODE).is_some(), "no one would know any more who armed the host");
 
         // After any reboot nothing of the operator is armed.
         host.foreign_reboot().await;
-        left(scene, LIMIT).await
+        left(ctx, LIMIT).await
     })
     .await?;
     assert_eq!(ending.verdict.stats.reboots, 0, "none that we ordered");

@@ -24,8 +24,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::crashes::{PATIENCE, after_changes};
-use crate::interfere::{blocked_drain, finish_command, poll, release_into_a_blocked_drain, signal, unblock};
-use crate::support::{NEW, Scene, nodes, run, run_expecting, shadow_of, step_of};
+use crate::interfere::{blocked_drain, finish_command, poll, release_into_blocked_drain, signal, unblock};
+use crate::support::{NEW, ScenarioContext, nodes, run, run_expecting, shadow_of, step_of};
 
 /// Options for so many nodes with two controllers.
 pub(crate) fn two_controllers(count: usize) -> BedOptions {
@@ -35,48 +35,48 @@ pub(crate) fn two_controllers(count: usize) -> BedOptions {
 }
 
 /// The process that holds the Lease.
-pub(crate) async fn leader(scene: &Scene) -> anyhow::Result<PodProcess> {
-    let leases: Api<Lease> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+pub(crate) async fn leader(ctx: &ScenarioContext) -> anyhow::Result<PodProcess> {
+    let leases: Api<Lease> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
     poll("a controller leads", async || {
         let lease = leases.get_opt(CONTROLLER).await?;
         let holder = lease.and_then(|l| l.spec).and_then(|s| s.holder_identity);
-        Ok(scene.bed.processes_of(Component::Controller).into_iter().find(|p| Some(&p.pod) == holder.as_ref()))
+        Ok(ctx.bed.processes_of(Component::Controller).into_iter().find(|p| Some(&p.pod) == holder.as_ref()))
     })
     .await
 }
 
 /// Waits until another pod than this one leads.
-async fn another_leads(scene: &Scene, than: &PodProcess) -> anyhow::Result<PodProcess> {
+async fn until_other_leader(ctx: &ScenarioContext, than: &PodProcess) -> anyhow::Result<PodProcess> {
     poll("another controller leads", async || {
-        let now = leader(scene).await?;
+        let now = leader(ctx).await?;
         Ok((now.pod != than.pod).then_some(now))
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_sleeps_through_its_succession_does_nothing_more() -> anyhow::Result<()> {
+async fn stopped_leader_does_not_act_after_losing_lease() -> anyhow::Result<()> {
     const PODS: usize = 6;
     const ROUNDS: u64 = 3;
-    let ending = run(two_controllers(3), async |scene| {
-        scene.shop(PODS).await?;
-        scene.install().await?;
+    let ending = run(two_controllers(3), async |ctx| {
+        ctx.shop(PODS).await?;
+        ctx.install().await?;
         for round in 0..ROUNDS {
             let version = Version::new(1, 20, 5 + round);
-            scene.bed.releases.publish(version.clone());
-            let changes = scene.chance.random_range(1..120);
-            after_changes(scene, changes, &version).await?;
-            let old = leader(scene).await?;
+            ctx.bed.releases.publish(version.clone());
+            let changes = ctx.chance.random_range(1..120);
+            after_changes(ctx, changes, &version).await?;
+            let old = leader(ctx).await?;
             signal(std::slice::from_ref(&old), Signal::SIGSTOP);
-            another_leads(scene, &old).await?;
+            until_other_leader(ctx, &old).await?;
             // The new leader has begun when the old one continues in the middle of its work.
-            let changes = scene.chance.random_range(1..30);
-            after_changes(scene, changes, &version).await?;
+            let changes = ctx.chance.random_range(1..30);
+            after_changes(ctx, changes, &version).await?;
             signal(std::slice::from_ref(&old), Signal::SIGCONT);
-            until_ended(scene, &old).await?;
-            scene.bed.wait_updated(&version, PATIENCE).await?;
+            until_ended(ctx, &old).await?;
+            ctx.bed.wait_updated(&version, PATIENCE).await?;
         }
-        scene.shop_is_ready(PODS).await
+        ctx.shop_is_ready(PODS).await
     })
     .await?;
     let wanted = 3 * usize::try_from(ROUNDS)?;
@@ -88,52 +88,50 @@ async fn a_leader_that_sleeps_through_its_succession_does_nothing_more() -> anyh
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_wakes_up_on_old_news_gives_no_second_slot() -> anyhow::Result<()> {
-    let ending = run(two_controllers(3), async |scene| {
-        scene.guarded_shop(6).await?;
-        scene.install().await?;
-        for member in &scene.bed.members {
+async fn resumed_leader_with_stale_cache_grants_no_second_slot() -> anyhow::Result<()> {
+    let ending = run(two_controllers(3), async |ctx| {
+        ctx.guarded_shop(6).await?;
+        ctx.install().await?;
+        for member in &ctx.bed.members {
             member.host.script(Fault::command(Command::Prepare, Worker::Waits));
         }
         // All three are known to wait for the update before any begins, so that the leader's own node is not among the
         // first two, and its pod is not evicted.
-        enable(scene, false).await?;
-        scene.release();
-        scene
-            .until("every host offers the release", |world| {
-                let offers = |s: &Arc<Shadow>| {
-                    s.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&NEW))
-                };
-                world.shadows.values().filter(|s| offers(s)).count() == 3
-            })
-            .await?;
-        enable(scene, true).await?;
+        enable(ctx, false).await?;
+        ctx.release();
+        ctx.until("every host offers the release", |world| {
+            let offers = |s: &Arc<Shadow>| {
+                s.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&NEW))
+            };
+            world.shadows.values().filter(|s| offers(s)).count() == 3
+        })
+        .await?;
+        enable(ctx, true).await?;
         poll("two hosts download", async || {
-            let downloading = scene.bed.members.iter().filter(|m| downloads(&m.host));
+            let downloading = ctx.bed.members.iter().filter(|m| downloads(&m.host));
             Ok((downloading.count() == 2).then_some(()))
         })
         .await?;
         // It receives no more updates: it waits for two nodes to be staged, of which one may then have the only slot.
-        let old = leader(scene).await?;
+        let old = leader(ctx).await?;
         signal(std::slice::from_ref(&old), Signal::SIGSTOP);
-        another_leads(scene, &old).await?;
-        for member in scene.bed.members.iter().filter(|m| downloads(&m.host)) {
+        until_other_leader(ctx, &old).await?;
+        for member in ctx.bed.members.iter().filter(|m| downloads(&m.host)) {
             finish_command(&member.host).await?;
         }
-        scene
-            .until("the new leader drains a node", |world| {
-                world.nodes.keys().any(|name| step_of(world, name) == Some(Step::Draining))
-            })
-            .await?;
+        ctx.until("the new leader drains a node", |world| {
+            world.nodes.keys().any(|name| step_of(world, name) == Some(Step::Draining))
+        })
+        .await?;
         // It finds two staged nodes, and may not know yet that one of them has the slot.
         signal(std::slice::from_ref(&old), Signal::SIGCONT);
-        until_ended(scene, &old).await?;
+        until_ended(ctx, &old).await?;
 
-        unblock(scene).await?;
-        let last = poll("the third host downloads", async || Ok(scene.bed.members.iter().find(|m| downloads(&m.host))))
-            .await?;
+        unblock(ctx).await?;
+        let last =
+            poll("the third host downloads", async || Ok(ctx.bed.members.iter().find(|m| downloads(&m.host)))).await?;
         finish_command(&last.host).await?;
-        scene.updated().await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -142,9 +140,9 @@ async fn a_leader_that_wakes_up_on_old_news_gives_no_second_slot() -> anyhow::Re
     Ok(())
 }
 
-async fn enable(scene: &Scene, enabled: bool) -> anyhow::Result<()> {
+async fn enable(ctx: &ScenarioContext, enabled: bool) -> anyhow::Result<()> {
     let patch = json!({"spec": {"enabled": enabled}}).to_string();
-    scene.kubectl(&["-n", SYSTEM_NAMESPACE, "patch", "bruo", "default", "--type=merge", "-p", &patch]).await?;
+    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "patch", "bruo", "default", "--type=merge", "-p", &patch]).await?;
     Ok(())
 }
 
@@ -154,9 +152,9 @@ fn downloads(host: &Host) -> bool {
 }
 
 /// Waits until a process has ended.
-async fn until_ended(scene: &Scene, process: &PodProcess) -> anyhow::Result<()> {
+async fn until_ended(ctx: &ScenarioContext, process: &PodProcess) -> anyhow::Result<()> {
     poll("the old leader has ended itself", async || {
-        Ok((!scene.bed.processes().iter().any(|p| p.pid == process.pid)).then_some(()))
+        Ok((!ctx.bed.processes().iter().any(|p| p.pid == process.pid)).then_some(()))
     })
     .await
 }
@@ -165,8 +163,8 @@ async fn until_ended(scene: &Scene, process: &PodProcess) -> anyhow::Result<()> 
 type Holders = Arc<Mutex<Vec<(u64, String)>>>;
 
 /// Records the holders of the Lease, until the task is aborted.
-async fn watch_holders(scene: &Scene, holders: Holders) -> anyhow::Result<JoinHandle<()>> {
-    let leases: Api<Lease> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+async fn watch_holders(ctx: &ScenarioContext, holders: Holders) -> anyhow::Result<JoinHandle<()>> {
+    let leases: Api<Lease> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
     let params = WatchParams::default().fields(&format!("metadata.name={CONTROLLER}")).disable_bookmarks();
     let mut events = leases.watch(&params, "0").await?.boxed();
     Ok(tokio::spawn(async move {
@@ -182,18 +180,16 @@ async fn watch_holders(scene: &Scene, holders: Holders) -> anyhow::Result<JoinHa
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_is_deleted_gives_the_lease_back_and_the_other_goes_on() -> anyhow::Result<()> {
+async fn deleted_leader_releases_lease_and_standby_takes_over() -> anyhow::Result<()> {
     let holders = Holders::default();
-    let ending = run(two_controllers(2), async |scene| {
-        blocked_drain(scene).await?;
-        let watching = watch_holders(scene, holders.clone()).await?;
-        let old = leader(scene).await?;
-        scene
-            .kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "pod", &old.pod, "--wait=false", "--ignore-not-found"])
-            .await?;
-        another_leads(scene, &old).await.context("no one follows the deleted leader")?;
-        unblock(scene).await?;
-        scene.updated().await?;
+    let ending = run(two_controllers(2), async |ctx| {
+        blocked_drain(ctx).await?;
+        let watching = watch_holders(ctx, holders.clone()).await?;
+        let old = leader(ctx).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "pod", &old.pod, "--wait=false", "--ignore-not-found"]).await?;
+        until_other_leader(ctx, &old).await.context("no one follows the deleted leader")?;
+        unblock(ctx).await?;
+        ctx.updated().await?;
         watching.abort();
         Ok(())
     })
@@ -212,14 +208,14 @@ fn node_of(world: &World, pod: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_leader_hands_over_before_its_own_node_is_drained() -> anyhow::Result<()> {
+async fn leader_releases_lease_before_its_own_node_is_drained() -> anyhow::Result<()> {
     let holders = Holders::default();
-    let ending = run(two_controllers(3), async |scene| {
-        scene.install().await?;
-        leader(scene).await?;
-        let watching = watch_holders(scene, holders.clone()).await?;
-        scene.release();
-        scene.updated().await?;
+    let ending = run(two_controllers(3), async |ctx| {
+        ctx.install().await?;
+        leader(ctx).await?;
+        let watching = watch_holders(ctx, holders.clone()).await?;
+        ctx.release();
+        ctx.updated().await?;
         watching.abort();
         Ok(())
     })
@@ -247,29 +243,25 @@ async fn the_leader_hands_over_before_its_own_node_is_drained() -> anyhow::Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_nodes_that_are_staged_when_the_window_opens_are_updated_with_one_hand_over_at_most_for_each()
--> anyhow::Result<()> {
+async fn two_staged_nodes_update_with_at_most_four_lease_releases() -> anyhow::Result<()> {
     let holders = Holders::default();
     let mut options = two_controllers(2);
     options.policy["maxUnavailable"] = json!(2);
     options.policy["strategy"] = json!({"preStage": {"maxConcurrent": 2}});
     options.policy["schedule"] = json!({"windows": [{"cron": "0 0 29 2 *", "duration": "1m"}]});
     let expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
-    let ending = run_expecting(options, expectations, async |scene| {
-        scene.install().await?;
-        scene
-            .kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=60s"])
-            .await?;
-        leader(scene).await?;
-        scene.release();
-        scene
-            .until("both nodes are staged", |world| {
-                world.nodes.keys().all(|name| step_of(world, name) == Some(Step::Staged))
-            })
-            .await?;
-        let watching = watch_holders(scene, holders.clone()).await?;
-        scene.policy(&json!({"schedule": null})).await?;
-        scene.updated().await?;
+    let ending = run_expecting(options, expectations, async |ctx| {
+        ctx.install().await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=60s"]).await?;
+        leader(ctx).await?;
+        ctx.release();
+        ctx.until("both nodes are staged", |world| {
+            world.nodes.keys().all(|name| step_of(world, name) == Some(Step::Staged))
+        })
+        .await?;
+        let watching = watch_holders(ctx, holders.clone()).await?;
+        ctx.policy(&json!({"schedule": null})).await?;
+        ctx.updated().await?;
         watching.abort();
         Ok(())
     })
@@ -287,8 +279,8 @@ const SKEW: i32 = 5 * 3600;
 
 /// Restarts the controllers with clocks that are wrong by so many seconds, and returns when they work and the earlier
 /// ones have ended.
-async fn wrong_by(scene: &Scene, seconds: i32) -> anyhow::Result<()> {
-    let deployments: Api<Deployment> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+async fn wrong_by(ctx: &ScenarioContext, seconds: i32) -> anyhow::Result<()> {
+    let deployments: Api<Deployment> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
     let mut deployment = deployments.get(CONTROLLER).await?;
     let container = deployment.spec.template.spec.as_mut().map(|s| &mut s.containers[0]);
     let args = container.context("a controller without a container")?.args.get_or_insert_default();
@@ -296,20 +288,20 @@ async fn wrong_by(scene: &Scene, seconds: i32) -> anyhow::Result<()> {
     args.push(format!("--clock-skew={seconds}"));
     deployment.metadata.managed_fields = None;
     deployments.replace(CONTROLLER, &PostParams::default(), &deployment).await?;
-    scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=90s"]).await?;
+    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", CONTROLLER, "--timeout=90s"]).await?;
     let skewed = format!("clock-skew={seconds}");
-    let pods: Api<Pod> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+    let pods: Api<Pod> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
     poll("a controller with a wrong clock leads", async || {
-        let now = leader(scene).await?;
+        let now = leader(ctx).await?;
         let pod = pods.get_opt(&now.pod).await?.and_then(|pod| pod.spec);
         Ok(pod.filter(|spec| spec.containers[0].args.iter().flatten().any(|arg| arg.ends_with(&skewed))))
     })
     .await?;
-    scene.renewals(2).await
+    ctx.renewals(2).await
 }
 
 /// Checks that every time that the operator has written is within the scenario.
-async fn times_are_the_servers(scene: &Scene, began: Timestamp) -> anyhow::Result<usize> {
+async fn ensure_times_within_scenario(ctx: &ScenarioContext, began: Timestamp) -> anyhow::Result<usize> {
     let mut times = Vec::new();
     for (namespace, kind) in [
         (SYSTEM_NAMESPACE, "bottlerocketshadows"),
@@ -317,7 +309,7 @@ async fn times_are_the_servers(scene: &Scene, began: Timestamp) -> anyhow::Resul
         (SYSTEM_NAMESPACE, "leases"),
         ("default", "events.events.k8s.io"),
     ] {
-        let list: Value = serde_json::from_str(&scene.kubectl(&["-n", namespace, "get", kind, "-o", "json"]).await?)?;
+        let list: Value = serde_json::from_str(&ctx.kubectl(&["-n", namespace, "get", kind, "-o", "json"]).await?)?;
         for item in list["items"].as_array().into_iter().flatten() {
             let others = kind.starts_with("events") && item["reportingController"] != CONTROLLER;
             if !others {
@@ -348,24 +340,24 @@ fn collect_times(value: &Value, path: &str, times: &mut Vec<(String, Timestamp)>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_whose_clock_is_hours_off_does_no_harm() -> anyhow::Result<()> {
+async fn leader_clock_skew_does_not_affect_updates() -> anyhow::Result<()> {
     let began = Timestamp::now();
-    let ending = run(two_controllers(2), async |scene| {
-        scene.guarded_shop(4).await?;
-        scene.install().await?;
-        wrong_by(scene, -SKEW).await?;
-        let node = release_into_a_blocked_drain(scene).await?;
+    let ending = run(two_controllers(2), async |ctx| {
+        ctx.guarded_shop(4).await?;
+        ctx.install().await?;
+        wrong_by(ctx, -SKEW).await?;
+        let node = release_into_blocked_drain(ctx).await?;
         let before =
-            shadow_of(&scene.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
-        times_are_the_servers(scene, began).await?;
+            shadow_of(&ctx.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
+        ensure_times_within_scenario(ctx, began).await?;
         // To this one the previous one's drain began ten hours ago.
-        wrong_by(scene, SKEW).await?;
+        wrong_by(ctx, SKEW).await?;
         let after =
-            shadow_of(&scene.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
+            shadow_of(&ctx.bed.recorder.so_far()?.end(), &node).and_then(|s| s.status.controller.progress.clone());
         anyhow::ensure!(before.is_some() && before == after, "the drain goes on: {before:?} {after:?}");
-        unblock(scene).await?;
-        scene.updated().await?;
-        let seen = times_are_the_servers(scene, began).await?;
+        unblock(ctx).await?;
+        ctx.updated().await?;
+        let seen = ensure_times_within_scenario(ctx, began).await?;
         // A start and an end of each attempt at least, and an Event of each.
         anyhow::ensure!(seen > 8, "only {seen} times");
         Ok(())

@@ -2,12 +2,12 @@
 
 use jiff::Timestamp;
 
-use crate::support::{Scene, nodes, run};
+use crate::support::{ScenarioContext, nodes, run};
 
 /// All log lines of the operator's pods, also of those that have ended.
-pub(crate) fn lines(scene: &Scene) -> anyhow::Result<Vec<String>> {
+pub(crate) fn lines(ctx: &ScenarioContext) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
-    for pod in std::fs::read_dir(scene.bed.control_plane.dir().join("log"))? {
+    for pod in std::fs::read_dir(ctx.bed.control_plane.dir().join("log"))? {
         for log in std::fs::read_dir(pod?.path())? {
             let content = String::from_utf8_lossy(&std::fs::read(log?.path())?).into_owned();
             lines.extend(content.lines().map(str::to_owned));
@@ -17,9 +17,9 @@ pub(crate) fn lines(scene: &Scene) -> anyhow::Result<Vec<String>> {
 }
 
 /// The leaders' decisions on a node, in the order of time.
-fn decisions(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
+fn decisions(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Vec<String>> {
     let mut decisions: Vec<(Timestamp, String)> = Vec::new();
-    for line in lines(scene)? {
+    for line in lines(ctx)? {
         // Example:
         // `2026-01-01T00:00:00.000000Z  INFO controller::decisions: node drained node="a" attempt=1 version=1.20.5`.
         let Some((head, said)) = line.split_once(" controller::decisions: ") else { continue };
@@ -33,13 +33,13 @@ fn decisions(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn leaders_log_has_each_decision_about_a_node_once() -> anyhow::Result<()> {
-    run(nodes(2), async |scene| {
-        scene.install().await?;
-        scene.release();
-        scene.updated().await?;
+async fn leader_logs_each_node_decision_once() -> anyhow::Result<()> {
+    run(nodes(2), async |ctx| {
+        ctx.install().await?;
+        ctx.release();
+        ctx.updated().await?;
         for node in ["node-1", "node-2"] {
-            let mut lines = decisions(scene, node)?;
+            let mut lines = decisions(ctx, node)?;
             // Only where a node has to wait.
             lines.retain(|line| line != "image staged" && line != "node rebooted: waiting for it to be Ready");
             let expected = [

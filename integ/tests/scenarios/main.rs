@@ -16,7 +16,7 @@ mod kubectl;
 mod labels;
 mod leaders;
 mod logs;
-mod lost_answers;
+mod lost_responses;
 mod nodes;
 mod policy;
 mod requests;

@@ -10,20 +10,18 @@ use serde_json::{Value, json};
 use crate::support::{NEW, condition_of, nodes, operator_condition, results, run, shadow_of, status, step_of};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_cordoned_by_a_person_updates_and_stays_cordoned_and_keeps_what_others_wrote_on_it() -> anyhow::Result<()>
-{
+async fn update_keeps_cordon_labels_annotations_and_taints_of_user() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.policy["drain"] = json!({"cordonedNodes": "Update"});
-    let ending = run(options, async |scene| {
-        scene.kubectl(&["cordon", "node-1"]).await?;
-        scene.kubectl(&["label", "node", "node-1", "example.com/team=blue"]).await?;
-        scene
-            .kubectl(&["annotate", "node", "node-1", "cluster-autoscaler.kubernetes.io/scale-down-disabled=false"])
+    let ending = run(options, async |ctx| {
+        ctx.kubectl(&["cordon", "node-1"]).await?;
+        ctx.kubectl(&["label", "node", "node-1", "example.com/team=blue"]).await?;
+        ctx.kubectl(&["annotate", "node", "node-1", "cluster-autoscaler.kubernetes.io/scale-down-disabled=false"])
             .await?;
-        scene.kubectl(&["taint", "node", "node-2", "example.com/dedicated=shop:PreferNoSchedule"]).await?;
-        scene.install().await?;
-        scene.release();
-        scene.updated().await?;
+        ctx.kubectl(&["taint", "node", "node-2", "example.com/dedicated=shop:PreferNoSchedule"]).await?;
+        ctx.install().await?;
+        ctx.release();
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -48,15 +46,14 @@ async fn a_node_cordoned_by_a_person_updates_and_stays_cordoned_and_keeps_what_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_deleted_in_mid_drain_frees_its_slot_and_one_of_its_name_gets_a_shadow_of_its_own() -> anyhow::Result<()>
-{
+async fn node_deletion_during_drain_frees_slot_and_recreated_node_gets_new_shadow() -> anyhow::Result<()> {
     let mut old_uids = (String::new(), String::new());
-    let ending = run(BedOptions { ..nodes(3) }, async |scene| {
+    let ending = run(BedOptions { ..nodes(3) }, async |ctx| {
         // Pods on all nodes, none of which may be evicted: the first node is blocked in its drain.
-        scene.guarded_shop(3).await?;
-        scene.install().await?;
-        scene.release();
-        let world = scene
+        ctx.guarded_shop(3).await?;
+        ctx.install().await?;
+        ctx.release();
+        let world = ctx
             .until("a node drains and cannot", |world| {
                 world
                     .shadows
@@ -70,28 +67,26 @@ async fn a_node_deleted_in_mid_drain_frees_its_slot_and_one_of_its_name_gets_a_s
         old_uids = (uid.clone(), shadow.uid.clone());
         assert!(world.operator.as_ref().is_some_and(|o| o.status.slots.iter().any(|s| s.uid == uid)));
 
-        scene.kubectl(&["delete", "node", &node]).await?;
-        scene
-            .until("its slot is free, its shadow is gone and another node has the slot", |world| {
-                let slots = world.operator.as_ref().map(|o| o.status.slots.clone()).unwrap_or_default();
-                !slots.is_empty()
-                    && slots.iter().all(|s| s.uid != uid)
-                    && !world.shadows.values().any(|s| s.owner.as_ref().is_some_and(|(_, owner)| *owner == uid))
-            })
-            .await?;
+        ctx.kubectl(&["delete", "node", &node]).await?;
+        ctx.until("its slot is free, its shadow is gone and another node has the slot", |world| {
+            let slots = world.operator.as_ref().map(|o| o.status.slots.clone()).unwrap_or_default();
+            !slots.is_empty()
+                && slots.iter().all(|s| s.uid != uid)
+                && !world.shadows.values().any(|s| s.owner.as_ref().is_some_and(|(_, owner)| *owner == uid))
+        })
+        .await?;
 
-        scene.bed.member(&node)?.kubelet.register().await?;
-        scene
-            .until("the new node has a shadow of its own", |world| {
-                world.nodes.get(&node).is_some_and(|n| n.uid != uid) && shadow_of(world, &node).is_some()
-            })
-            .await?;
+        ctx.bed.member(&node)?.kubelet.register().await?;
+        ctx.until("the new node has a shadow of its own", |world| {
+            world.nodes.get(&node).is_some_and(|n| n.uid != uid) && shadow_of(world, &node).is_some()
+        })
+        .await?;
         // The token of the agent's pod names the deleted Node; a pod of the new Node has its own token.
-        scene.restart(deploy::Component::Agent).await?;
+        ctx.restart(deploy::Component::Agent).await?;
         let freed = json!({"spec": {"minAvailable": 0}}).to_string();
-        scene.kubectl(&["-n", crate::support::SHOP, "patch", "pdb", "web", "--type=merge", "-p", &freed]).await?;
-        scene.updated().await?;
-        assert_eq!(step_of(&scene.bed.recorder.so_far()?.end(), &node), None);
+        ctx.kubectl(&["-n", crate::support::SHOP, "patch", "pdb", "web", "--type=merge", "-p", &freed]).await?;
+        ctx.updated().await?;
+        assert_eq!(step_of(&ctx.bed.recorder.so_far()?.end(), &node), None);
         Ok(())
     })
     .await?;
@@ -104,25 +99,25 @@ async fn a_node_deleted_in_mid_drain_frees_its_slot_and_one_of_its_name_gets_a_s
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn agents_and_a_web_api_that_are_gone_are_named_and_no_node_is_drained_without_them() -> anyhow::Result<()> {
+async fn missing_agents_and_web_api_are_reported_and_block_updates() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.policy["enabled"] = json!(false);
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        scene.release();
-        scene.reported().await?;
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        ctx.release();
+        ctx.reported().await?;
         let agents = async |selector: Value| {
             let patch = json!({"spec": {"template": {"spec": {"nodeSelector": {"example.com/nowhere": selector}}}}});
-            scene.kubectl(&["-n", "brupop-agents", "patch", "ds/brupop-agent", "-p", &patch.to_string()]).await
+            ctx.kubectl(&["-n", "brupop-agents", "patch", "ds/brupop-agent", "-p", &patch.to_string()]).await
         };
         let web_api = async |replicas: &str| {
-            scene.kubectl(&["-n", "brupop-system", "scale", "deployment/brupop-apiserver", replicas]).await
+            ctx.kubectl(&["-n", "brupop-system", "scale", "deployment/brupop-apiserver", replicas]).await
         };
         agents(json!("")).await?;
         web_api("--replicas=0").await?;
-        let degraded = scene.until_operator(DEGRADED, ConditionStatus::True).await?;
+        let degraded = ctx.until_operator(DEGRADED, ConditionStatus::True).await?;
         anyhow::ensure!(degraded.reason == "WebApiNotReady", "{degraded:?}");
-        let world = scene
+        let world = ctx
             .until("each node says that its agent is missing", |world| {
                 let blocked = |node| condition_of(world, node, BLOCKED).is_some_and(|c| c.reason == "AgentNotReady");
                 ["node-1", "node-2"].into_iter().all(blocked)
@@ -131,17 +126,17 @@ async fn agents_and_a_web_api_that_are_gone_are_named_and_no_node_is_drained_wit
         let reachable = condition_of(&world, "node-1", HOST_REACHABLE);
         anyhow::ensure!(reachable.is_some_and(|c| c.status == ConditionStatus::True), "what the agent said last stays");
 
-        scene.policy(&json!({"enabled": true})).await?;
+        ctx.policy(&json!({"enabled": true})).await?;
         web_api("--replicas=2").await?;
-        scene.until_operator(DEGRADED, ConditionStatus::False).await?;
-        let world = scene
+        ctx.until_operator(DEGRADED, ConditionStatus::False).await?;
+        let world = ctx
             .until("the operator says why both nodes wait", |world| {
                 status(world).waiting.iter().any(|w| (w.reason.as_str(), w.nodes) == ("AgentNotReady", 2))
             })
             .await?;
         anyhow::ensure!(operator_condition(&world, DEGRADED).is_some_and(|c| c.reason == "AsExpected"));
         agents(Value::Null).await?;
-        scene.updated().await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;

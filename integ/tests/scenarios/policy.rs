@@ -6,7 +6,7 @@ use models::names::{OPERATOR_NAME, SYSTEM_NAMESPACE};
 use models::shadow::{HostState, Step};
 use serde_json::{Value, json};
 
-use crate::support::{NEW, OLD, SHOP, Scene, is_updated, nodes, other, run, shadow_of, status, step_of};
+use crate::support::{NEW, OLD, SHOP, ScenarioContext, is_updated, nodes, other, run, shadow_of, status, step_of};
 
 /// Returns true if every agent has reported that its host offers [`NEW`].
 fn known(world: &World) -> bool {
@@ -24,11 +24,11 @@ pub(crate) fn wait_for(world: &World, reason: &str, nodes: i64) -> bool {
 
 /// Sets up a budget on one of two nodes that allows no eviction, so that the update of that node is blocked in its
 /// drain.
-async fn stuck_in_a_drain(scene: &Scene) -> anyhow::Result<(String, &'static str)> {
-    scene.guarded_shop(2).await?;
-    scene.install().await?;
-    scene.release();
-    let world = scene
+async fn until_drain_blocked(ctx: &ScenarioContext) -> anyhow::Result<(String, &'static str)> {
+    ctx.guarded_shop(2).await?;
+    ctx.install().await?;
+    ctx.release();
+    let world = ctx
         .until("a node drains and cannot", |world| {
             world.shadows.values().any(|s| s.status.controller.drain.as_ref().is_some_and(|d| !d.blockers.is_empty()))
         })
@@ -40,14 +40,14 @@ async fn stuck_in_a_drain(scene: &Scene) -> anyhow::Result<(String, &'static str
 }
 
 /// Lets the budget allow everything.
-async fn free_the_budget(scene: &Scene) -> anyhow::Result<()> {
+async fn relax_pdb(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let freed = json!({"spec": {"minAvailable": 0}}).to_string();
-    scene.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", &freed]).await?;
+    ctx.kubectl(&["-n", SHOP, "patch", "pdb", "web", "--type=merge", "-p", &freed]).await?;
     Ok(())
 }
 
 /// Creates the operator's resource: the test cluster's own policy with a change.
-pub(crate) async fn create_policy(scene: &Scene, change: &Value) -> anyhow::Result<()> {
+pub(crate) async fn create_policy(ctx: &ScenarioContext, change: &Value) -> anyhow::Result<()> {
     let mut spec = BedOptions::default().policy;
     for (key, value) in change.as_object().into_iter().flatten() {
         spec[key] = value.clone();
@@ -57,23 +57,22 @@ pub(crate) async fn create_policy(scene: &Scene, change: &Value) -> anyhow::Resu
         "metadata": {"name": OPERATOR_NAME, "namespace": SYSTEM_NAMESPACE},
         "spec": spec,
     });
-    integ::bed::workload::apply(&scene.bed.client, vec![operator]).await
+    integ::bed::workload::apply(&ctx.bed.client, vec![operator]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_updates_are_switched_off_nothing_starts_and_it_starts_when_they_are_switched_on() -> anyhow::Result<()> {
+async fn disabled_policy_blocks_updates_until_enabled() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.policy["enabled"] = json!(false);
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        scene.release();
-        let world = scene
-            .until("both nodes wait for the switch", |world| known(world) && wait_for(world, "Disabled", 2))
-            .await?;
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        ctx.release();
+        let world =
+            ctx.until("both nodes wait for the switch", |world| known(world) && wait_for(world, "Disabled", 2)).await?;
         assert!(world.shadows.values().all(|s| s.spec.attempt == 0 && s.step().is_none()));
-        assert!(!scene.bed.members.iter().any(|m| m.host.snapshot().running_version != OLD));
-        scene.policy(&json!({"enabled": true})).await?;
-        scene.updated().await?;
+        assert!(!ctx.bed.members.iter().any(|m| m.host.snapshot().running_version != OLD));
+        ctx.policy(&json!({"enabled": true})).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -82,23 +81,20 @@ async fn while_updates_are_switched_off_nothing_starts_and_it_starts_when_they_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_running_update_ends_after_updates_are_switched_off_and_no_other_starts() -> anyhow::Result<()> {
+async fn disabling_policy_completes_running_update_and_blocks_others() -> anyhow::Result<()> {
     let mut stuck = String::new();
-    let ending = run(nodes(2), async |scene| {
-        let (node, other) = stuck_in_a_drain(scene).await?;
-        scene.policy(&json!({"enabled": false})).await?;
-        scene
-            .until("the other node's staging is called off", |world| {
-                step_of(world, other).is_none()
-                    && shadow_of(world, other).is_some_and(|s| s.spec.state == HostState::Idle)
-            })
-            .await?;
-        free_the_budget(scene).await?;
-        scene
-            .until("the running update has ended, and the other node waits for the switch", |world| {
-                is_updated(world, &node) && status(world).slots.is_empty() && wait_for(world, "Disabled", 1)
-            })
-            .await?;
+    let ending = run(nodes(2), async |ctx| {
+        let (node, other) = until_drain_blocked(ctx).await?;
+        ctx.policy(&json!({"enabled": false})).await?;
+        ctx.until("the other node's staging is called off", |world| {
+            step_of(world, other).is_none() && shadow_of(world, other).is_some_and(|s| s.spec.state == HostState::Idle)
+        })
+        .await?;
+        relax_pdb(ctx).await?;
+        ctx.until("the running update has ended, and the other node waits for the switch", |world| {
+            is_updated(world, &node) && status(world).slots.is_empty() && wait_for(world, "Disabled", 1)
+        })
+        .await?;
         stuck = node;
         Ok(())
     })
@@ -111,27 +107,26 @@ async fn a_running_update_ends_after_updates_are_switched_off_and_no_other_start
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_operators_resource_nothing_starts_until_it_is_created() -> anyhow::Result<()> {
+async fn no_update_starts_without_operator_resource() -> anyhow::Result<()> {
     let options = BedOptions { policy: Value::Null, ..nodes(2) };
-    let ending = run(options, async |scene| {
-        scene.bed.install().await?;
-        scene
-            .until("every agent has reported", |world| {
-                world.shadows.len() == 2 && world.shadows.values().all(|s| s.status.agent.boot_id.is_some())
-            })
-            .await?;
+    let ending = run(options, async |ctx| {
+        ctx.bed.install().await?;
+        ctx.until("every agent has reported", |world| {
+            world.shadows.len() == 2 && world.shadows.values().all(|s| s.status.agent.boot_id.is_some())
+        })
+        .await?;
         // By default hosts check for updates once an hour. A disabled policy lets them check each second; once they
         // know the release, it is deleted again, and with it the reason that updates are disabled.
-        create_policy(scene, &json!({"enabled": false})).await?;
-        scene.release();
-        scene.until("both nodes wait for the switch", |world| known(world) && wait_for(world, "Disabled", 2)).await?;
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", "default"]).await?;
-        scene.renewals(2).await?;
-        let world = scene.bed.recorder.so_far()?.end();
+        create_policy(ctx, &json!({"enabled": false})).await?;
+        ctx.release();
+        ctx.until("both nodes wait for the switch", |world| known(world) && wait_for(world, "Disabled", 2)).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", "default"]).await?;
+        ctx.renewals(2).await?;
+        let world = ctx.bed.recorder.so_far()?.end();
         assert!(world.operator.is_none());
         assert!(world.shadows.values().all(|s| s.spec.attempt == 0 && s.step().is_none()));
-        create_policy(scene, &json!({})).await?;
-        scene.updated().await?;
+        create_policy(ctx, &json!({})).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -140,27 +135,25 @@ async fn without_the_operators_resource_nothing_starts_until_it_is_created() -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_attempt_before_its_permit_is_released_when_the_operators_resource_is_deleted_and_starts_again_with_a_new_one()
--> anyhow::Result<()> {
+async fn operator_resource_deletion_ends_attempt_before_permit_until_recreated() -> anyhow::Result<()> {
     let mut stuck = String::new();
-    let ending = run(nodes(2), async |scene| {
-        let (node, _) = stuck_in_a_drain(scene).await?;
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", "default"]).await?;
-        scene
-            .until("every node is released", |world| {
-                world.operator.is_none()
-                    && world.nodes.values().all(|n| !n.claimed())
-                    && world.shadows.values().all(|s| s.step().is_none() && s.spec.state == HostState::Idle)
-            })
-            .await?;
-        free_the_budget(scene).await?;
-        scene.renewals(2).await?;
-        let world = scene.bed.recorder.so_far()?.end();
+    let ending = run(nodes(2), async |ctx| {
+        let (node, _) = until_drain_blocked(ctx).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", "default"]).await?;
+        ctx.until("every node is released", |world| {
+            world.operator.is_none()
+                && world.nodes.values().all(|n| !n.claimed())
+                && world.shadows.values().all(|s| s.step().is_none() && s.spec.state == HostState::Idle)
+        })
+        .await?;
+        relax_pdb(ctx).await?;
+        ctx.renewals(2).await?;
+        let world = ctx.bed.recorder.so_far()?.end();
         assert!(world.shadows.values().all(|s| s.step().is_none() && s.status.agent.current_version == Some(OLD)));
         let last = shadow_of(&world, &node).and_then(|s| s.status.controller.record.clone()).and_then(|r| r.last);
         assert_eq!(last.map(|l| l.reason).as_deref(), Some("Disabled"));
-        create_policy(scene, &json!({})).await?;
-        scene.updated().await?;
+        create_policy(ctx, &json!({})).await?;
+        ctx.updated().await?;
         stuck = node;
         Ok(())
     })

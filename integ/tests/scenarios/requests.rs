@@ -12,7 +12,7 @@ use models::names::{AGENT, AGENT_NAMESPACE, APISERVER, CONTROLLER, SYSTEM_NAMESP
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::support::{NEW, SHOP, Scene, nodes, run, shadow_of};
+use crate::support::{NEW, SHOP, ScenarioContext, nodes, run, shadow_of};
 
 /// Requests by component, verb and resource.
 type Table = BTreeMap<(&'static str, String, String), usize>;
@@ -29,13 +29,13 @@ fn part(record: &Record) -> Option<&'static str> {
 }
 
 /// The whole audit log of the API server so far.
-async fn recorded(scene: &Scene) -> anyhow::Result<Vec<Record>> {
-    settled_audit(&mut scene.bed.control_plane.audit(), &scene.bed.client).await
+async fn recorded(ctx: &ScenarioContext) -> anyhow::Result<Vec<Record>> {
+    settled_audit(&mut ctx.bed.control_plane.audit(), &ctx.bed.client).await
 }
 
 /// The operator's requests to the API server since `from`.
-async fn asked_since(scene: &Scene, from: Timestamp) -> anyhow::Result<Vec<Record>> {
-    let all = recorded(scene).await?;
+async fn requests_since(ctx: &ScenarioContext, from: Timestamp) -> anyhow::Result<Vec<Record>> {
+    let all = recorded(ctx).await?;
     Ok(requests(&all).filter(|r| r.received > from && part(r).is_some()).cloned().collect())
 }
 
@@ -59,7 +59,7 @@ fn table(records: &[Record]) -> Table {
 }
 
 /// Number of writes of the operator's status that changed its slots, and of those that changed its counts alone.
-fn writes_of_slots(records: &[Record]) -> (usize, usize) {
+fn slot_writes(records: &[Record]) -> (usize, usize) {
     let mut before = Value::Null;
     let (mut slots, mut counts) = (0, 0);
     for record in records.iter().filter(|r| r.what() == "bottlerocketupdateoperators/status") {
@@ -112,29 +112,28 @@ const WATCH_LASTS: u64 = 290;
 const RENEWS: u64 = 6;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_cluster_costs_no_write_but_the_lease_no_read_and_one_watch_for_all_agents() -> anyhow::Result<()> {
+async fn idle_cluster_causes_only_lease_writes_and_open_watches() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.deploy.controller_replicas = 2;
-    run(options, async |scene| {
+    run(options, async |ctx| {
         let began = Timestamp::now();
-        scene.shop(2).await?;
-        scene.install().await?;
+        ctx.shop(2).await?;
+        ctx.install().await?;
         // A standby that starts lists all objects.
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
-        scene
-            .until("the operator has counted both nodes", |world| {
-                world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
-            })
-            .await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        ctx.until("the operator has counted both nodes", |world| {
+            world.operator.as_ref().and_then(|o| o.status.counts.as_ref()).is_some_and(|c| c.current == 2)
+        })
+        .await?;
         // Two renewals for pending requests: the first may come at any moment, and there is more than a second, for
         // which counts of the fleet may be delayed, between the two. Then several with hosts that check for updates
         // each second.
-        scene.renewals(2).await?;
+        ctx.renewals(2).await?;
         let from = Timestamp::now();
-        let looks = looks(scene);
-        scene.renewals(3).await?;
-        assert!(self::looks(scene) > looks, "the hosts were looking for updates meanwhile");
-        let (until, all) = (Timestamp::now(), recorded(scene).await?);
+        let looks = looks(ctx);
+        ctx.renewals(3).await?;
+        assert!(self::looks(ctx) > looks, "the hosts were looking for updates meanwhile");
+        let (until, all) = (Timestamp::now(), recorded(ctx).await?);
         let idle = requests(&all).filter(|record| record.received > from && part(record).is_some()).cloned();
         let (writes, reads): (Vec<_>, Vec<_>) = idle.partition(Record::is_write);
         let (writes, reads) = (table(&writes), table(&reads));
@@ -163,8 +162,8 @@ async fn an_idle_cluster_costs_no_write_but_the_lease_no_read_and_one_watch_for_
 }
 
 /// Number of the hosts' checks for updates.
-fn looks(scene: &Scene) -> usize {
-    scene.bed.members.iter().flat_map(|m| m.host.log()).filter(|e| is_call(e, "refresh-updates")).count()
+fn looks(ctx: &ScenarioContext) -> usize {
+    ctx.bed.members.iter().flat_map(|m| m.host.log()).filter(|e| is_call(e, "refresh-updates")).count()
 }
 
 fn is_call(event: &Event, of: &str) -> bool {
@@ -172,12 +171,12 @@ fn is_call(event: &Event, of: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_update_of_a_node_stays_within_its_budget_of_requests_and_host_calls() -> anyhow::Result<()> {
+async fn node_update_stays_within_request_and_host_call_limits() -> anyhow::Result<()> {
     update_of_one_node(PODS).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_budget_that_lets_one_pod_go_at_a_time_costs_refused_evictions_alone() -> anyhow::Result<()> {
+async fn pdb_max_unavailable_one_costs_only_refused_evictions() -> anyhow::Result<()> {
     update_of_one_node(1).await
 }
 
@@ -189,60 +188,57 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.labelled = false;
     options.policy["enabled"] = json!(false);
-    run(options, async move |scene| {
+    run(options, async move |ctx| {
         // The operator itself runs on node-1, which has no label; node-2 has an agent and three pods.
-        scene.bed.install().await?;
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
-        scene.kubectl(&["cordon", "node-1"]).await?;
-        scene.bed.options.labelled = true;
-        scene.bed.add_node("node-2").await?;
-        scene.shop_with(PODS, json!({"maxUnavailable": at_a_time})).await?;
-        scene.kubectl(&["uncordon", "node-1"]).await?;
-        scene.release();
-        scene
-            .until("the update is known and only the switch holds it", |world| {
-                shadow_of(world, "node-2").is_some_and(|s| {
-                    s.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&NEW))
-                }) && world
-                    .operator
-                    .as_ref()
-                    .is_some_and(|o| o.status.waiting.iter().any(|w| w.reason == "Disabled" && w.nodes == 1))
-            })
-            .await?;
+        ctx.bed.install().await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        ctx.kubectl(&["cordon", "node-1"]).await?;
+        ctx.bed.options.labelled = true;
+        ctx.bed.add_node("node-2").await?;
+        ctx.shop_with(PODS, json!({"maxUnavailable": at_a_time})).await?;
+        ctx.kubectl(&["uncordon", "node-1"]).await?;
+        ctx.release();
+        ctx.until("the update is known and only the switch holds it", |world| {
+            shadow_of(world, "node-2").is_some_and(|s| {
+                s.status.agent.updates.as_ref().is_some_and(|u| u.chosen_version.as_ref() == Some(&NEW))
+            }) && world
+                .operator
+                .as_ref()
+                .is_some_and(|o| o.status.waiting.iter().any(|w| w.reason == "Disabled" && w.nodes == 1))
+        })
+        .await?;
         // From here on hosts check for updates once an hour, so that only the update is counted.
-        scene.policy(&json!({"version": {"refreshInterval": "1h"}})).await?;
-        scene
-            .until("the agent has taken note", |world| {
-                shadow_of(world, "node-2").is_some_and(|s| {
-                    let interval = s.spec.host.as_ref().and_then(|h| h.refresh_interval);
-                    interval.is_some_and(|i| i.0.as_secs() == 3600) && s.status.agent.observed_generation >= Some(2)
-                })
+        ctx.policy(&json!({"version": {"refreshInterval": "1h"}})).await?;
+        ctx.until("the agent has taken note", |world| {
+            shadow_of(world, "node-2").is_some_and(|s| {
+                let interval = s.spec.host.as_ref().and_then(|h| h.refresh_interval);
+                interval.is_some_and(|i| i.0.as_secs() == 3600) && s.status.agent.observed_generation >= Some(2)
             })
-            .await?;
-        scene.renewals(1).await?;
+        })
+        .await?;
+        ctx.renewals(1).await?;
         let (from, clock) = (Timestamp::now(), Instant::now());
-        let host = &scene.bed.member("node-2")?.host;
+        let host = &ctx.bed.member("node-2")?.host;
         let events = host.log().len();
 
-        scene.policy(&json!({"enabled": true})).await?;
-        scene
-            .until("node-2 is updated and its slot is free", |world| {
-                shadow_of(world, "node-2").is_some_and(|s| {
-                    s.status.agent.current_version == Some(NEW)
-                        && s.step().is_none()
-                        && s.status.agent.observed_generation > Some(3)
-                }) && !world.nodes["node-2"].claimed()
-                    && world.operator.as_ref().is_some_and(|o| {
-                        o.status.slots.is_empty() && o.status.counts.as_ref().is_some_and(|c| c.current == 1)
-                    })
-            })
-            .await?;
-        scene.renewals(1).await?;
+        ctx.policy(&json!({"enabled": true})).await?;
+        ctx.until("node-2 is updated and its slot is free", |world| {
+            shadow_of(world, "node-2").is_some_and(|s| {
+                s.status.agent.current_version == Some(NEW)
+                    && s.step().is_none()
+                    && s.status.agent.observed_generation > Some(3)
+            }) && !world.nodes["node-2"].claimed()
+                && world.operator.as_ref().is_some_and(|o| {
+                    o.status.slots.is_empty() && o.status.counts.as_ref().is_some_and(|c| c.current == 1)
+                })
+        })
+        .await?;
+        ctx.renewals(1).await?;
         let took = clock.elapsed();
 
         // Another client's write may come between a read and a write: the conflict and the read after it are not
         // counted.
-        let asked = asked_since(scene, from).await?;
+        let asked = requests_since(ctx, from).await?;
         println!("The agent's reports:\n  {}", reports(&asked).join("\n  "));
         let (refused, records): (Vec<_>, Vec<_>) = asked.into_iter().partition(|record| record.code == 409);
         let (held_back, records): (Vec<_>, Vec<_>) =
@@ -265,7 +261,7 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
             whole.iter().filter(|((p, v, w), _)| *p == part && v == verb && w == what).map(|(_, n)| n).sum::<usize>()
         };
         let shadow = "bottlerocketshadows";
-        let (slots, counts) = writes_of_slots(&records);
+        let (slots, counts) = slot_writes(&records);
         let bounds = [
             ("orders and the permit", count("controller", "patch", shadow), 4),
             ("the controller's half of the status", count("controller", "patch", &format!("{shadow}/status")), 5),
@@ -297,10 +293,10 @@ async fn update_of_one_node(at_a_time: usize) -> anyhow::Result<()> {
         let all: usize = whole.values().sum();
         let named = known + aside.iter().map(|(_, made, _)| made).sum::<usize>();
         assert_eq!(all, named, "nothing else was asked: {whole:#?}");
-        assert_eq!(scene.bed.processes_of(Component::Agent).len(), 1);
+        assert_eq!(ctx.bed.processes_of(Component::Agent).len(), 1);
         assert!(calls.len() <= 12, "{} host calls: {calls:#?}", calls.len());
-        scene.shop_is_ready(PODS).await?;
-        assert!(scene.bed.recorder.so_far()?.end().pods.values().all(|p| p.namespace != SHOP || p.ready));
+        ctx.shop_is_ready(PODS).await?;
+        assert!(ctx.bed.recorder.so_far()?.end().pods.values().all(|p| p.namespace != SHOP || p.ready));
         Ok(())
     })
     .await?;

@@ -13,14 +13,14 @@ fn label() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_nodes_update_one_at_a_time_and_no_budget_is_violated() -> anyhow::Result<()> {
+async fn three_nodes_update_one_at_a_time_within_pdb() -> anyhow::Result<()> {
     const PODS: usize = 6;
-    let ending = run(BedOptions { nodes: 3, ..BedOptions::default() }, async |scene| {
-        scene.shop(PODS).await?;
-        scene.install().await?;
-        scene.release();
-        scene.updated().await?;
-        scene.shop_is_ready(PODS).await
+    let ending = run(BedOptions { nodes: 3, ..BedOptions::default() }, async |ctx| {
+        ctx.shop(PODS).await?;
+        ctx.install().await?;
+        ctx.release();
+        ctx.updated().await?;
+        ctx.shop_is_ready(PODS).await
     })
     .await?;
 
@@ -50,20 +50,18 @@ async fn three_nodes_update_one_at_a_time_and_no_budget_is_violated() -> anyhow:
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_labelled_after_the_install_gets_its_shadow_and_updates_and_another_is_left_alone() -> anyhow::Result<()>
-{
-    let ending = run(BedOptions { labelled: false, ..nodes(2) }, async |scene| {
-        scene.bed.install().await?;
-        scene.release();
-        scene.kubectl(&["-n", "brupop-system", "rollout", "status", "deployment", "--timeout=60s"]).await?;
-        let world = scene.bed.recorder.so_far()?.end();
+async fn only_labelled_node_gets_shadow_and_update() -> anyhow::Result<()> {
+    let ending = run(BedOptions { labelled: false, ..nodes(2) }, async |ctx| {
+        ctx.bed.install().await?;
+        ctx.release();
+        ctx.kubectl(&["-n", "brupop-system", "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        let world = ctx.bed.recorder.so_far()?.end();
         assert!(world.shadows.is_empty(), "no node is under the operator: {:?}", world.shadows);
-        scene.kubectl(&["label", "node", "node-1", &label()]).await?;
-        scene
-            .until("node-1 is updated, and its slot free", |world| {
-                is_updated(world, "node-1") && status(world).slots.is_empty()
-            })
-            .await?;
+        ctx.kubectl(&["label", "node", "node-1", &label()]).await?;
+        ctx.until("node-1 is updated, and its slot free", |world| {
+            is_updated(world, "node-1") && status(world).slots.is_empty()
+        })
+        .await?;
         Ok(())
     })
     .await?;
@@ -76,36 +74,33 @@ async fn a_node_labelled_after_the_install_gets_its_shadow_and_updates_and_anoth
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_is_up_before_its_shadow_waits_for_it() -> anyhow::Result<()> {
+async fn agent_waits_for_its_shadow() -> anyhow::Result<()> {
     let mut options = BedOptions { labelled: false, ..nodes(2) };
     options.policy["maxUnavailable"] = json!(1);
-    let ending = run(options, async |scene| {
-        scene.bed.install().await?;
-        scene.release();
+    let ending = run(options, async |ctx| {
+        ctx.bed.install().await?;
+        ctx.release();
         // The certificates exist once one agent has reported; then the controller is removed, and no shadows are
         // created.
-        scene.kubectl(&["label", "node", "node-1", &label()]).await?;
-        scene
-            .until("node-1 reports", |world| {
-                shadow_of(world, "node-1").is_some_and(|s| s.status.agent.boot_id.is_some())
-            })
+        ctx.kubectl(&["label", "node", "node-1", &label()]).await?;
+        ctx.until("node-1 reports", |world| {
+            shadow_of(world, "node-1").is_some_and(|s| s.status.agent.boot_id.is_some())
+        })
+        .await?;
+        ctx.kubectl(&["-n", "brupop-system", "scale", "deployment/brupop-controller", "--replicas=0"]).await?;
+        ctx.until("no controller runs", |world| !world.pods.values().any(|p| p.name.starts_with("brupop-controller")))
             .await?;
-        scene.kubectl(&["-n", "brupop-system", "scale", "deployment/brupop-controller", "--replicas=0"]).await?;
-        scene
-            .until("no controller runs", |world| !world.pods.values().any(|p| p.name.starts_with("brupop-controller")))
-            .await?;
-        scene.kubectl(&["label", "node", "node-2", &label()]).await?;
-        scene
-            .until("the agent of node-2 is Ready", |world| {
-                world
-                    .pods
-                    .values()
-                    .any(|p| p.name.starts_with("brupop-agent") && p.node.as_deref() == Some("node-2") && p.ready)
-            })
-            .await?;
-        assert!(shadow_of(&scene.bed.recorder.so_far()?.end(), "node-2").is_none());
-        scene.kubectl(&["-n", "brupop-system", "scale", "deployment/brupop-controller", "--replicas=1"]).await?;
-        scene.updated().await?;
+        ctx.kubectl(&["label", "node", "node-2", &label()]).await?;
+        ctx.until("the agent of node-2 is Ready", |world| {
+            world
+                .pods
+                .values()
+                .any(|p| p.name.starts_with("brupop-agent") && p.node.as_deref() == Some("node-2") && p.ready)
+        })
+        .await?;
+        assert!(shadow_of(&ctx.bed.recorder.so_far()?.end(), "node-2").is_none());
+        ctx.kubectl(&["-n", "brupop-system", "scale", "deployment/brupop-controller", "--replicas=1"]).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use base64::Engine as _;
 use deploy::Component;
-use integ::bed::{BedOptions, Member, merge};
+use integ::bed::{BedOptions, TestNode, merge};
 use integ::host::{Command, Fault, Worker};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -32,7 +32,7 @@ use tokio::time::timeout;
 
 use crate::interfere::{agent_on, finish_command, is_call, poll, signal, until_host};
 use crate::leaders::leader;
-use crate::support::{NEW, Scene, nodes, run, shadow_of, status};
+use crate::support::{NEW, ScenarioContext, nodes, run, shadow_of, status};
 
 /// Wait of the controllers, and longest delay of the kubelets.
 const WAIT: &str = "--trust-wait=4s";
@@ -56,8 +56,8 @@ struct Volumes {
 }
 
 impl Volumes {
-    async fn of(scene: &Scene, node: &str) -> anyhow::Result<Self> {
-        let agent = agent_on(scene, node).await?;
+    async fn of(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Self> {
+        let agent = agent_on(ctx, node).await?;
         // The kernel knows the agent's arguments, and so the path of its volumes.
         let line = std::fs::read(format!("/proc/{}/cmdline", agent.pid))?;
         let arguments: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
@@ -177,16 +177,16 @@ struct Load {
 }
 
 impl Load {
-    async fn of(scene: &Scene, nodes: &[&str]) -> anyhow::Result<Self> {
+    async fn of(ctx: &ScenarioContext, nodes: &[&str]) -> anyhow::Result<Self> {
         let tally = Arc::new(Tally::default());
         let mut tasks = JoinSet::new();
         for node in nodes {
-            let (volumes, proxy) = (Volumes::of(scene, node).await?, scene.bed.proxy_url());
+            let (volumes, proxy) = (Volumes::of(ctx, node).await?, ctx.bed.proxy_url());
             let asker =
                 || Asker { volumes: volumes.clone(), proxy: proxy.clone(), node: (*node).to_owned(), kept: None };
-            tasks.spawn(ask_on(asker(), tally.clone()));
-            tasks.spawn(report_on(asker(), tally.clone()));
-            tasks.spawn(hold_on(asker(), tally.clone()));
+            tasks.spawn(read_in_loop(asker(), tally.clone()));
+            tasks.spawn(report_in_loop(asker(), tally.clone()));
+            tasks.spawn(stream_in_loop(asker(), tally.clone()));
         }
         Ok(Self { nodes: nodes.len(), tally, _tasks: tasks })
     }
@@ -211,7 +211,7 @@ impl Load {
 }
 
 /// Reads in a loop, with a new connection each time.
-async fn ask_on(asker: Asker, tally: Arc<Tally>) {
+async fn read_in_loop(asker: Asker, tally: Arc<Tally>) {
     loop {
         if let Err(error) = asker.ask().await {
             tally.refused(&asker.node, &error);
@@ -222,7 +222,7 @@ async fn ask_on(asker: Asker, tally: Arc<Tally>) {
 }
 
 /// Reports in a loop, with a connection that is kept.
-async fn report_on(mut asker: Asker, tally: Arc<Tally>) {
+async fn report_in_loop(mut asker: Asker, tally: Arc<Tally>) {
     let mut view = None;
     loop {
         let answer = match &view {
@@ -238,7 +238,7 @@ async fn report_on(mut asker: Asker, tally: Arc<Tally>) {
 }
 
 /// Holds a stream, and opens the next one at once when the server has ended it.
-async fn hold_on(mut asker: Asker, tally: Arc<Tally>) {
+async fn stream_in_loop(mut asker: Asker, tally: Arc<Tally>) {
     loop {
         let opened = || {
             tally.streams.fetch_add(1, Ordering::Relaxed);
@@ -250,8 +250,8 @@ async fn hold_on(mut asker: Asker, tally: Arc<Tally>) {
     }
 }
 
-async fn secret(scene: &Scene, name: &str) -> anyhow::Result<Option<Secret>> {
-    Ok(Api::<Secret>::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE).get_opt(name).await?)
+async fn secret(ctx: &ScenarioContext, name: &str) -> anyhow::Result<Option<Secret>> {
+    Ok(Api::<Secret>::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE).get_opt(name).await?)
 }
 
 fn field(secret: &Secret, field: &str) -> Option<String> {
@@ -259,25 +259,25 @@ fn field(secret: &Secret, field: &str) -> Option<String> {
     String::from_utf8(bytes.0.clone()).ok()
 }
 
-async fn text_of(scene: &Scene, name: &str, of: &str) -> anyhow::Result<String> {
-    let secret = secret(scene, name).await?.with_context(|| format!("no {name}"))?;
+async fn text_of(ctx: &ScenarioContext, name: &str, of: &str) -> anyhow::Result<String> {
+    let secret = secret(ctx, name).await?.with_context(|| format!("no {name}"))?;
     field(&secret, of).with_context(|| format!("no {of} in {name}"))
 }
 
-async fn trust(scene: &Scene) -> anyhow::Result<BTreeMap<String, String>> {
-    let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
+async fn trust(ctx: &ScenarioContext) -> anyhow::Result<BTreeMap<String, String>> {
+    let maps: Api<ConfigMap> = Api::namespaced(ctx.bed.client.clone(), AGENT_NAMESPACE);
     Ok(maps.get(TRUST_CONFIG_MAP).await?.data.unwrap_or_default())
 }
 
-async fn delete(scene: &Scene, name: &str) -> anyhow::Result<()> {
-    let secrets: Api<Secret> = Api::namespaced(scene.bed.client.clone(), SYSTEM_NAMESPACE);
+async fn delete(ctx: &ScenarioContext, name: &str) -> anyhow::Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(ctx.bed.client.clone(), SYSTEM_NAMESPACE);
     secrets.delete(name, &DeleteParams::default()).await?;
     Ok(())
 }
 
-pub(crate) async fn ask_for(scene: &Scene, annotation: &str, value: &str) -> anyhow::Result<()> {
+pub(crate) async fn ask_for(ctx: &ScenarioContext, annotation: &str, value: &str) -> anyhow::Result<()> {
     let annotation = format!("{annotation}={value}");
-    scene.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "bruo", OPERATOR_NAME, "--overwrite", &annotation]).await?;
+    ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "bruo", OPERATOR_NAME, "--overwrite", &annotation]).await?;
     Ok(())
 }
 
@@ -289,18 +289,18 @@ pub(crate) struct Material {
     pub(crate) key: String,
 }
 
-pub(crate) async fn material(scene: &Scene) -> anyhow::Result<Material> {
+pub(crate) async fn material(ctx: &ScenarioContext) -> anyhow::Result<Material> {
     Ok(Material {
-        authority: text_of(scene, CA_SECRET, "tls.crt").await?,
-        leaf: text_of(scene, SERVING_SECRET, "tls.crt").await?,
-        key: text_of(scene, PERMIT_KEY_SECRET, "key.pem").await?,
+        authority: text_of(ctx, CA_SECRET, "tls.crt").await?,
+        leaf: text_of(ctx, SERVING_SECRET, "tls.crt").await?,
+        key: text_of(ctx, PERMIT_KEY_SECRET, "key.pem").await?,
     })
 }
 
 /// Waits until a new authority has issued the certificate and the previous one has no key any more.
-pub(crate) async fn certificates_rotated(scene: &Scene, before: &Material) -> anyhow::Result<()> {
+pub(crate) async fn certificates_rotated(ctx: &ScenarioContext, before: &Material) -> anyhow::Result<()> {
     poll("the certificates are rotated", async || {
-        let (Some(ca), Some(serving)) = (secret(scene, CA_SECRET).await?, secret(scene, SERVING_SECRET).await?) else {
+        let (Some(ca), Some(serving)) = (secret(ctx, CA_SECRET).await?, secret(ctx, SERVING_SECRET).await?) else {
             return Ok(None);
         };
         let (Some(authority), Some(leaf)) = (field(&ca, "tls.crt"), field(&serving, "tls.crt")) else {
@@ -313,11 +313,11 @@ pub(crate) async fn certificates_rotated(scene: &Scene, before: &Material) -> an
 }
 
 /// Waits until only a new key signs.
-async fn key_rotated(scene: &Scene, before: &Material) -> anyhow::Result<()> {
+async fn key_rotated(ctx: &ScenarioContext, before: &Material) -> anyhow::Result<()> {
     poll("the signing key is rotated", async || {
-        let Some(ring) = secret(scene, PERMIT_KEY_SECRET).await? else { return Ok(None) };
+        let Some(ring) = secret(ctx, PERMIT_KEY_SECRET).await? else { return Ok(None) };
         let alone = field(&ring, "previous.pem").is_none();
-        let keys: Value = serde_json::from_str(&trust(scene).await?[TRUST_PERMIT_KEYS])?;
+        let keys: Value = serde_json::from_str(&trust(ctx).await?[TRUST_PERMIT_KEYS])?;
         let one = keys["keys"].as_array().is_some_and(|keys| keys.len() == 1);
         Ok((field(&ring, "key.pem").is_some_and(|key| key != before.key) && alone && one).then_some(()))
     })
@@ -325,49 +325,47 @@ async fn key_rotated(scene: &Scene, before: &Material) -> anyhow::Result<()> {
 }
 
 /// Waits until requests are acknowledged.
-async fn acknowledged(scene: &Scene, value: &str) -> anyhow::Result<()> {
-    scene
-        .until("the requests are acknowledged", |world| {
-            let requests = status(world).requests.unwrap_or_default();
-            requests.rotate_certificates.as_deref() == Some(value)
-                && requests.rotate_signing_key.as_deref() == Some(value)
-        })
-        .await?;
+async fn acknowledged(ctx: &ScenarioContext, value: &str) -> anyhow::Result<()> {
+    ctx.until("the requests are acknowledged", |world| {
+        let requests = status(world).requests.unwrap_or_default();
+        requests.rotate_certificates.as_deref() == Some(value) && requests.rotate_signing_key.as_deref() == Some(value)
+    })
+    .await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn leaf_authority_and_key_are_rotated_under_load_and_not_one_request_fails() -> anyhow::Result<()> {
+async fn certificate_ca_and_signing_key_rotation_fails_no_request() -> anyhow::Result<()> {
     let mut options = options(2);
     // Each has its own volumes, which its own kubelet updates at its own time.
     options.deploy.apiserver_replicas = 2;
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
-        let load = Load::of(scene, &["node-1", "node-2"]).await?;
-        let first = material(scene).await?;
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        let load = Load::of(ctx, &["node-1", "node-2"]).await?;
+        let first = material(ctx).await?;
         // A certificate alone is replaced at once: its authority is known everywhere.
-        delete(scene, SERVING_SECRET).await?;
+        delete(ctx, SERVING_SECRET).await?;
         poll("there is another certificate", async || {
-            let serving = secret(scene, SERVING_SECRET).await?;
+            let serving = secret(ctx, SERVING_SECRET).await?;
             Ok(serving.and_then(|s| field(&s, "tls.crt")).filter(|leaf| *leaf != first.leaf))
         })
         .await?;
-        anyhow::ensure!(material(scene).await?.authority == first.authority);
+        anyhow::ensure!(material(ctx).await?.authority == first.authority);
 
-        let before = material(scene).await?;
-        ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;
-        ask_for(scene, ROTATE_SIGNING_KEY_ANNOTATION, "1").await?;
-        acknowledged(scene, "1").await?;
-        certificates_rotated(scene, &before).await?;
-        let bundle = trust(scene).await?[TRUST_CA_KEY].clone();
+        let before = material(ctx).await?;
+        ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;
+        ask_for(ctx, ROTATE_SIGNING_KEY_ANNOTATION, "1").await?;
+        acknowledged(ctx, "1").await?;
+        certificates_rotated(ctx, &before).await?;
+        let bundle = trust(ctx).await?[TRUST_CA_KEY].clone();
         anyhow::ensure!(bundle.contains(before.authority.trim()), "what it issued is good for a long time: {bundle}");
-        key_rotated(scene, &before).await?;
+        key_rotated(ctx, &before).await?;
         load.end().await?;
 
         // The new key signs.
-        scene.release();
-        scene.updated().await?;
+        ctx.release();
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -376,24 +374,24 @@ async fn leaf_authority_and_key_are_rotated_under_load_and_not_one_request_fails
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_update_rolls_on_through_one_rotation_after_the_other() -> anyhow::Result<()> {
+async fn rollout_completes_during_repeated_rotations() -> anyhow::Result<()> {
     let mut rotations = 0;
     let mut options = options(3);
     // A requested version is signed, and set on the hosts.
     merge(&mut options.policy, &json!({"version": {"target": NEW.to_string(), "refreshInterval": "1s"}}));
-    let ending = run(options, async |scene| {
-        scene.shop(3).await?;
-        scene.install().await?;
-        let before = material(scene).await?;
-        scene.release();
-        let updated = scene.updated();
+    let ending = run(options, async |ctx| {
+        ctx.shop(3).await?;
+        ctx.install().await?;
+        let before = material(ctx).await?;
+        ctx.release();
+        let updated = ctx.updated();
         tokio::pin!(updated);
         loop {
             let value = format!("{}", rotations + 1);
             let rotate = async {
-                ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, &value).await?;
-                ask_for(scene, ROTATE_SIGNING_KEY_ANNOTATION, &value).await?;
-                acknowledged(scene, &value).await
+                ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, &value).await?;
+                ask_for(ctx, ROTATE_SIGNING_KEY_ANNOTATION, &value).await?;
+                acknowledged(ctx, &value).await
             };
             tokio::select! {
                 done = &mut updated => { done?; break }
@@ -401,11 +399,11 @@ async fn an_update_rolls_on_through_one_rotation_after_the_other() -> anyhow::Re
             }
         }
         // Attempts under way end, and with them the signed statements in the shadows.
-        certificates_rotated(scene, &before).await?;
-        key_rotated(scene, &before).await?;
-        let keys: Value = serde_json::from_str(&trust(scene).await?[TRUST_PERMIT_KEYS])?;
+        certificates_rotated(ctx, &before).await?;
+        key_rotated(ctx, &before).await?;
+        let keys: Value = serde_json::from_str(&trust(ctx).await?[TRUST_PERMIT_KEYS])?;
         let kid = keys["keys"][0]["kid"].as_str().context("no key id")?.to_owned();
-        let world = scene.bed.recorder.so_far()?.end();
+        let world = ctx.bed.recorder.so_far()?.end();
         for node in world.nodes.keys() {
             let host = shadow_of(&world, node).and_then(|shadow| shadow.spec.host.clone()).context("no policy")?;
             let by = host.signature.as_deref().and_then(key_of);
@@ -426,33 +424,33 @@ fn key_of(jws: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_that_slept_through_a_rotation_get_back_in() -> anyhow::Result<()> {
+async fn nodes_offline_during_rotation_reconnect() -> anyhow::Result<()> {
     // Two of the four run nothing of the operator but their agents.
-    let ending = run(options(4), async |scene| {
-        scene.install().await?;
-        let before = material(scene).await?;
+    let ending = run(options(4), async |ctx| {
+        ctx.install().await?;
+        let before = material(ctx).await?;
         let operator: Vec<_> = [Component::Controller, Component::Apiserver]
             .into_iter()
-            .flat_map(|component| scene.bed.processes_of(component))
+            .flat_map(|component| ctx.bed.processes_of(component))
             .map(|process| process.pid)
             .collect();
-        let runs_it = |member: &&Member| member.kubelet.processes().iter().any(|p| operator.contains(&p.pid));
-        let mut others = scene.bed.members.iter().filter(|member| !runs_it(member));
+        let runs_it = |member: &&TestNode| member.kubelet.processes().iter().any(|p| operator.contains(&p.pid));
+        let mut others = ctx.bed.members.iter().filter(|member| !runs_it(member));
         // One machine is off; on the other the kubelet hangs and the agent continues with its old volumes.
         let (off, hung) = (others.next().context("no node to spare")?, others.next().context("no node to spare")?);
         let boot = off.host.snapshot().boot_id;
         off.host.power_off();
         hung.kubelet.pause();
-        ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;
-        ask_for(scene, ROTATE_SIGNING_KEY_ANNOTATION, "1").await?;
-        certificates_rotated(scene, &before).await?;
-        key_rotated(scene, &before).await?;
+        ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, "1").await?;
+        ask_for(ctx, ROTATE_SIGNING_KEY_ANNOTATION, "1").await?;
+        certificates_rotated(ctx, &before).await?;
+        key_rotated(ctx, &before).await?;
         off.host.power_on();
         off.host.booted_after(&boot).await;
         hung.kubelet.resume();
-        scene.reported().await?;
-        scene.release();
-        scene.updated().await?;
+        ctx.reported().await?;
+        ctx.release();
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -461,25 +459,25 @@ async fn nodes_that_slept_through_a_rotation_get_back_in() -> anyhow::Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rotation_goes_on_when_any_of_its_leaders_dies_at_any_time() -> anyhow::Result<()> {
+async fn rotation_completes_when_leader_is_killed() -> anyhow::Result<()> {
     run(
         {
             let mut options = options(2);
             options.deploy.controller_replicas = 2;
             options
         },
-        async |scene| {
-            scene.install().await?;
-            let load = Load::of(scene, &["node-1", "node-2"]).await?;
+        async |ctx| {
+            ctx.install().await?;
+            let load = Load::of(ctx, &["node-1", "node-2"]).await?;
             for round in 1..=3 {
-                let before = material(scene).await?;
-                ask_for(scene, ROTATE_CERTIFICATES_ANNOTATION, &round.to_string()).await?;
+                let before = material(ctx).await?;
+                ask_for(ctx, ROTATE_CERTIFICATES_ANNOTATION, &round.to_string()).await?;
                 // Anywhere from before the first write to after the last.
-                let later = Duration::from_millis(scene.chance.random_range(0..7000));
+                let later = Duration::from_millis(ctx.chance.random_range(0..7000));
                 tokio::time::sleep(later).await;
-                let leads = leader(scene).await?;
+                let leads = leader(ctx).await?;
                 signal(&[leads], Signal::SIGKILL);
-                certificates_rotated(scene, &before).await.with_context(|| format!("killed after {later:?}"))?;
+                certificates_rotated(ctx, &before).await.with_context(|| format!("killed after {later:?}"))?;
             }
             load.end().await
         },
@@ -489,44 +487,44 @@ async fn a_rotation_goes_on_when_any_of_its_leaders_dies_at_any_time() -> anyhow
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deleted_secrets_are_made_again_at_once_and_no_one_is_locked_out() -> anyhow::Result<()> {
-    let ending = run(options(2), async |scene| {
-        scene.install().await?;
-        let load = Load::of(scene, &["node-1", "node-2"]).await?;
-        let before = material(scene).await?;
-        delete(scene, CA_SECRET).await?;
-        certificates_rotated(scene, &before).await?;
+async fn deleted_secrets_are_recreated_without_failed_requests() -> anyhow::Result<()> {
+    let ending = run(options(2), async |ctx| {
+        ctx.install().await?;
+        let load = Load::of(ctx, &["node-1", "node-2"]).await?;
+        let before = material(ctx).await?;
+        delete(ctx, CA_SECRET).await?;
+        certificates_rotated(ctx, &before).await?;
 
         // Both at once: the certificates in use stay trusted until they are replaced.
-        let before = material(scene).await?;
-        delete(scene, CA_SECRET).await?;
-        delete(scene, SERVING_SECRET).await?;
-        certificates_rotated(scene, &before).await?;
+        let before = material(ctx).await?;
+        delete(ctx, CA_SECRET).await?;
+        delete(ctx, SERVING_SECRET).await?;
+        certificates_rotated(ctx, &before).await?;
         load.end().await?;
         poll("the authorities that a person has thrown away are not trusted any more", async || {
-            let bundle = trust(scene).await?[TRUST_CA_KEY].clone();
+            let bundle = trust(ctx).await?[TRUST_CA_KEY].clone();
             Ok((bundle.matches("BEGIN").count() == 1).then_some(()))
         })
         .await?;
 
         // Authority and key together: agents would be disconnected for a wait, and so would any client that starts
         // meanwhile.
-        let before = material(scene).await?;
-        delete(scene, CA_SECRET).await?;
-        let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
+        let before = material(ctx).await?;
+        delete(ctx, CA_SECRET).await?;
+        let maps: Api<ConfigMap> = Api::namespaced(ctx.bed.client.clone(), AGENT_NAMESPACE);
         maps.delete(TRUST_CONFIG_MAP, &DeleteParams::default()).await?;
         poll("what is in service and what is trusted are of one authority", async || {
-            let Ok(now) = material(scene).await else { return Ok(None) };
+            let Ok(now) = material(ctx).await else { return Ok(None) };
             Ok((now.authority != before.authority && now.leaf != before.leaf).then_some(()))
         })
         .await?;
 
         // A deleted key is revoked at once, and the next one signs.
-        let before = published_keys(scene).await?;
-        delete(scene, PERMIT_KEY_SECRET).await?;
-        revoked(scene, &before).await?;
-        scene.release();
-        scene.updated().await?;
+        let before = published_keys(ctx).await?;
+        delete(ctx, PERMIT_KEY_SECRET).await?;
+        revoked(ctx, &before).await?;
+        ctx.release();
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -535,38 +533,38 @@ async fn deleted_secrets_are_made_again_at_once_and_no_one_is_locked_out() -> an
 }
 
 /// The ids of the keys that agents are to trust.
-async fn published_keys(scene: &Scene) -> anyhow::Result<Vec<String>> {
-    let list: Value = serde_json::from_str(&trust(scene).await?[TRUST_PERMIT_KEYS])?;
+async fn published_keys(ctx: &ScenarioContext) -> anyhow::Result<Vec<String>> {
+    let list: Value = serde_json::from_str(&trust(ctx).await?[TRUST_PERMIT_KEYS])?;
     let keys = list["keys"].as_array().context("no list of keys")?;
     keys.iter().map(|key| key["kid"].as_str().map(str::to_owned).context("a key without its id")).collect()
 }
 
 /// Waits until one other key is trusted, and none of these any more.
-async fn revoked(scene: &Scene, before: &[String]) -> anyhow::Result<()> {
+async fn revoked(ctx: &ScenarioContext, before: &[String]) -> anyhow::Result<()> {
     poll("another key is trusted, and none that was revoked", async || {
-        let keys = published_keys(scene).await?;
+        let keys = published_keys(ctx).await?;
         Ok((keys.len() == 1 && !before.contains(&keys[0])).then_some(()))
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signing_key_that_is_revoked_in_mid_attempt_ends_no_attempt() -> anyhow::Result<()> {
+async fn signing_key_revocation_does_not_end_attempt() -> anyhow::Result<()> {
     let mut options = options(1);
     merge(&mut options.policy, &json!({"version": {"target": NEW.to_string(), "refreshInterval": "1s"}}));
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        let host = &scene.bed.member("node-1")?.host;
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        let host = &ctx.bed.member("node-1")?.host;
         host.script(Fault::command(Command::Prepare, Worker::Waits));
-        scene.release();
+        ctx.release();
         until_host(host, "the host is asked to stage", |event| is_call(event, "/actions/prepare-update")).await?;
-        let before = published_keys(scene).await?;
-        delete(scene, PERMIT_KEY_SECRET).await?;
-        revoked(scene, &before).await?;
+        let before = published_keys(ctx).await?;
+        delete(ctx, PERMIT_KEY_SECRET).await?;
+        revoked(ctx, &before).await?;
         // The agent that starts now verifies the signature of its host's settings first.
-        signal(&[agent_on(scene, "node-1").await?], Signal::SIGKILL);
+        signal(&[agent_on(ctx, "node-1").await?], Signal::SIGKILL);
         finish_command(host).await?;
-        scene.updated().await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -581,13 +579,13 @@ fn base64(text: &str) -> String {
 }
 
 /// An external authority.
-struct Theirs {
+struct ExternalCa {
     certificate: String,
     key: KeyPair,
     params: CertificateParams,
 }
 
-impl Theirs {
+impl ExternalCa {
     fn new(name: &str) -> anyhow::Result<Self> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::<String>::new())?;
@@ -611,14 +609,14 @@ impl Theirs {
     }
 }
 
-async fn provide(scene: &Scene, secret: Value) -> anyhow::Result<()> {
-    integ::bed::workload::apply(&scene.bed.client, vec![secret]).await
+async fn provide(ctx: &ScenarioContext, secret: Value) -> anyhow::Result<()> {
+    integ::bed::workload::apply(&ctx.bed.client, vec![secret]).await
 }
 
 /// Waits until an authority is published.
-async fn published(scene: &Scene, authority: &str) -> anyhow::Result<()> {
+async fn published(ctx: &ScenarioContext, authority: &str) -> anyhow::Result<()> {
     poll("the authority is published", async || {
-        let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
+        let maps: Api<ConfigMap> = Api::namespaced(ctx.bed.client.clone(), AGENT_NAMESPACE);
         let bundle = maps.get_opt(TRUST_CONFIG_MAP).await?.and_then(|map| map.data?.remove(TRUST_CA_KEY));
         Ok(bundle.is_some_and(|bundle| bundle.contains(authority.trim())).then_some(()))
     })
@@ -626,43 +624,42 @@ async fn published(scene: &Scene, authority: &str) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_that_another_client_provides_is_swapped_live_and_a_bad_one_takes_nothing_away()
--> anyhow::Result<()> {
+async fn provided_certificate_is_replaced_live_and_invalid_one_is_rejected() -> anyhow::Result<()> {
     let mut options = options(2);
     options.deploy.controller_args.push("--serving-certificate=provided".to_owned());
-    let ending = run(options, async |scene| {
-        let (one, other, third) = (Theirs::new("one")?, Theirs::new("other")?, Theirs::new("third")?);
-        scene.bed.install().await?;
-        scene.until_operator("Degraded", ConditionStatus::True).await?;
-        provide(scene, one.secret(&one.certificate)?).await?;
-        scene.reported().await?;
-        scene.until_operator("Degraded", ConditionStatus::False).await?;
-        anyhow::ensure!(secret(scene, CA_SECRET).await?.and_then(|s| field(&s, "tls.crt")).is_none(), "none of ours");
+    let ending = run(options, async |ctx| {
+        let (one, other, third) = (ExternalCa::new("one")?, ExternalCa::new("other")?, ExternalCa::new("third")?);
+        ctx.bed.install().await?;
+        ctx.until_operator("Degraded", ConditionStatus::True).await?;
+        provide(ctx, one.secret(&one.certificate)?).await?;
+        ctx.reported().await?;
+        ctx.until_operator("Degraded", ConditionStatus::False).await?;
+        anyhow::ensure!(secret(ctx, CA_SECRET).await?.and_then(|s| field(&s, "tls.crt")).is_none(), "none of ours");
 
-        let load = Load::of(scene, &["node-1", "node-2"]).await?;
+        let load = Load::of(ctx, &["node-1", "node-2"]).await?;
         // First the next authority beside the current one, then its certificate.
         let both = format!("{}{}", one.certificate, other.certificate);
-        provide(scene, one.secret(&both)?).await?;
-        published(scene, &other.certificate).await?;
+        provide(ctx, one.secret(&both)?).await?;
+        published(ctx, &other.certificate).await?;
         tokio::time::sleep(LAG + Duration::from_secs(1)).await;
-        provide(scene, other.secret(&other.certificate)?).await?;
-        published(scene, &one.certificate).await?;
+        provide(ctx, other.secret(&other.certificate)?).await?;
+        published(ctx, &one.certificate).await?;
         tokio::time::sleep(LAG + Duration::from_secs(1)).await;
         load.end().await?;
 
         // The web API would serve with this one, too, so the controller gets it with a key that does not match.
         let mut bad = third.secret(&third.certificate)?;
         bad["data"]["tls.key"] = base64(&one.key.serialize_pem()).into();
-        let load = Load::of(scene, &["node-1", "node-2"]).await?;
-        provide(scene, bad).await?;
-        let said = scene.until_operator("Degraded", ConditionStatus::True).await?;
+        let load = Load::of(ctx, &["node-1", "node-2"]).await?;
+        provide(ctx, bad).await?;
+        let said = ctx.until_operator("Degraded", ConditionStatus::True).await?;
         anyhow::ensure!(said.reason == "CertificatesInvalid" && said.message.contains("tls.key"), "{said:?}");
-        anyhow::ensure!(!trust(scene).await?[TRUST_CA_KEY].contains(third.certificate.trim()), "no one could use it");
+        anyhow::ensure!(!trust(ctx).await?[TRUST_CA_KEY].contains(third.certificate.trim()), "no one could use it");
         load.end().await?;
-        provide(scene, other.secret(&other.certificate)?).await?;
-        scene.until_operator("Degraded", ConditionStatus::False).await?;
-        scene.release();
-        scene.updated().await?;
+        provide(ctx, other.secret(&other.certificate)?).await?;
+        ctx.until_operator("Degraded", ConditionStatus::False).await?;
+        ctx.release();
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -671,13 +668,13 @@ async fn a_certificate_that_another_client_provides_is_swapped_live_and_a_bad_on
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn agents_get_in_under_both_names_in_a_cluster_with_a_domain_of_its_own() -> anyhow::Result<()> {
+async fn web_api_certificate_covers_service_names_of_custom_cluster_domain() -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.deploy.cluster_domain = Some("corp.example".to_owned());
-    run(options, async |scene| {
-        scene.install().await?;
-        let volumes = Volumes::of(scene, "node-1").await?;
-        let proxy = scene.bed.proxy_url();
+    run(options, async |ctx| {
+        ctx.install().await?;
+        let volumes = Volumes::of(ctx, "node-1").await?;
+        let proxy = ctx.bed.proxy_url();
         for host in [host(), format!("{}.corp.example", host())] {
             volumes.ask(&proxy, "node-1", &host).await.context(host)?;
         }

@@ -43,8 +43,8 @@ pub(crate) const OLD: Version = Version::new(1, 20, 0);
 pub(crate) const NEW: Version = Version::new(1, 20, 5);
 
 /// A running scenario.
-pub(crate) struct Scene {
-    /// The test cluster: control plane and nodes. [`Scene::install`] installs the operator.
+pub(crate) struct ScenarioContext {
+    /// The test cluster: control plane and nodes. [`ScenarioContext::install`] installs the operator.
     pub(crate) bed: Bed,
     /// Random numbers of the scenario.
     pub(crate) chance: StdRng,
@@ -74,26 +74,26 @@ impl Ending {
 /// Runs a scenario on its own test cluster, and judges it: all safety properties must hold, and no claim may be left.
 pub(crate) async fn run(
     options: BedOptions,
-    story: impl AsyncFnOnce(&mut Scene) -> anyhow::Result<()>,
+    scenario: impl AsyncFnOnce(&mut ScenarioContext) -> anyhow::Result<()>,
 ) -> anyhow::Result<Ending> {
-    run_expecting(options, Expectations { max_unavailable: Some(1), nothing_left: true }, story).await
+    run_expecting(options, Expectations { max_unavailable: Some(1), nothing_left: true }, scenario).await
 }
 
 /// The same with other expectations.
 pub(crate) async fn run_expecting(
     options: BedOptions,
     expectations: Expectations,
-    story: impl AsyncFnOnce(&mut Scene) -> anyhow::Result<()>,
+    scenario: impl AsyncFnOnce(&mut ScenarioContext) -> anyhow::Result<()>,
 ) -> anyhow::Result<Ending> {
-    run_but_for(None, options, expectations, story).await
+    run_except(None, options, expectations, scenario).await
 }
 
 /// The same, where one property cannot hold for reasons outside of the operator.
-pub(crate) async fn run_but_for(
+pub(crate) async fn run_except(
     lost: Option<Property>,
     options: BedOptions,
     expectations: Expectations,
-    story: impl AsyncFnOnce(&mut Scene) -> anyhow::Result<()>,
+    scenario: impl AsyncFnOnce(&mut ScenarioContext) -> anyhow::Result<()>,
 ) -> anyhow::Result<Ending> {
     let _turn = TURNS.acquire().await?;
     let seed = match std::env::var(SEED) {
@@ -104,20 +104,20 @@ pub(crate) async fn run_but_for(
     println!("{SEED}={seed} repeats the choices of this run");
     let began = Timestamp::now();
     let bed = Bed::start(options).await?;
-    let mut scene = Scene { bed, chance: StdRng::seed_from_u64(seed) };
-    let told = story(&mut scene).await;
+    let mut ctx = ScenarioContext { bed, chance: StdRng::seed_from_u64(seed) };
+    let told = scenario(&mut ctx).await;
     if told.is_ok() && expectations.nothing_left {
-        // A story may end with the release of its last node; the slot follows. The oracle reports what stays.
+        // A scenario may end with the release of its last node; the slot follows. The oracle reports what stays.
         let clear = |world: &World| {
             world.nodes.values().all(|node| node.held() || !node.claimed())
                 && world.operator.as_ref().is_none_or(|operator| operator.status.slots.is_empty())
         };
-        let _ = scene.bed.wait("no node has a claim or a slot", LIMIT, |history| clear(&history.end())).await;
+        let _ = ctx.bed.wait("no node has a claim or a slot", LIMIT, |history| clear(&history.end())).await;
     }
-    let so_far = scene.bed.recorder.so_far()?;
-    let complaints = scene.bed.complaints()?;
-    let evidence = told.is_err().then(|| scene.evidence());
-    let judged = scene.bed.judge(&expectations).await;
+    let so_far = ctx.bed.recorder.so_far()?;
+    let complaints = ctx.bed.complaints()?;
+    let evidence = told.is_err().then(|| ctx.evidence());
+    let judged = ctx.bed.judge(&expectations).await;
     let repeat = || format!("{SEED}={seed} repeats its choices; it began at {began} and ended at {}", Timestamp::now());
     if let Err(error) = told {
         let verdict = judged.map_or_else(|error| format!("{error:#}"), |(verdict, _)| verdict.to_string());
@@ -161,7 +161,7 @@ fn timeline(history: &History, began: Timestamp) -> String {
     text
 }
 
-impl Scene {
+impl ScenarioContext {
     /// Installs the operator and waits until every agent has reported.
     pub(crate) async fn install(&self) -> anyhow::Result<()> {
         self.bed.install().await?;
@@ -398,13 +398,13 @@ pub(crate) fn is_updated(world: &World, node: &str) -> bool {
 
 /// Waits until there is an Event with this reason whose text contains all of these, and returns the text.
 pub(crate) async fn until_event(
-    scene: &Scene,
+    ctx: &ScenarioContext,
     namespace: &str,
     reason: &str,
     words: &[&str],
 ) -> anyhow::Result<String> {
     poll(&format!("an Event {reason} with {words:?}"), async || {
-        let events = scene.kubectl(&["-n", namespace, "get", "events", "-o", "json"]).await?;
+        let events = ctx.kubectl(&["-n", namespace, "get", "events", "-o", "json"]).await?;
         let events: Value = serde_json::from_str(&events)?;
         let text = |event: &Value| {
             let text = event["message"].as_str().filter(|_| event["reason"] == reason)?;

@@ -12,12 +12,12 @@ use reqwest::header::{CONTENT_TYPE, IF_MATCH};
 use reqwest::{Client, Response};
 use serde_json::json;
 
-use crate::support::{NEW, Scene, nodes, run, shadow_of};
+use crate::support::{NEW, ScenarioContext, nodes, run, shadow_of};
 
 /// The token in the agent's pod on a node.
-pub(crate) fn agents_token(scene: &Scene, node: &str) -> anyhow::Result<String> {
-    let pods = scene.bed.processes_of(deploy::Component::Agent);
-    let on_node = scene.bed.member(node)?.kubelet.processes();
+pub(crate) fn agents_token(ctx: &ScenarioContext, node: &str) -> anyhow::Result<String> {
+    let pods = ctx.bed.processes_of(deploy::Component::Agent);
+    let on_node = ctx.bed.member(node)?.kubelet.processes();
     let agent = pods.iter().find(|pod| on_node.contains(pod)).context("no agent")?;
     // The kernel knows the agent's arguments, and so the path of its token.
     let line = std::fs::read(format!("/proc/{}/cmdline", agent.pid))?;
@@ -27,13 +27,13 @@ pub(crate) fn agents_token(scene: &Scene, node: &str) -> anyhow::Result<String> 
 }
 
 /// A client of the web API as agents are: through the test cluster's proxy, with the published CA.
-pub(crate) async fn web_api(scene: &Scene) -> anyhow::Result<Client> {
-    let maps: Api<ConfigMap> = Api::namespaced(scene.bed.client.clone(), AGENT_NAMESPACE);
+pub(crate) async fn web_api(ctx: &ScenarioContext) -> anyhow::Result<Client> {
+    let maps: Api<ConfigMap> = Api::namespaced(ctx.bed.client.clone(), AGENT_NAMESPACE);
     let map = maps.get(TRUST_CONFIG_MAP).await?;
     let ca = map.data.and_then(|mut data| data.remove(TRUST_CA_KEY)).context("no CA is published")?;
     Ok(Client::builder()
         .tls_certs_only(reqwest::Certificate::from_pem_bundle(ca.as_bytes())?)
-        .proxy(reqwest::Proxy::https(scene.bed.proxy_url())?)
+        .proxy(reqwest::Proxy::https(ctx.bed.proxy_url())?)
         .build()?)
 }
 
@@ -52,14 +52,15 @@ async fn refusal(answer: Response) -> anyhow::Result<(u16, String)> {
 
 /// Tries to read, to watch and to report for node-2 with a token.
 async fn try_all(web: &Client, etag: &str, token: &str) -> anyhow::Result<Vec<(u16, String)>> {
-    let lie = json!({"state": "RebootedIntoUpdate", "currentVersion": NEW, "bootId": "b", "observedGeneration": 1});
+    let false_report =
+        json!({"state": "RebootedIntoUpdate", "currentVersion": NEW, "bootId": "b", "observedGeneration": 1});
     let requests = [
         web.get(url("node-2", "")),
         web.get(url("node-2", "/watch")),
         web.put(url("node-2", "/status"))
             .header(IF_MATCH, format!("\"{etag}\""))
             .header(CONTENT_TYPE, "application/json")
-            .body(lie.to_string()),
+            .body(false_report.to_string()),
     ];
     let mut answers = Vec::new();
     for request in requests {
@@ -70,8 +71,8 @@ async fn try_all(web: &Client, etag: &str, token: &str) -> anyhow::Result<Vec<(u
 }
 
 /// A token of an account in the agents' namespace, bound to no pod.
-async fn create_token(scene: &Scene, account: &str, audience: &str) -> anyhow::Result<String> {
-    scene.kubectl(&["-n", AGENT_NAMESPACE, "create", "token", account, "--audience", audience]).await
+async fn create_token(ctx: &ScenarioContext, account: &str, audience: &str) -> anyhow::Result<String> {
+    ctx.kubectl(&["-n", AGENT_NAMESPACE, "create", "token", account, "--audience", audience]).await
 }
 
 fn reported(world: &World) -> Option<serde_json::Value> {
@@ -79,16 +80,16 @@ fn reported(world: &World) -> Option<serde_json::Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_with_another_nodes_token_or_no_good_token_is_refused_and_changes_nothing() -> anyhow::Result<()> {
-    let ending = run(nodes(2), async |scene| {
-        scene.install().await?;
-        let web = web_api(scene).await?;
-        let (own, others) = (agents_token(scene, "node-2")?, agents_token(scene, "node-1")?);
+async fn requests_with_invalid_token_or_token_of_other_node_are_refused() -> anyhow::Result<()> {
+    let ending = run(nodes(2), async |ctx| {
+        ctx.install().await?;
+        let web = web_api(ctx).await?;
+        let (own, others) = (agents_token(ctx, "node-2")?, agents_token(ctx, "node-1")?);
         assert_ne!(own, others);
         // The requests below succeed with the node's own token, so that a refusal is because of the token.
         let view: ShadowView =
             web.get(url("node-2", "")).bearer_auth(&own).send().await?.error_for_status()?.json().await?;
-        let before = scene.bed.recorder.so_far()?.end();
+        let before = ctx.bed.recorder.so_far()?.end();
 
         let forbidden = vec![(403, "forbidden".to_owned())];
         let unauthorized = vec![(401, "unauthorized".to_owned())];
@@ -98,18 +99,18 @@ async fn an_agent_with_another_nodes_token_or_no_good_token_is_refused_and_chang
         forged.truncate(own.len() - 8);
         forged.push_str("AAAAAAAA");
         assert_eq!(try_all(&web, &view.etag, &forged).await?, unauthorized, "a forged signature");
-        let other_audience = create_token(scene, "brupop-agent", "other-audience").await?;
+        let other_audience = create_token(ctx, "brupop-agent", "other-audience").await?;
         assert_eq!(try_all(&web, &view.etag, other_audience.trim()).await?, unauthorized, "another audience");
-        let of_no_pod = create_token(scene, "brupop-agent", "brupop-apiserver").await?;
+        let of_no_pod = create_token(ctx, "brupop-agent", "brupop-apiserver").await?;
         assert_eq!(try_all(&web, &view.etag, of_no_pod.trim()).await?, forbidden, "the right account, but no pod");
-        let other_account = create_token(scene, "default", "brupop-apiserver").await?;
+        let other_account = create_token(ctx, "default", "brupop-apiserver").await?;
         assert_eq!(try_all(&web, &view.etag, other_account.trim()).await?, forbidden, "another account");
         let none = refusal(web.get(url("node-2", "")).send().await?).await?;
         assert_eq!(none, (401, "unauthorized".to_owned()), "no token");
 
-        let after = scene.bed.recorder.so_far()?.end();
+        let after = ctx.bed.recorder.so_far()?.end();
         assert_eq!(reported(&after), reported(&before));
-        let writes = scene
+        let writes = ctx
             .bed
             .recorder
             .so_far()?

@@ -12,15 +12,15 @@ use kube::discovery::{Discovery, Scope, verbs};
 use models::names::{AGENT_NAMESPACE, HOLD_ANNOTATION, SYSTEM_NAMESPACE};
 use serde_json::json;
 
-use crate::interfere::{blocked_drain, poll, release_into_a_blocked_drain, unblock};
-use crate::support::{LIMIT, Scene, nodes, run_expecting};
+use crate::interfere::{blocked_drain, poll, release_into_blocked_drain, unblock};
+use crate::support::{LIMIT, ScenarioContext, nodes, run_expecting};
 
 /// Kinds of objects that come and go by themselves.
 const PASSING: [&str; 5] = ["Event", "Pod", "EndpointSlice", "Endpoints", "ControllerRevision"];
 
 /// Every object in the API server, without transient ones, and the written fields of each Node.
-async fn everything(scene: &Scene) -> anyhow::Result<BTreeSet<String>> {
-    let client = &scene.bed.client;
+async fn everything(ctx: &ScenarioContext) -> anyhow::Result<BTreeSet<String>> {
+    let client = &ctx.bed.client;
     let mut all = BTreeSet::new();
     let discovery = Discovery::new(client.clone()).run().await?;
     for (resource, capabilities) in discovery.groups().flat_map(kube::discovery::ApiGroup::recommended_resources) {
@@ -56,13 +56,13 @@ async fn everything(scene: &Scene) -> anyhow::Result<BTreeSet<String>> {
 /// Waits until the difference between the objects before and now is as expected: Kubernetes itself cleans up after a
 /// deletion, shortly after it.
 async fn until_left(
-    scene: &Scene,
+    ctx: &ScenarioContext,
     before: &BTreeSet<String>,
     good: impl Fn(&[&String], &[&String]) -> bool,
 ) -> anyhow::Result<()> {
     let deadline = tokio::time::Instant::now() + LIMIT;
     loop {
-        let after = everything(scene).await?;
+        let after = everything(ctx).await?;
         let left: Vec<_> = after.difference(before).collect();
         let lost: Vec<_> = before.difference(&after).collect();
         if good(&left, &lost) {
@@ -74,11 +74,11 @@ async fn until_left(
 }
 
 /// Runs `kubectl-brupop` as an administrator.
-pub(crate) async fn plugin(scene: &Scene, arguments: &[&str]) -> anyhow::Result<Output> {
+pub(crate) async fn plugin(ctx: &ScenarioContext, arguments: &[&str]) -> anyhow::Result<Output> {
     let program = integ::bed::Programs::find()?.plugin;
     let output = tokio::process::Command::new(program)
         .args(arguments)
-        .env("KUBECONFIG", scene.bed.control_plane.kubeconfig())
+        .env("KUBECONFIG", ctx.bed.control_plane.kubeconfig())
         .env("COLUMNS", "120")
         .stdin(Stdio::null())
         .kill_on_drop(true)
@@ -94,33 +94,32 @@ pub(crate) fn said(output: &Output) -> String {
 const ANY: Expectations = Expectations { max_unavailable: Some(1), nothing_left: false };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn uninstalling_in_mid_drain_gives_the_node_back_and_leaves_the_cluster_as_it_was() -> anyhow::Result<()> {
+async fn uninstall_during_drain_releases_node_and_restores_cluster() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.labelled = false;
     options.policy["labelNodes"] = json!(true);
-    run_expecting(options, ANY, async |scene| {
-        scene.guarded_shop(4).await?;
-        let before = everything(scene).await?;
-        scene.install().await?;
-        scene.release();
-        scene
-            .until("a drain is blocked", |world| {
-                world.shadows.values().any(|shadow| {
-                    let drain = shadow.status.controller.drain.as_ref();
-                    drain.is_some_and(|drain| !drain.blockers.is_empty())
-                })
+    run_expecting(options, ANY, async |ctx| {
+        ctx.guarded_shop(4).await?;
+        let before = everything(ctx).await?;
+        ctx.install().await?;
+        ctx.release();
+        ctx.until("a drain is blocked", |world| {
+            world.shadows.values().any(|shadow| {
+                let drain = shadow.status.controller.drain.as_ref();
+                drain.is_some_and(|drain| !drain.blockers.is_empty())
             })
-            .await?;
-        let asked = plugin(scene, &["uninstall"]).await?;
+        })
+        .await?;
+        let asked = plugin(ctx, &["uninstall"]).await?;
         assert!(!asked.status.success() && said(&asked).contains("--yes"), "{}", said(&asked));
-        let dry = plugin(scene, &["uninstall", "--dry-run"]).await?;
+        let dry = plugin(ctx, &["uninstall", "--dry-run"]).await?;
         assert!(dry.status.success() && said(&dry).contains("would delete"), "{}", said(&dry));
-        assert!(everything(scene).await?.iter().any(|id| id.contains("brs-node-1")), "nothing has gone yet");
+        assert!(everything(ctx).await?.iter().any(|id| id.contains("brs-node-1")), "nothing has gone yet");
 
-        let done = plugin(scene, &["uninstall", "--yes"]).await?;
+        let done = plugin(ctx, &["uninstall", "--yes"]).await?;
         assert!(done.status.success(), "{}", said(&done));
-        until_left(scene, &before, |left, lost| left.is_empty() && lost.is_empty()).await?;
-        let again = plugin(scene, &["uninstall", "--yes"]).await?;
+        until_left(ctx, &before, |left, lost| left.is_empty() && lost.is_empty()).await?;
+        let again = plugin(ctx, &["uninstall", "--yes"]).await?;
         assert!(again.status.success(), "{}", said(&again));
         Ok(())
     })
@@ -140,15 +139,15 @@ fn documented() -> (Vec<String>, Vec<String>) {
 }
 
 /// Runs a line in a shell, from the root of the repository, as an administrator.
-async fn shell(scene: &Scene, line: &str) -> anyhow::Result<String> {
-    let kubectl = scene.bed.control_plane.kubectl_command();
+async fn shell(ctx: &ScenarioContext, line: &str) -> anyhow::Result<String> {
+    let kubectl = ctx.bed.control_plane.kubectl_command();
     let folder = std::path::Path::new(kubectl.as_std().get_program()).parent().context("kubectl has a folder")?;
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
     let output = tokio::process::Command::new("bash")
         .args(["-ec", line])
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .env("PATH", path)
-        .env("KUBECONFIG", scene.bed.control_plane.kubeconfig())
+        .env("KUBECONFIG", ctx.bed.control_plane.kubeconfig())
         .kill_on_drop(true)
         .output()
         .await?;
@@ -157,65 +156,65 @@ async fn shell(scene: &Scene, line: &str) -> anyhow::Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_documented_lines_uninstall_it_too() -> anyhow::Result<()> {
-    run_expecting(nodes(2), ANY, async |scene| {
-        scene.guarded_shop(4).await?;
-        let before = everything(scene).await?;
-        scene.install().await?;
-        release_into_a_blocked_drain(scene).await?;
+async fn documented_commands_uninstall_operator() -> anyhow::Result<()> {
+    run_expecting(nodes(2), ANY, async |ctx| {
+        ctx.guarded_shop(4).await?;
+        let before = everything(ctx).await?;
+        ctx.install().await?;
+        release_into_blocked_drain(ctx).await?;
         let (first, rest) = documented();
         let (looks, rest): (Vec<_>, Vec<_>) =
             first.iter().skip(1).chain(&rest).partition(|line| line.contains(" get "));
         assert!(looks.len() == 2 && rest.len() >= 3, "{looks:?} {rest:?}");
-        shell(scene, &first[0]).await?;
+        shell(ctx, &first[0]).await?;
         for look in looks {
             poll("no name is followed by anything", async || {
-                let said = shell(scene, look).await?;
+                let said = shell(ctx, look).await?;
                 let bare = said.lines().all(|line| line.split_whitespace().count() < 2);
                 Ok(bare.then_some(()))
             })
             .await?;
         }
         for line in rest {
-            shell(scene, line).await?;
+            shell(ctx, line).await?;
         }
         // The last line removes the label of the nodes, too, as documented.
-        until_left(scene, &before, |left, _| left.is_empty()).await
+        until_left(ctx, &before, |left, _| left.is_empty()).await
     })
     .await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn uninstalling_waits_for_what_is_under_way_says_so_and_removes_nothing_meanwhile() -> anyhow::Result<()> {
-    run_expecting(nodes(2), ANY, async |scene| {
-        let target = blocked_drain(scene).await?;
+async fn uninstall_waits_for_running_update_and_reports_it() -> anyhow::Result<()> {
+    run_expecting(nodes(2), ANY, async |ctx| {
+        let target = blocked_drain(ctx).await?;
         // No node is released while there is no controller.
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "scale", "deployment", "brupop-controller", "--replicas=0"]).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "scale", "deployment", "brupop-controller", "--replicas=0"]).await?;
         poll("the controller is gone", async || {
-            Ok(scene.bed.processes_of(deploy::Component::Controller).is_empty().then_some(()))
+            Ok(ctx.bed.processes_of(deploy::Component::Controller).is_empty().then_some(()))
         })
         .await?;
-        let waited = plugin(scene, &["uninstall", "--yes", "--timeout", "2s"]).await?;
+        let waited = plugin(ctx, &["uninstall", "--yes", "--timeout", "2s"]).await?;
         let text = said(&waited);
         assert!(!waited.status.success() && text.contains(&format!("the update of {target} is at Draining")), "{text}");
         assert!(text.contains("--abandon"), "{text}");
-        assert!(scene.kubectl(&["-n", AGENT_NAMESPACE, "get", "daemonset"]).await?.contains("brupop-agent"));
+        assert!(ctx.kubectl(&["-n", AGENT_NAMESPACE, "get", "daemonset"]).await?.contains("brupop-agent"));
 
         // A node with a hold stays cordoned, and that is reported.
-        scene.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}=mine")]).await?;
-        let gone = plugin(scene, &["uninstall", "--yes", "--timeout", "1s", "--abandon"]).await?;
+        ctx.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}=mine")]).await?;
+        let gone = plugin(ctx, &["uninstall", "--yes", "--timeout", "1s", "--abandon"]).await?;
         assert!(
             gone.status.success() && said(&gone).contains(&format!("kubectl uncordon {target}")),
             "{}",
             said(&gone)
         );
-        unblock(scene).await?;
+        unblock(ctx).await?;
         // Without the hold a second run releases what the first has left.
-        scene.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}-")]).await?;
-        let again = plugin(scene, &["uninstall", "--yes"]).await?;
+        ctx.kubectl(&["annotate", "node", &target, &format!("{HOLD_ANNOTATION}-")]).await?;
+        let again = plugin(ctx, &["uninstall", "--yes"]).await?;
         assert!(again.status.success(), "{}", said(&again));
-        let world = scene.until("the node is as it was", |world| !world.nodes[&target].claimed()).await?;
+        let world = ctx.until("the node is as it was", |world| !world.nodes[&target].claimed()).await?;
         assert!(world.shadows.is_empty());
         Ok(())
     })
@@ -236,11 +235,10 @@ fn install_lines() -> anyhow::Result<String> {
 }
 
 /// The objects of the earlier operator, with their versions.
-async fn of_the_earlier_operator(scene: &Scene) -> anyhow::Result<String> {
+async fn earlier_operator_objects(ctx: &ScenarioContext) -> anyhow::Result<String> {
     let columns = "custom-columns=:.kind,:.metadata.name,:.metadata.uid,:.metadata.resourceVersion";
-    let definition =
-        scene.kubectl(&["get", "crd", "bottlerocketshadows.brupop.bottlerocket.aws", "-o", columns]).await?;
-    let objects = scene
+    let definition = ctx.kubectl(&["get", "crd", "bottlerocketshadows.brupop.bottlerocket.aws", "-o", columns]).await?;
+    let objects = ctx
         .kubectl(&[
             "-n",
             "brupop-bottlerocket-aws",
@@ -254,42 +252,42 @@ async fn of_the_earlier_operator(scene: &Scene) -> anyhow::Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_earlier_operator_is_left_as_it_is() -> anyhow::Result<()> {
-    run_expecting(nodes(1), ANY, async |scene| {
-        let free = plugin(scene, &["preflight"]).await?;
+async fn earlier_operator_is_not_modified() -> anyhow::Result<()> {
+    run_expecting(nodes(1), ANY, async |ctx| {
+        let free = plugin(ctx, &["preflight"]).await?;
         assert!(free.status.success(), "{}", said(&free));
-        shell(scene, &format!("kubectl apply --server-side --field-manager=helm -f {EARLIER}")).await?;
-        shell(scene, &format!("kubectl wait --for=condition=Established -f {EARLIER}")).await?;
+        shell(ctx, &format!("kubectl apply --server-side --field-manager=helm -f {EARLIER}")).await?;
+        shell(ctx, &format!("kubectl wait --for=condition=Established -f {EARLIER}")).await?;
         poll("the earlier operator's shadow", async || {
-            Ok(shell(scene, &format!("kubectl apply --server-side -f {EARLIER_SHADOW}")).await.ok())
+            Ok(shell(ctx, &format!("kubectl apply --server-side -f {EARLIER_SHADOW}")).await.ok())
         })
         .await?;
-        let theirs = of_the_earlier_operator(scene).await?;
-        let before = everything(scene).await?;
+        let theirs = earlier_operator_objects(ctx).await?;
+        let before = everything(ctx).await?;
 
         // The documented installation stops before it changes anything, whichever client applied the definition.
-        let refused = format!("{:#}", shell(scene, &install_lines()?).await.expect_err("installed"));
+        let refused = format!("{:#}", shell(ctx, &install_lines()?).await.expect_err("installed"));
         assert!(refused.contains(".spec.versions"), "{refused}");
         let forced = install_lines()?.replace("--server-side", "--server-side --force-conflicts");
-        let refused = format!("{:#}", shell(scene, &forced).await.expect_err("installed"));
+        let refused = format!("{:#}", shell(ctx, &forced).await.expect_err("installed"));
         assert!(refused.contains("status.storedVersions"), "{refused}");
-        let checked = plugin(scene, &["preflight"]).await?;
+        let checked = plugin(ctx, &["preflight"]).await?;
         assert!(!checked.status.success() && said(&checked).contains("versions v1, v2"), "{}", said(&checked));
-        assert_eq!(everything(scene).await?, before);
+        assert_eq!(everything(ctx).await?, before);
 
         // With everything applied that is not refused, the operator waits, and reports the reason, once.
-        let _ = shell(scene, "kubectl apply --server-side -f deploy/manifests/crds.yaml").await;
+        let _ = shell(ctx, "kubectl apply --server-side -f deploy/manifests/crds.yaml").await;
         poll("the manifest is applied", async || {
-            Ok(shell(scene, "kubectl apply --server-side -f deploy/manifests/brupop.yaml").await.ok())
+            Ok(shell(ctx, "kubectl apply --server-side -f deploy/manifests/brupop.yaml").await.ok())
         })
         .await?;
-        let degraded = scene.until_operator("Degraded", models::condition::ConditionStatus::True).await?;
+        let degraded = ctx.until_operator("Degraded", models::condition::ConditionStatus::True).await?;
         assert_eq!(degraded.reason, "ShadowsNotServed", "{degraded:?}");
         assert!(degraded.message.contains("earlier bottlerocket-update-operator"), "{degraded:?}");
-        scene.renewals(3).await?;
+        ctx.renewals(3).await?;
         for component in [deploy::Component::Controller, deploy::Component::Apiserver] {
-            for process in scene.bed.processes_of(component) {
-                let log = log_of(scene, &process)?;
+            for process in ctx.bed.processes_of(component) {
+                let log = log_of(ctx, &process)?;
                 // The controller's condition is another line.
                 let lines = log.lines().filter(|line| !line.contains("operator degraded"));
                 let lines = lines.filter(|line| line.contains("bottlerocketshadows"));
@@ -297,12 +295,12 @@ async fn the_earlier_operator_is_left_as_it_is() -> anyhow::Result<()> {
             }
         }
 
-        let done = plugin(scene, &["uninstall", "--yes"]).await?;
+        let done = plugin(ctx, &["uninstall", "--yes"]).await?;
         assert!(done.status.success(), "{}", said(&done));
         let stays = "CustomResourceDefinition bottlerocketshadows.brupop.bottlerocket.aws stays";
         assert!(said(&done).contains(stays), "{}", said(&done));
-        until_left(scene, &before, |left, lost| left.is_empty() && lost.is_empty()).await?;
-        assert_eq!(of_the_earlier_operator(scene).await?, theirs);
+        until_left(ctx, &before, |left, lost| left.is_empty() && lost.is_empty()).await?;
+        assert_eq!(earlier_operator_objects(ctx).await?, theirs);
         Ok(())
     })
     .await?;
@@ -310,8 +308,8 @@ async fn the_earlier_operator_is_left_as_it_is() -> anyhow::Result<()> {
 }
 
 /// The output of a process.
-fn log_of(scene: &Scene, process: &integ::kubelet::PodProcess) -> anyhow::Result<String> {
-    let member = scene
+fn log_of(ctx: &ScenarioContext, process: &integ::kubelet::PodProcess) -> anyhow::Result<String> {
+    let member = ctx
         .bed
         .members
         .iter()

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::crashes::{PATIENCE, after_changes};
 use crate::interfere::{agent_on, poll, signal};
-use crate::support::{Scene, last_reason, nodes, results, run, shadow_of};
+use crate::support::{ScenarioContext, last_reason, nodes, results, run, shadow_of};
 
 /// The tag of the next version's images.
 const NEXT: &str = "next";
@@ -38,9 +38,9 @@ const ORDERS: [[Component; 3]; 6] = {
 
 /// Adds the next version's fields to the definition of a shadow, and to what its web API may write of it. Both come
 /// first and are removed last: fields that they do not have are refused.
-async fn add_to_the_definitions(scene: &Scene) -> anyhow::Result<()> {
+async fn add_to_the_definitions(ctx: &ScenarioContext) -> anyhow::Result<()> {
     let crd = "bottlerocketshadows.brupop.bottlerocket.aws";
-    let text = scene.kubectl(&["get", "crd", crd, "-o", "json"]).await?;
+    let text = ctx.kubectl(&["get", "crd", crd, "-o", "json"]).await?;
     let definition: Value = serde_json::from_str(&text)?;
     let versions = definition["spec"]["versions"].as_array().context("versions")?;
     let index = versions.iter().position(|version| version["name"] == "v3").context("v3")?;
@@ -53,65 +53,70 @@ async fn add_to_the_definitions(scene: &Scene) -> anyhow::Result<()> {
         {"op": "add", "value": "PlannedUpdate",
             "path": format!("/spec/versions/{index}/schema/openAPIV3Schema/properties/spec/properties/state/enum/-")},
     ]);
-    scene.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch.to_string()]).await?;
+    ctx.kubectl(&["patch", "crd", crd, "--type=json", "-p", &patch.to_string()]).await?;
 
     let policy = format!("validatingadmissionpolicy/{APISERVER}");
-    let text = scene.kubectl(&["get", &policy, "-o", "json"]).await?;
+    let text = ctx.kubectl(&["get", &policy, "-o", "json"]).await?;
     let held: Value = serde_json::from_str(&text)?;
     let (known, more) = ("'f:currentVersion'", "'f:currentVersion', 'f:agentNovelty'");
     let validations = held["spec"]["validations"].to_string();
     anyhow::ensure!(validations.contains(known), "{validations}");
     let validations: Value = serde_json::from_str(&validations.replace(known, more))?;
     let patch = json!([{"op": "replace", "path": "/spec/validations", "value": validations}]);
-    scene.kubectl(&["patch", &policy, "--type=json", "-p", &patch.to_string()]).await?;
+    ctx.kubectl(&["patch", &policy, "--type=json", "-p", &patch.to_string()]).await?;
     Ok(())
 }
 
 /// Switches a component to another version's image, and waits until all its pods run it.
-async fn replace(scene: &Scene, part: Component, tag: &str) -> anyhow::Result<()> {
+async fn replace(ctx: &ScenarioContext, part: Component, tag: &str) -> anyhow::Result<()> {
     let (namespace, kind) =
         if part == Component::Agent { (AGENT_NAMESPACE, "daemonset") } else { (SYSTEM_NAMESPACE, "deployment") };
     let workload = format!("{kind}/{}", part.name());
-    let options = deploy::Options { tag: tag.to_owned(), ..scene.bed.options.deploy.clone() };
+    let options = deploy::Options { tag: tag.to_owned(), ..ctx.bed.options.deploy.clone() };
     let image = format!("*={}", deploy::image(part, &options));
-    scene.kubectl(&["-n", namespace, "set", "image", &workload, &image]).await?;
-    scene.kubectl(&["-n", namespace, "rollout", "status", &workload, "--timeout=240s"]).await?;
+    ctx.kubectl(&["-n", namespace, "set", "image", &workload, &image]).await?;
+    ctx.kubectl(&["-n", namespace, "rollout", "status", &workload, "--timeout=240s"]).await?;
     Ok(())
 }
 
 /// Rolls a release out, and replaces the components in this order meanwhile.
-async fn roll_out(scene: &mut Scene, version: &Version, order: [Component; 3], tag: &str) -> anyhow::Result<()> {
-    scene.bed.releases.publish(version.clone());
+async fn roll_out(
+    ctx: &mut ScenarioContext,
+    version: &Version,
+    order: [Component; 3],
+    tag: &str,
+) -> anyhow::Result<()> {
+    ctx.bed.releases.publish(version.clone());
     for part in order {
-        let changes = scene.chance.random_range(1..30);
-        after_changes(scene, changes, version).await?;
-        replace(scene, part, tag).await?;
+        let changes = ctx.chance.random_range(1..30);
+        after_changes(ctx, changes, version).await?;
+        replace(ctx, part, tag).await?;
     }
     let what = || format!("the rollout of {version}, with {order:?} replaced by {tag}");
-    scene.bed.wait_updated(version, PATIENCE).await.with_context(what)?;
+    ctx.bed.wait_updated(version, PATIENCE).await.with_context(what)?;
     for part in order {
-        let options = deploy::Options { tag: tag.to_owned(), ..scene.bed.options.deploy.clone() };
+        let options = deploy::Options { tag: tag.to_owned(), ..ctx.bed.options.deploy.clone() };
         let image = deploy::image(part, &options);
-        anyhow::ensure!(scene.bed.processes().iter().any(|process| process.image == image), "{image} does not run");
+        anyhow::ensure!(ctx.bed.processes().iter().any(|process| process.image == image), "{image} does not run");
     }
     Ok(())
 }
 
 /// The fields that only the next version writes.
-async fn novelties(scene: &Scene) -> anyhow::Result<Vec<Value>> {
-    let shadows = scene.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "brs", "-o", "json"]).await?;
+async fn next_version_fields(ctx: &ScenarioContext) -> anyhow::Result<Vec<Value>> {
+    let shadows = ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "brs", "-o", "json"]).await?;
     let shadows: Value = serde_json::from_str(&shadows)?;
     let items = shadows["items"].as_array().context("items")?;
     Ok(items.iter().map(|shadow| shadow["status"]["agentNovelty"].clone()).collect())
 }
 
 /// Returns true if a node went through the step that only the next version has.
-fn was_planned(history: &History) -> bool {
+fn entered_unknown_step(history: &History) -> bool {
     ["node-1", "node-2"].iter().flat_map(|node| history.transitions(node)).any(|(_, step)| step == Some(Step::Unknown))
 }
 
 /// Returns true if an agent reported a desired state that it does not know.
-fn was_not_understood(history: &History) -> bool {
+fn reported_unknown_state(history: &History) -> bool {
     let mut seen = false;
     history.replay(|change, _, _| {
         if let Object::Shadow(shadow) = &change.object {
@@ -123,29 +128,28 @@ fn was_not_understood(history: &History) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rollout_goes_on_while_its_parts_are_replaced_by_the_next_version_and_back_in_every_order()
--> anyhow::Result<()> {
+async fn rollout_continues_during_component_upgrades_and_rollbacks_in_any_order() -> anyhow::Result<()> {
     const NODES: usize = 2;
     let mut updates = 0;
-    let ending = run(BedOptions { next: Some(NEXT.to_owned()), ..nodes(NODES) }, async |scene| {
-        scene.shop(4).await?;
-        scene.install().await?;
-        add_to_the_definitions(scene).await?;
-        let present = scene.bed.options.deploy.tag.clone();
+    let ending = run(BedOptions { next: Some(NEXT.to_owned()), ..nodes(NODES) }, async |ctx| {
+        ctx.shop(4).await?;
+        ctx.install().await?;
+        add_to_the_definitions(ctx).await?;
+        let present = ctx.bed.options.deploy.tag.clone();
         for (number, order) in (0_u64..).zip(ORDERS) {
-            roll_out(scene, &Version::new(1, 20, 5 + 2 * number), order, NEXT).await?;
+            roll_out(ctx, &Version::new(1, 20, 5 + 2 * number), order, NEXT).await?;
             // Fields that an older web API did not accept are reported again to the newer one.
             poll("the next version has said what is new", async || {
-                Ok((novelties(scene).await? == vec![json!("next"); NODES]).then_some(()))
+                Ok((next_version_fields(ctx).await? == vec![json!("next"); NODES]).then_some(()))
             })
             .await?;
-            roll_out(scene, &Version::new(1, 20, 6 + 2 * number), order, &present).await?;
+            roll_out(ctx, &Version::new(1, 20, 6 + 2 * number), order, &present).await?;
             updates += 2 * NODES;
         }
         Ok(())
     })
     .await?;
-    assert!(was_planned(&ending.history), "the step that only the next version has was seen");
+    assert!(entered_unknown_step(&ending.history), "the step that only the next version has was seen");
     // An older agent may or may not get a desired state here that it does not know; the scenario below forces it. A
     // component that is replaced may cost an attempt its time, never a node a second reboot.
     let updated = ending.history.attempts().iter().filter(|attempt| attempt.updated()).count();
@@ -154,43 +158,42 @@ async fn a_rollout_goes_on_while_its_parts_are_replaced_by_the_next_version_and_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_order_of_the_next_version_is_nothing_to_older_parts_and_what_it_began_an_older_controller_takes_back()
--> anyhow::Result<()> {
+async fn older_components_ignore_unknown_desired_state_and_older_controller_ends_unknown_step() -> anyhow::Result<()> {
     let newer = Version::new(1, 20, 6);
-    let ending = run(BedOptions { next: Some(NEXT.to_owned()), ..nodes(1) }, async |scene| {
-        scene.install().await?;
-        add_to_the_definitions(scene).await?;
-        let present = scene.bed.options.deploy.tag.clone();
+    let ending = run(BedOptions { next: Some(NEXT.to_owned()), ..nodes(1) }, async |ctx| {
+        ctx.install().await?;
+        add_to_the_definitions(ctx).await?;
+        let present = ctx.bed.options.deploy.tag.clone();
         // Agent and web API do not know the desired state of this controller: the update continues without it.
-        replace(scene, Component::Controller, NEXT).await?;
-        scene.release();
-        let so_far = scene.updated().await?;
-        anyhow::ensure!(was_planned(&so_far) && was_not_understood(&so_far), "nothing was asked for that is not known");
+        replace(ctx, Component::Controller, NEXT).await?;
+        ctx.release();
+        let so_far = ctx.updated().await?;
+        anyhow::ensure!(
+            entered_unknown_step(&so_far) && reported_unknown_state(&so_far),
+            "nothing was asked for that is not known"
+        );
 
         // The next attempt is in that step, since its agent is silent, when the older controller comes back.
-        scene.policy(&json!({"enabled": false})).await?;
-        scene.bed.releases.publish(newer.clone());
-        scene
-            .until("the agent offers the newer release", |world| {
-                shadow_of(world, "node-1")
-                    .and_then(|shadow| shadow.status.agent.updates.as_ref()?.chosen_version.as_ref())
-                    == Some(&newer)
-            })
-            .await?;
-        let agent = agent_on(scene, "node-1").await?;
+        ctx.policy(&json!({"enabled": false})).await?;
+        ctx.bed.releases.publish(newer.clone());
+        ctx.until("the agent offers the newer release", |world| {
+            shadow_of(world, "node-1").and_then(|shadow| shadow.status.agent.updates.as_ref()?.chosen_version.as_ref())
+                == Some(&newer)
+        })
+        .await?;
+        let agent = agent_on(ctx, "node-1").await?;
         signal(std::slice::from_ref(&agent), Signal::SIGSTOP);
-        scene.policy(&json!({"enabled": true})).await?;
-        scene.until_step("node-1", Step::Unknown).await?;
-        replace(scene, Component::Controller, &present).await?;
-        scene
-            .until("the older controller has ended what it does not know, before anything was disrupted", |world| {
-                let taken_back = shadow_of(world, "node-1").is_some_and(|s| s.spec.state == HostState::Idle);
-                let untouched = world.nodes.values().all(|node| !node.claimed() && node.ready);
-                last_reason(world, "node-1").as_deref() == Some("ProgressLost") && taken_back && untouched
-            })
-            .await?;
+        ctx.policy(&json!({"enabled": true})).await?;
+        ctx.until_step("node-1", Step::Unknown).await?;
+        replace(ctx, Component::Controller, &present).await?;
+        ctx.until("the older controller has ended what it does not know, before anything was disrupted", |world| {
+            let taken_back = shadow_of(world, "node-1").is_some_and(|s| s.spec.state == HostState::Idle);
+            let untouched = world.nodes.values().all(|node| !node.claimed() && node.ready);
+            last_reason(world, "node-1").as_deref() == Some("ProgressLost") && taken_back && untouched
+        })
+        .await?;
         signal(&[agent], Signal::SIGCONT);
-        scene.bed.wait_updated(&newer, PATIENCE).await?;
+        ctx.bed.wait_updated(&newer, PATIENCE).await?;
         Ok(())
     })
     .await?;

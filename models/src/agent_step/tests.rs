@@ -39,7 +39,7 @@ fn all_with(perhaps_armed: bool) -> Vec<Situation> {
 }
 
 #[test]
-fn every_situation_has_a_row_and_every_row_a_situation() {
+fn step_table_covers_all_situations_and_uses_all_rows() {
     let mut used = HashSet::new();
     for situation in all() {
         let row = TABLE.iter().position(|row| row.fits(&situation));
@@ -50,7 +50,7 @@ fn every_situation_has_a_row_and_every_row_a_situation() {
 }
 
 #[test]
-fn host_is_armed_only_for_an_attempt_to_reboot_in_the_named_boot_with_a_trusted_image() {
+fn host_is_armed_only_for_current_reboot_request_with_staged_image() {
     for s in all() {
         if matches!(step(&s), Step::Arm) {
             assert!(
@@ -68,7 +68,7 @@ fn host_is_armed_only_for_an_attempt_to_reboot_in_the_named_boot_with_a_trusted_
 }
 
 #[test]
-fn image_armed_by_another_client_is_disarmed_only_under_idle_with_a_users_permission() {
+fn foreign_activation_is_disarmed_only_when_idle_and_permitted_by_user() {
     for s in all() {
         if s.image == Image::Ready && s.armed_by == ArmedBy::Other {
             let disarms = step(&s) == Step::Deactivate;
@@ -78,7 +78,7 @@ fn image_armed_by_another_client_is_disarmed_only_under_idle_with_a_users_permis
 }
 
 #[test]
-fn permission_to_disarm_changes_nothing_else() {
+fn disarm_annotation_affects_only_foreign_activation_when_idle() {
     for s in all() {
         let theirs = s.desired == Desired::Idle && s.image == Image::Ready && s.armed_by == ArmedBy::Other;
         if s.may_disarm && !theirs {
@@ -88,7 +88,7 @@ fn permission_to_disarm_changes_nothing_else() {
 }
 
 #[test]
-fn withdrawn_attempt_always_ends_disarmed_also_after_a_failure() {
+fn own_activation_is_disarmed_when_desired_state_is_idle() {
     for s in all() {
         if s.desired == Desired::Idle && s.image == Image::Ready && s.armed_by != ArmedBy::Other {
             assert_eq!(step(&s), Step::Deactivate, "{s:?}");
@@ -97,7 +97,7 @@ fn withdrawn_attempt_always_ends_disarmed_also_after_a_failure() {
 }
 
 #[test]
-fn idle_and_staged_are_never_reached_while_the_disk_may_be_armed() {
+fn idle_and_staged_are_not_reported_while_disk_may_be_armed() {
     for s in all().into_iter().filter(|s| s.perhaps_armed) {
         let reached = matches!(step(&s), Step::Reached(HostState::Idle | HostState::StagedUpdate));
         assert!(!reached, "{s:?}");
@@ -105,14 +105,14 @@ fn idle_and_staged_are_never_reached_while_the_disk_may_be_armed() {
 }
 
 #[test]
-fn an_image_that_was_armed_once_in_an_attempt_is_not_armed_again_in_it() {
+fn image_is_armed_at_most_once_per_attempt() {
     for s in all().into_iter().filter(|s| s.mark == Mark::Activated) {
         assert_ne!(step(&s), Step::Arm, "{s:?}");
     }
 }
 
 #[test]
-fn only_a_boot_after_an_acknowledged_activation_counts_against_the_version() {
+fn boot_fell_back_requires_activation_by_this_attempt_and_new_boot() {
     for s in all() {
         if step(&s) == Step::Fail(FailureReason::BootFellBack) {
             assert!(s.mark == Mark::Activated && s.running == Running::Old && s.boot == Boot::Other, "{s:?}");

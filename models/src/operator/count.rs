@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_percentage_rounds_down_and_never_below_one() {
+    fn percentage_is_rounded_down_to_at_least_one() {
         let percent = |text: &str| CountOrPercent::Percent(text.into());
         for (budget, total, nodes) in [
             (CountOrPercent::Count(3), 100, Some(3)),

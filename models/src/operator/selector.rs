@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_selector_matches_as_kubernetes_does() {
+    fn node_selector_matches_labels_as_kubernetes_does() {
         let labels: BTreeMap<String, String> =
             [("zone", "a"), ("tier", "web")].map(|(k, v)| (k.into(), v.into())).into();
         for (selector, matches) in [

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn an_order_of_a_newer_controller_reads_as_unknown() {
+fn desired_state_of_newer_controller_deserializes_as_unknown() {
     let spec: BottlerocketShadowSpec =
         serde_json::from_str(r#"{"state": "Hibernate", "attempt": 3, "novelty": true}"#).unwrap();
     assert_eq!(spec.state, HostState::Unknown);
@@ -9,7 +9,7 @@ fn an_order_of_a_newer_controller_reads_as_unknown() {
 }
 
 #[test]
-fn a_word_of_another_version_takes_nothing_away_that_stands_beside_it() {
+fn unknown_status_values_deserialize_without_losing_other_fields() {
     let status: BottlerocketShadowStatus = serde_json::from_str(
         r#"{
         "state": "Hibernating", "currentVersion": "1.20.0", "novelty": {"a": 1},
@@ -34,7 +34,7 @@ fn a_word_of_another_version_takes_nothing_away_that_stands_beside_it() {
 }
 
 #[test]
-fn a_condition_of_a_type_that_no_one_knows_is_in_neither_half() {
+fn condition_of_unknown_type_is_in_neither_agent_nor_controller_status() {
     let status: BottlerocketShadowStatus = serde_json::from_str(
         r#"{"conditions": [{"type": "Novel", "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}"#,
     )
@@ -43,7 +43,7 @@ fn a_condition_of_a_type_that_no_one_knows_is_in_neither_half() {
 }
 
 #[test]
-fn the_two_halves_of_a_status_share_nothing_and_lose_nothing() {
+fn agent_and_controller_status_partition_shadow_status() {
     let text = r#"{
         "state": "Idle", "observedGeneration": 4, "currentVersion": "1.20.0", "bootId": "b",
         "record": {"failures": 2},

@@ -106,7 +106,7 @@ fn deletes(node: &str, uid: &str) -> Plan {
 }
 
 #[test]
-fn a_plan_that_breaks_a_safety_property_is_found_and_a_good_one_is_not() {
+fn validator_rejects_only_plans_that_violate_safety_properties() {
     let groups = |limit: u32| {
         json!({"maxUnavailable": 3, "nodeGroups":
             [{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": limit}]})
@@ -176,7 +176,7 @@ fn a_plan_that_breaks_a_safety_property_is_found_and_a_good_one_is_not() {
 }
 
 #[test]
-fn drain_for_a_version_that_is_no_longer_offered_is_found() {
+fn validator_rejects_drain_for_version_no_longer_offered() {
     for (offered, property) in [(true, None), (false, Some("S7"))] {
         let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
         let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) };
@@ -189,7 +189,7 @@ fn drain_for_a_version_that_is_no_longer_offered_is_found() {
 }
 
 #[test]
-fn drain_under_way_goes_on_when_its_version_is_no_longer_offered_and_so_does_staging() {
+fn validator_accepts_ongoing_drain_and_staging_of_withdrawn_version() {
     for plan in [goes_to("b", Step::Draining), goes_to("a", Step::Staged)] {
         let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
         for node in ["a", "b"] {
@@ -201,7 +201,7 @@ fn drain_under_way_goes_on_when_its_version_is_no_longer_offered_and_so_does_sta
 }
 
 #[test]
-fn desired_reboot_is_that_of_the_attempt_which_has_drained_the_node() {
+fn validator_accepts_reboot_only_for_attempt_that_drained_node() {
     type Change = fn(&mut models::shadow::Progress);
     let cases: [(&str, Change, Option<&str>); 4] = [
         ("as it has to be", |_| {}, None),
@@ -221,7 +221,7 @@ fn desired_reboot_is_that_of_the_attempt_which_has_drained_the_node() {
 }
 
 #[test]
-fn slot_that_is_given_again_while_it_is_taken_away_is_a_new_one() {
+fn validator_treats_reassigned_retracted_slot_as_new() {
     for (retracted, property) in [(false, None), (true, Some("S1"))] {
         let (mut view, policy) = world(json!({}), false);
         let slot = Slot { uid: "uid-a".into(), node: "a".into(), since: t(0) };
@@ -235,7 +235,7 @@ fn slot_that_is_given_again_while_it_is_taken_away_is_a_new_one() {
 }
 
 #[test]
-fn request_under_way_is_not_repeated_and_a_deletion_may_follow_an_eviction() {
+fn validator_rejects_repeated_deletion_in_flight_but_not_after_eviction() {
     for (sentence, deletes_now, property) in [("the same", true, Some("S6")), ("an eviction", false, None)] {
         let (mut view, policy) = world(json!({"drain": {"atDeadline": "Force"}}), false);
         let sent = crate::view::InFlight { since: t(0), deletes: deletes_now };
@@ -246,7 +246,7 @@ fn request_under_way_is_not_repeated_and_a_deletion_may_follow_an_eviction() {
 }
 
 #[test]
-fn record_that_can_hold_no_more_pods_stops_no_drain() {
+fn full_pod_list_does_not_stop_drain() {
     for (pods, property) in [(LISTED_PODS, Some("S6")), (LISTED_PODS + 1, None)] {
         let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
         let node = view.nodes.get_mut("b").unwrap();
@@ -258,7 +258,7 @@ fn record_that_can_hold_no_more_pods_stops_no_drain() {
 }
 
 #[test]
-fn what_starts_nothing_on_other_nodes_goes_on_beside_what_is_wrong() {
+fn validator_keeps_actions_that_start_nothing_beside_violations() {
     let (view, policy) = world(json!({"maxUnavailable": 2}), false);
     let mut plan = goes_to("a", Step::Draining);
     plan.actions.insert("b".into(), Action::LookAtLease);
@@ -273,7 +273,7 @@ fn what_starts_nothing_on_other_nodes_goes_on_beside_what_is_wrong() {
 }
 
 #[test]
-fn claimed_node_goes_on_where_the_plan_gives_back_the_slot_that_it_lost_with_the_operators_resource() {
+fn claimed_node_continues_when_plan_restores_its_lost_slot() {
     let gives = |nodes: &[&str]| Plan { slots: slots(nodes).slots, ..evicts("b", "p-b") };
     for (plan, property) in [(gives(&["b"]), None), (gives(&[]), Some("S1")), (evicts("b", "p-b"), Some("S1"))] {
         let (mut view, policy) = world(json!({"maxUnavailable": 1}), false);
@@ -297,7 +297,7 @@ fn deletes_shadow(node: &str, uid: &str) -> Plan {
 type Change<'a> = &'a dyn Fn(&mut NodeView, &mut ShadowFacts);
 
 #[test]
-fn shadow_is_deleted_only_where_nothing_of_the_operator_is_left() {
+fn validator_rejects_deletion_of_shadow_until_node_is_released() {
     let armed =
         || Armed { attempt: 1, boot_id: "b1".into(), version: NEW, phase: ArmedPhase::Arming, nonce: "n".into() };
     let cases: [(&str, Change<'_>, bool); 9] = [
@@ -342,7 +342,7 @@ fn shadow_is_deleted_only_where_nothing_of_the_operator_is_left() {
 }
 
 #[test]
-fn only_a_shadow_that_was_observed_is_deleted() {
+fn validator_rejects_deletion_of_unobserved_shadow() {
     let (mut view, policy) = world(json!({}), false);
     let orphan = ShadowFacts { node: "c".into(), uid: "orphan".into(), ..ShadowFacts::default() };
     view.orphaned_shadows.insert("c".into(), orphan);
@@ -355,7 +355,7 @@ fn only_a_shadow_that_was_observed_is_deleted() {
 }
 
 #[test]
-fn no_label_of_another_user_is_changed() {
+fn validator_rejects_change_of_existing_label() {
     let (view, policy) = world(json!({}), false);
     let unlabelled = view.nodes["c"].facts.clone();
     let mut labelled = unlabelled.clone();
@@ -371,7 +371,7 @@ fn no_label_of_another_user_is_changed() {
 }
 
 #[test]
-fn nothing_is_decided_on_a_view_that_may_be_stale() {
+fn stale_view_allows_no_actions() {
     let (mut view, policy) = world(json!({"maxUnavailable": 2}), false);
     view.stale = true;
     let labels = vec![view.nodes["c"].facts.clone()];
@@ -387,7 +387,7 @@ fn nothing_is_decided_on_a_view_that_may_be_stale() {
 }
 
 #[test]
-fn a_release_goes_through_beside_whatever_is_wrong() {
+fn validator_keeps_release_beside_violations() {
     let (view, policy) = world(json!({}), true);
     let mut plan = slots(&["b", "a"]);
     plan.actions.insert("b".into(), Action::Release);

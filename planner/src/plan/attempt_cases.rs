@@ -36,7 +36,7 @@ fn step_of(plan: &Plan) -> Option<Step> {
 }
 
 #[test]
-fn a_permit_answers_only_a_request_of_this_attempt_in_this_boot_for_this_version() {
+fn permit_requires_matching_attempt_boot_and_version() {
     let asking = || {
         let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         let shadow = shadow(&mut node);
@@ -71,7 +71,7 @@ fn a_permit_answers_only_a_request_of_this_attempt_in_this_boot_for_this_version
 }
 
 #[test]
-fn a_node_is_drained_only_if_its_agent_has_confirmed_the_image_in_this_boot() {
+fn drain_requires_agent_confirmation_of_staged_image_in_current_boot() {
     type Change<'a> = &'a dyn Fn(&mut NodeView);
     let cases: [(&str, Change, bool); 5] = [
         ("it has", &|_| {}, true),
@@ -88,7 +88,7 @@ fn a_node_is_drained_only_if_its_agent_has_confirmed_the_image_in_this_boot() {
 }
 
 #[test]
-fn an_empty_node_goes_on_to_its_reboot_only_while_the_image_is_known_to_be_staged() {
+fn drained_node_proceeds_to_reboot_only_with_staged_image() {
     let drained = |state: HostState| {
         let mut node = at("a", Step::Draining, 0, state);
         shadow(&mut node).status.controller.drain = Some(DrainStatus::default());
@@ -141,7 +141,7 @@ fn an_empty_node_goes_on_to_its_reboot_only_while_the_image_is_known_to_be_stage
 }
 
 #[test]
-fn a_host_that_another_client_armed_is_left_alone_until_a_user_permits_to_disarm_it_in_this_boot() {
+fn host_armed_by_other_is_disarmed_only_with_permission_for_current_boot() {
     let idle = |reason: &str| {
         let mut node = node("a");
         shadow(&mut node).status.conditions.push(condition(HOST_REACHABLE, reason, ""));
@@ -174,7 +174,7 @@ fn a_host_that_another_client_armed_is_left_alone_until_a_user_permits_to_disarm
 }
 
 #[test]
-fn a_version_lock_of_another_client_keeps_a_node_waiting_only_where_policy_sets_one() {
+fn foreign_version_lock_blocks_only_if_policy_sets_a_lock() {
     let locked = || {
         let mut node = node("a");
         let shadow = shadow(&mut node);
@@ -201,7 +201,7 @@ fn a_version_lock_of_another_client_keeps_a_node_waiting_only_where_policy_sets_
 }
 
 #[test]
-fn a_step_that_a_new_leader_finds_past_its_deadline_gets_a_short_grace_and_its_own_steps_none() {
+fn new_leader_grants_grace_only_to_steps_of_previous_leader() {
     for (sentence, leads_since, second, given_up) in [
         ("before the deadline", -100, 59, false),
         ("past it", -100, 60, true),
@@ -230,7 +230,7 @@ fn a_step_that_a_new_leader_finds_past_its_deadline_gets_a_short_grace_and_its_o
 }
 
 #[test]
-fn an_attempt_that_nothing_backs_takes_part_in_the_budget_only_if_its_host_may_have_a_permit() {
+fn attempt_without_slot_and_claim_is_disruptive_only_with_permit() {
     type Change<'a> = &'a dyn Fn(&mut ShadowFacts);
     let cases: [(&str, Change, bool); 3] = [
         ("without a permit", &|_| {}, false),
@@ -257,7 +257,7 @@ fn an_attempt_that_nothing_backs_takes_part_in_the_budget_only_if_its_host_may_h
 }
 
 #[test]
-fn pods_are_watched_from_the_drain_to_the_end_of_the_soak() {
+fn pods_are_watched_from_leaving_balancer_until_end_of_soak() {
     for (step, state, watched) in [
         (Step::LeavingBalancer, HostState::StagedUpdate, true),
         (Step::Draining, HostState::StagedUpdate, true),
@@ -271,7 +271,7 @@ fn pods_are_watched_from_the_drain_to_the_end_of_the_soak() {
 }
 
 #[test]
-fn expressions_of_a_node_with_a_slot_are_queried_before_it_is_drained() {
+fn expressions_are_queried_before_drain_of_node_with_slot() {
     let (mut view, _) = cluster(vec![at("a", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
     let policy = with_policy(
         &mut view,
@@ -286,7 +286,7 @@ fn expressions_of_a_node_with_a_slot_are_queried_before_it_is_drained() {
 }
 
 #[test]
-fn a_drain_records_what_other_clients_had_set_before() {
+fn drain_records_preexisting_fields_of_other_field_managers() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     staged.facts.set_by_others = [Part::ScaleDown].into_iter().collect();
     let made = plan_at(staged, 1);
@@ -295,7 +295,7 @@ fn a_drain_records_what_other_clients_had_set_before() {
 }
 
 #[test]
-fn a_pod_that_comes_after_the_drain_resumes_it_once() {
+fn pod_arriving_after_drain_resumes_it_once() {
     let asking = |restarted: bool| {
         let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         node.pods = Some(vec![pod("a", false)]);
@@ -313,7 +313,7 @@ fn a_pod_that_comes_after_the_drain_resumes_it_once() {
 }
 
 #[test]
-fn a_release_counts_from_the_failure() {
+fn releasing_step_starts_at_time_of_failure() {
     let mut deleted = at("a", Step::Draining, 0, HostState::StagedUpdate);
     deleted.facts.deleting = true;
     let made = plan_at(deleted, 50);
@@ -321,7 +321,7 @@ fn a_release_counts_from_the_failure() {
 }
 
 #[test]
-fn a_boot_into_another_version_is_the_versions_fault_only_if_its_image_was_armed_in_this_attempt() {
+fn boot_into_old_version_is_fall_back_only_if_armed_in_this_attempt() {
     let back = |request: Option<models::shadow::Armed>| {
         let mut node = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
         node.facts.boot_id = "b2".into();
@@ -342,7 +342,7 @@ fn a_boot_into_another_version_is_the_versions_fault_only_if_its_image_was_armed
 }
 
 #[test]
-fn a_claim_that_is_taken_away_again_and_again_ends_the_attempt_only_if_the_node_is_not_cordoned_by_it() {
+fn repeated_loss_of_claim_ends_attempt_only_without_own_cordon() {
     for (sentence, unschedulable, claims, ends) in [
         ("another part is taken away", true, Parts::from_iter([Part::Cordon]), false),
         ("the cordon is another client's", true, Parts::USUAL.without(Parts::from_iter([Part::Cordon])), true),

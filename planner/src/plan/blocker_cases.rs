@@ -6,7 +6,7 @@ use super::{Action, Plan, plan};
 use crate::fixtures::*;
 
 #[test]
-fn the_leader_wakes_for_the_next_try_of_a_refused_eviction_and_never_in_the_past() {
+fn plan_wakes_for_retry_of_refused_eviction() {
     let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
     view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), answer(Some("shop/web"), 0, false))].into();
     let named = plan(&view, &policy, t(5));
@@ -29,7 +29,7 @@ fn recorded(made: &Plan) -> DrainStatus {
 }
 
 #[test]
-fn a_blocker_that_is_about_to_leave_stays_named_for_a_moment_unless_there_is_another() {
+fn blocker_stays_listed_briefly_after_accepted_eviction_unless_another_blocks() {
     let spec = || serde_json::json!({"drain": {"timeout": "1h"}});
     let pods = || ["a", "b", "c"].map(|name| pod(name, false)).to_vec();
     let named = |made: &Plan| recorded(made).blockers.into_iter().map(|b| b.pod).collect::<Vec<_>>();
@@ -55,7 +55,7 @@ fn a_blocker_that_is_about_to_leave_stays_named_for_a_moment_unless_there_is_ano
 }
 
 #[test]
-fn a_shadow_lists_no_more_pods_and_owners_of_a_drain_than_it_has_room_for() {
+fn drain_status_limits_listed_pods_and_owners() {
     let most = crate::plan::LISTED_PODS;
     for (listed, expected) in [(most - 1, Some(most)), (most, None)] {
         let (mut view, policy) = draining(serde_json::json!({}), vec![pod("new", false)]);

@@ -14,7 +14,7 @@ use crate::view::{ClusterView, LeaseLooks, NodeView, PodFacts, Projection as _, 
 
 /// A node got the permit and never came back: its Lease is read every 10 s, not in a loop.
 #[test]
-fn a_dead_nodes_lease_is_not_read_in_a_hot_loop() {
+fn lease_of_lost_node_is_not_read_in_hot_loop() {
     let mut dead = at("a", Step::Releasing, 0, HostState::Idle);
     dead.facts.ready = false;
     dead.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().permit_issued = true;
@@ -35,7 +35,7 @@ fn a_dead_nodes_lease_is_not_read_in_a_hot_loop() {
 
 /// Nodes whose pods cannot be evicted give way to the others.
 #[test]
-fn staged_nodes_with_a_bare_pod_do_not_starve_the_rest() {
+fn staged_nodes_with_bare_pods_do_not_starve_other_nodes() {
     let mut nodes: Vec<_> = ["a", "b"].map(|n| at(n, Step::Staged, 0, HostState::StagedUpdate)).into();
     for n in &mut nodes {
         n.pods = Some(vec![pod(&n.facts.name, true)]);
@@ -49,7 +49,7 @@ fn staged_nodes_with_a_bare_pod_do_not_starve_the_rest() {
 
 /// An image breaks the host's network: armed, rebooted, not seen since.
 #[test]
-fn a_node_that_never_comes_back_from_its_update_is_charged_to_the_version() {
+fn node_lost_after_update_counts_as_version_failure() {
     let mut gone = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
     gone.facts.ready = false;
     let shadow = gone.shadow.as_mut().unwrap();
@@ -64,7 +64,7 @@ fn a_node_that_never_comes_back_from_its_update_is_charged_to_the_version() {
 
 /// While the write that begins a drain is under way, its slot stays, whatever happens to the node meanwhile.
 #[test]
-fn the_slot_of_a_busy_node_is_never_given_away() {
+fn slot_of_node_with_pending_write_is_not_reassigned() {
     // The write of Draining is under way for a; a bare pod is bound to it in the same moment.
     let mut a = at("a", Step::Staged, 0, HostState::StagedUpdate);
     a.pods = Some(vec![pod("a", true)]);
@@ -100,7 +100,7 @@ fn the_slot_of_a_busy_node_is_never_given_away() {
 
 /// A host reboots again and again on the target version.
 #[test]
-fn another_boot_restarts_the_soak_once() {
+fn soak_restarts_at_most_once_after_reboots() {
     let mut looping = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
     looping.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     (looping.facts.claims, looping.facts.unschedulable) = (Parts::default(), false);
@@ -122,7 +122,7 @@ fn another_boot_restarts_the_soak_once() {
 
 /// A node that was not Ready for the whole soak time has not been Ready for the soak time.
 #[test]
-fn the_soak_counts_only_the_time_that_the_node_is_ready() {
+fn soak_counts_only_ready_time() {
     let mut flaky = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
     flaky.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
     (flaky.facts.claims, flaky.facts.unschedulable) = (Parts::default(), false);
@@ -149,7 +149,7 @@ fn the_soak_counts_only_the_time_that_the_node_is_ready() {
 
 /// The pods of the second node were listed first.
 #[test]
-fn a_node_whose_pods_are_still_being_read_keeps_its_turn() {
+fn node_keeps_its_turn_while_its_pods_are_read() {
     let staged = |name: &str| {
         let mut node = at(name, Step::Staging, 0, HostState::StagedUpdate);
         node.pods = None;
@@ -165,7 +165,7 @@ fn a_node_whose_pods_are_still_being_read_keeps_its_turn() {
 
 /// A node whose soak failed is in another boot than the one that its permit was for.
 #[test]
-fn a_failed_soak_waits_for_no_permit_and_gives_the_slot_back_at_once() {
+fn failed_soak_releases_slot_without_waiting_for_permit() {
     let mut failed = at("a", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
     (failed.facts.claims, failed.facts.unschedulable, failed.facts.ready) = (Parts::default(), false, false);
     failed.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
@@ -193,7 +193,7 @@ fn a_failed_soak_waits_for_no_permit_and_gives_the_slot_back_at_once() {
 
 /// The failure that uses the failure budget up and another node's start are in one plan.
 #[test]
-fn no_node_starts_beside_the_failure_that_spends_the_budget() {
+fn no_node_starts_in_plan_that_exhausts_failure_budget() {
     let a = failed(FailureReason::BootFellBack);
     let b = at("b", Step::Staged, 0, HostState::StagedUpdate);
     let (mut view, policy) = cluster(vec![a, b], &["a", "b"]);
@@ -210,7 +210,7 @@ fn no_node_starts_beside_the_failure_that_spends_the_budget() {
 
 /// The write that ends an attempt has arrived, but not its outcome: the slot is kept for that moment, and counts.
 #[test]
-fn a_slot_that_is_kept_for_a_busy_node_counts_against_the_budget() {
+fn slot_of_node_with_pending_write_counts_against_budget() {
     let ended = node("a");
     let mut wanting = at("b", Step::Staged, 0, HostState::StagedUpdate);
     wanting.pods = Some(vec![]);
@@ -223,7 +223,7 @@ fn a_slot_that_is_kept_for_a_busy_node_counts_against_the_budget() {
 
 /// A manifest with an old `resume` in it was applied again, after the resource that had acknowledged it was deleted.
 #[test]
-fn a_resource_that_is_made_with_a_resume_in_it_ends_no_freeze_and_a_new_value_does() {
+fn resume_present_at_creation_is_ignored_and_new_value_ends_freeze() {
     let mut failed = node("a");
     let record = models::shadow::Record { version_failures: vec![failure(NEW)], ..models::shadow::Record::default() };
     failed.shadow.as_mut().unwrap().status.controller.record = Some(record);
@@ -251,7 +251,7 @@ fn a_resource_that_is_made_with_a_resume_in_it_ends_no_freeze_and_a_new_value_do
 
 /// A user requested a downgrade, and withdraws it while a node waits for its window with the old image.
 #[test]
-fn an_attempt_that_policy_no_longer_asks_for_ends_before_its_node_is_touched() {
+fn staged_attempt_ends_when_policy_no_longer_wants_its_version() {
     let down = Version::new(1, 19, 0);
     for (sentence, version, spec, ends) in [
         ("a downgrade under a pin", down.clone(), serde_json::json!({"version": {"target": "1.19.0"}}), false),
@@ -312,7 +312,7 @@ fn healthy_condition_follows_the_update() {
 }
 
 #[test]
-fn plan_is_made_again_when_an_offered_version_becomes_old_enough() {
+fn plan_wakes_when_offered_version_reaches_minimum_age() {
     let mut node = node("a");
     let older = Version::new(1, 20, 4);
     let updates = node.shadow.as_mut().unwrap().status.agent.updates.as_mut().unwrap();
@@ -330,7 +330,7 @@ fn plan_is_made_again_when_an_offered_version_becomes_old_enough() {
 
 /// A pinned version that is older than the current one was never new to this operator.
 #[test]
-fn a_pin_down_waits_for_no_age() {
+fn pinned_downgrade_ignores_minimum_age() {
     let mut node = node("a");
     let agent = &mut node.shadow.as_mut().unwrap().status.agent;
     let down = Version::new(1, 19, 0);
@@ -350,7 +350,7 @@ fn a_pin_down_waits_for_no_age() {
 
 /// With a failure budget of two, each node that fails is deleted by another controller.
 #[test]
-fn failures_of_nodes_that_are_gone_count_until_a_person_resumes() {
+fn failures_of_deleted_nodes_count_until_resume() {
     let failed = |name: &str| {
         let mut node = node(name);
         let record =
@@ -378,7 +378,7 @@ fn failures_of_nodes_that_are_gone_count_until_a_person_resumes() {
 
 /// A paused leader wrote its `Draining` after another one had given the slot to `b`.
 #[test]
-fn a_node_that_lost_its_slot_before_it_was_touched_gets_none_back() {
+fn unclaimed_node_that_lost_its_slot_is_released() {
     let mut late = at("a", Step::Draining, 0, HostState::StagedUpdate);
     (late.facts.claims, late.facts.unschedulable) = (Parts::default(), false);
     let (view, policy) = cluster(vec![late, at("b", Step::Draining, 0, HostState::StagedUpdate)], &["b"]);
@@ -390,7 +390,7 @@ fn a_node_that_lost_its_slot_before_it_was_touched_gets_none_back() {
 
 /// Another client than the controller writes attempts into the status of all shadows.
 #[test]
-fn an_attempt_that_neither_slot_nor_claim_backs_gets_no_slot_and_ends() {
+fn attempt_without_slot_and_claim_gets_no_slot_and_ends() {
     for step in
         [Step::LeavingBalancer, Step::Draining, Step::Rebooting, Step::Returning, Step::Monitoring, Step::Unknown]
     {
@@ -429,7 +429,7 @@ fn an_attempt_that_neither_slot_nor_claim_backs_gets_no_slot_and_ends() {
 
 /// The operator's resource was deleted and created again during updates.
 #[test]
-fn slots_of_a_new_resource_are_made_again_from_claims_before_any_other_is_given() {
+fn slots_are_restored_from_attempts_before_new_ones_are_assigned() {
     let mut watched = at("d", Step::Monitoring, 0, HostState::RebootedIntoUpdate);
     (watched.facts.claims, watched.facts.unschedulable, watched.facts.boot_id) =
         (Parts::default(), false, "another boot".into());
@@ -450,7 +450,7 @@ fn slots_of_a_new_resource_are_made_again_from_claims_before_any_other_is_given(
 /// The operator's resource was deleted, and created again between the withdrawal of the desired state and the end of
 /// the attempt.
 #[test]
-fn update_that_is_over_but_for_its_record_ends_as_one_also_without_a_slot() {
+fn completed_update_is_recorded_without_slot() {
     for (sentence, attempt, runs, reason) in [
         ("the attempt of the shadow", 1, NEW, models::shadow::UPDATED),
         ("an attempt that the shadow does not know", 2, NEW, "ProgressLost"),
@@ -470,7 +470,7 @@ fn update_that_is_over_but_for_its_record_ends_as_one_also_without_a_slot() {
 
 /// Two nodes have their image and cannot be drained yet.
 #[test]
-fn staged_nodes_that_something_keeps_waiting_give_way_to_others() {
+fn blocked_staged_nodes_do_not_prevent_other_starts() {
     let mut short_of_disk =
         vec![at("a", Step::Staged, 0, HostState::StagedUpdate), at("b", Step::Staged, 0, HostState::StagedUpdate)];
     for node in &mut short_of_disk {
@@ -491,7 +491,7 @@ fn staged_nodes_that_something_keeps_waiting_give_way_to_others() {
 
 /// Under a canary step of one, a node that had to wait with its image is about to be disrupted.
 #[test]
-fn no_other_node_begins_in_the_place_of_one_that_waits_for_nothing_but_its_slot() {
+fn node_waiting_only_for_its_slot_keeps_its_canary_place() {
     for (sentence, pods, slots) in [("its pods are being read", None, 0), ("it gets its slot now", Some(vec![]), 1)] {
         let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
         staged.pods = pods;
@@ -510,7 +510,7 @@ fn no_other_node_begins_in_the_place_of_one_that_waits_for_nothing_but_its_slot(
 
 /// Under a canary step of two, a node has got its image a moment ago.
 #[test]
-fn a_node_on_its_way_takes_one_place_in_its_step() {
+fn staged_node_counts_once_in_canary_step() {
     let mut ready = at("a", Step::Staging, 0, HostState::StagedUpdate);
     ready.pods = None;
     let (mut view, _) = cluster(vec![ready, node("b"), node("c")], &[]);
@@ -524,7 +524,7 @@ fn a_node_on_its_way_takes_one_place_in_its_step() {
 
 /// Staged nodes of a version that waits for approval come first in the order.
 #[test]
-fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
+fn nodes_beyond_canary_step_do_not_delay_other_versions() {
     let staged = |name: &str| at(name, Step::Staged, 0, HostState::StagedUpdate);
     let mut other = staged("d");
     let shadow = other.shadow.as_mut().unwrap();
@@ -558,7 +558,7 @@ fn nodes_beyond_a_step_of_one_version_hold_up_none_of_another() {
 /// An attempt has ended, and the next one on the node finds its image there: before the write that gives its slot to
 /// another node has arrived.
 #[test]
-fn a_slot_that_is_being_taken_away_begins_nothing() {
+fn retracted_slot_begins_no_drain() {
     let mut again = at("a", Step::Staging, 0, HostState::StagedUpdate);
     again.pods = Some(vec![]);
     let (mut view, policy) = cluster(vec![again, node("b")], &["a"]);
@@ -584,7 +584,7 @@ fn a_slot_that_is_being_taken_away_begins_nothing() {
 
 /// Under a canary step of one, and with room for more.
 #[test]
-fn no_other_node_begins_in_the_place_of_one_whose_first_write_is_under_way() {
+fn node_with_pending_first_write_keeps_its_canary_place() {
     let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);
     let spec = serde_json::json!({"maxUnavailable": 2, "strategy": {"canary": [{"nodes": 1}]}});
     let policy = with_policy(&mut view, spec);
@@ -599,7 +599,7 @@ fn no_other_node_begins_in_the_place_of_one_whose_first_write_is_under_way() {
 
 /// The first node of a queue cannot be drained; another one is out of service and takes the only slot.
 #[test]
-fn what_a_look_has_found_stands_until_the_next_look() {
+fn blocked_condition_is_kept_until_next_check() {
     let mut bare = at("a", Step::Staged, 0, HostState::StagedUpdate);
     bare.pods = Some(vec![pod("a", true)]);
     let (mut view, policy) = cluster(vec![bare], &[]);
@@ -624,7 +624,7 @@ fn what_a_look_has_found_stands_until_the_next_look() {
 
 /// A bare pod on each of five hundred staged nodes, and none on the last.
 #[test]
-fn the_pods_of_refused_nodes_are_watched_for_the_free_slots_alone() {
+fn pods_of_refused_nodes_are_watched_only_for_free_slots() {
     let called = |number: usize| format!("node-{number:03}");
     let nodes = (0..=500).map(|number| at(&called(number), Step::Staged, 0, HostState::StagedUpdate)).collect();
     let (mut view, policy) = cluster(nodes, &[]);
@@ -672,7 +672,7 @@ fn the_pods_of_refused_nodes_are_watched_for_the_free_slots_alone() {
 }
 
 #[test]
-fn the_current_revision_is_the_one_that_every_node_has_followed() {
+fn current_revision_advances_when_all_nodes_follow_policy() {
     let current = || {
         let mut node = node("a");
         node.shadow.as_mut().unwrap().status.agent.updates = Some(OfferedUpdates::default());
@@ -695,7 +695,7 @@ fn the_current_revision_is_the_one_that_every_node_has_followed() {
 
 /// A controller of a newer version was downgraded during a step that this one does not know.
 #[test]
-fn an_attempt_in_a_step_that_no_one_knows_is_withdrawn_and_its_node_kept_until_a_permit_is_over() {
+fn attempt_in_unknown_step_is_withdrawn_without_releasing_its_slot() {
     let mut strange = at("a", Step::Unknown, 0, HostState::RebootedIntoUpdate);
     let shadow = strange.shadow.as_mut().unwrap();
     shadow.spec.permit = Some(Permit { nonce: "n".into(), jws: String::new() });
@@ -716,7 +716,7 @@ fn an_attempt_in_a_step_that_no_one_knows_is_withdrawn_and_its_node_kept_until_a
 
 /// A compromised agent reports text with terminal control characters.
 #[test]
-fn nothing_that_an_agent_says_brings_a_control_character_into_what_the_controller_writes() {
+fn control_characters_reported_by_agent_are_never_written() {
     const HOSTILE: &str = "\u{1b}[2J\r\nok\u{202e}";
     let mut failed = at("a", Step::Returning, 0, HostState::RebootedIntoUpdate);
     failed.facts.boot_id = "b2".into();
@@ -762,7 +762,7 @@ fn nothing_that_an_agent_says_brings_a_control_character_into_what_the_controlle
 }
 
 #[test]
-fn shadow_with_the_highest_attempt_waits_with_a_reason() {
+fn node_at_attempt_limit_waits_with_attempts_exhausted() {
     for (sentence, attempt, exhausted) in [
         ("one is left", models::shadow::MOST_ATTEMPTS - 1, false),
         ("it is the highest", models::shadow::MOST_ATTEMPTS, true),

@@ -14,7 +14,7 @@ use crate::view::{Blocked, ClusterView, InFlight, PodFacts};
 
 /// The shadow is deleted right after its permit (the docs tell users to delete shadows): the new one has no permit.
 #[test]
-fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_permit_may_be_out() {
+fn claim_with_deleted_shadow_is_kept_until_permit_wait_is_over() {
     let mut orphan = node("a");
     orphan.facts.claims = Parts::USUAL;
     orphan.facts.unschedulable = true;
@@ -37,7 +37,7 @@ fn a_claim_whose_shadow_was_deleted_is_not_released_while_a_permit_may_be_out() 
 
 /// Label and shadow are gone, the cordon is the operator's.
 #[test]
-fn a_claim_without_label_and_shadow_is_found_and_released() {
+fn claim_without_label_and_shadow_is_released() {
     let mut orphan = node("a");
     orphan.facts.claims = Parts::USUAL;
     orphan.facts.unschedulable = true;
@@ -55,7 +55,7 @@ fn a_claim_without_label_and_shadow_is_found_and_released() {
 
 /// A drained node with a silent agent is given up at the deadline, and no wake time is in the past.
 #[test]
-fn an_empty_node_whose_agent_is_behind_is_given_up_at_the_drains_deadline() {
+fn drain_with_silent_agent_ends_at_deadline() {
     let mut silent = at("a", Step::Draining, 0, HostState::StagedUpdate);
     silent.shadow.as_mut().unwrap().generation = 2; // the spec was touched, and no one acknowledges it
     let (view, policy) = cluster(vec![silent], &["a"]);
@@ -67,7 +67,7 @@ fn an_empty_node_whose_agent_is_behind_is_given_up_at_the_drains_deadline() {
 
 /// A Node whose cordon is refused for ever does not delay the fleet.
 #[test]
-fn a_node_that_cannot_be_cordoned_is_given_up_at_the_deadline() {
+fn attempt_without_cordon_ends_at_deadline() {
     for (step, order) in [(Step::Draining, HostState::StagedUpdate), (Step::Rebooting, HostState::RebootedIntoUpdate)] {
         let mut stubborn = at("a", step, 0, order);
         (stubborn.facts.claims, stubborn.facts.unschedulable) = (Parts::default(), false);
@@ -84,7 +84,7 @@ fn a_node_that_cannot_be_cordoned_is_given_up_at_the_deadline() {
 
 /// Two pods are held back, and one of them leaves: the condition that users read names the one that is left.
 #[test]
-fn a_blocked_drain_names_a_pod_that_is_still_there() {
+fn blocked_drain_names_remaining_pod() {
     let held_back = Blocked {
         budget: Some("shop/web".into()),
         message: "not now".into(),
@@ -124,7 +124,7 @@ fn names(pods: &[super::Eviction]) -> Vec<&str> {
 
 /// Past the deadline, with `Force`.
 #[test]
-fn what_does_not_leave_is_deleted_only_where_policy_says_so_recorded_first_and_without_grace_last() {
+fn forced_drain_is_recorded_then_deletes_with_grace_then_without() {
     let stuck =
         || PodFacts { terminating: true, ends_by: Some(t(5)), ..PodFacts { name: "stuck".into(), ..pod("s", false) } };
     let (mut view, release) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false), stuck()]);
@@ -168,7 +168,7 @@ fn what_does_not_leave_is_deleted_only_where_policy_says_so_recorded_first_and_w
 
 /// The pod may take an hour to end, and does not.
 #[test]
-fn forced_drain_deletes_a_pod_without_grace_when_its_own_grace_period_is_over_however_long_it_is() {
+fn forced_drain_deletes_without_grace_only_after_grace_period() {
     let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
     let (mut view, policy) = draining(spec, vec![pod("a", false)]);
     let recorded = plan(&view, &policy, t(60)).actions.remove("a").unwrap();
@@ -188,7 +188,7 @@ fn forced_drain_deletes_a_pod_without_grace_when_its_own_grace_period_is_over_ho
 
 /// A client runs `kubectl uncordon` on a node that is being drained, again and again.
 #[test]
-fn a_node_that_is_uncordoned_in_mid_drain_is_cordoned_again_with_a_word_a_few_times_and_then_given_up() {
+fn node_uncordoned_during_drain_is_recordoned_with_event_up_to_limit() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     let node = view.nodes.get_mut("a").unwrap();
     node.facts.unschedulable = false;
@@ -211,7 +211,7 @@ fn a_node_that_is_uncordoned_in_mid_drain_is_cordoned_again_with_a_word_a_few_ti
 
 /// A label that another client has set to another value is not in the claim, and its absence delays nothing.
 #[test]
-fn a_node_is_drained_although_another_client_keeps_a_part_of_the_claim() {
+fn claim_field_set_by_other_field_manager_does_not_block_drain() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     let facts = &mut view.nodes.get_mut("a").unwrap().facts;
     facts.claims = Parts::CORDON;
@@ -222,7 +222,7 @@ fn a_node_is_drained_although_another_client_keeps_a_part_of_the_claim() {
 }
 
 #[test]
-fn a_node_leaves_the_balancer_for_its_time_before_anything_is_evicted() {
+fn eviction_waits_for_load_balancer_delay() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     staged.pods = Some(vec![pod("a", false)]);
     let (mut view, _) = cluster(vec![staged], &["a"]);
@@ -247,7 +247,7 @@ fn a_node_leaves_the_balancer_for_its_time_before_anything_is_evicted() {
 }
 
 #[test]
-fn a_drain_waits_for_volumes_where_policy_asks_and_not_beyond_its_deadline() {
+fn drain_waits_for_volumes_until_deadline_if_policy_requires() {
     for (spec, at, goes_on) in [
         (serde_json::json!({"drain": {"timeout": "1m"}}), 1, true),
         (serde_json::json!({"drain": {"timeout": "1m", "waitForVolumes": true}}), 1, false),
@@ -289,7 +289,7 @@ fn drain_does_not_wait_for_volumes_of_pods_that_stay() {
 
 /// A user holds a node during its update.
 #[test]
-fn a_held_node_keeps_its_cordon_and_loses_its_slot_until_the_hold_goes() {
+fn held_node_keeps_cordon_and_releases_slot_until_hold_is_removed() {
     let mut held = at("a", Step::Draining, 0, HostState::StagedUpdate);
     held.facts.held = true;
     let (mut view, policy) = cluster(vec![held], &["a"]);
@@ -313,7 +313,7 @@ fn a_held_node_keeps_its_cordon_and_loses_its_slot_until_the_hold_goes() {
 }
 
 #[test]
-fn drain_evicts_pods_that_tolerate_the_cordon_once_and_names_those_that_come_back() {
+fn drain_evicts_pods_tolerating_cordon_once_and_names_returned_ones() {
     let addon = |uid: &str| PodFacts {
         uid: uid.into(),
         name: uid.into(),
@@ -350,7 +350,7 @@ fn drain_evicts_pods_that_tolerate_the_cordon_once_and_names_those_that_come_bac
 
 /// The template of a Deployment sets nodeName.
 #[test]
-fn attempt_ends_when_an_owner_puts_pods_on_the_cordoned_node_again_and_again() {
+fn attempt_ends_when_owner_keeps_placing_pods_on_cordoned_node() {
     let pinned = |uid: String| PodFacts {
         name: uid.clone(),
         uid,
@@ -395,7 +395,7 @@ fn attempt_ends_when_an_owner_puts_pods_on_the_cordoned_node_again_and_again() {
 }
 
 #[test]
-fn a_node_that_is_being_deleted_is_not_drained_any_further() {
+fn drain_ends_when_node_is_being_deleted() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     view.nodes.get_mut("a").unwrap().facts.deleting = true;
     let made = plan(&view, &policy, t(1));
@@ -405,7 +405,7 @@ fn a_node_that_is_being_deleted_is_not_drained_any_further() {
 
 /// The scheduler had not observed the cordon yet.
 #[test]
-fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a_permit() {
+fn pod_placed_on_drained_node_restarts_drain_once_before_permit() {
     let asks = |again: bool, permit: bool, tolerates_cordon: bool| {
         let mut node = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         node.pods = Some(vec![PodFacts { tolerates_cordon, ..pod("a", false) }]);
@@ -451,7 +451,7 @@ fn a_pod_that_was_placed_on_a_drained_node_is_drained_too_once_and_never_after_a
 
 /// A user holds the node while it reboots into its update.
 #[test]
-fn a_node_that_is_held_when_it_comes_back_stays_cordoned() {
+fn held_node_stays_cordoned_after_reboot() {
     for step in [Step::Rebooting, Step::Returning, Step::Monitoring] {
         let mut back = at("a", step, 0, HostState::RebootedIntoUpdate);
         back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
@@ -469,7 +469,7 @@ fn a_node_that_is_held_when_it_comes_back_stays_cordoned() {
 
 /// managedFields were reset while the node rebooted, so that the operator owns nothing on it any more.
 #[test]
-fn what_is_ours_by_the_record_is_taken_back_also_where_no_one_owns_it() {
+fn recorded_claim_without_field_manager_is_released() {
     for (theirs, released) in [(None, true), (Some("spec.unschedulable"), false)] {
         let mut back = at("a", Step::Rebooting, 0, HostState::RebootedIntoUpdate);
         back.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
@@ -487,7 +487,7 @@ fn what_is_ours_by_the_record_is_taken_back_also_where_no_one_owns_it() {
 
 /// `Force`, and a pod that policy refuses came to the node meanwhile.
 #[test]
-fn force_deletes_nothing_that_policy_refuses_and_nothing_on_a_silent_node() {
+fn forced_drain_fails_on_refused_pod_or_unready_node() {
     let spec = || serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
     for (pods, ready) in [(vec![pod("a", true)], true), (vec![pod("a", false)], false)] {
         let (mut view, policy) = draining(spec(), pods);
@@ -505,7 +505,7 @@ fn force_deletes_nothing_that_policy_refuses_and_nothing_on_a_silent_node() {
 
 /// A label reconciler removes the fields that are claimed beside the cordon.
 #[test]
-fn parts_that_another_client_strips_again_and_again_are_not_worth_an_update() {
+fn repeatedly_removed_claim_fields_do_not_block_drain() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false)]);
     let node = view.nodes.get_mut("a").unwrap();
     (node.facts.claims, node.claims_made) = (Parts::CORDON, 3);
@@ -516,7 +516,7 @@ fn parts_that_another_client_strips_again_and_again_are_not_worth_an_update() {
 
 /// Another node is drained at the same time, and its replica of an add-on, which tolerates the cordon, is placed here.
 #[test]
-fn a_pod_that_tolerates_the_cordon_and_comes_in_mid_drain_is_recorded_evicted_once_and_then_left_to_the_reboot() {
+fn pod_tolerating_cordon_that_arrives_during_drain_is_evicted_once() {
     let ours = |uid: &str| PodFacts { uid: uid.into(), tolerates_cordon: true, ..pod("a", false) };
     let (mut view, policy) = draining(serde_json::json!({}), vec![ours("first")]);
     let status = &mut view.nodes.get_mut("a").unwrap().shadow.as_mut().unwrap().status;
@@ -534,7 +534,7 @@ fn a_pod_that_tolerates_the_cordon_and_comes_in_mid_drain_is_recorded_evicted_on
 }
 
 #[test]
-fn what_is_left_to_the_reboot_is_named_when_the_drain_ends() {
+fn end_of_drain_names_remaining_pods() {
     let stuck = || PodFacts { terminating: true, ends_by: Some(t(10)), ..pod("a", false) };
     let spec = serde_json::json!({"drain": {"skipTerminatingAfter": "30s"}});
     let (mut view, policy) = draining(spec, vec![stuck()]);
@@ -553,7 +553,7 @@ fn what_is_left_to_the_reboot_is_named_when_the_drain_ends() {
 }
 
 #[test]
-fn a_critical_pod_that_may_not_go_yet_is_no_reason_to_look_again_and_again() {
+fn waiting_critical_pod_causes_no_busy_wakeups() {
     let critical = PodFacts { critical: true, ..pod("dns", false) };
     let leaving = PodFacts { terminating: true, ends_by: Some(t(500)), ..pod("a", false) };
     let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![critical, leaving]);
@@ -578,7 +578,7 @@ fn a_critical_pod_that_may_not_go_yet_is_no_reason_to_look_again_and_again() {
 }
 
 #[test]
-fn a_hold_and_a_deadline_act_while_evictions_are_not_answered() {
+fn hold_and_deadline_end_drain_with_evictions_in_flight() {
     let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1m"}}), vec![pod("a", false)]);
     let sent = InFlight { since: t(1), deletes: false };
     view.nodes.get_mut("a").unwrap().in_flight = [("p-a".to_owned(), sent)].into();
@@ -598,7 +598,7 @@ fn a_hold_and_a_deadline_act_while_evictions_are_not_answered() {
 }
 
 #[test]
-fn what_is_forced_is_deleted_while_its_eviction_is_not_answered() {
+fn forced_deletion_does_not_wait_for_eviction_in_flight() {
     let spec = serde_json::json!({"drain": {"timeout": "1m", "atDeadline": "Force"}});
     let (mut view, policy) = draining(spec, vec![pod("a", false)]);
     let node = view.nodes.get_mut("a").unwrap();
@@ -612,7 +612,7 @@ fn what_is_forced_is_deleted_while_its_eviction_is_not_answered() {
 }
 
 #[test]
-fn a_pod_that_does_not_leave_is_named_with_what_the_api_server_said() {
+fn blocking_pod_is_reported_with_api_server_message() {
     let guarded = Some("shop/web");
     let leaving = |by| PodFacts { terminating: true, ends_by: Some(t(by)), ..pod("a", false) };
     let in_flight = |since| Some(InFlight { since: t(since), deletes: false });
@@ -656,7 +656,7 @@ fn a_pod_that_does_not_leave_is_named_with_what_the_api_server_said() {
 
 /// A budget lets one pod go after the other.
 #[test]
-fn a_pod_that_was_let_go_a_moment_ago_is_worth_no_write() {
+fn recently_accepted_eviction_causes_no_status_write() {
     let spec = serde_json::json!({"drain": {"timeout": "1h"}});
     let (mut view, policy) = draining(spec, vec![pod("a", false), pod("b", false)]);
     let refused = || answer(Some("shop/web"), 1, false);
@@ -676,7 +676,7 @@ fn a_pod_that_was_let_go_a_moment_ago_is_worth_no_write() {
 }
 
 #[test]
-fn a_blocked_drain_is_counted_as_blocked_while_its_pods_are_asked_for_again() {
+fn drain_counts_as_blocked_while_evictions_are_retried() {
     let (mut view, policy) = draining(serde_json::json!({"drain": {"timeout": "1h"}}), vec![pod("a", false)]);
     let blocked = |view: &ClusterView, at| {
         let status = plan(view, &policy, at).status.unwrap();

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_has_one_eviction_at_a_time_and_pods_without_one_go_at_once() {
+    fn evictions_are_sent_one_at_a_time_per_pdb() {
         let all: &[_] = &[];
         for (sentence, pods, guarded, in_flight, goes, wakes) in [
             ("no budget", 3, 0, all, vec!["p-0", "p-1", "p-2"], false),
@@ -125,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_a_bounded_number_of_evictions_that_were_just_sent() {
+    fn recent_evictions_per_node_are_limited() {
         let (view, mut evictions) = fleet(40, 0, &[(0, 10), (1, 0)]);
         assert_eq!(hold_back(&view, &mut evictions, t(10)), Some(t(11)));
         assert_eq!(evictions["a"].pods.len(), AT_A_TIME - 1);
     }
 
     #[test]
-    fn a_deletion_waits_for_no_budget() {
+    fn deletion_is_not_delayed_by_pdb() {
         let (view, mut evictions) = fleet(3, 3, &[(0, 10)]);
         evictions.get_mut("a").unwrap().delete = true;
         assert_eq!(hold_back(&view, &mut evictions, t(10)), None);

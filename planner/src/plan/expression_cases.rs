@@ -40,7 +40,7 @@ fn carried_out(view: &mut ClusterView, policy: &Policy, made: &Plan) -> Plan {
 }
 
 #[test]
-fn expression_for_all_nodes_is_recorded_once_and_on_no_node() {
+fn expression_for_all_nodes_is_recorded_only_in_operator_status() {
     let (mut view, policy) = staged("errors > 1", "{} 7");
     let first = plan(&view, &policy, t(10));
     assert_eq!(first.actions, [].into(), "no write about a node");
@@ -69,7 +69,7 @@ fn expression_for_all_nodes_is_recorded_once_and_on_no_node() {
 }
 
 #[test]
-fn expression_for_a_node_is_recorded_on_it_once_whatever_it_returns() {
+fn expression_for_node_is_recorded_once_on_that_node() {
     let (mut view, policy) = staged(r#"errors{node="$node"} > 1"#, "{} 7");
     let first = plan(&view, &policy, t(10));
     assert_eq!(first.actions.len(), NODES.len());

@@ -150,7 +150,7 @@ impl Fleet {
 }
 
 #[test]
-fn every_node_is_updated_under_any_leader_and_the_lead_is_handed_over_once_for_a_node_at_most() {
+fn all_nodes_are_updated_with_at_most_one_hand_over_per_node() {
     for (nodes, replicas, limit, refused) in fleets(3) {
         let mut fleet = Fleet::new(nodes, replicas, limit);
         fleet.refused.extend(refused.map(|number| format!("n{number}")));
@@ -183,7 +183,7 @@ fn fleets(most: usize) -> Vec<(usize, usize, u32, Option<usize>)> {
 }
 
 #[test]
-fn a_node_that_keeps_its_slot_for_long_keeps_the_leaders_own_node_waiting_no_more() {
+fn long_held_slot_does_not_delay_hand_over() {
     let mut fleet = Fleet::new(3, 2, 2);
     fleet.slots = vec![Slot { uid: "uid-n2".into(), node: "n2".into(), since: t(0) }];
     fleet.done.insert("n1".into());

@@ -106,7 +106,7 @@ fn is_blamed() -> (Option<String>, bool) {
 }
 
 #[test]
-fn update_ends_after_the_soak_when_all_pods_are_healthy() {
+fn update_ends_after_soak_when_all_pods_are_healthy() {
     let mut watch = Watch::of(watched(vec![healthy()]));
     assert_eq!(watch.at(SOAKED - 1), Some(Wait::Soaking { until: t(SOAKED) }));
     watch.at(SOAKED);
@@ -117,7 +117,7 @@ fn update_ends_after_the_soak_when_all_pods_are_healthy() {
 }
 
 #[test]
-fn unhealthy_pod_without_evidence_is_waited_for_until_the_deadline_and_ends_as_a_warning() {
+fn unhealthy_pod_without_evidence_delays_update_until_deadline_with_warning() {
     let ok = EVIDENCE;
     for (sentence, found) in [
         ("nothing is known of other pods", OwnerHealth::default()),
@@ -146,7 +146,7 @@ fn unhealthy_pod_without_evidence_is_waited_for_until_the_deadline_and_ends_as_a
 }
 
 #[test]
-fn pods_that_fail_on_updated_nodes_alone_count_against_the_version() {
+fn pods_failing_only_on_updated_nodes_count_as_version_failure() {
     let mut watch = Watch::of(watched(vec![healthy(), failing()]));
     watch.found = EVIDENCE;
     watch.at(DEADLINE - 1);
@@ -162,7 +162,7 @@ fn pods_that_fail_on_updated_nodes_alone_count_against_the_version() {
 }
 
 #[test]
-fn pods_become_healthy_before_the_deadline() {
+fn update_succeeds_when_pods_become_healthy_before_deadline() {
     let mut watch = Watch::of(watched(vec![failing()]));
     watch.found = EVIDENCE;
     watch.at(DEADLINE - 1);
@@ -180,7 +180,7 @@ fn unhealthy_before(node: &mut NodeView, version: Version) {
 }
 
 #[test]
-fn pods_of_owners_that_were_unhealthy_before_the_drain_are_not_waited_for() {
+fn pods_of_owners_unhealthy_before_drain_are_ignored() {
     let mut node = watched(vec![failing()]);
     unhealthy_before(&mut node, OLD);
     let mut watch = Watch::of(node);
@@ -190,7 +190,7 @@ fn pods_of_owners_that_were_unhealthy_before_the_drain_are_not_waited_for() {
 }
 
 #[test]
-fn owners_that_were_unhealthy_on_another_node_before_the_same_update_are_evidence_of_nothing() {
+fn owner_unhealthy_elsewhere_before_same_update_is_no_evidence() {
     for (version, expected) in [(NEW, is_updated()), (Version::new(1, 19, 0), is_blamed())] {
         let mut watch = Watch::of(watched(vec![failing()]));
         let mut other = node("b");
@@ -204,7 +204,7 @@ fn owners_that_were_unhealthy_on_another_node_before_the_same_update_are_evidenc
 }
 
 #[test]
-fn other_owners_are_read_when_the_first_is_no_evidence_and_pods_without_one_never() {
+fn up_to_eight_owners_are_read_for_evidence() {
     let owned = |number: usize| PodFacts { controller_uid: Some(format!("rs-{number}")), ..failing() };
     let mut watch = Watch::of(watched(vec![owned(0), owned(1), owned(1), owned(2)]));
     watch.at(DEADLINE);
@@ -221,7 +221,7 @@ fn other_owners_are_read_when_the_first_is_no_evidence_and_pods_without_one_neve
 }
 
 #[test]
-fn owners_are_compared_on_nodes_in_service_by_what_they_run_and_for_how_long() {
+fn owner_is_compared_on_nodes_in_service_by_version_and_age() {
     let running = |name: &str, ended: Option<i64>| {
         let mut node = node(name);
         node.facts.os_image = format!("Bottlerocket OS {NEW} (aws-k8s-1.37)");
@@ -260,7 +260,7 @@ fn owners_are_compared_on_nodes_in_service_by_what_they_run_and_for_how_long() {
 }
 
 #[test]
-fn restarted_container_prolongs_the_soak_by_its_own_and_names_its_pod() {
+fn restarted_container_prolongs_soak() {
     let restarted = |second: i64| PodFacts { restarted_at: Some(t(second)), restarts: 1, ..healthy() };
     let mut watch = Watch::of(watched(vec![healthy(), restarted(30)]));
     let wait = watch.at(SOAKED).unwrap();
@@ -287,7 +287,7 @@ fn restarted_container_prolongs_the_soak_by_its_own_and_names_its_pod() {
 }
 
 #[test]
-fn message_of_an_update_says_whether_workloads_were_on_the_node_to_judge_by() {
+fn update_message_notes_absence_of_workload_pods() {
     let of_a_daemon_set = PodFacts { daemon_set: Some("log".into()), ..healthy() };
     let mirror = PodFacts { mirror: true, ..healthy() };
     for (sentence, pods, lonely) in [
@@ -302,7 +302,7 @@ fn message_of_an_update_says_whether_workloads_were_on_the_node_to_judge_by() {
 }
 
 #[test]
-fn node_says_which_version_runs_in_its_boot_and_its_agent_only_where_the_node_names_none() {
+fn running_version_is_read_from_node_and_otherwise_from_agent() {
     let (new, old) = (Some(NEW), Some(OLD));
     for (sentence, image, boot, reported, updated) in [
         ("the Node names the new one", "Bottlerocket OS 1.20.5 (aws-k8s-1.37)", "b2", &old, true),
@@ -331,7 +331,7 @@ fn node_says_which_version_runs_in_its_boot_and_its_agent_only_where_the_node_na
 }
 
 #[test]
-fn node_rebooted_during_its_soak_begins_it_again_unless_it_runs_another_version_by_then() {
+fn reboot_during_soak_restarts_it_unless_version_changed() {
     for (version, expected) in [(NEW, None), (OLD, Some("BootedOtherVersion".to_owned()))] {
         let mut node = watched(vec![healthy()]);
         node.facts.boot_id = "b2".into();
@@ -354,7 +354,7 @@ fn node_rebooted_during_its_soak_begins_it_again_unless_it_runs_another_version_
 }
 
 #[test]
-fn node_has_until_its_deadline_to_be_ready_on_the_new_version() {
+fn node_not_ready_after_boot_fails_at_deadline() {
     let mut node = watched(vec![healthy()]);
     let progress = node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap();
     (progress.step, node.facts.ready, node.facts.boot_id) = (Step::Returning, false, "b2".into());
@@ -366,7 +366,7 @@ fn node_has_until_its_deadline_to_be_ready_on_the_new_version() {
 }
 
 #[test]
-fn expression_has_to_be_quiet_for_the_length_of_the_soak_and_counts_against_the_version_only_from_the_deadline_on() {
+fn expression_must_be_quiet_for_soak_and_fails_version_at_deadline() {
     let watch_query = |query: &str, asked: &str, answer: Answer| {
         let mut watch = Watch::of(watched(vec![healthy()]));
         let after = serde_json::json!({"expressions": [{"name": "errors", "query": query}]});
@@ -404,7 +404,7 @@ fn expression_has_to_be_quiet_for_the_length_of_the_soak_and_counts_against_the_
 }
 
 #[test]
-fn pods_that_end_or_that_policy_leaves_out_are_not_waited_for() {
+fn terminating_finished_and_excluded_pods_do_not_delay_update() {
     let ending = vec![PodFacts { finished: true, ..failing() }, PodFacts { terminating: true, ..failing() }];
     let mut watch = Watch::of(watched(ending));
     watch.at(SOAKED);
@@ -421,7 +421,7 @@ fn pods_that_end_or_that_policy_leaves_out_are_not_waited_for() {
 }
 
 #[test]
-fn pressure_after_the_update_is_waited_for_and_then_counts_against_the_version() {
+fn node_pressure_until_deadline_counts_as_version_failure() {
     let mut node = watched(vec![healthy()]);
     node.facts.pressure = Some("DiskPressure".into());
     let mut watch = Watch::of(node.clone());
@@ -438,7 +438,7 @@ fn pressure_after_the_update_is_waited_for_and_then_counts_against_the_version()
 }
 
 #[test]
-fn drain_begins_with_a_record_of_the_owners_whose_pods_are_unhealthy() {
+fn drain_start_records_owners_of_unhealthy_pods() {
     let of = |owner: &str, pod: PodFacts| PodFacts { controller_uid: Some(owner.into()), uid: owner.into(), ..pod };
     let crash_loops = |restarts: i32, ago: i64| PodFacts { restarts, restarted_at: Some(t(-ago)), ..healthy() };
     let mut staged = at("a", Step::Staging, 0, HostState::StagedUpdate);
@@ -460,7 +460,7 @@ fn drain_begins_with_a_record_of_the_owners_whose_pods_are_unhealthy() {
 }
 
 #[test]
-fn pods_of_an_owner_are_counted_by_where_and_how_they_are() {
+fn pods_of_owner_are_counted_by_node_and_health() {
     let crash_loops = PodFacts { restarts: 3, restarted_at: Some(t(0)), ..healthy() };
     for (sentence, pod, on, expected) in [
         ("Ready, not updated", healthy(), Some(Compared::NotUpdated), (0, 0, 1, 0)),

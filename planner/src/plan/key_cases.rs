@@ -24,7 +24,7 @@ fn settings_of_a() -> (HostPolicy, String, String) {
 /// Host settings that were signed by a replaced key are signed again, by the new one, and during an attempt only if the
 /// key was revoked.
 #[test]
-fn what_another_key_signed_is_signed_again_while_nothing_is_under_way() {
+fn settings_signed_by_replaced_key_are_signed_again() {
     let (host, jws, kid) = settings_of_a();
     let (ours, both, other) = ([kid.clone()], [kid.clone(), "another".to_owned()], ["another".to_owned()]);
     let idle = || node("a");
@@ -77,7 +77,7 @@ fn what_another_key_signed_is_signed_again_while_nothing_is_under_way() {
 
 /// A leader takes over during a rotation, and signs with the previous key for as long as it waits itself.
 #[test]
-fn what_the_newest_key_has_signed_is_not_signed_by_the_one_before_again() {
+fn settings_signed_by_newest_key_are_not_signed_by_previous_key() {
     let (host, jws, ours) = settings_of_a();
     for (newest, again) in [(ours.as_str(), false), ("another", true)] {
         let mut node = node("a");
@@ -94,7 +94,7 @@ fn what_the_newest_key_has_signed_is_not_signed_by_the_one_before_again() {
 
 /// A rotation that a user requested is acknowledged when it was begun, and never carried out for a new resource.
 #[test]
-fn a_rotation_is_acknowledged_when_it_was_begun() {
+fn rotation_request_is_acknowledged_when_rotation_starts() {
     let ack = |view: &crate::view::ClusterView| {
         let policy = crate::policy::Policy::from_spec(&view.operator.as_ref().unwrap().spec).unwrap();
         let requests = plan(view, &policy, t(1)).status.unwrap().requests.unwrap_or_default();

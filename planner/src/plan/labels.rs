@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_labelled_when_policy_wants_it_it_runs_bottlerocket_and_no_one_has_said_anything() {
+    fn only_unlabelled_bottlerocket_nodes_are_labelled_if_policy_enables_it() {
         let debian = NodeFacts { os_image: "Debian GNU/Linux 12 (bookworm)".into(), ..node() };
         for (sentence, node, label_nodes, expected) in [
             ("a Bottlerocket node without the label", node(), true, true),

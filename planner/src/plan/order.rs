@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_come_by_priority_group_zone_failures_and_name_and_the_leaders_own_last() {
+    fn nodes_are_ordered_by_priority_group_zone_failures_and_name_leader_last() {
         let with = |name: &str, change: &dyn Fn(&mut NodeView)| {
             let mut node = node(name);
             change(&mut node);

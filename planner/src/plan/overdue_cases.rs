@@ -30,7 +30,7 @@ fn failure_of(made: &Plan) -> Option<String> {
 }
 
 #[test]
-fn a_pod_is_deleted_again_only_when_its_deletion_is_due_again() {
+fn deletion_is_retried_only_when_due() {
     let refused =
         |deleted, fatal, retry_at| Blocked { deleted, fatal, retry_at: t(retry_at), ..answer(None, 1, false) };
     for (sentence, last, sent, due, fails) in [
@@ -55,7 +55,7 @@ fn a_pod_is_deleted_again_only_when_its_deletion_is_due_again() {
 }
 
 #[test]
-fn the_leader_wakes_for_the_next_try_of_a_deletion() {
+fn plan_wakes_for_deletion_retry() {
     let (mut view, policy) = forced(vec![pod("a", false)]);
     let last = Blocked { deleted: true, retry_at: t(65), ..answer(None, 1, false) };
     view.nodes.get_mut("a").unwrap().blocked = [("p-a".to_owned(), last)].into();
@@ -72,7 +72,7 @@ fn the_leader_wakes_for_the_next_try_of_a_deletion() {
 }
 
 #[test]
-fn a_drain_that_is_not_over_in_time_says_what_was_missing() {
+fn timed_out_drain_reports_cause() {
     type Change = fn(&mut ClusterView);
     let cases: &[(&str, Change, FailureReason, &str)] = &[
         ("pods are left", |_| {}, FailureReason::DrainTimedOut, "still on the node: shop/p-a"),

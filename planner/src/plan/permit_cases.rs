@@ -22,7 +22,7 @@ fn permit(nonce: &str) -> Option<Permit> {
 }
 
 #[test]
-fn a_request_is_answered_once_and_the_reboot_is_waited_for() {
+fn permit_is_issued_once_per_request() {
     let cases: &[(&str, Change, &str)] = &[
         ("no request", |_| {}, "AwaitingAgent"),
         ("a request", |view| shadow(view).status.agent.armed = Some(armed(ArmedPhase::Arming)), "permit for n"),
@@ -54,7 +54,7 @@ fn a_request_is_answered_once_and_the_reboot_is_waited_for() {
 }
 
 #[test]
-fn a_reboot_that_does_not_come_is_the_agents_the_hosts_or_the_images_fault() {
+fn reboot_timeout_reports_agent_host_or_image_as_cause() {
     let cases: &[(&str, Change, &str)] = &[
         ("the agent never asked", |_| {}, "AgentSilent"),
         ("the host has its permit", |view| shadow(view).spec.permit = permit("n"), "RebootTimedOut"),
@@ -86,7 +86,7 @@ fn a_reboot_that_does_not_come_is_the_agents_the_hosts_or_the_images_fault() {
 }
 
 #[test]
-fn the_end_of_a_drain_records_that_every_pod_has_left_and_how_many() {
+fn end_of_drain_records_number_of_removed_pods() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![]);
     let known = |number| DrainedPod { namespace: "shop".into(), name: format!("{number}"), uid: format!("{number}") };
     shadow(&mut view).status.controller.drain.as_mut().unwrap().pods = (0..3).map(known).collect();
@@ -102,7 +102,7 @@ fn the_end_of_a_drain_records_that_every_pod_has_left_and_how_many() {
 }
 
 #[test]
-fn a_blocked_drain_is_reported_once_and_counts_the_pods_that_have_left() {
+fn blocked_drain_emits_one_event_and_counts_removed_pods() {
     let (mut view, policy) = draining(serde_json::json!({}), vec![pod("a", false), pod("b", false), pod("c", false)]);
     let node = view.nodes.get_mut("a").unwrap();
     node.pods.as_mut().unwrap().retain(|pod| pod.name != "p-c");

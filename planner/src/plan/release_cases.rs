@@ -55,7 +55,7 @@ fn looks(node: &mut NodeView, first: i64, last: i64, second: u64) {
 }
 
 #[test]
-fn after_a_permit_a_node_is_released_in_another_boot_or_when_its_kubelet_outlived_the_longest_shutdown() {
+fn release_after_permit_requires_new_boot_or_lease_renewal_after_wait() {
     let boot = |node: &mut NodeView| node.facts.boot_id = "b2".into();
     let alive = |node: &mut NodeView| looks(node, 500, 510, span());
     let dead = |node: &mut NodeView| looks(node, 500, 500, span());
@@ -85,7 +85,7 @@ fn after_a_permit_a_node_is_released_in_another_boot_or_when_its_kubelet_outlive
 }
 
 #[test]
-fn after_a_permit_the_wait_has_to_be_over_by_the_clock_of_the_cluster_and_by_that_of_this_process() {
+fn wait_after_permit_must_elapse_on_cluster_and_monotonic_clock() {
     for (sentence, stood, second, over, wake) in [
         ("neither", 0, 0, false, Some(span())),
         (
@@ -112,7 +112,7 @@ fn after_a_permit_the_wait_has_to_be_over_by_the_clock_of_the_cluster_and_by_tha
 }
 
 #[test]
-fn a_look_at_the_lease_by_a_clock_that_ran_ahead_keeps_no_one_waiting() {
+fn lease_read_with_future_time_is_repeated() {
     let mut node = withdrawn();
     looks(&mut node, 0, 0, 100_000);
     assert_eq!(decide(node, span() + 1).0, Some(Action::LookAtLease));
@@ -120,7 +120,7 @@ fn a_look_at_the_lease_by_a_clock_that_ran_ahead_keeps_no_one_waiting() {
 
 /// A client edits the status by hand, or restores it from a backup.
 #[test]
-fn a_node_whose_release_was_forgotten_is_kept_for_as_long_as_a_host_may_take_to_go_down() {
+fn release_without_progress_waits_for_longest_shutdown() {
     let mut node = withdrawn();
     node.shadow.as_mut().unwrap().status.controller.progress = None;
     for (stood, released) in [(0, false), (span() - 1, false), (span(), true)] {
@@ -131,7 +131,7 @@ fn a_node_whose_release_was_forgotten_is_kept_for_as_long_as_a_host_may_take_to_
 }
 
 #[test]
-fn a_node_that_is_not_held_any_more_is_released_when_its_attempt_has_been_over_for_long_enough() {
+fn formerly_held_node_is_released_after_longest_shutdown() {
     for (stood, released) in [(1, false), (span(), true)] {
         let mut node = withdrawn();
         node.shadow.as_mut().unwrap().status.controller.progress = None;
@@ -146,7 +146,7 @@ fn a_node_that_is_not_held_any_more_is_released_when_its_attempt_has_been_over_f
 }
 
 #[test]
-fn a_release_that_was_noted_in_a_time_that_has_not_come_waits_by_this_process_alone() {
+fn release_recorded_in_future_waits_on_monotonic_clock() {
     let noted_ahead = |stood| {
         let mut node = withdrawn();
         node.shadow.as_mut().unwrap().status.controller.progress.as_mut().unwrap().since = t(1_000_000);
@@ -158,7 +158,7 @@ fn a_release_that_was_noted_in_a_time_that_has_not_come_waits_by_this_process_al
 }
 
 #[test]
-fn a_failure_of_a_version_is_listed_once_until_it_is_resolved() {
+fn version_failure_is_listed_once_until_resolved() {
     let settled = VersionFailure { resolved_by: Some("monday".into()), ..failure(NEW) };
     for (sentence, before, listed) in [
         ("the first failure", vec![], 1),
@@ -184,7 +184,7 @@ fn a_failure_of_a_version_is_listed_once_until_it_is_resolved() {
 }
 
 #[test]
-fn the_record_of_a_claim_goes_with_the_claim_and_stays_while_a_user_holds_the_node() {
+fn claim_record_is_kept_while_held_node_is_claimed() {
     for (sentence, held, claimed, stays) in [
         ("released", false, false, false),
         ("held as it is", true, true, true),

@@ -14,7 +14,7 @@ fn acknowledged(view: &mut ClusterView) -> (Option<String>, Option<String>) {
 }
 
 #[test]
-fn a_resume_is_acknowledged_with_the_end_of_the_freeze_when_every_failure_is_settled() {
+fn resume_is_acknowledged_when_all_failures_are_resolved() {
     for (sentence, resolved_by, done) in
         [("a failure is left", None, false), ("all failures are settled", Some("monday".to_owned()), true)]
     {
@@ -34,7 +34,7 @@ fn a_resume_is_acknowledged_with_the_end_of_the_freeze_when_every_failure_is_set
 }
 
 #[test]
-fn a_retry_ends_the_back_off_once_and_is_acknowledged_in_the_record() {
+fn retry_ends_back_off_once_and_is_acknowledged() {
     let mut waiting = node("a");
     let record = Record { failures: 1, not_before: Some(t(1000)), ..Record::default() };
     waiting.shadow.as_mut().unwrap().status.controller.record = Some(record);
@@ -52,7 +52,7 @@ fn a_retry_ends_the_back_off_once_and_is_acknowledged_in_the_record() {
 }
 
 #[test]
-fn a_release_of_a_node_that_is_in_service_is_acknowledged_and_changes_nothing_else() {
+fn release_of_node_in_service_is_only_acknowledged() {
     let (mut view, policy) = cluster(vec![node("a")], &[]);
     view.operator.as_mut().unwrap().spec.enabled = Some(false);
     let policy = crate::policy::Policy { enabled: false, ..policy };
@@ -68,7 +68,7 @@ fn a_release_of_a_node_that_is_in_service_is_acknowledged_and_changes_nothing_el
 }
 
 #[test]
-fn a_release_during_an_attempt_is_acknowledged_with_its_end() {
+fn release_during_attempt_is_acknowledged_when_attempt_ends() {
     let (mut view, policy) = cluster(vec![at("a", Step::Draining, 0, HostState::StagedUpdate)], &["a"]);
     shadow(&mut view).release = Some("now".into());
     let made = plan(&view, &policy, t(1));

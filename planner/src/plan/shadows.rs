@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn a_labelled_node_gets_a_shadow_once() {
+    fn labelled_node_gets_one_shadow() {
         assert_eq!(changes_of(node(), None), [creation()]);
         assert_eq!(changes_of(node(), Some(shadow())), []);
         assert_eq!(changes_of(NodeFacts { labelled: false, ..node() }, None), []);
     }
 
     #[test]
-    fn the_shadow_of_a_re_created_node_goes() {
+    fn shadow_of_recreated_node_is_deleted() {
         let recreated = NodeFacts { uid: "node-2".into(), ..node() };
         assert_eq!(
             changes_of(recreated, Some(shadow())),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn node_without_label_keeps_its_shadow_until_nothing_of_the_operator_is_left() {
+    fn shadow_of_unlabelled_node_is_kept_until_node_is_released() {
         let unlabelled = NodeFacts { labelled: false, boot_id: "b".into(), ..node() };
         assert_eq!(changes_of(unlabelled.clone(), Some(shadow())).len(), 1);
         let mut armed = shadow();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn no_shadow_is_deleted_while_its_node_is_busy_and_none_is_changed_on_a_stale_view() {
+    fn shadows_are_unchanged_for_busy_node_or_stale_view() {
         let unlabelled = || NodeFacts { labelled: false, boot_id: "b".into(), ..node() };
         let busy = |view: &mut ClusterView| _ = view.busy.insert("a".into());
         let stale = |view: &mut ClusterView| view.stale = true;

@@ -1013,7 +1013,7 @@ fn run_with_sick_pods(seed: u64, nodes: usize, breaks_driver: bool) -> (World, b
 }
 
 #[test]
-fn sick_pods_freeze_no_rollout_that_is_not_to_blame_for_them() {
+fn unrelated_unhealthy_pods_do_not_freeze_rollout() {
     for seed in 0..25 {
         let (world, frozen) = run_with_sick_pods(seed, 1 + seed as usize % 5, false);
         assert!(!frozen, "seed {seed}: {:#?}", world.view.nodes.values().map(NodeView::record).collect::<Vec<_>>());
@@ -1027,7 +1027,7 @@ fn sick_pods_freeze_no_rollout_that_is_not_to_blame_for_them() {
 }
 
 #[test]
-fn version_that_breaks_the_pods_of_an_owner_freezes_its_rollout() {
+fn version_that_breaks_pods_freezes_rollout() {
     for seed in 0..10 {
         let (world, frozen) = run_with_sick_pods(seed, 6, true);
         let updated = world.hosts.values().filter(|host| host.runs == Some(NEW)).count();
@@ -1041,7 +1041,7 @@ fn version_that_breaks_the_pods_of_an_owner_freezes_its_rollout() {
 
 /// The order in which the server lists objects must not matter.
 #[test]
-fn a_plan_does_not_depend_on_the_order_of_what_it_is_made_from() {
+fn plan_is_independent_of_object_order() {
     for seed in 0..20 {
         let mut world = World::new(seed, 6, 2);
         for _ in 0..60 {
@@ -1066,14 +1066,14 @@ fn a_plan_does_not_depend_on_the_order_of_what_it_is_made_from() {
 }
 
 #[test]
-fn without_trouble_every_node_ends_on_the_new_version_and_is_released() {
+fn all_nodes_are_updated_and_released_without_faults() {
     for seed in 0..50 {
         run(seed, false);
     }
 }
 
 #[test]
-fn whatever_happens_in_between_the_budget_holds_and_every_node_is_released() {
+fn budget_is_kept_and_all_nodes_are_released_under_faults() {
     for seed in 0..120 {
         run(seed, true);
     }

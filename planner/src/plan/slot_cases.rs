@@ -26,7 +26,7 @@ fn reason(made: &Plan) -> &'static str {
 }
 
 #[test]
-fn no_node_is_checked_while_there_is_no_free_slot() {
+fn nodes_are_not_checked_without_free_slot() {
     let made = plan_beside(json!({"maxUnavailable": 1}), |_| {});
     assert_eq!(made.pods, ["a".to_owned()].into());
     assert_eq!(made.waits["b"], Wait::Queued { position: 0, behind: Some("a".into()) });
@@ -35,7 +35,7 @@ fn no_node_is_checked_while_there_is_no_free_slot() {
 }
 
 #[test]
-fn a_limit_of_its_own_is_named_only_while_there_are_free_slots() {
+fn group_and_canary_limits_are_reported_only_with_free_slots() {
     let groups = json!([{"name": "db", "selector": {"matchLabels": {"tier": "db"}}, "maxUnavailable": 1}]);
     let of_the_group = |node: &mut NodeView| {
         node.facts.labels = std::sync::Arc::new([("tier".to_owned(), "db".to_owned())].into());
@@ -52,7 +52,7 @@ fn a_limit_of_its_own_is_named_only_while_there_are_free_slots() {
 }
 
 #[test]
-fn a_node_without_a_shadow_says_what_is_missing() {
+fn node_without_shadow_reports_missing_shadow_or_label() {
     for (labelled, expected) in [(true, Wait::NoShadow), (false, Wait::NotLabelled)] {
         let mut bare = node("a");
         bare.shadow = None;
@@ -72,7 +72,7 @@ fn blocked_before(name: &str) -> NodeView {
 }
 
 #[test]
-fn a_node_that_is_next_costs_no_write_beside_its_slot_and_one_that_waits_is_told() {
+fn node_getting_slot_has_no_status_write_and_waiting_node_has() {
     let plan_with = |slots: &[&str], standby: Standby, own: Option<&str>| {
         let drained = at("a", Step::Draining, 0, HostState::StagedUpdate);
         let nodes = if slots.is_empty() { vec![blocked_before("b")] } else { vec![drained, blocked_before("b")] };
@@ -90,7 +90,7 @@ fn a_node_that_is_next_costs_no_write_beside_its_slot_and_one_that_waits_is_told
 }
 
 #[test]
-fn slots_and_checks_go_to_no_more_nodes_than_a_canary_step_has() {
+fn canary_step_limits_slots_and_checks() {
     let strategy = json!({"canary": [{"nodes": 1, "soak": "1h"}], "preStage": {"maxConcurrent": 2}});
     for read in [true, false] {
         let mut nodes = ["a", "b"].map(|name| at(name, Step::Staged, 0, HostState::StagedUpdate));
@@ -106,7 +106,7 @@ fn slots_and_checks_go_to_no_more_nodes_than_a_canary_step_has() {
 }
 
 #[test]
-fn only_the_leaders_own_node_waits_for_the_others() {
+fn only_node_of_leader_waits_for_other_slots() {
     for (own, standby, slots) in [
         ("b", Standby::Ready, 1),
         ("b", Standby::NotReady, 1),
@@ -128,7 +128,7 @@ fn only_the_leaders_own_node_waits_for_the_others() {
 }
 
 #[test]
-fn a_refused_node_wakes_no_leader_while_there_is_no_free_slot() {
+fn refused_node_causes_no_wakeup_without_free_slot() {
     let refused = |node: &mut NodeView| {
         if node.facts.name == "b" {
             let wait = Wait::PodsNotReady { pod: "shop/web".into(), count: 1 };
@@ -147,7 +147,7 @@ fn begun(made: &Plan) -> usize {
 }
 
 #[test]
-fn twice_as_many_nodes_as_there_are_free_slots_begin_and_the_others_know_their_place() {
+fn staging_starts_on_twice_as_many_nodes_as_free_slots() {
     let idle = || (0..8).map(|n| node(&format!("idle-{n}")));
     let (mut view, _) = cluster(idle().collect(), &[]);
     let policy = with_policy(&mut view, json!({"maxUnavailable": 3}));
@@ -169,7 +169,7 @@ fn twice_as_many_nodes_as_there_are_free_slots_begin_and_the_others_know_their_p
 }
 
 #[test]
-fn the_leader_wakes_when_a_version_is_old_enough_and_never_in_the_past() {
+fn plan_wakes_when_version_reaches_minimum_age() {
     for (second, expected) in [(1, Some(t(100))), (99, Some(t(100))), (100, None), (101, None)] {
         let (mut view, _) = cluster(vec![node("a"), node("b")], &[]);
         let policy = with_policy(&mut view, json!({"version": {"minimumAge": "100s"}, "enabled": false}));
@@ -187,7 +187,7 @@ fn the_leader_wakes_when_a_version_is_old_enough_and_never_in_the_past() {
 }
 
 #[test]
-fn a_drain_ends_with_the_first_action_that_is_not_part_of_it() {
+fn drain_continues_through_claim_and_ends_with_other_actions() {
     let (view, policy) = draining(json!({}), vec![]);
     let after_the_drain = plan(&view, &policy, t(1)).actions.remove("a").unwrap();
     assert!(Plan::ends_drain(&after_the_drain), "{after_the_drain:?}");
@@ -199,7 +199,7 @@ fn a_drain_ends_with_the_first_action_that_is_not_part_of_it() {
 }
 
 #[test]
-fn a_failure_that_freezes_the_rollout_gives_no_slot_in_the_same_plan() {
+fn plan_with_freezing_failure_assigns_no_slot() {
     for (reason, free) in [(FailureReason::BootFellBack, false), (FailureReason::HostArmedByOther, true)] {
         let (mut view, _) = cluster(vec![failed(reason), at("b", Step::Staged, 0, HostState::StagedUpdate)], &["a"]);
         let policy = with_policy(&mut view, json!({"maxUnavailable": 2}));
@@ -210,7 +210,7 @@ fn a_failure_that_freezes_the_rollout_gives_no_slot_in_the_same_plan() {
 }
 
 #[test]
-fn a_slot_outlasts_the_write_that_begins_its_drain() {
+fn slot_is_kept_by_write_that_starts_drain() {
     let mut staged = at("a", Step::Staged, 0, HostState::StagedUpdate);
     staged.pods = Some(vec![]);
     let (view, policy) = cluster(vec![staged], &["a"]);
@@ -221,7 +221,7 @@ fn a_slot_outlasts_the_write_that_begins_its_drain() {
 }
 
 #[test]
-fn a_write_of_the_slots_retracts_those_that_it_removes_or_replaces() {
+fn slot_write_retracts_removed_and_replaced_slots() {
     let slot =
         |node: &str, since| models::operator::Slot { uid: format!("uid-{node}"), node: node.into(), since: t(since) };
     let before = [slot("a", 1), slot("b", 1), slot("c", 1)];

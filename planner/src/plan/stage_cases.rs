@@ -22,7 +22,7 @@ fn staging() -> (ClusterView, Policy) {
 }
 
 #[test]
-fn a_download_goes_on_in_its_boot_and_ends_when_its_reason_is_gone() {
+fn staging_continues_or_ends_with_desired_state_and_policy() {
     let cases: &[(&str, Change, &str)] = &[
         ("it is under way", |_, _| {}, "Staging"),
         ("it is not ordered yet", |view, _| shadow(view).spec.attempt = 0, "order StagedUpdate of 1"),
@@ -61,7 +61,7 @@ fn a_download_goes_on_in_its_boot_and_ends_when_its_reason_is_gone() {
 }
 
 #[test]
-fn a_download_has_until_its_deadline() {
+fn staging_times_out_at_deadline() {
     let (view, policy) = staging();
     let limit = i64::try_from(policy.stage.as_secs()).unwrap();
     let before = plan(&view, &policy, t(limit - 1));
@@ -70,7 +70,7 @@ fn a_download_has_until_its_deadline() {
 }
 
 #[test]
-fn an_attempt_without_a_record_is_ended_and_takes_part_in_the_budget_where_its_node_may_be_out_of_service() {
+fn attempt_without_progress_ends_and_is_disruptive_with_slot_or_claim() {
     for (sentence, slotted, claimed, disruptive) in
         [("neither slot nor claim", false, false, false), ("a slot", true, false, true), ("a claim", false, true, true)]
     {
@@ -90,7 +90,7 @@ fn an_attempt_without_a_record_is_ended_and_takes_part_in_the_budget_where_its_n
 }
 
 #[test]
-fn an_idle_node_begins_only_if_nothing_speaks_against_it() {
+fn idle_node_starts_staging_only_without_objection() {
     let cases: &[(&str, Change, &str)] = &[
         ("nothing does", |_, _| {}, "step Staging"),
         ("the node is being deleted", |view, _| a(view).facts.deleting = true, "Deleting"),
@@ -107,7 +107,7 @@ fn an_idle_node_begins_only_if_nothing_speaks_against_it() {
 }
 
 #[test]
-fn an_attempt_counts_from_the_highest_number_that_is_known() {
+fn next_attempt_number_follows_highest_known_number() {
     for (ordered, recorded, expected) in [(0, None, 1), (4, None, 5), (4, Some(7), 8), (7, Some(4), 8)] {
         let (mut view, policy) = cluster(vec![node("a")], &[]);
         shadow(&mut view).spec.attempt = ordered;

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn age_begins_also_where_one_node_of_the_kind_reports_nothing_new() {
+    fn version_age_starts_despite_one_node_without_new_version() {
         let new = || offered("new", Some(&[NEW, OLD]));
         let old = |name| offered(name, Some(&[OLD]));
         let silent = |name| offered(name, None);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_new_while_one_node_of_the_kind_runs_an_older_one() {
+    fn version_is_new_while_any_node_runs_an_older_one() {
         for (sentence, running, new) in [
             ("the first one does", [OLD, NEW], true),
             ("the last one does", [NEW, OLD], true),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_stays_known_while_it_is_offered_or_has_failed_or_no_host_has_refreshed() {
+    fn known_version_is_kept_while_offered_failed_or_unrefreshed() {
         let quarantined = Quarantined { reason: FailureReason::BootFellBack, nodes: vec![], since: t(0) };
         for (sentence, offers, failed, quarantined, stays) in [
             ("it is offered", Some(&[NEW][..]), vec![], None, true),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_failed_is_not_forgotten_for_want_of_room() {
+    fn failed_version_is_kept_when_list_is_full() {
         let (mut view, _) = cluster(vec![], &[]);
         let version = |patch: u64| {
             let key = ("aws-k8s-1.37".into(), "x86_64".into(), Version::new(2, 0, patch));

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_those_of_kubernetes() {
+    fn revision_hash_equals_kubernetes_controller_revision_hash() {
         for (content, collisions, expected) in [
             ("{}", None, "5894b84845"),
             ("{}", Some(0), "cccc864bc"),
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_keeps_its_name_as_long_as_it_makes_the_same_of_nodes() {
+    fn revision_name_changes_only_with_target_exclusions_or_waves() {
         let latest = named(json!({}));
         for (sentence, spec) in [
             ("a default that is spelled out", json!({"version": {"target": "latest", "ignoreWaves": false}})),

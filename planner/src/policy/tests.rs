@@ -7,13 +7,13 @@ fn spec(text: &str) -> BottlerocketUpdateOperatorSpec {
 }
 
 #[test]
-fn an_empty_resource_means_the_documented_defaults() {
+fn empty_spec_means_default_policy() {
     let policy = Policy::from_spec(&BottlerocketUpdateOperatorSpec::default()).unwrap();
     assert_eq!(policy, Policy { present: true, ..Policy::default() });
 }
 
 #[test]
-fn every_policy_that_the_documentation_and_the_examples_show_can_be_obeyed() {
+fn documented_and_example_policies_are_valid() {
     let pages = [include_str!("../../../docs/policy.md"), include_str!("../../../docs/expressions.md")];
     let blocks = pages.iter().flat_map(|page| page.split("```yaml\n").skip(1));
     let mut shown = 0;
@@ -40,14 +40,14 @@ fn every_policy_that_the_documentation_and_the_examples_show_can_be_obeyed() {
 }
 
 #[test]
-fn the_wait_after_failures_doubles_up_to_a_day() {
+fn back_off_doubles_up_to_one_day() {
     let policy = Policy::default();
     let minutes = |failures| policy.back_off_after(failures).as_secs() / 60;
     assert_eq!([minutes(1), minutes(2), minutes(3), minutes(20), minutes(i64::MAX)], [10, 20, 40, 1440, 1440]);
 }
 
 #[test]
-fn what_cannot_be_obeyed_is_named_with_its_field() {
+fn invalid_policy_error_names_its_field() {
     for (text, field) in [
         (r#"{"maxUnavailable": "0%"}"#, "spec.maxUnavailable"),
         (r#"{"version": {"target": "newest"}}"#, "spec.version.target"),
@@ -74,7 +74,7 @@ fn what_cannot_be_obeyed_is_named_with_its_field() {
 }
 
 #[test]
-fn a_policy_that_cannot_be_obeyed_leaves_the_last_good_one_in_force() {
+fn invalid_policy_keeps_last_valid_policy_in_force() {
     let mut operator = OperatorFacts { spec: spec(r#"{"version": {"target": "newest"}}"#), ..OperatorFacts::default() };
     let policy = Policy::in_force(Some(&operator));
     assert!(policy.present && policy.unusable, "nothing good is known");
@@ -91,7 +91,7 @@ fn a_policy_that_cannot_be_obeyed_leaves_the_last_good_one_in_force() {
 }
 
 #[test]
-fn a_node_follows_the_first_group_that_matches_and_the_rest_is_as_for_all() {
+fn node_uses_first_matching_group_and_defaults_for_other_fields() {
     let policy = Policy::from_spec(&spec(
         r#"{
             "drain": {"timeout": "5m"}, "health": {"after": {"soak": "2m"}},

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn target_is_latest_one_version_or_a_range() {
+    fn target_parses_as_latest_version_or_range() {
         assert_eq!(read("latest"), (Target::Latest, vec![]));
         for text in ["1.20.5", "v1.20.5", " 1.20.5 "] {
             assert_eq!(read(text), (Target::Exact(v("1.20.5")), vec![]), "{text}");
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn exclusion_covers_what_its_text_says() {
+    fn exclusion_covers_version_or_range() {
         for (text, covered, left) in [
             ("1.19", vec!["1.19.0", "1.19.5", "1.19.5-rc.1"], vec!["1.18.9", "1.20.5"]),
             ("1.20.5", vec!["1.20.5"], vec!["1.20.4", "1.20.6"]),
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_version_is_refused_with_what_to_write() {
+    fn invalid_target_error_shows_how_to_write_it() {
         for (text, hint) in [
             ("newest", "'latest'"),
             ("", "'latest'"),

@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volume_claims_of_a_pod_are_those_that_it_names_and_those_that_are_made_for_it() {
+    fn volume_claims_of_pod_include_named_and_ephemeral_claims() {
         let volumes = json!([
             {"name": "data", "persistentVolumeClaim": {"claimName": "data-db-0"}},
             {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerations_of_the_cordon_are_recognised() {
+    fn toleration_of_cordon_is_recognized() {
         for (toleration, expected) in [
             (json!({"operator": "Exists"}), true),
             (json!({"operator": "Exists", "effect": "NoSchedule"}), true),
@@ -387,14 +387,14 @@ mod tests {
     }
 
     #[test]
-    fn the_version_of_a_node_is_read_from_its_os_image() {
+    fn node_version_is_parsed_from_os_image() {
         let node = |image: &str| NodeFacts { os_image: image.into(), ..NodeFacts::default() };
         assert_eq!(node("Bottlerocket OS 1.20.5 (aws-k8s-1.37)").os_version(), Some(semver::Version::new(1, 20, 5)));
         assert_eq!(node("Debian GNU/Linux 12 (bookworm)").os_version(), None);
     }
 
     #[test]
-    fn pod_names_its_last_restart_and_why_it_is_not_ready() {
+    fn pod_facts_include_last_restart_and_reason_for_not_ready() {
         let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
         let ended =
             |second: i64| serde_json::json!({"terminated": {"exitCode": 1, "finishedAt": at(second).to_string()}});

@@ -66,7 +66,7 @@ mod tests {
     use crate::fixtures::{at, node, t};
 
     #[test]
-    fn a_node_has_stood_since_it_was_first_seen_like_that_and_any_change_begins_again() {
+    fn observed_duration_restarts_when_release_or_shadow_changes() {
         let releasing = || at("a", Step::Releasing, 0, HostState::Idle);
         let orphan = || {
             let mut node = node("a");

@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_that_ends_by_time_says_when() {
+    fn closed_window_reports_its_opening_time() {
         let at = Timestamp::from_second(1_800_000_000).unwrap();
         let closed = Wait::WindowClosed { opens: Some(at) };
         assert_eq!(closed.ends(), Some(at));
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn version_that_is_not_taken_is_named_with_the_rule() {
+    fn message_names_rule_that_rejects_version() {
         let version = || Version::new(1, 20, 5);
         for (wait, text) in [
             (

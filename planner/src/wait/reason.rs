@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_is_read_back_from_its_word() {
+    fn wait_reasons_round_trip_through_their_names() {
         for reason in WaitReason::iter() {
             assert_eq!(WaitReason::from_str(reason.as_str()), Ok(reason));
         }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_of_a_check_is_shown_on_the_node_that_has_it() {
+    fn check_findings_set_blocked_condition() {
         for reason in WaitReason::iter().filter(|reason| reason.is_check_finding()) {
             assert!(reason.blocks(), "{reason}");
         }

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn nonces_follow_each_other_after_their_lifetime_and_a_growing_random_delay() {
+    fn new_nonce_follows_after_expiry_and_growing_random_delay() {
         let extra = |before| {
             let request = request(before);
             request.next - request.expiry()
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn permit_answers_the_nonce_that_it_names() {
+    fn permit_answers_only_request_with_its_nonce() {
         let request = request(0);
         let mut view = view(HostState::RebootedIntoUpdate);
         assert!(!request.is_answered_in(&view));

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_change_is_retried_with_back_off_and_becomes_a_problem_after_three_refusals() {
+    fn rejected_settings_change_is_retried_and_reported_after_three_failures() {
         let now = Instant::now();
         let mut progress = SettingsProgress::default();
         for refusals in 1..=TRIES {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn new_desired_state_does_not_shorten_the_wait_for_a_signature() {
+    fn new_desired_state_does_not_end_wait_for_signature() {
         let mut progress = SettingsProgress::default();
         let problem = unsigned(&StatementError::Missing);
         assert!(progress.wait(problem.clone(), None));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_that_no_refresh_shows_is_committed_once_more_and_then_left() {
+    fn lock_not_shown_by_refreshes_is_committed_once_more() {
         let status = facts("b", OLD, Some("Available"), ("refresh", "Success")).status.unwrap();
         let other = Version::new(1, 19, 0);
         let mut progress = SettingsProgress::default();
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn refresh_that_shows_the_lock_ends_the_wait_for_it() {
+    fn refresh_showing_lock_ends_wait() {
         let status = facts("b", OLD, Some("Available"), ("refresh", "Success")).status.unwrap();
         let mut progress = SettingsProgress::default();
         progress.await_change(&lock(&NEW.to_string()), Vec::new());

@@ -17,7 +17,7 @@ use tokio_rustls::server::TlsStream;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteFault {
     /// It is stored and its answer is lost.
-    AnswerLost,
+    ResponseLost,
     /// It is refused.
     Refused,
 }
@@ -31,19 +31,19 @@ pub(crate) enum WebFault {
     /// Each connection is closed as soon as it is accepted.
     Down,
     /// Connections are accepted, and requests never answered.
-    Mute,
+    Unresponsive,
     /// Each request is refused with this status.
     Refuses(&'static str),
     /// Answers and the stream's lines are not JSON.
-    Garbled,
+    InvalidJson,
     /// Each stream sends the shadow once and ends properly.
-    Brief,
+    ShortStreams,
     /// Each stream ends properly after two seconds, as when the replicas move from node to node.
-    Moves,
+    PeriodicStreamEnds,
     /// Reports are stored and their answers lost.
-    AnswersLost,
+    ResponsesLost,
     /// Conditions are dropped from what is stored, as by a version that does not know them.
-    Prunes,
+    DropsConditions,
     /// The stream has lines of types that the agent does not know.
     Novel,
 }
@@ -144,7 +144,7 @@ impl Web {
     }
 
     /// Changes the agent status as another client, without an event on the stream.
-    pub(crate) fn tamper(&self, change: impl FnOnce(&mut AgentStatus)) {
+    pub(crate) fn write_status_as_other_client(&self, change: impl FnOnce(&mut AgentStatus)) {
         self.with(|state| {
             let view = state.view.as_mut().unwrap();
             change(&mut view.status);
@@ -158,7 +158,7 @@ impl Web {
     }
 
     /// Removes a scripted fault; returns true if there was any.
-    pub(crate) fn unfault(&self) -> bool {
+    pub(crate) fn remove_write_fault(&self) -> bool {
         self.with(|state| state.faults.pop().is_some())
     }
 
@@ -250,9 +250,9 @@ impl Web {
             let web_fault = self.now();
             match web_fault {
                 WebFault::Down => return,
-                WebFault::Mute => {
+                WebFault::Unresponsive => {
                     let mut changed = self.changed.subscribe();
-                    while self.now() == WebFault::Mute {
+                    while self.now() == WebFault::Unresponsive {
                         let _ = changed.changed().await;
                     }
                     return;
@@ -261,7 +261,7 @@ impl Web {
                     respond(&mut stream, status, r#"{"type":"urn:x","title":"No","status":400}"#).await;
                     continue;
                 }
-                WebFault::Garbled => {
+                WebFault::InvalidJson => {
                     respond(&mut stream, "200 OK", "{\"metadata\":\n}\u{1}\n[]\nnull\n{\"type\":7}\n").await;
                     continue;
                 }
@@ -292,14 +292,14 @@ impl Web {
                 state.stored += 1;
                 view.etag = state.stored.to_string();
                 view.status = status.clone();
-                if web_fault == WebFault::Prunes {
+                if web_fault == WebFault::DropsConditions {
                     view.status.conditions.clear();
                 }
                 state.writes.push(status);
                 (("200 OK", serde_json::to_string(view).unwrap()), fault)
             });
             self.wake();
-            if fault == Some(WriteFault::AnswerLost) || web_fault == WebFault::AnswersLost {
+            if fault == Some(WriteFault::ResponseLost) || web_fault == WebFault::ResponsesLost {
                 return;
             }
             respond(&mut stream, answer.0, &answer.1).await;
@@ -329,13 +329,13 @@ impl Web {
             if stream.write_all(line.as_bytes()).await.is_err() || stream.flush().await.is_err() {
                 return;
             }
-            if began == WebFault::Brief {
+            if began == WebFault::ShortStreams {
                 break;
             }
             tokio::select! {
                 _ = changed.changed() => {}
                 () = tokio::time::sleep(Duration::from_secs(15)) => {}
-                () = tokio::time::sleep_until(moves), if began == WebFault::Moves => break,
+                () = tokio::time::sleep_until(moves), if began == WebFault::PeriodicStreamEnds => break,
             }
         }
         let _ = stream.shutdown().await;

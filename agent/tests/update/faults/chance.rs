@@ -218,13 +218,13 @@ impl<'a> RandomRun<'a> {
             12 => {
                 let web_fault = *[
                     WebFault::Down,
-                    WebFault::Mute,
+                    WebFault::Unresponsive,
                     WebFault::Refuses("503 Service Unavailable"),
                     WebFault::Refuses("401 Unauthorized"),
-                    WebFault::Garbled,
-                    WebFault::Brief,
-                    WebFault::AnswersLost,
-                    WebFault::Prunes,
+                    WebFault::InvalidJson,
+                    WebFault::ShortStreams,
+                    WebFault::ResponsesLost,
+                    WebFault::DropsConditions,
                     WebFault::Novel,
                 ]
                 .choose(&mut self.chance)
@@ -233,7 +233,8 @@ impl<'a> RandomRun<'a> {
             }
             13 => {
                 for _ in 0..times {
-                    let fault = if self.chance.random_bool(0.5) { WriteFault::AnswerLost } else { WriteFault::Refused };
+                    let fault =
+                        if self.chance.random_bool(0.5) { WriteFault::ResponseLost } else { WriteFault::Refused };
                     self.bench.web.fault(fault);
                 }
             }
@@ -250,13 +251,13 @@ impl<'a> RandomRun<'a> {
         while Instant::now() < end {
             pass(Duration::from_secs(1)).await;
             self.kubelet().await;
-            self.withdrawn_is_disarmed();
+            self.assert_withdrawn_is_disarmed();
             self.controller();
         }
     }
 
     /// Once a withdrawn desired state is acknowledged and nothing is reported as armed, no boot takes another image.
-    fn withdrawn_is_disarmed(&self) {
+    fn assert_withdrawn_is_disarmed(&self) {
         let (view, host) = (self.bench.web.view(), self.bench.host.snapshot());
         let report = &view.status.report;
         let withdrawn = view.spec.state == HostState::Idle
@@ -308,7 +309,7 @@ async fn run(seed: u64, counts: &Counts) {
     run.bench.host.mend();
     run.bench.host.release_command();
     run.bench.web.web_fault(WebFault::None);
-    while run.bench.web.unfault() {}
+    while run.bench.web.remove_write_fault() {}
     run.release += 1;
     let wanted = Version::new(1, 20, run.release);
     run.bench.releases.publish(wanted.clone());
@@ -328,7 +329,7 @@ async fn run(seed: u64, counts: &Counts) {
 }
 
 #[test]
-fn update_succeeds_after_hours_of_random_faults_and_nothing_is_done_twice() {
+fn random_faults_cause_no_repeated_action_and_update_succeeds_afterwards() {
     let seeds = match std::env::var(SEED) {
         Ok(text) => vec![text.parse().unwrap()],
         Err(_) => (0..RUNS).map(|_| rand::random()).collect(),

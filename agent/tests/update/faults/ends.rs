@@ -34,7 +34,7 @@ fn control(bench: &Bench) {
 
 /// Ends the agent after so many turns of an update, by `kill` or as a SIGTERM does; returns true if that was before the
 /// reboot.
-async fn ended_after(turns: usize, kill: bool, counts: &Counts) -> bool {
+async fn end_agent_after(turns: usize, kill: bool, counts: &Counts) -> bool {
     let what = || format!("{} after {turns} turns", if kill { "killed" } else { "ended" });
     let bench = Bench::without_agent().await;
     bench.web.create();
@@ -44,7 +44,7 @@ async fn ended_after(turns: usize, kill: bool, counts: &Counts) -> bool {
         settle(1).await;
         control(&bench);
     }
-    let in_the_middle = reboots(&bench.host.log()) == 0;
+    let before_reboot = reboots(&bench.host.log()) == 0;
     let calls = counts.calls();
     if kill {
         agent.kill().await;
@@ -77,17 +77,17 @@ async fn ended_after(turns: usize, kill: bool, counts: &Counts) -> bool {
     let told = bench.web.writes().iter().filter_map(|w| w.report.armed.as_ref().map(|a| a.phase)).collect::<Vec<_>>();
     assert!(told.contains(&ArmedPhase::Activated), "{}: it did not tell before it rebooted", what());
     agent.end().await.unwrap();
-    in_the_middle
+    before_reboot
 }
 
 #[test]
-fn agent_ended_at_any_moment_makes_no_further_call_and_the_next_one_continues() {
+fn agent_stopped_at_any_moment_makes_no_call_and_next_one_continues() {
     for kill in [false, true] {
         let mut moments = 0;
         for turns in (0..LONGEST).step_by(STRIDE) {
-            let mut in_the_middle = false;
-            simulate(async |counts| in_the_middle = ended_after(turns, kill, counts).await);
-            if !in_the_middle {
+            let mut before_reboot = false;
+            simulate(async |counts| before_reboot = end_agent_after(turns, kill, counts).await);
+            if !before_reboot {
                 break;
             }
             moments += 1;

@@ -104,8 +104,8 @@ const CASES: &[Case] = &[
     ),
     ("another client's command never ends", HostOrWebFault::Held, Some("Answered")),
     ("the web API is down", HostOrWebFault::Web(WebFault::Down), None),
-    ("the web API says nothing", HostOrWebFault::Web(WebFault::Mute), None),
-    ("the web API speaks garbage", HostOrWebFault::Web(WebFault::Garbled), None),
+    ("the web API says nothing", HostOrWebFault::Web(WebFault::Unresponsive), None),
+    ("the web API speaks garbage", HostOrWebFault::Web(WebFault::InvalidJson), None),
     ("the web API does not know us", HostOrWebFault::Web(WebFault::Refuses("401 Unauthorized")), None),
     ("the web API forbids it", HostOrWebFault::Web(WebFault::Refuses("403 Forbidden")), None),
     ("the web API has no shadow", HostOrWebFault::Web(WebFault::Refuses("404 Not Found")), None),
@@ -113,26 +113,26 @@ const CASES: &[Case] = &[
     ("the web API is busy", HostOrWebFault::Web(WebFault::Refuses("429 Too Many Requests")), None),
     ("the web API has lost the cluster", HostOrWebFault::Web(WebFault::Refuses("503 Service Unavailable")), None),
     ("the web API redirects", HostOrWebFault::Web(WebFault::Refuses("302 Found")), None),
-    ("the web API ends each stream, as it should", HostOrWebFault::Web(WebFault::Brief), Some("Answered")),
-    ("the web API loses its answers", HostOrWebFault::Web(WebFault::AnswersLost), Some("Answered")),
-    ("an older web API drops what it does not know", HostOrWebFault::Web(WebFault::Prunes), None),
+    ("the web API ends each stream, as it should", HostOrWebFault::Web(WebFault::ShortStreams), Some("Answered")),
+    ("the web API loses its answers", HostOrWebFault::Web(WebFault::ResponsesLost), Some("Answered")),
+    ("an older web API drops what it does not know", HostOrWebFault::Web(WebFault::DropsConditions), None),
     ("a newer web API says what no one knows", HostOrWebFault::Web(WebFault::Novel), Some("Answered")),
 ];
 
 #[test]
-fn agent_survives_an_hour_of_any_fault_and_continues_afterwards() {
+fn one_hour_of_any_fault_causes_bounded_traffic_and_agent_recovers() {
     let wanted = std::env::var(ONLY).unwrap_or_default();
     for case in CASES.iter().filter(|(what, ..)| what.contains(&wanted)) {
-        simulate(async |counts| an_hour_of(case, counts).await);
+        simulate(async |counts| run_one_hour(case, counts).await);
     }
 }
 
-async fn an_hour_of((what, fault, told): &Case, counts: &Counts) {
+async fn run_one_hour((what, fault, told): &Case, counts: &Counts) {
     let bench = Bench::without_agent().await;
     bench.web.create();
     let mut agent = Within::start(&bench);
-    let told_of = || bench.web.view().status;
-    assert!(pass_until(MINUTE, || told_of().report.observed_generation == Some(1)).await, "{what}: it reports");
+    let reported_status = || bench.web.view().status;
+    assert!(pass_until(MINUTE, || reported_status().report.observed_generation == Some(1)).await, "{what}: it reports");
     if matches!(fault, HostOrWebFault::Host(_, path, _) if path.contains("settings") || path.contains("tx")) {
         let policy = HostPolicy { refresh_interval: None, ..bench.policy(Some("1.20.5"), None) };
         bench.web.change_spec(|spec| spec.host = Some(policy));
@@ -161,7 +161,7 @@ async fn an_hour_of((what, fault, told): &Case, counts: &Counts) {
     assert!(traffic <= TRAFFIC, "{what}: {traffic} connections and requests in an hour");
     assert!(lines <= LINES, "{what}: {lines} lines logged in an hour");
     if let Some(told) = told {
-        let reason = find_condition(&told_of().conditions, HOST_REACHABLE).map(|c| c.reason.clone());
+        let reason = find_condition(&reported_status().conditions, HOST_REACHABLE).map(|c| c.reason.clone());
         assert_eq!(reason.as_deref(), Some(*told), "{what}");
     }
     assert_eq!((arms(&bench.host.log()), reboots(&bench.host.log())), (0, 0), "{what}: no permit was issued");
@@ -170,11 +170,11 @@ async fn an_hour_of((what, fault, told): &Case, counts: &Counts) {
     bench.host.release_command();
     bench.web.web_fault(WebFault::None);
     bench.withdraw();
-    let idle = || told_of().report.observed_generation == Some(bench.web.view().metadata.generation);
-    assert!(pass_until(5 * MINUTE, idle).await, "{what}: it does not take notice: {:#?}", told_of());
+    let idle = || reported_status().report.observed_generation == Some(bench.web.view().metadata.generation);
+    assert!(pass_until(5 * MINUTE, idle).await, "{what}: it does not take notice: {:#?}", reported_status());
     bench.stage(2);
-    let staged = || idle() && told_of().report.state == Some(HostState::StagedUpdate);
-    assert!(pass_until(5 * MINUTE, staged).await, "{what}: it does not go on: {:#?}", told_of());
+    let staged = || idle() && reported_status().report.state == Some(HostState::StagedUpdate);
+    assert!(pass_until(5 * MINUTE, staged).await, "{what}: it does not go on: {:#?}", reported_status());
     if agent.has_ended() {
         agent = Within::start(&bench);
     }
@@ -182,12 +182,12 @@ async fn an_hour_of((what, fault, told): &Case, counts: &Counts) {
 }
 
 #[test]
-fn agent_hears_of_each_desired_state_soon_while_the_replicas_of_the_web_api_move_from_node_to_node() {
+fn agent_receives_desired_state_within_a_second_while_web_api_replicas_move() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
         let agent = Within::start(&bench);
-        bench.web.web_fault(WebFault::Moves);
+        bench.web.web_fault(WebFault::PeriodicStreamEnds);
         pass(MINUTE).await;
         for _ in 0..60 {
             bench.web.change_spec(|_| {});
@@ -202,7 +202,7 @@ fn agent_hears_of_each_desired_state_soon_while_the_replicas_of_the_web_api_move
 }
 
 #[test]
-fn host_refreshes_at_most_once_a_second_whatever_policy_and_desired_states_require() {
+fn host_refreshes_at_most_once_per_second() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
@@ -283,7 +283,7 @@ fn status_of_many_megabytes_is_read() {
 }
 
 #[test]
-fn activation_carried_out_long_after_its_order_was_withdrawn_is_disarmed() {
+fn late_activation_of_withdrawn_attempt_is_disarmed() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
@@ -307,7 +307,7 @@ fn activation_carried_out_long_after_its_order_was_withdrawn_is_disarmed() {
 }
 
 #[test]
-fn dead_socket_ends_the_agent_soon_and_the_next_agent_continues() {
+fn missing_or_stale_socket_ends_agent_and_new_agent_resumes() {
     for clean in [true, false] {
         simulate(async |counts| {
             let bench = Bench::without_agent().await;
@@ -352,7 +352,7 @@ fn dead_socket_ends_the_agent_soon_and_the_next_agent_continues() {
 }
 
 #[test]
-fn unknown_desired_state_is_reported_and_causes_no_command() {
+fn unknown_desired_state_is_reported_without_action() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();
@@ -380,7 +380,7 @@ fn unknown_desired_state_is_reported_and_causes_no_command() {
 }
 
 #[test]
-fn unknown_update_state_is_reported_and_causes_no_command() {
+fn unknown_update_state_is_reported_without_host_command() {
     simulate(async |_| {
         let bench = Bench::without_agent().await;
         bench.web.create();

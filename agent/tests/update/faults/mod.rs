@@ -132,15 +132,15 @@ impl Within {
     }
 }
 
-/// Runs a story in simulated time.
-pub(crate) fn simulate(story: impl AsyncFnOnce(&Counts)) {
+/// Runs a scenario in simulated time.
+pub(crate) fn simulate(scenario: impl AsyncFnOnce(&Counts)) {
     let counts = Counts::default();
     // With a log of the agent where a user requests one.
     let shown = std::env::var_os("BRUPOP_SHOW").is_some();
     let log = shown.then(|| tracing_subscriber::fmt::layer().with_writer(std::io::stderr));
     let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(counts.clone()).with(log));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-    LocalSet::new().block_on(&runtime, story(&counts));
+    LocalSet::new().block_on(&runtime, scenario(&counts));
     drop(guard);
 }
 

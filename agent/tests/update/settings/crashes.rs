@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_is_made_after_a_crash_between_its_report_and_the_change() {
+async fn settings_change_resumes_after_crash_before_change() {
     let mut bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     bench.host.script(Fault::request("PATCH", "/settings", Transport::LostBefore).times(3));
@@ -19,7 +19,7 @@ async fn a_change_is_made_after_a_crash_between_its_report_and_the_change() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_removed_after_a_crash_between_its_report_and_the_change_is_not_set() {
+async fn crash_before_change_of_withdrawn_lock_changes_nothing() {
     let mut bench = Bench::new().await;
     bench.host.script(Fault::request("PATCH", "/settings", Transport::LostBefore).times(3));
     bench.request_settings(Some("1.20.5"), None);
@@ -34,7 +34,7 @@ async fn a_lock_removed_after_a_crash_between_its_report_and_the_change_is_not_s
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_is_restored_after_a_crash_before_its_outcome() {
+async fn settings_are_restored_after_crash_following_change() {
     let mut bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     bench.host.script(Fault::request("POST", "/tx", Transport::LostAfter));
@@ -53,7 +53,7 @@ async fn a_change_is_restored_after_a_crash_before_its_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_locks_remain_the_operators_after_a_crash_while_the_lock_changes() {
+async fn crash_while_lock_changes_keeps_ownership_of_both_locks() {
     let mut bench = Bench::with(|options| options.version = NEWEST).await;
     bench.request_settings(Some("1.20.5"), None);
     until_chosen(&bench, NEW).await;
@@ -71,7 +71,7 @@ async fn both_locks_remain_the_operators_after_a_crash_while_the_lock_changes() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_took_effect_without_its_files_is_repeated() {
+async fn commit_with_failed_file_write_is_repeated_once() {
     let bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     bench.host.script(Fault::applier("No such file or directory (os error 2)"));
@@ -87,7 +87,7 @@ async fn a_commit_that_took_effect_without_its_files_is_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_whose_files_were_never_written_is_committed_again() {
+async fn restarted_agent_detects_unwritten_settings_files() {
     // The previous process learned of the failure and crashed: the new one sees settings that are as requested.
     let mut bench = Bench::new().await;
     bench.releases.publish(NEWEST);
@@ -102,7 +102,7 @@ async fn a_lock_whose_files_were_never_written_is_committed_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_that_was_lost_before_its_commit_is_repeated() {
+async fn settings_change_lost_before_commit_is_repeated() {
     let bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     let lost = Transport::Status(422, "Tried to commit with no pending changes".into());
@@ -114,7 +114,7 @@ async fn a_change_that_was_lost_before_its_commit_is_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_whose_tools_use_the_lock_late_is_refreshed_again() {
+async fn host_with_delayed_settings_is_refreshed_again() {
     let bench = Bench::with(|options| options.settings_lag = Duration::from_millis(2500)).await;
     bench.releases.publish(NEWEST);
     bench.request_settings(Some("1.20.5"), None);
@@ -126,7 +126,7 @@ async fn a_host_whose_tools_use_the_lock_late_is_refreshed_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_the_host_does_not_offer_is_verified_a_few_times_and_then_as_policy_requires() {
+async fn lock_to_version_not_offered_is_committed_at_most_twice() {
     let bench = Bench::new().await;
     bench.request_settings(Some("9.9.9"), None);
     bench.logged("the host chooses another version than its settings require").await;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_refuses_the_change_fails_the_attempt_with_its_message() {
+async fn rejected_settings_change_fails_attempt_with_host_message() {
     let bench = Bench::new().await;
     let refusal = Transport::Status(400, "Json deserialize error: no such version".into());
     bench.host.script(Fault::request("PATCH", "/settings", refusal).times(1000));
@@ -21,7 +21,7 @@ async fn a_host_that_refuses_the_change_fails_the_attempt_with_its_message() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_that_the_controller_did_not_sign_for_this_node_are_not_even_read() {
+async fn settings_without_valid_signature_cause_no_settings_call() {
     let bench = Bench::new().await;
     let right = bench.policy(Some("1.20.5"), Some(true));
     let said = SettingsClaims::of("node-uid", &right).unwrap();
@@ -58,7 +58,7 @@ async fn settings_that_the_controller_did_not_sign_for_this_node_are_not_even_re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_wait_until_their_key_is_trusted() {
+async fn settings_signed_with_unpublished_key_wait_for_it() {
     let bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     std::fs::rename(bench.path("trust/permit-keys.json"), bench.path("away")).unwrap();
@@ -72,7 +72,7 @@ async fn settings_wait_until_their_key_is_trusted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_setting_is_changed_during_a_reboot_or_the_download_of_another_version() {
+async fn settings_are_not_changed_while_reboot_is_requested_or_other_version_is_staged() {
     let mut bench = Bench::new().await;
     bench.request_settings(Some("1.20.5"), None);
     until_chosen(&bench, NEW).await;
@@ -108,7 +108,7 @@ async fn no_setting_is_changed_during_a_reboot_or_the_download_of_another_versio
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_setting_is_changed_while_an_image_is_armed() {
+async fn settings_are_not_changed_while_image_is_armed() {
     let bench = Bench::new().await;
     for command in [Command::Refresh, Command::Prepare, Command::Activate] {
         bench.host.foreign(command).await.unwrap();
@@ -128,7 +128,7 @@ async fn no_setting_is_changed_while_an_image_is_armed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_setting_is_restored_while_an_image_is_armed() {
+async fn settings_are_not_restored_while_image_is_armed() {
     let bench = Bench::new().await;
     // Refreshes would show the agent the armed image before the desired state does.
     let rarely = |policy: HostPolicy| HostPolicy { refresh_interval: Some("24h".parse().unwrap()), ..policy };
@@ -146,7 +146,7 @@ async fn no_setting_is_restored_while_an_image_is_armed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pending_change_of_another_client_is_not_committed() {
+async fn pending_settings_of_other_client_are_not_committed() {
     let bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     let socket = bench.host.socket();

@@ -102,7 +102,7 @@ async fn update(bench: &mut Bench, attempt: i64, version: Version) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_policy_without_settings_causes_no_settings_call() {
+async fn policy_without_settings_makes_no_settings_call() {
     let mut bench = Bench::new().await;
     bench.request_settings(None, Some(false));
     bench.web.change_spec(|spec| {
@@ -116,7 +116,7 @@ async fn a_policy_without_settings_causes_no_settings_call() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_lock_updates_the_host_to_its_version_and_not_further() {
+async fn version_lock_updates_host_to_its_version_only() {
     let mut bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     bench.request_settings(Some("1.20.5"), None);
@@ -137,7 +137,7 @@ async fn a_version_lock_updates_the_host_to_its_version_and_not_further() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_lock_downgrades_the_host() {
+async fn version_lock_downgrades_host() {
     let mut bench = Bench::with(|options| options.version = NEW).await;
     bench.request_settings(Some("1.20.0"), None);
     until_chosen(&bench, OLD).await;
@@ -147,7 +147,7 @@ async fn a_version_lock_downgrades_the_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_is_locked_before_the_download_of_an_attempt() {
+async fn version_lock_is_set_before_download() {
     let bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     let (boot, policy) = (bench.boot(), bench.policy(Some("1.20.5"), None));
@@ -165,7 +165,7 @@ async fn a_host_is_locked_before_the_download_of_an_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_setting_is_changed_before_the_found_ones_are_reported() {
+async fn settings_change_waits_for_report_of_previous_values() {
     let bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     bench.web.refuse(Some(|status| status.report.host.is_some()));
@@ -177,7 +177,7 @@ async fn no_setting_is_changed_before_the_found_ones_are_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removed_lock_is_restored_and_its_record_cleared() {
+async fn removed_settings_are_restored_and_dropped_from_report() {
     let bench = Bench::new().await;
     bench.releases.publish(NEWEST);
     bench.request_settings(Some("1.20.5"), Some(true));
@@ -196,7 +196,7 @@ async fn a_removed_lock_is_restored_and_its_record_cleared() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_setting_that_was_unset_is_restored_to_its_default() {
+async fn previously_unset_setting_is_restored_to_default() {
     let bench = Bench::with(|options| options.settings = UpdatesSettings::default()).await;
     bench.request_settings(Some("1.20.5"), None);
     let view = until_chosen(&bench, NEW).await;
@@ -207,7 +207,7 @@ async fn a_setting_that_was_unset_is_restored_to_its_default() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_setting_that_another_client_changed_is_not_restored() {
+async fn settings_changed_by_other_client_are_not_restored() {
     let bench = Bench::new().await;
     bench.request_settings(Some("1.20.5"), Some(true));
     until_chosen(&bench, NEW).await;
@@ -229,7 +229,7 @@ async fn a_setting_that_another_client_changed_is_not_restored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_of_another_client_is_left_alone_and_reported() {
+async fn foreign_version_lock_is_kept_and_reported() {
     let bench = Bench::new().await;
     another_client_locks(&bench, "v1.20.0");
     bench.request_settings(Some("1.20.5"), None);
@@ -250,7 +250,7 @@ async fn a_lock_of_another_client_is_left_alone_and_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_of_another_client_for_the_same_version_is_not_restored() {
+async fn foreign_version_lock_equal_to_policy_is_left_unchanged() {
     let bench = Bench::new().await;
     another_client_locks(&bench, "v1.20.5");
     bench.request_settings(Some("1.20.5"), None);
@@ -265,7 +265,7 @@ async fn a_lock_of_another_client_for_the_same_version_is_not_restored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wave_is_skipped_where_policy_ignores_waves() {
+async fn ignore_waves_policy_offers_version_before_its_wave() {
     let bench = Bench::new().await;
     let never = "2100-01-01T00:00:00Z".parse().unwrap();
     bench.releases.publish_in_waves(NEWEST, [(2048, never)]);

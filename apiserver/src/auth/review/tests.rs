@@ -81,7 +81,7 @@ impl SimulatedCluster {
 }
 
 #[tokio::test]
-async fn the_review_asks_for_our_audience_and_believes_only_an_answer_that_names_it() {
+async fn token_review_requires_own_audience_in_response() {
     for (audiences, good) in [
         (json!(["brupop-apiserver"]), true),
         (json!(["other", "brupop-apiserver"]), true),
@@ -105,7 +105,7 @@ async fn the_review_asks_for_our_audience_and_believes_only_an_answer_that_names
 }
 
 #[tokio::test]
-async fn what_the_cluster_did_not_sign_never_reaches_it_and_fills_no_memory() {
+async fn invalid_tokens_are_neither_reviewed_nor_cached() {
     let cluster = SimulatedCluster::new(good);
     let forger = Issuer::new("k");
     let mut invented = claims("a", NOW + 600);
@@ -130,7 +130,7 @@ async fn what_the_cluster_did_not_sign_never_reaches_it_and_fills_no_memory() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_key_of_the_cluster_is_found_when_its_first_token_comes() {
+async fn unknown_key_refreshes_cluster_keys_at_most_every_ten_seconds() {
     let cluster = SimulatedCluster::new(good);
     cluster.judge(&cluster.token("a", NOW + 600)).await.unwrap();
     let new = Issuer::new("new");
@@ -145,7 +145,7 @@ async fn a_new_key_of_the_cluster_is_found_when_its_first_token_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_keys_the_review_alone_decides() {
+async fn tokens_are_only_reviewed_when_cluster_keys_are_missing() {
     let cluster = SimulatedCluster::new(good);
     cluster.publish(Value::Null);
     cluster.judge(&of("opaque".into())).await.unwrap();
@@ -159,7 +159,7 @@ async fn without_keys_the_review_alone_decides() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_that_were_read_stay_when_they_cannot_be_read_again() {
+async fn cluster_keys_are_kept_when_refresh_fails() {
     let cluster = SimulatedCluster::new(good);
     cluster.judge(&cluster.token("a", NOW + 600)).await.unwrap();
     cluster.publish(Value::Null);
@@ -172,7 +172,7 @@ async fn keys_that_were_read_stay_when_they_cannot_be_read_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_good_token_is_reviewed_once_in_five_seconds_and_by_one_of_many_at_a_time() {
+async fn valid_token_is_reviewed_once_in_five_seconds_by_one_request() {
     let cluster = SimulatedCluster::new(good);
     let token = cluster.token("a", NOW + 600);
     assert!(cluster.reviewer.remembered(&token).is_none());
@@ -187,7 +187,7 @@ async fn a_good_token_is_reviewed_once_in_five_seconds_and_by_one_of_many_at_a_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bad_token_is_forgotten_after_a_second() {
+async fn rejected_token_is_cached_for_one_second() {
     let cluster = SimulatedCluster::new(|| (201, json!({"spec": {}, "status": {"error": "no"}})));
     let token = cluster.token("a", NOW + 600);
     for _ in 0..3 {
@@ -202,7 +202,7 @@ async fn a_bad_token_is_forgotten_after_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unsigned_tokens_take_no_permit_and_no_memory_of_signed_ones() {
+async fn unverified_tokens_use_separate_concurrency_limit_and_cache() {
     let cluster = SimulatedCluster::new(good);
     cluster.publish(Value::Null);
     cluster.judge(&of("a".into())).await.unwrap();
@@ -216,7 +216,7 @@ async fn unsigned_tokens_take_no_permit_and_no_memory_of_signed_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_tokens_are_remembered_and_those_above_are_judged_again_until_others_are_forgotten() {
+async fn token_cache_is_bounded_and_further_tokens_are_not_cached() {
     let cluster = SimulatedCluster::new(good);
     let (early, late) = (cluster.token("early", NOW + 600), cluster.token("late", NOW + 600));
     cluster.judge(&early).await.unwrap();
@@ -244,7 +244,7 @@ async fn so_many_tokens_are_remembered_and_those_above_are_judged_again_until_ot
 }
 
 #[tokio::test(start_paused = true)]
-async fn few_tokens_are_reviewed_at_a_time_and_the_others_have_to_retry() {
+async fn concurrent_token_reviews_are_limited_and_excess_is_rejected_as_busy() {
     let (service, mut slow) = mock::pair::<http::Request<Body>, http::Response<Body>>();
     let cluster = Cluster::new(kube::Client::new(service, "default"), "brupop-system".into(), Metrics::new().unwrap());
     let reviewer = Arc::new(Reviewer::new(cluster, wanted(), Metrics::new().unwrap(), now));
@@ -276,7 +276,7 @@ async fn few_tokens_are_reviewed_at_a_time_and_the_others_have_to_retry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_that_do_not_come_hold_no_token_up_for_long() {
+async fn slow_key_fetch_delays_token_for_less_than_three_seconds() {
     let cluster = SimulatedCluster::new(good);
     cluster.judge(&cluster.token("a", NOW + 600)).await.unwrap();
     let fetching = cluster.reviewer.keys.fetching().await;
@@ -297,7 +297,7 @@ async fn two_tokens_share_nothing() {
 }
 
 #[tokio::test]
-async fn a_token_past_its_expiry_is_never_answered_from_memory() {
+async fn expired_token_is_not_served_from_cache() {
     let cluster = SimulatedCluster::new(good);
     // This server's clock may be ahead of the cluster's, so the token is reviewed.
     let token = cluster.token("a", NOW - 1);
@@ -307,7 +307,7 @@ async fn a_token_past_its_expiry_is_never_answered_from_memory() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clock_that_is_set_forward_past_a_tokens_expiry_ends_what_is_remembered_of_it() {
+async fn clock_set_past_token_expiry_invalidates_cache_entry() {
     static CLOCK: AtomicI64 = AtomicI64::new(NOW);
     let mut cluster = SimulatedCluster::new(good);
     cluster.reviewer.now = || Timestamp::from_second(CLOCK.load(Ordering::Relaxed)).unwrap();
@@ -319,7 +319,7 @@ async fn a_clock_that_is_set_forward_past_a_tokens_expiry_ends_what_is_remembere
 }
 
 #[tokio::test]
-async fn an_api_server_in_trouble_makes_no_token_bad() {
+async fn failing_api_server_does_not_invalidate_token() {
     let cluster = SimulatedCluster::new(|| failure(500, "InternalError"));
     let token = cluster.token("a", NOW + 600);
     assert!(matches!(cluster.judge(&token).await, Err(ReviewError::Unavailable(_))));
@@ -328,7 +328,7 @@ async fn an_api_server_in_trouble_makes_no_token_bad() {
 }
 
 #[test]
-fn a_good_token_is_remembered_no_longer_than_it_lives() {
+fn valid_token_is_cached_no_longer_than_its_expiry() {
     let at = |seconds: i64| Timestamp::from_second(NOW + seconds).unwrap();
     assert_eq!(valid_for(Some(at(600)), now()), VALID_FOR);
     assert_eq!(valid_for(Some(at(2)), now()), Duration::from_secs(2));

@@ -108,7 +108,7 @@ async fn issue_permit(node: Value, pods: Vec<Value>, signer: &Signer) -> (Result
 }
 
 #[tokio::test]
-async fn drained_node_gets_a_permit_for_its_boot_attempt_and_nonce() {
+async fn drained_node_gets_permit_for_its_boot_attempt_and_nonce() {
     let signer = Signer::with_a_new_key();
     // A static pod goes with the node.
     let mut of_the_node = pod();
@@ -133,7 +133,7 @@ async fn drained_node_gets_a_permit_for_its_boot_attempt_and_nonce() {
 }
 
 #[tokio::test]
-async fn permit_is_refused_when_the_live_node_differs_from_the_shadow() {
+async fn no_permit_is_issued_when_live_check_fails() {
     let signer = Signer::with_a_new_key();
     let with = |pointer: &str, value: Value| {
         let mut node = node();
@@ -162,7 +162,7 @@ async fn permit_is_refused_when_the_live_node_differs_from_the_shadow() {
 }
 
 #[tokio::test]
-async fn without_a_key_there_is_no_permit() {
+async fn permit_requires_signing_key() {
     let (result, written) = issue_permit(node(), vec![], &Signer::default()).await;
     assert!(matches!(result, Err(ApplyError::NoKey)), "{result:?}");
     assert!(written.is_empty());

@@ -79,7 +79,7 @@ fn list<P: planner::view::Projection>(cache: &Cache<P>) {
 }
 
 #[tokio::test]
-async fn refused_write_is_reported_and_delays_no_other() {
+async fn rejected_write_is_reported_and_does_not_block_independent_objects() {
     let (ca, serving, key, trust) =
         (names::CA_SECRET, names::SERVING_SECRET, names::PERMIT_KEY_SECRET, names::TRUST_CONFIG_MAP);
     for (refused, written) in [
@@ -115,7 +115,7 @@ async fn refused_write_is_reported_and_delays_no_other() {
 }
 
 #[tokio::test]
-async fn conflict_with_another_client_is_not_reported() {
+async fn write_conflict_is_not_reported_as_problem() {
     let server = Server::default();
     *server.refuses.lock().unwrap() = Some((names::CA_SECRET, 409));
     let mut keeper = server.keeper();
@@ -124,7 +124,7 @@ async fn conflict_with_another_client_is_not_reported() {
 }
 
 #[tokio::test]
-async fn client_that_reverts_one_subject_is_reported_and_delays_no_other() {
+async fn contention_on_ca_secret_is_reported_and_does_not_block_signing_key() {
     let server = Server::default();
     *server.refuses.lock().unwrap() = Some((names::CA_SECRET, 200));
     let mut keeper = server.keeper();
@@ -138,7 +138,7 @@ async fn client_that_reverts_one_subject_is_reported_and_delays_no_other() {
 
 /// As a tool that restores its own contents: it comes after each write, and not with it.
 #[tokio::test(start_paused = true)]
-async fn client_that_reverts_every_write_later_is_reported_and_writes_are_limited() {
+async fn repeatedly_undone_writes_are_reported_and_rate_limited() {
     const LIMIT: usize = 10;
     // Often, and so rarely that no write is held back.
     for (period, held_back) in [(2, true), (20, false)] {
@@ -170,7 +170,7 @@ async fn client_that_reverts_every_write_later_is_reported_and_writes_are_limite
 
 /// Waits end by both clocks: the rules receive the time since which this process has seen a thing.
 #[tokio::test]
-async fn published_contents_are_observed_since_they_were_seen_without_a_break() {
+async fn observed_duration_of_published_keys_restarts_after_removal() {
     let server = Server::default();
     let mut keeper = server.keeper();
     assert!(keeper.keep(crate::clock::now()).await.failed.is_empty());

@@ -10,7 +10,7 @@ fn sequences<T: Copy>(of: &[T], length: usize) -> Vec<Vec<T>> {
 }
 
 #[test]
-fn an_install_is_ready_with_its_first_writes() {
+fn installation_completes_when_leader_dies_after_any_write() {
     for most in 1..=6 {
         let mut simulation = Simulation::default();
         simulation.tick(Event::Nothing, most);
@@ -21,7 +21,7 @@ fn an_install_is_ready_with_its_first_writes() {
 }
 
 #[test]
-fn a_rotation_survives_a_leader_that_dies_after_any_write_at_any_time() {
+fn rotation_completes_when_leader_dies_after_any_write() {
     // The number of writes of the leader in each tick, over the whole of a rotation and one more that is requested
     // meanwhile.
     let mut ways = 0;
@@ -47,7 +47,7 @@ fn a_rotation_survives_a_leader_that_dies_after_any_write_at_any_time() {
 }
 
 #[test]
-fn old_key_stays_published_while_a_shadow_has_its_statement() {
+fn old_key_stays_published_while_its_signatures_are_in_use() {
     let mut simulation = Simulation::installed();
     let old = simulation.keys.clone().unwrap().0;
     simulation.statement_stays = true;
@@ -101,12 +101,12 @@ fn explore(length: usize, events: &[Event]) {
 }
 
 #[test]
-fn deletions_and_edits_in_a_rotation_lock_no_agent_out() {
+fn user_edits_during_rotation_lock_no_agent_out() {
     explore(4, &EDITS);
 }
 
 #[test]
-fn clock_jumps_and_losses_in_a_rotation_lock_no_agent_out() {
+fn clock_changes_and_data_loss_during_rotation_lock_no_agent_out() {
     let more = [
         Event::DeleteAuthoritiesAndTrust,
         Event::SetClock(100),
@@ -119,7 +119,7 @@ fn clock_jumps_and_losses_in_a_rotation_lock_no_agent_out() {
 
 /// For example, an immutable Secret, or one that an admission webhook refuses.
 #[test]
-fn refused_writes_of_one_subject_do_not_delay_the_other() {
+fn rejected_certificate_and_key_writes_do_not_block_each_other() {
     for refused in [Subject::Certificates, Subject::Signing, Subject::Trust] {
         let mut simulation = Simulation::installed();
         let (authority, key) = (simulation.newest().clone(), simulation.keys.clone().unwrap().0);
@@ -149,7 +149,7 @@ fn refused_writes_of_one_subject_do_not_delay_the_other() {
 }
 
 #[test]
-fn authority_and_certificate_are_renewed_in_time_for_decades() {
+fn expiring_certificates_are_renewed_in_time_for_decades() {
     let mut simulation = Simulation::installed();
     let mut authorities = BTreeMap::new();
     let mut leaves = BTreeSet::new();

@@ -15,7 +15,7 @@ impl super::Check for Check {
         let told = (pod.terminating || moment.change.gone) && !was.terminating;
         // Budgets do not protect pods that are not healthy.
         let healthy = was.ready && !was.finished && !was.pending;
-        if !told || !healthy || !evidence.told_by_us(&pod.uid, moment.revision()) {
+        if !told || !healthy || !evidence.terminated_by_operator(&pod.uid, moment.revision()) {
             return;
         }
         if forced(moment.world, pod.node.as_deref()) {
@@ -48,78 +48,78 @@ fn forced(world: &World, node: Option<&str>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::story::{CONTROLLER, Story};
+    use super::super::super::scenario::{CONTROLLER, Scenario};
     use super::Property;
 
-    fn two_carts(allowed: i32) -> Story {
-        let mut story = Story::new(&["a", "b"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.pod("shop/cart-2", "b", "cart");
-        story.budget("shop/cart", "cart", allowed, 2, 2 - allowed);
-        story.until_claimed("a");
-        story
+    fn two_carts(allowed: i32) -> Scenario {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.pod("shop/cart-2", "b", "cart");
+        scenario.budget("shop/cart", "cart", allowed, 2, 2 - allowed);
+        scenario.until_claimed("a");
+        scenario
     }
 
     #[test]
-    fn an_eviction_that_the_budget_allows_is_right() {
-        let mut story = two_carts(1);
-        story.evict("shop/cart-1");
-        assert_eq!(story.judge().violations, []);
+    fn eviction_allowed_by_pdb_is_accepted() {
+        let mut scenario = two_carts(1);
+        scenario.evict("shop/cart-1");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn an_eviction_that_the_budget_has_counted_already_is_right() {
-        let mut story = two_carts(1);
-        story.change_budget("shop/cart", |budget| {
+    fn eviction_already_counted_by_pdb_is_accepted() {
+        let mut scenario = two_carts(1);
+        scenario.change_budget("shop/cart", |budget| {
             budget.disruptions_allowed = 0;
             budget.disrupted.insert("cart-1".into());
         });
-        story.evict("shop/cart-1");
-        assert_eq!(story.judge().violations, []);
-        assert_eq!(story.history().shortfalls("shop"), []);
+        scenario.evict("shop/cart-1");
+        assert_eq!(scenario.judge().violations, []);
+        assert_eq!(scenario.history().shortfalls("shop"), []);
     }
 
     #[test]
-    fn a_pod_that_goes_against_its_budget_is_caught() {
-        let mut story = two_carts(0);
-        story.delete_pod(CONTROLLER, "shop/cart-1");
-        story.change_budget("shop/cart", |budget| budget.current_healthy = 1);
-        story.assert_only(Property::BudgetRespected);
-        let shortfalls = story.history().shortfalls("shop");
+    fn pod_deletion_against_pdb_is_detected() {
+        let mut scenario = two_carts(0);
+        scenario.delete_pod(CONTROLLER, "shop/cart-1");
+        scenario.change_budget("shop/cart", |budget| budget.current_healthy = 1);
+        scenario.assert_only(Property::BudgetRespected);
+        let shortfalls = scenario.history().shortfalls("shop");
         assert_eq!(shortfalls.len(), 1);
         assert_eq!((shortfalls[0].healthy, shortfalls[0].desired), (1, 2));
     }
 
     #[test]
-    fn a_pod_that_was_not_healthy_may_go() {
-        let mut story = two_carts(0);
-        story.change_pod("shop/cart-1", |pod| pod.ready = false);
-        story.delete_pod(CONTROLLER, "shop/cart-1");
-        assert_eq!(story.judge().violations, []);
+    fn deletion_of_unready_pod_is_accepted() {
+        let mut scenario = two_carts(0);
+        scenario.change_pod("shop/cart-1", |pod| pod.ready = false);
+        scenario.delete_pod(CONTROLLER, "shop/cart-1");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_pod_that_others_had_told_to_go_is_not_ours_when_we_evict_it_as_well() {
-        let mut story = two_carts(0);
-        story.change_pod("shop/cart-1", |pod| pod.terminating = true);
-        story.evict("shop/cart-1");
-        assert_eq!(story.judge().violations, []);
+    fn eviction_of_terminating_pod_is_no_pdb_violation() {
+        let mut scenario = two_carts(0);
+        scenario.change_pod("shop/cart-1", |pod| pod.terminating = true);
+        scenario.evict("shop/cart-1");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_pod_that_another_client_deletes_during_its_eviction_is_not_ours() {
-        let mut story = two_carts(0);
-        story.deleted_during_eviction("kubernetes-admin", "shop/cart-1");
-        assert_eq!(story.judge().violations, []);
-        let mut story = two_carts(0);
-        story.deleted_during_eviction(CONTROLLER, "shop/cart-1");
-        assert!(story.judge().violates(Property::BudgetRespected));
+    fn pod_deleted_by_other_client_during_eviction_is_no_pdb_violation() {
+        let mut scenario = two_carts(0);
+        scenario.deleted_during_eviction("kubernetes-admin", "shop/cart-1");
+        assert_eq!(scenario.judge().violations, []);
+        let mut scenario = two_carts(0);
+        scenario.deleted_during_eviction(CONTROLLER, "shop/cart-1");
+        assert!(scenario.judge().violates(Property::BudgetRespected));
     }
 
     #[test]
-    fn what_others_do_to_a_budget_is_not_ours() {
-        let mut story = two_carts(0);
-        story.delete_pod("admin", "shop/cart-1");
-        assert_eq!(story.judge().violations, []);
+    fn pod_deletion_by_other_client_is_no_pdb_violation() {
+        let mut scenario = two_carts(0);
+        scenario.delete_pod("admin", "shop/cart-1");
+        assert_eq!(scenario.judge().violations, []);
     }
 }

@@ -65,32 +65,32 @@ impl super::Check for Check {
 mod tests {
     use models::shadow::{Blocker, DrainStatus};
 
-    use super::super::super::story::{CONTROLLER, Story};
+    use super::super::super::scenario::{CONTROLLER, Scenario};
     use super::Property;
 
     /// A drain in which a budget refuses the eviction of a pod repeatedly.
-    fn refused(times: i64) -> Story {
-        let mut story = Story::new(&["a"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.until_claimed("a");
-        let uid = story.uid_of("shop/cart-1");
+    fn refused(times: i64) -> Scenario {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.until_claimed("a");
+        let uid = scenario.uid_of("shop/cart-1");
         for _ in 0..times {
-            story.evict_as(CONTROLLER, "shop/cart-1", Some(&uid), 429);
-            story.wait(20);
+            scenario.evict_as(CONTROLLER, "shop/cart-1", Some(&uid), 429);
+            scenario.wait(20);
         }
-        story
+        scenario
     }
 
     #[test]
-    fn a_pod_that_is_refused_for_a_minute_and_not_named_is_found() {
+    fn unreported_blocked_pod_is_detected_after_one_minute() {
         refused(5).assert_only(Property::L3);
         assert_eq!(refused(2).judge().violations, []);
     }
 
     #[test]
-    fn a_pod_that_is_named_is_none() {
-        let mut story = refused(5);
-        story.controller("a", |shadow| {
+    fn blocked_pod_reported_in_shadow_is_accepted() {
+        let mut scenario = refused(5);
+        scenario.controller("a", |shadow| {
             let blocker = Blocker {
                 pod: "shop/cart-1".into(),
                 budget: None,
@@ -100,6 +100,6 @@ mod tests {
             let drain = shadow.status.controller.drain.get_or_insert_with(DrainStatus::default);
             drain.blockers = vec![blocker];
         });
-        assert_eq!(story.judge().violations, []);
+        assert_eq!(scenario.judge().violations, []);
     }
 }

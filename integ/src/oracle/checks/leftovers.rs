@@ -35,33 +35,33 @@ impl super::Check for Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::story::Story;
+    use super::super::super::scenario::Scenario;
     use super::Property;
 
     #[test]
-    fn after_an_update_nothing_is_left() {
-        let mut story = Story::new(&["a"]);
-        story.update("a");
-        story.expectations.nothing_left = true;
-        assert_eq!(story.judge().violations, []);
+    fn completed_update_leaves_no_claim_or_slot() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.update("a");
+        scenario.expectations.nothing_left = true;
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_claim_that_is_left_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_claimed("a");
-        story.free_slot("a");
-        story.done("a");
-        assert_eq!(story.judge().violations, []);
-        story.expectations.nothing_left = true;
-        story.assert_only(Property::NoClaimLeft);
+    fn remaining_claim_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_claimed("a");
+        scenario.free_slot("a");
+        scenario.done("a");
+        assert_eq!(scenario.judge().violations, []);
+        scenario.expectations.nothing_left = true;
+        scenario.assert_only(Property::NoClaimLeft);
     }
 
     #[test]
-    fn a_slot_that_is_left_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.take_slot("a");
-        story.expectations.nothing_left = true;
-        story.assert_only(Property::NoClaimLeft);
+    fn remaining_slot_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.take_slot("a");
+        scenario.expectations.nothing_left = true;
+        scenario.assert_only(Property::NoClaimLeft);
     }
 }

@@ -6,8 +6,8 @@ mod leftovers;
 mod s1_budget;
 mod s2_reboots;
 mod s3_drained;
-mod s4_foreign;
-mod s5_halves;
+mod s4_field_owners;
+mod s5_status_owners;
 mod s6_evictions;
 mod s7_versions;
 mod s8_freeze;
@@ -47,8 +47,8 @@ pub fn judge(history: &History, hosts: &[HostLog], audit: &[Record], expectation
         Box::<s1_budget::Check>::default(),
         Box::<s2_reboots::Check>::default(),
         Box::<s3_drained::Check>::default(),
-        Box::<s4_foreign::Check>::default(),
-        Box::<s5_halves::Check>::default(),
+        Box::<s4_field_owners::Check>::default(),
+        Box::<s5_status_owners::Check>::default(),
         Box::<s6_evictions::Check>::default(),
         Box::<s7_versions::Check>::default(),
         Box::<s8_freeze::Check>::default(),
@@ -121,7 +121,7 @@ struct Evidence<'a> {
     writers: Writers,
     removals: Vec<Removal>,
     /// Pods, by uid, that the operator had removed, and the time of its first request.
-    removed_by_us: BTreeMap<String, Timestamp>,
+    removed_by_operator: BTreeMap<String, Timestamp>,
     /// Time at which a revision was seen.
     seen: BTreeMap<u64, Timestamp>,
     /// End of validity of the permit for a nonce: counted from when the agent's report of the nonce was certainly sent.
@@ -136,10 +136,10 @@ impl<'a> Evidence<'a> {
             hosts.entry(&log.node).or_default().push(log);
         }
         let removals = removals(audit);
-        let mut removed_by_us: BTreeMap<String, Timestamp> = BTreeMap::new();
+        let mut removed_by_operator: BTreeMap<String, Timestamp> = BTreeMap::new();
         for removal in removals.iter().filter(|removal| removal.part.is_some() && removal.succeeded) {
             if let Some(uid) = &removal.uid {
-                let first = removed_by_us.entry(uid.clone()).or_insert(removal.received);
+                let first = removed_by_operator.entry(uid.clone()).or_insert(removal.received);
                 *first = removal.received.min(*first);
             }
         }
@@ -148,7 +148,7 @@ impl<'a> Evidence<'a> {
             hosts,
             writers: Writers::read(audit),
             removals,
-            removed_by_us,
+            removed_by_operator,
             seen,
             nonce_ends: BTreeMap::new(),
             expectations,
@@ -188,11 +188,13 @@ impl<'a> Evidence<'a> {
 
     /// Returns true if the operator terminated a pod with this revision. A deletion is answered with the revision that
     /// it made, an eviction is not.
-    fn told_by_us(&self, uid: &str, revision: u64) -> bool {
+    fn terminated_by_operator(&self, uid: &str, revision: u64) -> bool {
         if self.writers.of(revision).is_some_and(|writer| Part::of(&writer.user).is_none()) {
             return false;
         }
-        self.removed_by_us.get(uid).is_some_and(|asked| self.at_latest(revision).is_none_or(|told| *asked <= told))
+        self.removed_by_operator
+            .get(uid)
+            .is_some_and(|asked| self.at_latest(revision).is_none_or(|told| *asked <= told))
     }
 
     /// Returns true if a boot was one of the node's own hosts; `None` if there is no log of a host of that node.

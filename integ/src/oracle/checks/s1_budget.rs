@@ -109,90 +109,90 @@ impl super::Check for Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::story::Story;
+    use super::super::super::scenario::Scenario;
     use super::Property;
     use crate::oracle::facts::Field;
     use models::operator::CountOrPercent;
     use models::shadow::Step;
 
     #[test]
-    fn one_node_after_the_other_is_within_the_budget() {
-        let mut story = Story::new(&["a", "b"]);
-        story.update("a");
-        story.update("b");
-        let verdict = story.judge();
+    fn sequential_updates_are_within_max_unavailable() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.update("a");
+        scenario.update("b");
+        let verdict = scenario.judge();
         assert_eq!(verdict.violations, []);
         assert_eq!(verdict.stats.out_of_service, 1);
     }
 
     #[test]
-    fn a_second_slot_is_one_too_many() {
-        let mut story = Story::new(&["a", "b"]);
-        story.take_slot("a");
-        story.take_slot("b");
-        story.assert_only(Property::S1);
+    fn second_slot_exceeds_max_unavailable() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.take_slot("a");
+        scenario.take_slot("b");
+        scenario.assert_only(Property::S1);
     }
 
     #[test]
-    fn two_controllers_that_overwrite_each_others_slots_are_seen() {
-        let mut story = Story::new(&["a", "b"]);
-        story.take_slot("a");
-        story.claim("a");
+    fn overwritten_slots_of_second_controller_are_detected() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.take_slot("a");
+        scenario.claim("a");
         // The second controller does not know the first one's slot.
-        story.operator(|operator| operator.status.slots.clear());
-        story.take_slot("b");
-        story.assert_only(Property::S1);
+        scenario.operator(|operator| operator.status.slots.clear());
+        scenario.take_slot("b");
+        scenario.assert_only(Property::S1);
     }
 
     #[test]
-    fn progress_without_slot_and_claim_counts() {
-        let mut story = Story::new(&["a", "b"]);
-        story.take_slot("a");
-        story.step("b", Step::LeavingBalancer);
-        story.assert_only(Property::S1);
+    fn progress_without_slot_or_claim_uses_max_unavailable() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.take_slot("a");
+        scenario.step("b", Step::LeavingBalancer);
+        scenario.assert_only(Property::S1);
     }
 
     #[test]
-    fn without_the_operators_resource_nothing_may_start() {
-        let mut story = Story::new(&["a"]);
-        story.delete_operator();
-        story.claim("a");
-        story.assert_only(Property::S1);
+    fn start_without_operator_resource_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.delete_operator();
+        scenario.claim("a");
+        scenario.assert_only(Property::S1);
     }
 
     #[test]
-    fn a_lowered_budget_is_met_by_starting_nothing_more() {
-        let mut story = Story::new(&["a", "b", "c"]);
-        story.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Count(2)));
-        story.take_slot("a");
-        story.take_slot("b");
-        story.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Count(1)));
-        assert_eq!(story.judge().violations, []);
-        story.free_slot("a");
-        story.take_slot("c");
-        story.assert_only(Property::S1);
+    fn lowered_max_unavailable_forbids_new_starts_only() {
+        let mut scenario = Scenario::new(&["a", "b", "c"]);
+        scenario.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Count(2)));
+        scenario.take_slot("a");
+        scenario.take_slot("b");
+        scenario.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Count(1)));
+        assert_eq!(scenario.judge().violations, []);
+        scenario.free_slot("a");
+        scenario.take_slot("c");
+        scenario.assert_only(Property::S1);
     }
 
     #[test]
-    fn a_percentage_is_one_of_the_nodes_under_the_operator() {
-        let mut story = Story::new(&["a", "b", "c", "d"]);
-        story.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Percent("50%".into())));
-        story.take_slot("a");
-        story.take_slot("b");
-        assert_eq!(story.judge().violations, []);
-        story.take_slot("c");
-        story.assert_only(Property::S1);
+    fn percentage_counts_nodes_managed_by_operator() {
+        let mut scenario = Scenario::new(&["a", "b", "c", "d"]);
+        scenario.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Percent("50%".into())));
+        scenario.take_slot("a");
+        scenario.take_slot("b");
+        assert_eq!(scenario.judge().violations, []);
+        scenario.take_slot("c");
+        scenario.assert_only(Property::S1);
     }
 
     #[test]
-    fn a_scenario_can_set_a_ceiling_of_its_own() {
-        let mut story = Story::new(&["a", "b"]);
-        story.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Count(2)));
-        story.take_slot("a");
-        story.take_slot("b");
-        assert_eq!(story.judge().violations, []);
-        story.expectations.max_unavailable = Some(1);
-        story.assert_only(Property::S1);
+    fn scenario_can_lower_expected_max_unavailable() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Count(2)));
+        scenario.take_slot("a");
+        scenario.take_slot("b");
+        assert_eq!(scenario.judge().violations, []);
+        scenario.expectations.max_unavailable = Some(1);
+        scenario.assert_only(Property::S1);
     }
 
     fn group(name: &str, tier: &str, limit: u32) -> models::operator::NodeGroup {
@@ -202,64 +202,64 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_a_budget_of_its_own() {
-        let mut story = Story::new(&["a", "b", "c"]);
-        story.operator(|operator| {
+    fn node_group_has_its_own_max_unavailable() {
+        let mut scenario = Scenario::new(&["a", "b", "c"]);
+        scenario.operator(|operator| {
             operator.spec.max_unavailable = Some(CountOrPercent::Count(3));
             operator.spec.node_groups = vec![group("db", "db", 1)];
         });
         for node in ["a", "b"] {
-            story.set_field(node, "admin", "kubectl", Field::Label("tier".into()), Some("db"));
+            scenario.set_field(node, "admin", "kubectl", Field::Label("tier".into()), Some("db"));
         }
-        story.take_slot("a");
-        story.take_slot("c");
-        assert_eq!(story.judge().violations, []);
-        story.take_slot("b");
-        story.assert_only(Property::S1);
+        scenario.take_slot("a");
+        scenario.take_slot("c");
+        assert_eq!(scenario.judge().violations, []);
+        scenario.take_slot("b");
+        scenario.assert_only(Property::S1);
     }
 
     #[test]
-    fn nodes_of_one_zone_alone_go_out_of_service_where_policy_asks() {
-        let mut story = Story::new(&["a", "b", "c"]);
-        story.operator(|operator| {
+    fn one_zone_at_a_time_forbids_second_zone() {
+        let mut scenario = Scenario::new(&["a", "b", "c"]);
+        scenario.operator(|operator| {
             operator.spec.max_unavailable = Some(CountOrPercent::Count(3));
             operator.spec.strategy = serde_json::from_value(serde_json::json!({"oneZoneAtATime": true})).unwrap();
         });
         for (node, zone) in [("a", "1"), ("b", "1"), ("c", "2")] {
-            story.set_field(node, "admin", "kubectl", Field::Label(models::names::ZONE_LABEL.into()), Some(zone));
+            scenario.set_field(node, "admin", "kubectl", Field::Label(models::names::ZONE_LABEL.into()), Some(zone));
         }
-        story.take_slot("a");
-        story.take_slot("b");
-        assert_eq!(story.judge().violations, []);
-        story.take_slot("c");
-        story.assert_only(Property::S1);
+        scenario.take_slot("a");
+        scenario.take_slot("b");
+        assert_eq!(scenario.judge().violations, []);
+        scenario.take_slot("c");
+        scenario.assert_only(Property::S1);
     }
 
     #[test]
-    fn a_node_that_is_not_ready_uses_the_budget_up() {
-        let mut story = Story::new(&["a", "b"]);
-        story.node("b", "", |node| node.ready = false);
+    fn unready_node_uses_max_unavailable_after_delay() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.node("b", "", |node| node.ready = false);
         // A leader may not have seen it yet.
-        story.take_slot("a");
-        assert_eq!(story.judge().violations, []);
-        story.free_slot("a");
-        story.wait(30);
-        story.take_slot("a");
-        story.assert_only(Property::S1);
+        scenario.take_slot("a");
+        assert_eq!(scenario.judge().violations, []);
+        scenario.free_slot("a");
+        scenario.wait(30);
+        scenario.take_slot("a");
+        scenario.assert_only(Property::S1);
     }
 
     #[test]
-    fn a_cordon_that_stays_because_a_person_holds_the_node_takes_no_slot() {
-        let mut story = Story::new(&["a", "b"]);
-        story.take_slot("a");
-        story.claim("a");
-        story.hold("a");
-        story.free_slot("a");
-        story.take_slot("b");
-        assert_eq!(story.judge().violations, []);
+    fn cordon_of_held_node_takes_no_slot() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.take_slot("a");
+        scenario.claim("a");
+        scenario.hold("a");
+        scenario.free_slot("a");
+        scenario.take_slot("b");
+        assert_eq!(scenario.judge().violations, []);
         // The user removes the hold, and the cordon is orphaned until it is released.
         let hold = Field::Annotation(models::names::HOLD_ANNOTATION.into());
-        story.set_field("a", "admin", "kubectl", hold, None);
-        assert_eq!(story.judge().violations, []);
+        scenario.set_field("a", "admin", "kubectl", hold, None);
+        assert_eq!(scenario.judge().violations, []);
     }
 }

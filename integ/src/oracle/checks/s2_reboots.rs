@@ -101,164 +101,164 @@ impl super::Check for Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::story::Story;
+    use super::super::super::scenario::Scenario;
     use super::Property;
     use models::shadow::{ArmedPhase, HostState};
 
     #[test]
-    fn a_reboot_after_the_acknowledged_activated_is_right() {
-        let mut story = Story::new(&["a"]);
-        story.update("a");
-        let verdict = story.judge();
+    fn reboot_after_acknowledged_activation_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.update("a");
+        let verdict = scenario.judge();
         assert_eq!(verdict.violations, []);
         assert_eq!((verdict.stats.reboots, verdict.stats.permits, verdict.stats.arms), (1, 1, 1));
     }
 
     #[test]
-    fn a_reboot_by_another_client_is_not_ours() {
-        let mut story = Story::new(&["a"]);
-        story.host_reboots_by_hand("a");
-        assert_eq!(story.judge().violations, []);
+    fn reboot_by_other_client_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.host_reboots_by_hand("a");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_reboot_without_any_order_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.host_reboots("a");
-        story.assert_only(Property::S2);
+    fn reboot_without_desired_state_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.host_reboots("a");
+        scenario.assert_only(Property::S2);
     }
 
     #[test]
-    fn a_reboot_that_was_not_acknowledged_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms("a");
-        story.host_reboots("a");
-        story.assert_only(Property::S2);
+    fn reboot_without_acknowledgement_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        scenario.host_reboots("a");
+        scenario.assert_only(Property::S2);
     }
 
     #[test]
-    fn an_acknowledgement_that_comes_after_the_reboot_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms("a");
-        story.host_asked_to_reboot("a");
-        story.activated("a");
-        story.assert_only(Property::S2);
+    fn acknowledgement_after_reboot_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        scenario.host_asked_to_reboot("a");
+        scenario.activated("a");
+        scenario.assert_only(Property::S2);
     }
 
     #[test]
-    fn a_permit_for_another_nonce_covers_nothing() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms("a");
-        story.activated("a");
-        story.agent("a", |agent| agent.armed.as_mut().unwrap().nonce = "other".into());
+    fn reboot_on_permit_with_other_nonce_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.agent("a", |agent| agent.armed.as_mut().unwrap().nonce = "other".into());
         // The only revision with all three is removed from the history.
-        story.forget_revision_before_last();
-        story.host_reboots("a");
-        story.assert_only(Property::S2);
+        scenario.forget_revision_before_last();
+        scenario.host_reboots("a");
+        scenario.assert_only(Property::S2);
     }
 
     #[test]
-    fn an_image_armed_for_an_older_attempt_covers_nothing() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms("a");
-        story.controller("a", |shadow| shadow.spec.attempt += 1);
-        story.activated("a");
-        story.host_reboots("a");
-        story.assert_only(Property::S2);
+    fn reboot_with_image_armed_for_older_attempt_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        scenario.controller("a", |shadow| shadow.spec.attempt += 1);
+        scenario.activated("a");
+        scenario.host_reboots("a");
+        scenario.assert_only(Property::S2);
     }
 
     #[test]
-    fn an_image_armed_in_another_boot_covers_nothing() {
-        let mut story = Story::new(&["a"]);
-        story.host_reboots_by_hand("a");
-        story.agent("a", |agent| agent.boot_id = Some("a-boot-2".into()));
-        story.until_permit("a");
-        story.host_arms("a");
-        story.agent("a", |agent| {
+    fn reboot_with_image_armed_in_other_boot_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.host_reboots_by_hand("a");
+        scenario.agent("a", |agent| agent.boot_id = Some("a-boot-2".into()));
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        scenario.agent("a", |agent| {
             let armed = agent.armed.as_mut().unwrap();
             armed.phase = ArmedPhase::Activated;
             armed.boot_id = "a-boot-1".into();
         });
-        story.host_reboots("a");
-        story.assert_only(Property::S2);
+        scenario.host_reboots("a");
+        scenario.assert_only(Property::S2);
     }
 
     #[test]
-    fn a_word_from_the_next_boot_covers_nothing() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.agent("a", |agent| {
+    fn acknowledgement_reported_for_later_boot_does_not_cover_reboot() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.agent("a", |agent| {
             agent.armed.as_mut().unwrap().phase = ArmedPhase::Activated;
             agent.boot_id = Some("a-boot-2".into());
         });
-        story.host_arms("a");
-        story.host_reboots("a");
-        story.assert_only(Property::S2);
+        scenario.host_arms("a");
+        scenario.host_reboots("a");
+        scenario.assert_only(Property::S2);
     }
 
     #[test]
-    fn an_order_to_stage_covers_nothing() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.controller("a", |shadow| shadow.spec.state = HostState::StagedUpdate);
-        story.host_arms("a");
-        story.activated("a");
-        story.host_reboots("a");
-        story.assert_only(Property::S2);
+    fn reboot_while_desired_state_is_staged_update_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.controller("a", |shadow| shadow.spec.state = HostState::StagedUpdate);
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.host_reboots("a");
+        scenario.assert_only(Property::S2);
     }
 
     #[test]
-    fn an_order_for_another_boot_covers_nothing() {
-        let mut story = Story::new(&["a"]);
-        story.until_order("a");
-        story.controller("a", |shadow| shadow.spec.boot_id = Some("a-boot-0".into()));
-        story.arming("a");
-        story.issue_permit("a");
-        story.host_arms("a");
-        story.activated("a");
-        story.host_reboots("a");
-        assert!(story.judge().violates(Property::S2));
+    fn reboot_with_desired_state_for_other_boot_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_order("a");
+        scenario.controller("a", |shadow| shadow.spec.boot_id = Some("a-boot-0".into()));
+        scenario.arming("a");
+        scenario.issue_permit("a");
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.host_reboots("a");
+        assert!(scenario.judge().violates(Property::S2));
     }
 
     #[test]
-    fn the_shadow_of_a_node_that_was_replaced_covers_nothing() {
-        let mut story = Story::new(&["a"]);
-        story.until_order("a");
-        story.node("a", "admin", |node| node.uid = "another".into());
-        story.arming("a");
-        story.issue_permit("a");
-        story.host_arms("a");
-        story.activated("a");
-        story.host_reboots("a");
-        assert!(story.judge().violates(Property::S2));
+    fn reboot_with_shadow_of_replaced_node_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_order("a");
+        scenario.node("a", "admin", |node| node.uid = "another".into());
+        scenario.arming("a");
+        scenario.issue_permit("a");
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.host_reboots("a");
+        assert!(scenario.judge().violates(Property::S2));
     }
 
     #[test]
-    fn a_reboot_for_an_attempt_that_is_over_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms("a");
-        story.activated("a");
-        story.controller("a", |shadow| {
+    fn reboot_for_ended_attempt_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.controller("a", |shadow| {
             shadow.spec.attempt += 1;
             shadow.spec.permit = None;
         });
-        story.host_reboots("a");
-        story.assert_only(Property::S2);
+        scenario.host_reboots("a");
+        scenario.assert_only(Property::S2);
     }
 
     #[test]
-    fn a_reboot_on_a_permit_that_had_run_out_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms("a");
-        story.activated("a");
-        story.wait(40);
-        story.host_reboots("a");
-        story.assert_only(Property::S2);
+    fn reboot_on_expired_permit_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.wait(40);
+        scenario.host_reboots("a");
+        scenario.assert_only(Property::S2);
     }
 }

@@ -123,7 +123,7 @@ impl super::Check for Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::story::Story;
+    use super::super::super::scenario::Scenario;
     use super::{Property, Step};
     use models::names;
 
@@ -133,10 +133,10 @@ mod tests {
     }
 
     /// Sets the desired state to reboot; the agent requests its permit and gets it.
-    fn order_and_permit(story: &mut Story) {
-        story.order("a");
-        story.arming("a");
-        story.issue_permit("a");
+    fn order_and_permit(scenario: &mut Scenario) {
+        scenario.order("a");
+        scenario.arming("a");
+        scenario.issue_permit("a");
     }
 
     /// The event after which a pod is bound.
@@ -148,53 +148,53 @@ mod tests {
     }
 
     #[test]
-    fn a_node_whose_pods_have_left_may_reboot() {
-        let mut story = Story::new(&["a", "b"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.daemon_pod("kube-system/proxy", "a");
-        story.until_drained("a");
-        order_and_permit(&mut story);
-        story.host_arms("a");
-        story.activated("a");
-        story.host_reboots("a");
-        let verdict = story.judge();
+    fn reboot_of_drained_node_is_accepted() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.daemon_pod("kube-system/proxy", "a");
+        scenario.until_drained("a");
+        order_and_permit(&mut scenario);
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.host_reboots("a");
+        let verdict = scenario.judge();
         assert_eq!(verdict.violations, []);
         assert_eq!(verdict.stats.evictions, 1);
     }
 
     #[test]
-    fn a_permit_with_a_pod_left_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_order("a");
-        story.pod("shop/cart-1", "a", "cart");
-        story.arming("a");
-        story.issue_permit("a");
-        story.assert_only(Property::S3);
+    fn permit_with_remaining_pod_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_order("a");
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.arming("a");
+        scenario.issue_permit("a");
+        scenario.assert_only(Property::S3);
     }
 
     #[test]
-    fn a_pod_that_is_still_ending_is_still_there() {
-        let mut story = Story::new(&["a"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.until_claimed("a");
-        story.evict("shop/cart-1");
-        order_and_permit(&mut story);
-        story.assert_only(Property::S3);
+    fn permit_with_terminating_pod_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.until_claimed("a");
+        scenario.evict("shop/cart-1");
+        order_and_permit(&mut scenario);
+        scenario.assert_only(Property::S3);
     }
 
     #[test]
-    fn a_finished_pod_may_stay() {
-        let mut story = Story::new(&["a"]);
-        story.until_order("a");
-        story.pod("shop/job-1", "a", "job");
-        story.change_pod("shop/job-1", |pod| pod.finished = true);
-        story.arming("a");
-        story.issue_permit("a");
-        assert_eq!(story.judge().violations, []);
+    fn permit_with_finished_pod_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_order("a");
+        scenario.pod("shop/job-1", "a", "job");
+        scenario.change_pod("shop/job-1", |pod| pod.finished = true);
+        scenario.arming("a");
+        scenario.issue_permit("a");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn pods_that_tolerate_the_cordon_may_stay_when_they_come_back_and_not_before() {
+    fn only_recreated_pods_that_tolerate_cordon_may_remain() {
         // Toleration of the pods, eviction of the first one, owner of the second one, if there is one.
         for (sentence, tolerates, leaves, second, caught) in [
             ("there since before the drain", true, false, None, true),
@@ -203,97 +203,97 @@ mod tests {
             ("of a new owner, in mid-drain", true, true, Some("next-addon"), true),
             ("back after its eviction without tolerating the cordon", false, true, Some("addon"), true),
         ] {
-            let mut story = Story::new(&["a"]);
-            let pod = |story: &mut Story, title: &str, owner: &str| {
-                story.pod(title, "a", owner);
-                story.change_pod(title, |pod| pod.tolerates_cordon = tolerates);
+            let mut scenario = Scenario::new(&["a"]);
+            let pod = |scenario: &mut Scenario, title: &str, owner: &str| {
+                scenario.pod(title, "a", owner);
+                scenario.change_pod(title, |pod| pod.tolerates_cordon = tolerates);
             };
-            pod(&mut story, "kube-system/addon-1", "addon");
-            story.until_claimed("a");
+            pod(&mut scenario, "kube-system/addon-1", "addon");
+            scenario.until_claimed("a");
             if leaves {
-                story.evict("kube-system/addon-1");
-                story.pod_gone("kube-system/addon-1");
+                scenario.evict("kube-system/addon-1");
+                scenario.pod_gone("kube-system/addon-1");
             }
             if let Some(owner) = second {
-                pod(&mut story, "kube-system/addon-2", owner);
+                pod(&mut scenario, "kube-system/addon-2", owner);
             }
-            order_and_permit(&mut story);
-            assert_eq!(story.judge().violates(Property::S3), caught, "{sentence}");
+            order_and_permit(&mut scenario);
+            assert_eq!(scenario.judge().violates(Property::S3), caught, "{sentence}");
         }
     }
 
     #[test]
-    fn a_pod_that_its_deployment_took_away_in_mid_drain_may_come_back_like_one_that_was_evicted() {
-        let mut story = Story::new(&["a"]);
-        story.pod(&own(1), "a", "controller");
-        story.until_claimed("a");
-        story.change_pod(&own(1), |pod| pod.terminating = true);
-        story.pod_gone(&own(1));
-        story.pod(&own(2), "a", "controller");
-        order_and_permit(&mut story);
-        assert_eq!(story.judge().violations, []);
+    fn operator_pod_recreated_after_deletion_during_drain_may_remain() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod(&own(1), "a", "controller");
+        scenario.until_claimed("a");
+        scenario.change_pod(&own(1), |pod| pod.terminating = true);
+        scenario.pod_gone(&own(1));
+        scenario.pod(&own(2), "a", "controller");
+        order_and_permit(&mut scenario);
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_pod_of_ours_that_leaves_excuses_none_that_was_there_when_the_drain_began() {
-        let mut story = Story::new(&["a"]);
-        story.pod(&own(1), "a", "controller");
-        story.change_pod(&own(1), |pod| pod.terminating = true);
-        story.pod(&own(2), "a", "controller");
-        story.until_claimed("a");
-        story.pod_gone(&own(1));
-        order_and_permit(&mut story);
-        story.assert_only(Property::S3);
+    fn operator_pod_present_at_drain_start_may_not_remain() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod(&own(1), "a", "controller");
+        scenario.change_pod(&own(1), |pod| pod.terminating = true);
+        scenario.pod(&own(2), "a", "controller");
+        scenario.until_claimed("a");
+        scenario.pod_gone(&own(1));
+        order_and_permit(&mut scenario);
+        scenario.assert_only(Property::S3);
     }
 
     #[test]
-    fn a_replica_of_ours_that_comes_before_the_other_one_leaves_may_stay_also_when_the_drain_is_restarted() {
-        let mut story = Story::new(&["a"]);
-        story.pod(&own(1), "a", "controller");
-        story.until_claimed("a");
-        story.pod(&own(2), "a", "controller");
-        story.evict(&own(1));
-        story.pod_gone(&own(1));
-        story.order("a");
-        story.step("a", Step::Draining);
-        order_and_permit(&mut story);
-        assert_eq!(story.judge().violations, []);
+    fn operator_pod_created_during_drain_may_remain_after_drain_restart() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod(&own(1), "a", "controller");
+        scenario.until_claimed("a");
+        scenario.pod(&own(2), "a", "controller");
+        scenario.evict(&own(1));
+        scenario.pod_gone(&own(1));
+        scenario.order("a");
+        scenario.step("a", Step::Draining);
+        order_and_permit(&mut scenario);
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn what_left_in_an_earlier_drain_excuses_nothing_in_a_later_one() {
+    fn eviction_in_earlier_drain_does_not_allow_recreated_pod_in_later_drain() {
         for comes_in_the_later_one in [false, true] {
-            let mut story = Story::new(&["a"]);
-            story.pod(&own(1), "a", "controller");
-            story.until_claimed("a");
-            story.evict(&own(1));
-            story.pod_gone(&own(1));
-            story.step("a", Step::Staged);
+            let mut scenario = Scenario::new(&["a"]);
+            scenario.pod(&own(1), "a", "controller");
+            scenario.until_claimed("a");
+            scenario.evict(&own(1));
+            scenario.pod_gone(&own(1));
+            scenario.step("a", Step::Staged);
             if !comes_in_the_later_one {
-                story.pod(&own(2), "a", "controller");
+                scenario.pod(&own(2), "a", "controller");
             }
-            story.step("a", Step::Draining);
+            scenario.step("a", Step::Draining);
             if comes_in_the_later_one {
-                story.pod(&own(2), "a", "controller");
+                scenario.pod(&own(2), "a", "controller");
             }
-            order_and_permit(&mut story);
-            assert!(story.judge().violates(Property::S3), "{comes_in_the_later_one}");
+            order_and_permit(&mut scenario);
+            assert!(scenario.judge().violates(Property::S3), "{comes_in_the_later_one}");
         }
     }
 
     #[test]
-    fn a_pod_that_comes_after_the_permit_is_no_ones_fault() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.pod("shop/cart-1", "a", "cart");
-        story.host_arms("a");
-        story.activated("a");
-        story.host_reboots("a");
-        assert_eq!(story.judge().violations, []);
+    fn pod_created_after_permit_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.host_reboots("a");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_pod_that_is_bound_between_the_question_and_the_acknowledgement_is_caught_unless_it_is_our_own() {
+    fn only_operator_pod_may_bind_between_permit_request_and_acknowledgement() {
         let own = own(1);
         for (sentence, pod, at, caught) in [
             ("a workload's, after the permit", "shop/cart-1", After::Permit, true),
@@ -302,22 +302,22 @@ mod tests {
             ("our own, after the question", &own, After::Question, false),
             ("our own, after the order", &own, After::Order, true),
         ] {
-            let mut story = Story::new(&["a"]);
-            story.unbound_pod(pod, "app");
-            story.until_order("a");
-            let bind = |story: &mut Story, now: After| {
+            let mut scenario = Scenario::new(&["a"]);
+            scenario.unbound_pod(pod, "app");
+            scenario.until_order("a");
+            let bind = |scenario: &mut Scenario, now: After| {
                 if now == at {
-                    story.change_pod(pod, |pod| pod.node = Some("a".into()));
+                    scenario.change_pod(pod, |pod| pod.node = Some("a".into()));
                 }
             };
-            bind(&mut story, After::Order);
-            story.arming("a");
-            bind(&mut story, After::Question);
-            story.issue_permit("a");
-            bind(&mut story, After::Permit);
-            story.host_arms("a");
-            story.activated("a");
-            assert_eq!(story.judge().violates(Property::S3), caught, "{sentence}");
+            bind(&mut scenario, After::Order);
+            scenario.arming("a");
+            bind(&mut scenario, After::Question);
+            scenario.issue_permit("a");
+            bind(&mut scenario, After::Permit);
+            scenario.host_arms("a");
+            scenario.activated("a");
+            assert_eq!(scenario.judge().violates(Property::S3), caught, "{sentence}");
         }
     }
 }

@@ -96,87 +96,87 @@ impl super::Check for Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::story::{CONTROLLER, Story};
+    use super::super::super::scenario::{CONTROLLER, Scenario};
     use super::Property;
 
     #[test]
-    fn a_pod_of_a_claimed_node_is_evicted_under_its_uid() {
-        let mut story = Story::new(&["a"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.until_claimed("a");
-        story.evict("shop/cart-1");
-        let verdict = story.judge();
+    fn eviction_with_pod_uid_from_claimed_node_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.until_claimed("a");
+        scenario.evict("shop/cart-1");
+        let verdict = scenario.judge();
         assert_eq!(verdict.violations, []);
         assert_eq!(verdict.stats.evictions, 1);
     }
 
     #[test]
-    fn what_others_evict_is_not_ours() {
-        let mut story = Story::new(&["a"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.evict_as("admin", "shop/cart-1", None, 201);
-        assert_eq!(story.judge().violations, []);
+    fn eviction_by_other_client_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.evict_as("admin", "shop/cart-1", None, 201);
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn an_eviction_without_a_uid_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.until_claimed("a");
-        story.evict_as(CONTROLLER, "shop/cart-1", None, 201);
-        story.assert_only(Property::S6);
+    fn eviction_without_uid_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.until_claimed("a");
+        scenario.evict_as(CONTROLLER, "shop/cart-1", None, 201);
+        scenario.assert_only(Property::S6);
     }
 
     #[test]
-    fn an_eviction_under_the_uid_of_another_pod_is_caught_even_if_it_was_refused() {
-        let mut story = Story::new(&["a", "b"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.pod("shop/cart-2", "b", "cart");
-        story.until_claimed("a");
-        let other = story.uid_of("shop/cart-2");
-        story.evict_as(CONTROLLER, "shop/cart-1", Some(&other), 409);
-        story.assert_only(Property::S6);
+    fn eviction_with_uid_of_other_pod_is_detected_even_if_refused() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.pod("shop/cart-2", "b", "cart");
+        scenario.until_claimed("a");
+        let other = scenario.uid_of("shop/cart-2");
+        scenario.evict_as(CONTROLLER, "shop/cart-1", Some(&other), 409);
+        scenario.assert_only(Property::S6);
     }
 
     #[test]
-    fn an_eviction_from_a_node_that_is_not_claimed_is_caught() {
-        let mut story = Story::new(&["a", "b"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.until_claimed("b");
-        story.evict("shop/cart-1");
-        story.assert_only(Property::S6);
+    fn eviction_from_unclaimed_node_is_detected() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.until_claimed("b");
+        scenario.evict("shop/cart-1");
+        scenario.assert_only(Property::S6);
     }
 
     #[test]
-    fn an_eviction_after_the_release_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.until_claimed("a");
-        story.release("a");
-        story.evict("shop/cart-1");
-        story.assert_only(Property::S6);
+    fn eviction_after_release_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.until_claimed("a");
+        scenario.release("a");
+        scenario.evict("shop/cart-1");
+        scenario.assert_only(Property::S6);
     }
 
     #[test]
-    fn a_pod_that_others_had_told_to_go_may_be_evicted_once_its_node_is_claimed() {
-        let mut story = Story::new(&["a"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.change_pod("shop/cart-1", |pod| pod.terminating = true);
-        story.until_claimed("a");
-        story.evict("shop/cart-1");
-        let verdict = story.judge();
+    fn eviction_of_terminating_pod_from_claimed_node_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.change_pod("shop/cart-1", |pod| pod.terminating = true);
+        scenario.until_claimed("a");
+        scenario.evict("shop/cart-1");
+        let verdict = scenario.judge();
         assert_eq!(verdict.violations, []);
         assert_eq!(verdict.stats.evictions, 0);
     }
 
     #[test]
-    fn a_blocked_eviction_from_a_claimed_node_is_right_and_counts_as_none() {
-        let mut story = Story::new(&["a"]);
-        story.pod("shop/cart-1", "a", "cart");
-        story.until_claimed("a");
-        let uid = story.uid_of("shop/cart-1");
-        story.evict_as(CONTROLLER, "shop/cart-1", Some(&uid), 429);
-        let verdict = story.judge();
+    fn blocked_eviction_is_accepted_and_not_counted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.pod("shop/cart-1", "a", "cart");
+        scenario.until_claimed("a");
+        let uid = scenario.uid_of("shop/cart-1");
+        scenario.evict_as(CONTROLLER, "shop/cart-1", Some(&uid), 429);
+        let verdict = scenario.judge();
         assert_eq!(verdict.violations, []);
         assert_eq!(verdict.stats.evictions, 0);
     }

@@ -77,74 +77,74 @@ impl super::Check for Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::story::Story;
+    use super::super::super::scenario::Scenario;
     use super::Property;
 
     #[test]
-    fn arming_what_was_asked_for_is_right() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms("a");
-        let verdict = story.judge();
+    fn arming_requested_version_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        let verdict = scenario.judge();
         assert_eq!(verdict.violations, []);
         assert_eq!(verdict.stats.arms, 1);
     }
 
     #[test]
-    fn arming_another_version_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms_version("a", "1.20.6");
-        story.assert_only(Property::S7);
+    fn arming_other_version_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms_version("a", "1.20.6");
+        scenario.assert_only(Property::S7);
     }
 
     #[test]
-    fn arming_before_the_permit_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_order("a");
-        story.arming("a");
-        story.host_arms("a");
-        story.issue_permit("a");
-        story.assert_only(Property::S7);
+    fn arming_before_permit_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_order("a");
+        scenario.arming("a");
+        scenario.host_arms("a");
+        scenario.issue_permit("a");
+        scenario.assert_only(Property::S7);
     }
 
     #[test]
-    fn arming_on_a_permit_that_has_run_out_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.wait(40);
-        story.host_arms("a");
-        story.assert_only(Property::S7);
+    fn arming_on_expired_permit_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.wait(40);
+        scenario.host_arms("a");
+        scenario.assert_only(Property::S7);
     }
 
     #[test]
-    fn arming_in_a_later_boot_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_reboots_by_hand("a");
-        story.host_arms("a");
-        story.assert_only(Property::S7);
+    fn arming_in_later_boot_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_reboots_by_hand("a");
+        scenario.host_arms("a");
+        scenario.assert_only(Property::S7);
     }
 
     #[test]
-    fn disk_left_armed_by_a_withdrawn_attempt_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms("a");
-        story.withdraw("a");
-        assert_eq!(story.judge().violations, []);
-        story.agent("a", |agent| {
+    fn disk_left_armed_by_withdrawn_attempt_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        scenario.withdraw("a");
+        assert_eq!(scenario.judge().violations, []);
+        scenario.agent("a", |agent| {
             agent.boot_id = agent.armed.take().map(|armed| armed.boot_id);
             agent.state = Some(super::HostState::Idle);
         });
-        story.assert_only(Property::S7);
+        scenario.assert_only(Property::S7);
     }
 
     #[test]
-    fn what_another_client_on_the_machine_arms_is_not_ours() {
-        let mut story = Story::new(&["a"]);
-        story.host_armed_by_hand("a", "1.20.6");
-        let verdict = story.judge();
+    fn arming_by_other_host_client_is_not_counted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.host_armed_by_hand("a", "1.20.6");
+        let verdict = scenario.judge();
         assert_eq!(verdict.violations, []);
         assert_eq!(verdict.stats.arms, 0);
     }

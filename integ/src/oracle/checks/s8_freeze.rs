@@ -31,59 +31,59 @@ impl super::Check for Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::story::Story;
+    use super::super::super::scenario::Scenario;
     use super::Property;
     use models::operator::{CountOrPercent, FailurePolicy};
     use models::shadow::Step;
 
     #[test]
-    fn a_resolved_failure_lets_the_next_node_start() {
-        let mut story = Story::new(&["a", "b"]);
-        story.version_failed("a");
-        story.resolve_failures("a");
-        story.take_slot("b");
-        assert_eq!(story.judge().violations, []);
+    fn resolved_failure_allows_next_node_to_start() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.version_failed("a");
+        scenario.resolve_failures("a");
+        scenario.take_slot("b");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_start_after_a_failure_is_caught() {
-        let mut story = Story::new(&["a", "b"]);
-        story.version_failed("a");
-        story.take_slot("b");
-        story.assert_only(Property::S8);
+    fn start_after_failure_is_detected() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.version_failed("a");
+        scenario.take_slot("b");
+        scenario.assert_only(Property::S8);
     }
 
     #[test]
-    fn the_node_that_failed_may_not_start_again_either() {
-        let mut story = Story::new(&["a"]);
-        story.version_failed("a");
-        story.take_slot("a");
-        story.assert_only(Property::S8);
+    fn restart_of_failed_node_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.version_failed("a");
+        scenario.take_slot("a");
+        scenario.assert_only(Property::S8);
     }
 
     #[test]
-    fn a_node_that_had_its_slot_before_the_failure_goes_on() {
-        let mut story = Story::new(&["a", "b"]);
-        story.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Count(2)));
-        story.take_slot("b");
-        story.version_failed("a");
-        story.step("b", Step::LeavingBalancer);
-        story.claim("b");
-        assert_eq!(story.judge().violations, []);
+    fn node_with_slot_before_failure_may_continue() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.operator(|operator| operator.spec.max_unavailable = Some(CountOrPercent::Count(2)));
+        scenario.take_slot("b");
+        scenario.version_failed("a");
+        scenario.step("b", Step::LeavingBalancer);
+        scenario.claim("b");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_failure_within_the_budget_stops_no_one_and_a_node_counts_once() {
-        let mut story = Story::new(&["a", "b", "c"]);
+    fn max_failures_allows_starts_and_counts_each_node_once() {
+        let mut scenario = Scenario::new(&["a", "b", "c"]);
         let policy = FailurePolicy { max_failures: Some(2), back_off: None };
-        story.operator(|operator| operator.spec.failure_policy = Some(policy));
-        story.version_failed("a");
-        story.version_failed("a");
-        story.take_slot("c");
-        story.free_slot("c");
-        assert_eq!(story.judge().violations, []);
-        story.version_failed("b");
-        story.take_slot("c");
-        story.assert_only(Property::S8);
+        scenario.operator(|operator| operator.spec.failure_policy = Some(policy));
+        scenario.version_failed("a");
+        scenario.version_failed("a");
+        scenario.take_slot("c");
+        scenario.free_slot("c");
+        assert_eq!(scenario.judge().violations, []);
+        scenario.version_failed("b");
+        scenario.take_slot("c");
+        scenario.assert_only(Property::S8);
     }
 }

@@ -39,59 +39,59 @@ impl super::Check for Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::story::Story;
+    use super::super::super::scenario::Scenario;
     use super::Property;
 
     #[test]
-    fn a_node_that_was_updated_may_be_updated_again() {
-        let mut story = Story::new(&["a"]);
-        story.update("a");
-        story.update("a");
-        let verdict = story.judge();
+    fn second_update_of_node_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.update("a");
+        scenario.update("a");
+        let verdict = scenario.judge();
         assert_eq!(verdict.violations, []);
         assert_eq!(verdict.stats.reboots, 2);
     }
 
     #[test]
-    fn a_reboot_after_the_release_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms("a");
-        story.activated("a");
-        story.withdraw("a");
-        story.release("a");
-        story.host_reboots("a");
-        story.assert_only(Property::S9);
+    fn reboot_after_release_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.withdraw("a");
+        scenario.release("a");
+        scenario.host_reboots("a");
+        scenario.assert_only(Property::S9);
     }
 
     #[test]
-    fn a_release_during_the_shutdown_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.host_arms("a");
-        story.activated("a");
-        story.host_asked_to_reboot("a");
-        story.release("a");
-        story.assert_only(Property::S9);
+    fn release_during_shutdown_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.host_asked_to_reboot("a");
+        scenario.release("a");
+        scenario.assert_only(Property::S9);
     }
 
     #[test]
-    fn a_person_who_uncordons_does_not_release() {
-        let mut story = Story::new(&["a"]);
-        story.until_permit("a");
-        story.uncordon_by_hand("a");
-        story.host_arms("a");
-        story.activated("a");
-        story.host_reboots("a");
-        assert_eq!(story.judge().violations, []);
+    fn reboot_after_uncordon_by_user_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_permit("a");
+        scenario.uncordon_by_hand("a");
+        scenario.host_arms("a");
+        scenario.activated("a");
+        scenario.host_reboots("a");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_node_that_another_client_reboots_after_its_release_is_fine() {
-        let mut story = Story::new(&["a"]);
-        story.until_claimed("a");
-        story.release("a");
-        story.host_reboots_by_hand("a");
-        assert_eq!(story.judge().violations, []);
+    fn reboot_by_other_client_after_release_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.until_claimed("a");
+        scenario.release("a");
+        scenario.host_reboots_by_hand("a");
+        assert_eq!(scenario.judge().violations, []);
     }
 }

@@ -14,11 +14,10 @@ use crate::support::{condition_of, nodes, run, shadow_of};
 const VISIBLE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_blocked_drain_names_pod_and_budget_in_the_shadow_an_event_the_operators_status_and_a_metric()
--> anyhow::Result<()> {
-    run(nodes(2), async |scene| {
-        let node = blocked_drain(scene).await?;
-        let world = scene
+async fn blocked_drain_is_reported_in_shadow_event_operator_status_and_metric() -> anyhow::Result<()> {
+    run(nodes(2), async |ctx| {
+        let node = blocked_drain(ctx).await?;
+        let world = ctx
             .bed
             .wait("the shadow and the operator's status tell of the blocked drain", VISIBLE, |history| {
                 let world = history.end();
@@ -38,16 +37,15 @@ async fn a_blocked_drain_names_pod_and_budget_in_the_shadow_an_event_the_operato
         let first = &drain.blockers[0].pod;
         let said = &condition_of(&world, &node, BLOCKED).unwrap().message;
         assert!(said.contains(first) && said.contains("shop/web"), "{said}");
-        until_event(scene, EVENTS_OF_NODES, "DrainBlocked", &[first, "shop/web"]).await?;
-        until_metric(scene, r#"nodes_waiting{reason="DrainBlocked"}"#, "1").await?;
+        until_event(ctx, EVENTS_OF_NODES, "DrainBlocked", &[first, "shop/web"]).await?;
+        until_metric(ctx, r#"nodes_waiting{reason="DrainBlocked"}"#, "1").await?;
 
-        unblock(scene).await?;
-        scene.updated().await?;
-        scene
-            .until("no one waits for anything", |world| {
-                status(world).waiting.is_empty() && status(world).counts.is_some_and(|counts| counts.blocked == 0)
-            })
-            .await?;
+        unblock(ctx).await?;
+        ctx.updated().await?;
+        ctx.until("no one waits for anything", |world| {
+            status(world).waiting.is_empty() && status(world).counts.is_some_and(|counts| counts.blocked == 0)
+        })
+        .await?;
         Ok(())
     })
     .await?;

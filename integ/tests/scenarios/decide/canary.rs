@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::support::{annotate, is_updated, record, status};
 use crate::policy::wait_for;
-use crate::support::{Scene, nodes, run, run_expecting};
+use crate::support::{ScenarioContext, nodes, run, run_expecting};
 
 /// Number of nodes that have begun an attempt.
 fn begun(world: &World) -> usize {
@@ -21,8 +21,8 @@ fn updated(world: &World) -> usize {
     world.nodes.keys().filter(|node| is_updated(world, node)).count()
 }
 
-async fn approve(scene: &Scene, nonce: &str) -> anyhow::Result<()> {
-    annotate(scene, &["bruo", OPERATOR_NAME], APPROVE_STEP_ANNOTATION, nonce).await
+async fn approve(ctx: &ScenarioContext, nonce: &str) -> anyhow::Result<()> {
+    annotate(ctx, &["bruo", OPERATOR_NAME], APPROVE_STEP_ANNOTATION, nonce).await
 }
 
 /// The nonce of the last approval that was accepted.
@@ -31,7 +31,7 @@ fn approved(world: &World) -> Option<String> {
 }
 
 /// Waits until so many nodes are done, so many steps are passed, and all others wait for the next step.
-async fn step_stands(scene: &Scene, done: usize, passed: i64) -> anyhow::Result<()> {
+async fn until_step_done(ctx: &ScenarioContext, done: usize, passed: i64) -> anyhow::Result<()> {
     let holds = |world: &World| {
         let waiting = i64::try_from(world.nodes.len() - done).unwrap_or_default();
         updated(world) == done
@@ -43,37 +43,36 @@ async fn step_stands(scene: &Scene, done: usize, passed: i64) -> anyhow::Result<
                 .is_some_and(|r| r.steps_passed == passed && r.step_done.is_some())
             && wait_for(world, "CanaryStep", waiting)
     };
-    scene.until(&format!("{done} nodes are done and the others wait for approval"), holds).await?;
-    scene.renewals(2).await?;
-    let world = scene.bed.recorder.so_far()?.end();
+    ctx.until(&format!("{done} nodes are done and the others wait for approval"), holds).await?;
+    ctx.renewals(2).await?;
+    let world = ctx.bed.recorder.so_far()?.end();
     assert!(holds(&world), "it stays so");
     assert_eq!(begun(&world), done, "no other node has begun");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_node_beyond_a_step_begins_until_a_person_approves_and_each_approval_is_for_one_step() -> anyhow::Result<()>
-{
+async fn canary_step_waits_for_approval_and_each_approval_passes_one_step() -> anyhow::Result<()> {
     let mut options = nodes(3);
     options.policy["maxUnavailable"] = json!(2);
     options.policy["strategy"] =
         json!({"canary": [{"nodes": 1, "approval": "Manual"}, {"nodes": "67%", "approval": "Manual"}]});
     let expectations = Expectations { max_unavailable: Some(1), nothing_left: true };
-    let ending = run_expecting(options, expectations, async |scene| {
-        scene.install().await?;
-        scene.release();
-        step_stands(scene, 1, 0).await?;
+    let ending = run_expecting(options, expectations, async |ctx| {
+        ctx.install().await?;
+        ctx.release();
+        until_step_done(ctx, 1, 0).await?;
 
-        approve(scene, "one").await?;
-        scene.until("the approval is acknowledged", |world| approved(world).as_deref() == Some("one")).await?;
-        step_stands(scene, 2, 1).await?;
+        approve(ctx, "one").await?;
+        ctx.until("the approval is acknowledged", |world| approved(world).as_deref() == Some("one")).await?;
+        until_step_done(ctx, 2, 1).await?;
         // The same approval again approves nothing more.
-        approve(scene, "one").await?;
-        step_stands(scene, 2, 1).await?;
+        approve(ctx, "one").await?;
+        until_step_done(ctx, 2, 1).await?;
 
-        approve(scene, "two").await?;
-        scene.until("the approval is acknowledged", |world| approved(world).as_deref() == Some("two")).await?;
-        scene.updated().await?;
+        approve(ctx, "two").await?;
+        ctx.until("the approval is acknowledged", |world| approved(world).as_deref() == Some("two")).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -84,28 +83,23 @@ async fn no_node_beyond_a_step_begins_until_a_person_approves_and_each_approval_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_step_begins_after_the_soak_also_if_the_controller_is_restarted_meanwhile() -> anyhow::Result<()> {
+async fn canary_step_waits_for_soak_across_controller_restart() -> anyhow::Result<()> {
     const SOAK: SignedDuration = SignedDuration::from_secs(4);
     let mut options = nodes(2);
     options.policy["maxUnavailable"] = json!(2);
     options.policy["strategy"] = json!({"canary": [{"nodes": 1, "soak": "4s"}]});
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        scene.release();
-        scene
-            .until("the first node is done, and the other waits for the soak", |world| {
-                updated(world) == 1
-                    && status(world)
-                        .active_rollouts
-                        .into_iter()
-                        .next()
-                        .is_some_and(|rollout| rollout.step_done.is_some())
-                    && wait_for(world, "CanaryStep", 1)
-            })
-            .await?;
-        assert_eq!(begun(&scene.bed.recorder.so_far()?.end()), 1);
-        scene.restart(Component::Controller).await?;
-        scene.updated().await?;
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        ctx.release();
+        ctx.until("the first node is done, and the other waits for the soak", |world| {
+            updated(world) == 1
+                && status(world).active_rollouts.into_iter().next().is_some_and(|rollout| rollout.step_done.is_some())
+                && wait_for(world, "CanaryStep", 1)
+        })
+        .await?;
+        assert_eq!(begun(&ctx.bed.recorder.so_far()?.end()), 1);
+        ctx.restart(Component::Controller).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;

@@ -32,7 +32,7 @@ fn charged(world: &World, node: &str) -> Vec<FailureReason> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_taken_out_of_service_while_an_expression_fires_or_no_one_answers_it() -> anyhow::Result<()> {
+async fn firing_or_failing_expression_blocks_updates() -> anyhow::Result<()> {
     const QUERY: &str = r#"job:errors:burnrate1h{job="shop"} > 14"#;
     let mut prometheus = Prometheus::down().await?;
     let options = asking(
@@ -43,18 +43,18 @@ async fn nothing_is_taken_out_of_service_while_an_expression_fires_or_no_one_ans
             "after": {"soak": "1s"},
         }),
     );
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        scene.release();
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        ctx.release();
         // The same for all nodes: it is recorded once, in the operator's status.
-        let condition = scene.until_operator("Blocked", ConditionStatus::True).await?;
+        let condition = ctx.until_operator("Blocked", ConditionStatus::True).await?;
         assert_eq!(condition.reason, "ExpressionFails");
         let message = condition.message;
         assert!(message.contains("error-budget") && message.contains(&prometheus.url()), "{message}");
 
         prometheus.fire(QUERY, json!({"__name__": "job:errors:burnrate1h", "job": "shop"}));
         prometheus.come_up().await?;
-        let world = scene
+        let world = ctx
             .until("the node waits since the expression fires", |world| {
                 let blocked = operator_condition(world, "Blocked");
                 blocked.is_some_and(|c| c.reason == "ExpressionFires") && waiting(world, "ExpressionFires") == 1
@@ -65,13 +65,13 @@ async fn nothing_is_taken_out_of_service_while_an_expression_fires_or_no_one_ans
         let series = r#"job:errors:burnrate1h{job="shop"} 1"#;
         assert!(message.contains("error-budget") && message.contains(series), "{message}");
         // It is staged, and the firing expression keeps it in that state.
-        scene.renewals(2).await?;
-        let history = scene.bed.recorder.so_far()?;
+        ctx.renewals(2).await?;
+        let history = ctx.bed.recorder.so_far()?;
         assert_eq!((step_of(&history.end(), "node-1"), history.max_out_of_service()), (Some(Step::Staged), 0));
-        assert_eq!(scene.bed.member("node-1")?.host.snapshot().running_version, OLD);
+        assert_eq!(ctx.bed.member("node-1")?.host.snapshot().running_version, OLD);
 
         prometheus.quiet(QUERY);
-        scene.updated().await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -81,8 +81,7 @@ async fn nothing_is_taken_out_of_service_while_an_expression_fires_or_no_one_ans
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_expression_that_fires_after_the_update_is_the_versions_failure_and_a_silent_prometheus_the_nodes()
--> anyhow::Result<()> {
+async fn firing_expression_is_version_failure_and_unreachable_prometheus_is_node_failure() -> anyhow::Result<()> {
     const QUERY: &str = r#"ALERTS{alertstate="firing",node="$node"}"#;
     let mut prometheus = Prometheus::down().await?;
     let options = asking(
@@ -94,10 +93,10 @@ async fn an_expression_that_fires_after_the_update_is_the_versions_failure_and_a
     );
     let names = ["node-1", "node-2", "node-3"];
     let (mut silent, mut fired) = (String::new(), String::new());
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        scene.release();
-        let world = scene
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        ctx.release();
+        let world = ctx
             .until("the first node is given up without a word from Prometheus", |world| {
                 names.iter().any(|node| last_failure(world, node).is_some())
             })
@@ -112,9 +111,9 @@ async fn an_expression_that_fires_after_the_update_is_the_versions_failure_and_a
             prometheus.fire(&QUERY.replace("$node", node), labels);
         }
         prometheus.come_up().await?;
-        let frozen = scene.until_operator("Frozen", ConditionStatus::True).await?;
+        let frozen = ctx.until_operator("Frozen", ConditionStatus::True).await?;
         assert!(frozen.message.contains("1.20.5"), "{frozen:?}");
-        let world = scene
+        let world = ctx
             .until("all are released, and no one takes the version any more", |world| {
                 names.iter().all(|node| is_released(world, node)) && waiting(world, "Quarantined") == 1
             })
@@ -127,7 +126,7 @@ async fn an_expression_that_fires_after_the_update_is_the_versions_failure_and_a
         assert_eq!(reason, "SoakFailed");
         let series = format!(r#"ALERTS{{alertname="KubeletDown",alertstate="firing",node="{fired}"}}"#);
         assert!(message.contains("node-alerts") && message.contains(&series), "{message}");
-        assert!(!prometheus.was_asked(&QUERY.replace("$node", on_old[0])), "asked for a node that no one judges");
+        assert!(!prometheus.was_queried(&QUERY.replace("$node", on_old[0])), "asked for a node that no one judges");
         Ok(())
     })
     .await?;

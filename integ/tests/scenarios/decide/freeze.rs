@@ -11,19 +11,19 @@ use serde_json::json;
 
 use super::support::{annotate, is_released, record, status, until_event, until_metric};
 use crate::policy::{create_policy, wait_for};
-use crate::support::{NEW, Scene, nodes, operator_condition, run};
+use crate::support::{NEW, ScenarioContext, nodes, operator_condition, run};
 
-async fn resume(scene: &Scene, nonce: &str) -> anyhow::Result<()> {
-    annotate(scene, &["bruo", OPERATOR_NAME], RESUME_ANNOTATION, nonce).await
+async fn resume(ctx: &ScenarioContext, nonce: &str) -> anyhow::Result<()> {
+    annotate(ctx, &["bruo", OPERATOR_NAME], RESUME_ANNOTATION, nonce).await
 }
 
 /// Waits until the rollout is frozen because this node, or any if none is named, failed, and all nodes are released.
-async fn until_frozen_by(scene: &Scene, node: Option<&str>) -> anyhow::Result<Quarantined> {
+async fn until_frozen_by(ctx: &ScenarioContext, node: Option<&str>) -> anyhow::Result<Quarantined> {
     let quarantined = |world: &integ::oracle::World| {
         let known = status(world).versions.into_iter().find(|known| known.version == NEW)?;
         known.quarantined.filter(|q| node.is_none_or(|node| q.nodes == [node]))
     };
-    let world = scene
+    let world = ctx
         .until("the rollout is frozen, and every node is released", |world| {
             operator_condition(world, FROZEN).is_some_and(|c| c.status == ConditionStatus::True)
                 && quarantined(world).is_some()
@@ -42,54 +42,52 @@ async fn until_frozen_by(scene: &Scene, node: Option<&str>) -> anyhow::Result<Qu
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_freeze_outlives_the_resource_and_the_controller_until_a_person_resumes_and_each_resume_is_for_once()
--> anyhow::Result<()> {
+async fn freeze_persists_until_resume_request_and_each_request_counts_once() -> anyhow::Result<()> {
     let back_off = json!({"failurePolicy": {"backOff": "1s"}});
     let mut options = nodes(2);
     options.policy["failurePolicy"] = back_off["failurePolicy"].clone();
     let (mut first, mut second) = (String::new(), String::new());
-    let ending = run(options, async |scene| {
-        scene.install().await?;
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
         // The first try of each host falls back; a second one would not.
-        for member in &scene.bed.members {
+        for member in &ctx.bed.members {
             member.host.script(Fault::boot(BootFault::NewImageFails));
         }
-        scene.release();
-        first = until_frozen_by(scene, None).await?.nodes.remove(0);
+        ctx.release();
+        first = until_frozen_by(ctx, None).await?.nodes.remove(0);
         second = super::support::other(&first).to_owned();
-        until_event(scene, SYSTEM_NAMESPACE, "Frozen", &["1.20.5", &first]).await?;
-        until_metric(scene, "frozen", "1").await?;
-        until_metric(scene, "quarantined_versions", "1").await?;
+        until_event(ctx, SYSTEM_NAMESPACE, "Frozen", &["1.20.5", &first]).await?;
+        until_metric(ctx, "frozen", "1").await?;
+        until_metric(ctx, "quarantined_versions", "1").await?;
 
-        scene.restart(Component::Controller).await?;
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
-        scene.until("the resource is gone", |world| world.operator.is_none()).await?;
-        create_policy(scene, &back_off).await?;
-        until_frozen_by(scene, Some(&first)).await?;
-        scene.until("both nodes wait for it", |world| wait_for(world, "Quarantined", 2)).await?;
+        ctx.restart(Component::Controller).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
+        ctx.until("the resource is gone", |world| world.operator.is_none()).await?;
+        create_policy(ctx, &back_off).await?;
+        until_frozen_by(ctx, Some(&first)).await?;
+        ctx.until("both nodes wait for it", |world| wait_for(world, "Quarantined", 2)).await?;
 
-        resume(scene, "first").await?;
-        scene
-            .until("the request is acknowledged, and the failure is settled", |world| {
-                let settled = record(world, &first).version_failures;
-                status(world).requests.is_some_and(|requests| requests.resume.as_deref() == Some("first"))
-                    && settled.iter().all(|failure| failure.resolved_by.as_deref() == Some("first"))
-            })
-            .await?;
+        resume(ctx, "first").await?;
+        ctx.until("the request is acknowledged, and the failure is settled", |world| {
+            let settled = record(world, &first).version_failures;
+            status(world).requests.is_some_and(|requests| requests.resume.as_deref() == Some("first"))
+                && settled.iter().all(|failure| failure.resolved_by.as_deref() == Some("first"))
+        })
+        .await?;
         // Resolved failures do not count again: the other node freezes the rollout now.
-        until_frozen_by(scene, Some(&second)).await?;
+        until_frozen_by(ctx, Some(&second)).await?;
         // A request that was carried out is not carried out again.
-        resume(scene, "first").await?;
-        scene.renewals(2).await?;
-        let world = scene.bed.recorder.so_far()?.end();
+        resume(ctx, "first").await?;
+        ctx.renewals(2).await?;
+        let world = ctx.bed.recorder.so_far()?.end();
         assert_eq!(operator_condition(&world, FROZEN).unwrap().status, ConditionStatus::True);
 
-        resume(scene, "second").await?;
-        scene.updated().await?;
-        scene.until_operator(FROZEN, ConditionStatus::False).await?;
-        until_event(scene, SYSTEM_NAMESPACE, "Resumed", &[]).await?;
-        until_metric(scene, "frozen", "0").await?;
-        until_metric(scene, "quarantined_versions", "0").await?;
+        resume(ctx, "second").await?;
+        ctx.updated().await?;
+        ctx.until_operator(FROZEN, ConditionStatus::False).await?;
+        until_event(ctx, SYSTEM_NAMESPACE, "Resumed", &[]).await?;
+        until_metric(ctx, "frozen", "0").await?;
+        until_metric(ctx, "quarantined_versions", "0").await?;
         Ok(())
     })
     .await?;

@@ -5,16 +5,16 @@ use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
 use serde_json::Value;
 
 use super::support::is_on;
-use crate::support::{NEW, Scene, nodes, run};
+use crate::support::{NEW, ScenarioContext, nodes, run};
 
 /// The expected series. `*` replaces values that depend only on the speed of the machine.
 const EXPECTED: &str = include_str!("one_update.txt");
 
 /// The exported metrics of the controller.
-async fn scrape(scene: &Scene) -> anyhow::Result<String> {
+async fn scrape(ctx: &ScenarioContext) -> anyhow::Result<String> {
     let selector = format!("app.kubernetes.io/component={CONTROLLER}");
     let pods: Value = serde_json::from_str(
-        &scene.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "pods", "-l", &selector, "-o", "json"]).await?,
+        &ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "get", "pods", "-l", &selector, "-o", "json"]).await?,
     )?;
     let ip = pods["items"][0]["status"]["podIP"].as_str().unwrap_or_default().parse()?;
     let url = format!("http://{}:8080/metrics", to_process(ip));
@@ -46,28 +46,27 @@ fn series(text: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_update_leaves_exactly_these_series() -> anyhow::Result<()> {
+async fn one_update_exports_expected_metric_series() -> anyhow::Result<()> {
     let mut options = nodes(1);
     options.labelled = false;
-    run(options, async |scene| {
+    run(options, async |ctx| {
         // The operator itself runs on node-1, which has no label, so that the update does not restart the process that
         // counts it.
-        scene.bed.install().await?;
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
-        scene.bed.options.labelled = true;
-        scene.bed.add_node("node-2").await?;
-        scene.release();
-        scene
-            .until("node-2 is updated, and its status counted", |world| {
-                is_on(world, "node-2", &NEW)
-                    && world.operator.as_ref().is_some_and(|o| {
-                        o.status.slots.is_empty() && o.status.counts.as_ref().is_some_and(|c| c.current == 1)
-                    })
-            })
-            .await?;
+        ctx.bed.install().await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment", "--timeout=60s"]).await?;
+        ctx.bed.options.labelled = true;
+        ctx.bed.add_node("node-2").await?;
+        ctx.release();
+        ctx.until("node-2 is updated, and its status counted", |world| {
+            is_on(world, "node-2", &NEW)
+                && world.operator.as_ref().is_some_and(|o| {
+                    o.status.slots.is_empty() && o.status.counts.as_ref().is_some_and(|c| c.current == 1)
+                })
+        })
+        .await?;
         // A renewal of the lease later it has seen all its writes.
-        scene.renewals(1).await?;
-        let found = series(&scrape(scene).await?);
+        ctx.renewals(1).await?;
+        let found = series(&scrape(ctx).await?);
         assert!(found == EXPECTED, "decide/one_update.txt is not what the controller exports:\n{found}");
         Ok(())
     })

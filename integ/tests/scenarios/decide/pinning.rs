@@ -9,14 +9,14 @@ use serde_json::json;
 use super::support::{
     assert_signed, blocked, blocked_for, is_on, lock_of, results, settings_calls, settings_changes, waiting,
 };
-use crate::support::{NEW, OLD, Scene, nodes, run, shadow_of};
+use crate::support::{NEW, OLD, ScenarioContext, nodes, run, shadow_of};
 
 const BOTH: [&str; 2] = ["node-1", "node-2"];
 
 /// Waits until every node runs `version`, and asserts that its host is locked to it.
-async fn pinned(scene: &Scene, version: &Version) -> anyhow::Result<()> {
-    scene.bed.wait_updated(version, crate::support::LIMIT).await?;
-    for member in &scene.bed.members {
+async fn pinned(ctx: &ScenarioContext, version: &Version) -> anyhow::Result<()> {
+    ctx.bed.wait_updated(version, crate::support::LIMIT).await?;
+    for member in &ctx.bed.members {
         let snapshot = member.host.snapshot();
         anyhow::ensure!(snapshot.running_version == *version, "{} runs {}", member.name, snapshot.running_version);
         let lock = snapshot.settings.version_lock;
@@ -26,43 +26,40 @@ async fn pinned(scene: &Scene, version: &Version) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pinned_version_is_run_up_and_down_and_hosts_get_their_settings_back_when_the_pin_is_gone()
--> anyhow::Result<()> {
+async fn pinned_version_upgrades_and_downgrades_and_unpinning_restores_host_settings() -> anyhow::Result<()> {
     const FIRST: Version = Version::new(1, 20, 1);
     const PINNED: Version = Version::new(1, 20, 4);
-    let ending = run(nodes(2), async |scene| {
-        scene.install().await?;
-        scene.bed.releases.publish(FIRST);
-        scene.bed.wait_updated(&FIRST, crate::support::LIMIT).await?;
-        for member in &scene.bed.members {
+    let ending = run(nodes(2), async |ctx| {
+        ctx.install().await?;
+        ctx.bed.releases.publish(FIRST);
+        ctx.bed.wait_updated(&FIRST, crate::support::LIMIT).await?;
+        for member in &ctx.bed.members {
             let calls = settings_calls(&member.host);
             anyhow::ensure!(calls.is_empty(), "the default policy asks for no setting of {}: {calls:?}", member.name);
         }
 
-        scene.policy(&json!({"version": {"target": "1.20.4"}})).await?;
-        scene
-            .until("both nodes wait for a version that no one offers", |world| waiting(world, "NotOffered") == 2)
+        ctx.policy(&json!({"version": {"target": "1.20.4"}})).await?;
+        ctx.until("both nodes wait for a version that no one offers", |world| waiting(world, "NotOffered") == 2)
             .await?;
-        scene.bed.releases.publish(PINNED);
-        scene.release();
-        pinned(scene, &PINNED).await?;
+        ctx.bed.releases.publish(PINNED);
+        ctx.release();
+        pinned(ctx, &PINNED).await?;
 
-        scene.policy(&json!({"version": {"target": "1.20.1"}})).await?;
-        pinned(scene, &FIRST).await?;
+        ctx.policy(&json!({"version": {"target": "1.20.1"}})).await?;
+        pinned(ctx, &FIRST).await?;
 
-        scene.policy(&json!({"version": {"target": null}})).await?;
-        scene
-            .until("what was found is put back", |world| {
-                BOTH.iter().all(|node| {
-                    shadow_of(world, node).is_some_and(|shadow| {
-                        shadow.status.agent.host.is_none()
-                            && shadow.spec.host.as_ref().is_some_and(|host| !host.asks_settings())
-                    })
+        ctx.policy(&json!({"version": {"target": null}})).await?;
+        ctx.until("what was found is put back", |world| {
+            BOTH.iter().all(|node| {
+                shadow_of(world, node).is_some_and(|shadow| {
+                    shadow.status.agent.host.is_none()
+                        && shadow.spec.host.as_ref().is_some_and(|host| !host.asks_settings())
                 })
             })
-            .await?;
-        scene.updated().await?;
-        for member in &scene.bed.members {
+        })
+        .await?;
+        ctx.updated().await?;
+        for member in &ctx.bed.members {
             anyhow::ensure!(member.host.snapshot().settings == UpdatesSettings::defaults(42), "{}", member.name);
         }
         Ok(())
@@ -78,17 +75,16 @@ async fn a_pinned_version_is_run_up_and_down_and_hosts_get_their_settings_back_w
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_another_client_set_is_left_alone_and_told_and_the_node_updates_once_it_is_gone()
--> anyhow::Result<()> {
+async fn version_lock_of_other_client_is_reported_and_blocks_update_until_removed() -> anyhow::Result<()> {
     let lock = |lock: VersionLock| UpdatesSettings { version_lock: Some(lock), ..UpdatesSettings::default() };
     let mut options = nodes(2);
     options.policy["version"]["target"] = json!(NEW.to_string());
-    let ending = run(options, async |scene| {
-        let host = scene.bed.member("node-1")?.host.clone();
+    let ending = run(options, async |ctx| {
+        let host = ctx.bed.member("node-1")?.host.clone();
         host.foreign_settings(lock(VersionLock::to(&OLD)));
-        scene.install().await?;
-        scene.release();
-        let world = scene
+        ctx.install().await?;
+        ctx.release();
+        let world = ctx
             .until("node-1 is blocked by the lock, and the other one is updated", |world| {
                 blocked_for(world, "node-1", "LockedByOther")
                     && waiting(world, "LockedByOther") == 1
@@ -104,7 +100,7 @@ async fn a_lock_that_another_client_set_is_left_alone_and_told_and_the_node_upda
         assert_eq!((lock_of(&host), settings_changes(&host)), (Some(VersionLock::to(&OLD)), vec![]), "left alone");
 
         host.foreign_settings(lock(VersionLock::latest()));
-        pinned(scene, &NEW).await
+        pinned(ctx, &NEW).await
     })
     .await?;
     for node in BOTH {

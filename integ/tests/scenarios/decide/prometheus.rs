@@ -63,7 +63,7 @@ impl Prometheus {
     }
 
     /// Returns true if this query was ever received.
-    pub(super) fn was_asked(&self, query: &str) -> bool {
+    pub(super) fn was_queried(&self, query: &str) -> bool {
         lock(&self.known).asked.iter().any(|asked| asked == query)
     }
 }

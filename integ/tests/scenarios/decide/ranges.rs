@@ -10,35 +10,35 @@ use semver::Version;
 use serde_json::json;
 
 use super::support::{assert_signed, lock_of, results, status, waiting};
-use crate::support::{LIMIT, NEW, OLD, Scene, nodes, run};
+use crate::support::{LIMIT, NEW, OLD, ScenarioContext, nodes, run};
 
 const FIRST: Version = Version::new(1, 20, 4);
 const NEXT_MINOR: Version = Version::new(1, 21, 0);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn range_leads_to_its_newest_version_that_is_not_excluded() -> anyhow::Result<()> {
+async fn version_range_selects_newest_version_not_excluded() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.policy["version"]["target"] = json!("1.22");
     options.policy["version"]["exclude"] = json!(["1.20.5", "1.19"]);
-    let ending = run(options, async |scene| {
-        scene.install().await?;
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
         for version in [FIRST, NEW, NEXT_MINOR] {
-            scene.bed.releases.publish(version);
+            ctx.bed.releases.publish(version);
         }
-        scene.until("no host is offered a version in the range", |world| waiting(world, "NotOffered") == 2).await?;
+        ctx.until("no host is offered a version in the range", |world| waiting(world, "NotOffered") == 2).await?;
 
-        scene.policy(&json!({"version": {"target": "v1.20"}})).await?;
-        scene.bed.wait_updated(&FIRST, LIMIT).await?;
-        for member in &scene.bed.members {
+        ctx.policy(&json!({"version": {"target": "v1.20"}})).await?;
+        ctx.bed.wait_updated(&FIRST, LIMIT).await?;
+        for member in &ctx.bed.members {
             assert_eq!(lock_of(&member.host), Some(VersionLock::to(&FIRST)), "{}", member.name);
         }
 
-        scene.policy(&json!({"version": {"target": ">=1.20, <1.21", "exclude": ["1.20.4"]}})).await?;
-        scene.updated().await?;
+        ctx.policy(&json!({"version": {"target": ">=1.20, <1.21", "exclude": ["1.20.4"]}})).await?;
+        ctx.updated().await?;
 
-        scene.policy(&json!({"version": {"target": ">=1.21, <1.20"}})).await?;
-        scene.until_operator(models::operator::DEGRADED, models::condition::ConditionStatus::True).await?;
-        let world = scene.bed.recorder.so_far()?.end();
+        ctx.policy(&json!({"version": {"target": ">=1.21, <1.20"}})).await?;
+        ctx.until_operator(models::operator::DEGRADED, models::condition::ConditionStatus::True).await?;
+        let world = ctx.bed.recorder.so_far()?.end();
         let degraded = crate::support::operator_condition(&world, models::operator::DEGRADED).context("just seen")?;
         assert!(
             degraded.message.contains("spec.version.target") && degraded.message.contains(">=1.20, <1.23"),
@@ -56,14 +56,14 @@ async fn range_leads_to_its_newest_version_that_is_not_excluded() -> anyhow::Res
 }
 
 /// Waits until the operator knows a version.
-async fn known(scene: &Scene, version: &Version) -> anyhow::Result<World> {
+async fn known(ctx: &ScenarioContext, version: &Version) -> anyhow::Result<World> {
     let knows = |world: &World| status(world).versions.iter().any(|known| known.version == *version);
-    scene.until(&format!("{version} is known"), knows).await
+    ctx.until(&format!("{version} is known"), knows).await
 }
 
 /// Backdates a version, so that it has been known for two hours.
-async fn age(scene: &Scene, version: &Version) -> anyhow::Result<()> {
-    let world = known(scene, version).await?;
+async fn age(ctx: &ScenarioContext, version: &Version) -> anyhow::Result<()> {
+    let world = known(ctx, version).await?;
     let index = status(&world).versions.iter().position(|known| known.version == *version).context("just seen")?;
     let since = Timestamp::now() - SignedDuration::from_hours(2);
     let patch = json!([
@@ -73,40 +73,39 @@ async fn age(scene: &Scene, version: &Version) -> anyhow::Result<()> {
     let patch = patch.to_string();
     let arguments =
         ["-n", SYSTEM_NAMESPACE, "patch", "bruo", OPERATOR_NAME, "--subresource=status", "--type=json", "-p", &patch];
-    scene.kubectl(&arguments).await?;
+    ctx.kubectl(&arguments).await?;
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn minimum_age_leads_to_the_newest_version_that_is_old_enough() -> anyhow::Result<()> {
+async fn minimum_age_selects_newest_version_old_enough() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.policy["version"]["minimumAge"] = json!("1h");
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        scene.bed.releases.publish(FIRST);
-        known(scene, &FIRST).await?;
-        scene.release();
-        known(scene, &NEW).await?;
-        scene.until("no version is old enough", |world| waiting(world, "TooYoung") == 2).await?;
-        assert!(scene.bed.members.iter().all(|member| member.host.snapshot().running_version == OLD));
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        ctx.bed.releases.publish(FIRST);
+        known(ctx, &FIRST).await?;
+        ctx.release();
+        known(ctx, &NEW).await?;
+        ctx.until("no version is old enough", |world| waiting(world, "TooYoung") == 2).await?;
+        assert!(ctx.bed.members.iter().all(|member| member.host.snapshot().running_version == OLD));
 
-        age(scene, &FIRST).await?;
-        scene.bed.wait_updated(&FIRST, LIMIT).await?;
-        scene
-            .until("the hosts' locks are put back and the nodes wait for the newer version", |world| {
-                waiting(world, "TooYoung") == 2
-                    && world.shadows.values().all(|shadow| {
-                        shadow.status.agent.host.is_none()
-                            && shadow.spec.host.as_ref().is_some_and(|host| !host.asks_settings())
-                    })
-            })
-            .await?;
-        for member in &scene.bed.members {
+        age(ctx, &FIRST).await?;
+        ctx.bed.wait_updated(&FIRST, LIMIT).await?;
+        ctx.until("the hosts' locks are put back and the nodes wait for the newer version", |world| {
+            waiting(world, "TooYoung") == 2
+                && world.shadows.values().all(|shadow| {
+                    shadow.status.agent.host.is_none()
+                        && shadow.spec.host.as_ref().is_some_and(|host| !host.asks_settings())
+                })
+        })
+        .await?;
+        for member in &ctx.bed.members {
             assert_eq!(lock_of(&member.host), Some(VersionLock::latest()), "{}", member.name);
         }
 
-        age(scene, &NEW).await?;
-        scene.updated().await?;
+        age(ctx, &NEW).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;

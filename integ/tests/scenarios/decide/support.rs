@@ -10,7 +10,7 @@ use models::names::{CONTROLLER, SYSTEM_NAMESPACE};
 use models::shadow::BLOCKED;
 
 use crate::interfere::poll;
-use crate::support::{Scene, condition_of};
+use crate::support::{ScenarioContext, condition_of};
 
 pub(super) use crate::support::{
     EVENTS_OF_NODES, is_on, is_released, is_updated, last_reason, other, record, results, status, until_event,
@@ -68,28 +68,33 @@ pub(super) fn assert_signed(history: &History) {
 }
 
 /// Annotates an object in the operator's namespace, as documented for users.
-pub(super) async fn annotate(scene: &Scene, object: &[&str], annotation: &str, value: &str) -> anyhow::Result<()> {
+pub(super) async fn annotate(
+    ctx: &ScenarioContext,
+    object: &[&str],
+    annotation: &str,
+    value: &str,
+) -> anyhow::Result<()> {
     let annotation = format!("{annotation}={value}");
     let arguments = [&["-n", SYSTEM_NAMESPACE, "annotate", "--overwrite"], object, &[&annotation]].concat();
-    scene.kubectl(&arguments).await?;
+    ctx.kubectl(&arguments).await?;
     Ok(())
 }
 
 /// Waits until the controller exports a series with this value.
-pub(super) async fn until_metric(scene: &Scene, series: &str, value: &str) -> anyhow::Result<()> {
+pub(super) async fn until_metric(ctx: &ScenarioContext, series: &str, value: &str) -> anyhow::Result<()> {
     let line = format!("brupop_controller_{series} {value}");
     poll(&format!("the metric {line}"), async || {
         // The leader may be changing from one pod to another.
-        let text = metrics(scene).await.unwrap_or_default();
+        let text = metrics(ctx).await.unwrap_or_default();
         Ok(text.lines().any(|found| found == line).then_some(()))
     })
     .await
 }
 
-async fn metrics(scene: &Scene) -> anyhow::Result<String> {
+async fn metrics(ctx: &ScenarioContext) -> anyhow::Result<String> {
     let selector = format!("app.kubernetes.io/component={CONTROLLER}");
     let path = "jsonpath={.items[0].status.podIP}";
-    let address: Ipv4Addr = scene
+    let address: Ipv4Addr = ctx
         .kubectl(&["-n", SYSTEM_NAMESPACE, "get", "pods", "-l", &selector, "-o", path])
         .await?
         .parse()

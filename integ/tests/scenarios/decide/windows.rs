@@ -9,7 +9,7 @@ use models::operator::WINDOW_OPEN;
 use models::shadow::Step;
 use serde_json::{Value, json};
 
-use super::midway::both_have_their_image;
+use super::mid_rollout_changes::two_prestaged_nodes;
 use super::support::{is_updated, other, status, until_metric};
 use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
@@ -36,7 +36,7 @@ fn blackout() -> anyhow::Result<Value> {
 }
 
 /// The revisions at which a node got a slot although the operator's status had no open window.
-pub(super) fn slots_given_while_shut(history: &History) -> Vec<u64> {
+pub(super) fn slots_granted_outside_window(history: &History) -> Vec<u64> {
     let mut held = BTreeSet::new();
     let mut all = Vec::new();
     for change in history.changes() {
@@ -52,15 +52,14 @@ pub(super) fn slots_given_while_shut(history: &History) -> Vec<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_the_window_closes_the_running_update_ends_and_no_other_starts_until_one_opens_and_no_blackout_is()
--> anyhow::Result<()> {
-    let ending = run(both_have_their_image(), async |scene| {
-        let node = blocked_drain(scene).await?;
+async fn closed_window_completes_running_update_and_blocks_new_ones() -> anyhow::Result<()> {
+    let ending = run(two_prestaged_nodes(), async |ctx| {
+        let node = blocked_drain(ctx).await?;
         let next = other(&node);
-        scene.until_step(next, Step::Staged).await?;
+        ctx.until_step(next, Step::Staged).await?;
 
-        scene.policy(&json!({"schedule": shut()})).await?;
-        let world = scene
+        ctx.policy(&json!({"schedule": shut()})).await?;
+        let world = ctx
             .until("the staged node waits for the window, and the operator says when it opens", |world| {
                 wait_for(world, "WindowClosed", 1)
                     && operator_condition(world, WINDOW_OPEN).is_some_and(|c| c.status == ConditionStatus::False)
@@ -69,45 +68,43 @@ async fn when_the_window_closes_the_running_update_ends_and_no_other_starts_unti
             .await?;
         assert_eq!(operator_condition(&world, WINDOW_OPEN).unwrap().reason, "Closed");
         assert_eq!(step_of(&world, &node), Some(Step::Draining), "what has started is not taken back");
-        until_metric(scene, "window_open", "0").await?;
+        until_metric(ctx, "window_open", "0").await?;
 
-        unblock(scene).await?;
-        scene
-            .until("the running update has ended", |world| {
-                is_updated(world, &node) && status(world).slots.is_empty() && wait_for(world, "WindowClosed", 1)
-            })
-            .await?;
+        unblock(ctx).await?;
+        ctx.until("the running update has ended", |world| {
+            is_updated(world, &node) && status(world).slots.is_empty() && wait_for(world, "WindowClosed", 1)
+        })
+        .await?;
 
-        scene.policy(&json!({"schedule": blackout()?})).await?;
-        let world =
-            scene.until("the node waits for the blackout's end", |world| wait_for(world, "Blackout", 1)).await?;
+        ctx.policy(&json!({"schedule": blackout()?})).await?;
+        let world = ctx.until("the node waits for the blackout's end", |world| wait_for(world, "Blackout", 1)).await?;
         assert_eq!(operator_condition(&world, WINDOW_OPEN).unwrap().reason, "Blackout");
         assert_eq!(step_of(&world, next), Some(Step::Staged), "it keeps its image");
         assert_eq!(shadow_of(&world, next).unwrap().status.agent.current_version, Some(OLD));
         assert!(status(&world).slots.is_empty() && !world.nodes[next].claimed());
 
-        scene.policy(&json!({"schedule": open()})).await?;
-        scene.updated().await?;
-        scene.until_operator(WINDOW_OPEN, ConditionStatus::True).await?;
+        ctx.policy(&json!({"schedule": open()})).await?;
+        ctx.updated().await?;
+        ctx.until_operator(WINDOW_OPEN, ConditionStatus::True).await?;
         Ok(())
     })
     .await?;
-    assert_eq!(slots_given_while_shut(&ending.history), [0; 0]);
+    assert_eq!(slots_granted_outside_window(&ending.history), [0; 0]);
     ending.assert_updates(2);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_node_starts_when_its_window_is_about_to_close() -> anyhow::Result<()> {
+async fn no_update_starts_shortly_before_window_closes() -> anyhow::Result<()> {
     // The window has been open since the last full hour but one, and ends in two to three hours.
     let hour = (Timestamp::now().to_zoned(TimeZone::UTC).hour() + 23) % 24;
     let schedule = |stop: &str| json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "4h"}], "stopStartingBefore": stop});
     let mut options = nodes(1);
     options.policy["schedule"] = schedule("3h");
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        scene.release();
-        let world = scene
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        ctx.release();
+        let world = ctx
             .until("the node waits for the next window", |world| {
                 wait_for(world, "WindowClosed", 1) && status(world).next_window.is_some()
             })
@@ -116,18 +113,18 @@ async fn no_node_starts_when_its_window_is_about_to_close() -> anyhow::Result<()
         assert!(next > Timestamp::now() + jiff::SignedDuration::from_hours(12), "{next} is tomorrow's");
         assert_eq!(shadow_of(&world, "node-1").unwrap().spec.attempt, 0);
 
-        scene.policy(&json!({"schedule": schedule("1h")})).await?;
-        scene.updated().await?;
+        ctx.policy(&json!({"schedule": schedule("1h")})).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
-    assert_eq!(slots_given_while_shut(&ending.history), [0; 0]);
+    assert_eq!(slots_granted_outside_window(&ending.history), [0; 0]);
     ending.assert_updates(1);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn windows_open_by_the_clock_of_their_time_zone() -> anyhow::Result<()> {
+async fn windows_open_in_their_time_zone() -> anyhow::Result<()> {
     const ZONE: &str = "Asia/Tokyo";
     // Open for six hours from the last full hour but one in Tokyo, which is nine hours ahead of UTC all year.
     let hour = (Timestamp::now().in_tz(ZONE)?.hour() + 23) % 24;
@@ -135,10 +132,10 @@ async fn windows_open_by_the_clock_of_their_time_zone() -> anyhow::Result<()> {
         |zone: &str| json!({"windows": [{"cron": format!("0 {hour} * * *"), "duration": "6h", "timeZone": zone}]});
     let mut options = nodes(1);
     options.policy["schedule"] = window("UTC");
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        scene.release();
-        let world = scene
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        ctx.release();
+        let world = ctx
             .until("the window is closed by the clock of UTC", |world| {
                 wait_for(world, "WindowClosed", 1) && status(world).next_window.is_some()
             })
@@ -146,12 +143,12 @@ async fn windows_open_by_the_clock_of_their_time_zone() -> anyhow::Result<()> {
         let next = status(&world).next_window.unwrap();
         assert_eq!((next.to_zoned(TimeZone::UTC).hour(), next.to_zoned(TimeZone::UTC).minute()), (hour, 0));
 
-        scene.policy(&json!({"schedule": window(ZONE)})).await?;
-        scene.updated().await?;
+        ctx.policy(&json!({"schedule": window(ZONE)})).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
-    assert_eq!(slots_given_while_shut(&ending.history), [0; 0]);
+    assert_eq!(slots_granted_outside_window(&ending.history), [0; 0]);
     ending.assert_updates(1);
     Ok(())
 }

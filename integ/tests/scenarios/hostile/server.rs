@@ -31,20 +31,20 @@ use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-use crate::support::Scene;
+use crate::support::ScenarioContext;
 
 /// Treatment of a report.
 pub(crate) enum Fate {
     /// Forwarded unchanged.
     Pass,
     /// Acknowledged to the agent, and not written.
-    Swallow,
+    Discard,
     /// Replaced by another one, and acknowledged to the agent as its own.
-    Instead(Box<AgentStatus>),
+    Replace(Box<AgentStatus>),
 }
 
 /// Changes to forwarded messages.
-pub(crate) trait Lies: Send {
+pub(crate) trait Tampering: Send {
     /// The view shown to an agent in place of its shadow; `None` withholds it.
     fn view(&mut self, _node: &str, view: ShadowView) -> Option<ShadowView> {
         Some(view)
@@ -59,7 +59,7 @@ pub(crate) trait Lies: Send {
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 struct State {
-    lies: Mutex<Box<dyn Lies>>,
+    tampering: Mutex<Box<dyn Tampering>>,
     /// Additional lines for agents, by node.
     told: broadcast::Sender<(String, WatchLine)>,
     /// The last true view of each node.
@@ -73,7 +73,7 @@ struct State {
 }
 
 /// The compromised web API, until it is dropped.
-pub(crate) struct Hostile {
+pub(crate) struct CompromisedWebApi {
     state: Arc<State>,
     _tasks: JoinSet<()>,
 }
@@ -82,10 +82,10 @@ pub(super) fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Hostile {
+impl CompromisedWebApi {
     /// Replaces the web API for all agents. They do not notice: the key is the real one.
-    pub(crate) async fn take(scene: &Scene, lies: impl Lies + 'static) -> anyhow::Result<Self> {
-        let client = &scene.bed.client;
+    pub(crate) async fn take(ctx: &ScenarioContext, tampering: impl Tampering + 'static) -> anyhow::Result<Self> {
+        let client = &ctx.bed.client;
         let secret = Api::<Secret>::namespaced(client.clone(), SYSTEM_NAMESPACE).get(SERVING_SECRET).await?;
         let field = |name: &str| secret.data.as_ref().and_then(|d| d.get(name)).map(|b| b.0.clone()).context("a field");
         let chain = CertificateDer::pem_slice_iter(&field("tls.crt")?).collect::<Result<Vec<_>, _>>()?;
@@ -98,7 +98,7 @@ impl Hostile {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let state = Arc::new(State {
-            lies: Mutex::new(Box::new(lies)),
+            tampering: Mutex::new(Box::new(tampering)),
             told: broadcast::Sender::new(64),
             truth: Mutex::default(),
             invented: Mutex::default(),
@@ -130,16 +130,16 @@ impl Hostile {
                 });
             }
         });
-        scene.bed.divert(Some(address));
+        ctx.bed.divert(Some(address));
         // Streams to the real web API that are open already would continue.
-        scene.restart(deploy::Component::Agent).await?;
+        ctx.restart(deploy::Component::Agent).await?;
         Ok(Self { state, _tasks: tasks })
     }
 
     /// Replaces a node's true shadow by a forged one from now on, with this desired state. It behaves as a true one
     /// does: it keeps the agent's reports, and the agent is shown each desired state, however often it connects.
     /// Nothing of it reaches the cluster.
-    pub(crate) fn invent(&self, node: &str, spec: BottlerocketShadowSpec) -> anyhow::Result<()> {
+    pub(crate) fn forge_shadow(&self, node: &str, spec: BottlerocketShadowSpec) -> anyhow::Result<()> {
         let truth = self.truth(node).context("nothing is known of the node yet")?;
         let mut invented = locked(&self.state.invented);
         let mut view = invented.remove(node).unwrap_or_else(|| truth.clone());
@@ -281,7 +281,7 @@ impl State {
             match serde_json::from_slice(&line) {
                 Ok(WatchLine::Shadow { object }) => {
                     locked(&self.truth).insert(node.to_owned(), (*object).clone());
-                    let shown = locked(&self.lies).view(node, *object);
+                    let shown = locked(&self.tampering).view(node, *object);
                     let shown = locked(&self.invented).get(node).cloned().or(shown);
                     lines.extend(shown.map(|view| WatchLine::Shadow { object: Box::new(view) }));
                 }
@@ -311,11 +311,11 @@ impl State {
         onward: reqwest::RequestBuilder,
         report: AgentStatus,
     ) -> anyhow::Result<Response<Body>> {
-        let fate = locked(&self.lies).report(node, &report);
+        let fate = locked(&self.tampering).report(node, &report);
         let written = match &fate {
-            Fate::Swallow => None,
+            Fate::Discard => None,
             Fate::Pass => Some(&report),
-            Fate::Instead(other) => Some(&**other),
+            Fate::Replace(other) => Some(&**other),
         };
         let Some(written) = written else {
             let mut view = locked(&self.truth).get(node).cloned().context("nothing is known of the node yet")?;
@@ -331,8 +331,8 @@ impl State {
         // A response cannot be withheld like a line, since the agent would retry; but the permit in it can.
         let mut without = view.clone();
         without.spec.permit = None;
-        let mut shown = locked(&self.lies).view(node, view).unwrap_or(without);
-        if matches!(fate, Fate::Instead(_)) && status == StatusCode::OK {
+        let mut shown = locked(&self.tampering).view(node, view).unwrap_or(without);
+        if matches!(fate, Fate::Replace(_)) && status == StatusCode::OK {
             shown.status = report;
         }
         Ok(full(status, serde_json::to_vec(&shown)?.into()))

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_claimed_from_the_balancer_to_its_return_and_never_else() {
+    fn node_is_claimed_from_leaving_balancer_until_returning() {
         let policy = Policy { leave_balancer: Some(Duration::from_secs(30)), ..Policy::default() };
         let bare = Policy { leave_balancer: None, protect_from_autoscalers: false, ..Policy::default() };
         for (step, everything) in [

@@ -19,7 +19,7 @@ mod tests {
     use crate::fixtures::t;
 
     #[test]
-    fn a_node_that_failed_waits_until_its_back_off_is_over() {
+    fn failed_node_waits_for_its_back_off() {
         for (sentence, not_before, expected) in [
             ("never failed", None, None),
             ("failed lately", Some(1), Some(Wait::BackOff { until: t(1), reason: String::new() })),

@@ -24,7 +24,7 @@ mod tests {
     use models::shadow::{HostState, Step};
 
     #[test]
-    fn a_node_beyond_the_step_waits_for_it() {
+    fn node_beyond_canary_step_waits() {
         let canary = |nodes| {
             vec![CanaryStep { nodes: CountOrPercent::Count(nodes), soak: std::time::Duration::ZERO, manual: false }]
         };

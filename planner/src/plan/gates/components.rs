@@ -34,7 +34,7 @@ mod tests {
     use crate::fixtures::t;
 
     #[test]
-    fn nothing_is_begun_on_a_node_whose_agent_has_been_missing_for_longer_than_a_restart_takes() {
+    fn node_whose_agent_is_missing_for_30_seconds_does_not_start() {
         for (sentence, gate) in [("an idle one", begin as fn(&NodeContext<'_>) -> _), ("a staged one", start)] {
             for (missing, ready, expected) in [
                 (None, true, None),
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_begun_anywhere_while_no_web_api_is_there() {
+    fn no_node_starts_when_web_api_is_missing_for_30_seconds() {
         for (missing, expected) in [(None, None), (Some(-29), None), (Some(-30), Some(Wait::WebApiNotReady))] {
             for gate in [begin as fn(&NodeContext<'_>) -> _, start] {
                 assert_eq!(asked(gate, |view, _| view.web_api_missing = missing.map(t)), expected, "{missing:?}");

@@ -17,7 +17,7 @@ mod tests {
     use crate::claims::Parts;
 
     #[test]
-    fn node_that_another_user_has_cordoned_waits_unless_policy_says_otherwise() {
+    fn node_cordoned_by_user_waits_unless_policy_allows_update() {
         for (sentence, node, claims, policy, expected) in [
             ("cordoned", "a", Parts::default(), CordonedNodes::Skip, Some(Wait::Cordoned)),
             ("cordoned, and policy updates it", "a", Parts::default(), CordonedNodes::Update, None),

@@ -65,7 +65,7 @@ mod tests {
     use crate::fixtures::t;
 
     #[test]
-    fn a_query_with_a_word_that_no_one_knows_is_an_objection_and_is_not_asked() {
+    fn query_with_unknown_variable_fails_without_being_sent() {
         for query in ["ALERTS{node=\"${node}\"}", "ALERTS{node=\"$nodes\"}", "up{instance=\"$instance\"} == 0"] {
             let expressions = [Expression { name: "alerts".into(), query: query.into() }];
             assert_eq!(queries(&expressions, "a").count(), 0, "{query}");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn every_expression_has_to_be_answered_with_nothing() {
+    fn gate_passes_only_when_all_expressions_return_nothing() {
         let expressions: Vec<_> = [("errors", "errors > 0"), ("load", "load{node=\"$node\"} > 9")]
             .map(|(name, query)| Expression { name: name.into(), query: query.into() })
             .into();

@@ -17,7 +17,7 @@ mod tests {
     use crate::fixtures::{OLD, failure, t};
 
     #[test]
-    fn any_quarantined_version_stops_every_start() {
+    fn any_quarantined_version_freezes_all_starts() {
         let frozen = Some(Wait::Frozen { version: OLD });
         let in_a_record = asked(gate, |view, _| {
             let shadow = view.nodes.get_mut("b").unwrap().shadow.as_mut().unwrap();

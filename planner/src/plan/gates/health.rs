@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_has_to_be_ready_and_without_pressure() {
+    fn node_not_ready_or_under_pressure_waits() {
         assert_eq!(
             asked(node_ready, |view, _| view.nodes.get_mut("a").unwrap().facts.ready = false),
             Some(Wait::NodeNotReady)
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_nodes_that_are_not_ready_stop_all_starts() {
+    fn too_many_unhealthy_nodes_block_all_starts() {
         let refused = |count, limit| Some(Wait::UnhealthyNodes { count, limit });
         for (sentence, limit, down, expected) in [
             ("no threshold", None, vec!["b", "c"], None),

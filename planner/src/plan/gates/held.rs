@@ -13,7 +13,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_held_node_waits_and_others_do_not() {
+    fn only_held_node_waits() {
         for (held, expected) in [("a", Some(Wait::Held)), ("b", None)] {
             assert_eq!(asked(gate, |view, _| view.nodes.get_mut(held).unwrap().facts.held = true), expected);
         }

@@ -58,7 +58,7 @@ mod tests {
     type Change<'a> = &'a dyn Fn(&mut ShadowFacts);
 
     #[test]
-    fn attempt_begins_only_on_a_host_that_is_as_the_operator_left_it() {
+    fn attempt_starts_only_on_reporting_host_without_foreign_changes() {
         let cases: [(&str, Change<'_>, Option<Wait>); 7] = [
             ("as it was left", &|_| {}, None),
             ("no report", &|shadow| shadow.status.agent.boot_id = None, Some(Wait::NoReport)),

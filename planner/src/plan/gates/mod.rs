@@ -124,7 +124,7 @@ pub(super) mod testing {
     }
 
     #[test]
-    fn a_download_ahead_of_time_passes_the_gates_of_the_fleet_and_none_of_those_of_a_disruption() {
+    fn pre_staging_requires_enabled_policy_but_not_ready_node() {
         let ahead = |policy: &mut Policy| policy.pre_stage = Some(models::operator::CountOrPercent::Count(2));
         for gate in [new, begin as Gate] {
             let off = asked(gate, |_, policy| {
@@ -143,7 +143,7 @@ pub(super) mod testing {
     }
 
     #[test]
-    fn every_gate_lets_a_sound_node_pass() {
+    fn healthy_node_passes_all_gates() {
         for gate in [new, start, begin, before_drain, canary::gate] {
             assert_eq!(asked(gate, |_, _| {}), None);
         }

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_that_could_never_let_a_pod_go_is_named() {
+    fn pdb_that_never_allows_disruption_is_reported() {
         let web = || PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
         let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
         let lenient = BudgetFacts { lets_unhealthy_go: true, ..budget(3, 3) };
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn several_budgets_over_one_pod_are_named() {
+    fn multiple_pdbs_for_one_pod_are_reported() {
         let web = || PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
         let second = || BudgetFacts { name: "all".into(), lets_unhealthy_go: true, ..budget(1, 3) };
         let names = ["shop/all", "shop/web"].map(str::to_owned).to_vec();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn budget_that_could_never_let_a_pod_go_keeps_no_node_that_is_forced_at_the_deadline() {
+    fn pdb_that_never_allows_disruption_does_not_block_forced_drain() {
         let web = PodFacts { labels: [("app".to_owned(), "web".to_owned())].into(), ready: true, ..pod("a", false) };
         let refused = Some(Wait::BudgetNeverAllows { pod: "shop/p-a".into(), budget: "shop/web".into() });
         for (at_deadline, expected) in [(AtDeadline::Release, refused), (AtDeadline::Force, None)] {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_are_not_ready_are_counted_where_policy_asks() {
+    fn pods_not_ready_are_counted_except_finished_and_terminating_ones() {
         let ready = PodFacts { ready: true, ..pod("a", false) };
         let refused = |count| Some(Wait::PodsNotReady { pod: "shop/p-a".into(), count });
         for (sentence, pods, expected) in [
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_not_touched_before_it_is_known_whether_its_daemon_sets_are_there() {
+    fn drain_waits_until_daemon_sets_are_read() {
         let of_a_set = |is| PodFacts { daemon_set: Some("log".into()), daemon_set_is: is, ..pod("a", false) };
         let unread = Wait::DrainRefused { why: Refusal::Unread, pod: "shop/p-a".into(), count: 1 };
         for (is, expected) in [

@@ -18,7 +18,7 @@ mod tests {
     use crate::fixtures::{NEW, OLD, failure};
 
     #[test]
-    fn a_version_that_failed_on_as_many_nodes_as_policy_allows_is_not_taken() {
+    fn version_is_quarantined_after_max_failures() {
         let quarantined = Some(Wait::Quarantined { version: NEW });
         let arm = VersionFailure { arch: "aarch64".into(), ..failure(NEW) };
         let resolved = VersionFailure { resolved_by: Some("r".into()), ..failure(NEW) };

@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_starts_without_a_policy_that_says_so() {
+    fn starts_require_enabled_valid_policy() {
         for (sentence, present, enabled, unusable, expected) in [
             ("switched on", true, true, false, None),
             ("switched off", true, false, false, Some(Wait::Disabled)),

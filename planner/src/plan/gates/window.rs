@@ -27,7 +27,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_starts_in_the_window_of_its_group_or_else_of_all_nodes() {
+    fn node_uses_window_of_its_group_or_of_all_nodes() {
         let opens = |text: &str| Some(Wait::WindowClosed { opens: Some(text.parse().unwrap()) });
         for (sentence, spec, expected) in [
             ("no windows", r#"{}"#, None),

@@ -7,7 +7,7 @@ use crate::fixtures::{NEW, at, cluster, condition, node, t};
 use crate::policy::PolicyError;
 
 #[test]
-fn every_node_is_counted_for_what_it_does_and_once() {
+fn operator_status_counts_nodes_by_state() {
     let on = |name: &str, change: &dyn Fn(&mut NodeView)| {
         let mut node = node(name);
         change(&mut node);
@@ -49,7 +49,7 @@ fn every_node_is_counted_for_what_it_does_and_once() {
 }
 
 #[test]
-fn a_window_says_whether_it_is_open_and_when_that_ends() {
+fn window_state_reports_open_and_next_change() {
     let until = WindowState::Open { until: Some(t(5)) };
     let closed = WindowState::Closed { opens: Some(t(9)), blackout: false };
     assert_eq!((open(&until), changes(&until)), (true, Some(t(5))));
@@ -58,7 +58,7 @@ fn a_window_says_whether_it_is_open_and_when_that_ends() {
 }
 
 #[test]
-fn a_policy_that_cannot_be_obeyed_hides_no_trouble_with_certificates() {
+fn degraded_message_includes_policy_and_certificate_errors() {
     let error = PolicyError { field: "spec.schedule".to_owned(), message: "x".repeat(3000) };
     let trouble = TlsFacts { problem: Some("brupop-ca is invalid".to_owned()), ..TlsFacts::default() };
     let (ca, none) = ("brupop-ca is invalid", TlsFacts::default());
@@ -90,7 +90,7 @@ fn conditions(frozen: Option<(bool, &str)>) -> Vec<Condition> {
 }
 
 #[test]
-fn a_canary_step_that_waits_for_approval_emits_one_event_with_the_command() {
+fn awaiting_approval_emits_one_event_with_command() {
     let wait = Wait::CanaryStep { step: 2, until: None, approval: true, nodes: vec![] };
     let mut plan = Plan::default();
     plan.waits.insert("a".to_owned(), wait);
@@ -109,14 +109,14 @@ fn a_canary_step_that_waits_for_approval_emits_one_event_with_the_command() {
 }
 
 #[test]
-fn a_request_that_is_not_understood_degrades_the_operator() {
+fn unknown_request_annotation_degrades_operator() {
     let unknown = ["the annotation brupop.bottlerocket.aws/resum is not known".to_owned()];
     let (holds, reason, message) = degraded(&Policy::default(), &TlsFacts::default(), false, &unknown);
     assert!(holds && reason == "UnknownRequest" && message.contains("resum"), "{reason}: {message}");
 }
 
 #[test]
-fn a_person_hears_when_the_rollout_stops_and_when_it_goes_on_and_each_once() {
+fn freeze_and_resume_emit_one_event_each() {
     for (sentence, old, new, told) in [
         ("nothing has failed yet", None, Some((false, "")), None),
         ("the first failure", Some((false, "")), Some((true, "1.20.5")), Some("Frozen")),
@@ -131,7 +131,7 @@ fn a_person_hears_when_the_rollout_stops_and_when_it_goes_on_and_each_once() {
 }
 
 #[test]
-fn every_cause_of_a_degraded_operator_has_an_event_of_its_own_for_its_beginning_and_its_end() {
+fn each_degraded_cause_emits_start_and_end_events() {
     let degraded = |holds: bool, reason: &str| {
         let mut condition = conditions(Some((holds, if holds { "why" } else { "" }))).remove(0);
         (condition.type_, condition.reason) = (DEGRADED.to_owned(), reason.to_owned());
@@ -154,7 +154,7 @@ fn every_cause_of_a_degraded_operator_has_an_event_of_its_own_for_its_beginning_
 }
 
 #[test]
-fn nodes_are_counted_by_reason_the_most_frequent_first() {
+fn waiting_reasons_are_listed_by_node_count() {
     let (view, _) = cluster(["a", "b", "c", "d"].map(node).to_vec(), &[]);
     let mut plan = Plan::default();
     for (name, wait) in [("a", Wait::Held), ("b", Wait::NodeNotReady), ("c", Wait::NodeNotReady), ("d", Wait::UpToDate)]
@@ -166,7 +166,7 @@ fn nodes_are_counted_by_reason_the_most_frequent_first() {
 }
 
 #[test]
-fn the_window_condition_names_what_is_open_and_what_comes_next() {
+fn window_condition_reports_state_and_next_change() {
     let schedule = |spec: serde_json::Value| {
         let spec = serde_json::json!({"schedule": spec});
         Policy::from_spec(&serde_json::from_value(spec).unwrap()).unwrap()
@@ -201,7 +201,7 @@ fn the_window_condition_names_what_is_open_and_what_comes_next() {
 }
 
 #[test]
-fn a_message_with_another_value_of_an_expression_is_the_same_message() {
+fn changed_expression_value_does_not_change_recorded_message() {
     let wait = |series: &str| Wait::ExpressionFires { name: "errors".into(), series: series.into(), shared: true };
     assert!(wait("{} 8").is_recorded(&wait("{} 7").to_string()), "another value is the same message");
     assert!(!wait("{} 8").is_recorded("the expression latency returned {} 7"));
@@ -209,7 +209,7 @@ fn a_message_with_another_value_of_an_expression_is_the_same_message() {
 }
 
 #[test]
-fn the_status_keeps_the_last_valid_policy_and_the_last_revision_that_every_node_follows() {
+fn status_keeps_last_valid_policy_and_last_followed_revision() {
     let reported = |view: &ClusterView, policy: &Policy| crate::plan::plan(view, policy, t(1)).status.unwrap();
     let current = || {
         let mut node = node("a");

@@ -67,7 +67,7 @@ fn policy(canary: &[CanaryStep]) -> Policy {
 }
 
 #[test]
-fn a_step_lets_as_many_nodes_start_as_it_names() {
+fn canary_step_limits_number_of_started_nodes() {
     for (sentence, steps, done, moving, room) in [
         ("no steps, no limit", vec![], 0, 0, None),
         ("one node first", vec![step("1", 0, false)], 0, 0, Some(1)),
@@ -91,7 +91,7 @@ fn a_step_lets_as_many_nodes_start_as_it_names() {
 }
 
 #[test]
-fn nodes_that_are_staged_ahead_of_time_take_nothing_from_a_step() {
+fn nodes_staged_ahead_do_not_count_in_canary_step() {
     let mut view = fleet(10, 0, 6);
     for node in view.nodes.values_mut() {
         if let Some(progress) = &mut node.shadow.as_mut().unwrap().status.controller.progress {
@@ -103,7 +103,7 @@ fn nodes_that_are_staged_ahead_of_time_take_nothing_from_a_step() {
 }
 
 #[test]
-fn a_soak_is_counted_from_the_steps_last_node_and_over_restarts() {
+fn canary_soak_is_counted_from_last_node_across_restarts() {
     let policy = policy(&[step("1", 600, false)]);
     let mut view = fleet(4, 1, 0);
     let rollouts = followed(&view, &policy, 100);
@@ -115,7 +115,7 @@ fn a_soak_is_counted_from_the_steps_last_node_and_over_restarts() {
 }
 
 #[test]
-fn an_approval_passes_one_step_and_no_more() {
+fn approval_passes_only_one_step() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
     let mut view = fleet(4, 1, 0);
     view.operator.as_mut().unwrap().approve_step = Some("yes".into());
@@ -134,7 +134,7 @@ fn an_approval_passes_one_step_and_no_more() {
 }
 
 #[test]
-fn approval_that_comes_while_the_step_soaks_is_kept_until_the_soak_ends() {
+fn approval_during_soak_takes_effect_after_soak() {
     let policy = policy(&[step("1", 600, true), step("2", 0, true)]);
     let mut view = fleet(4, 1, 0);
     view.operator.as_mut().unwrap().approve_step = Some("early".into());
@@ -148,7 +148,7 @@ fn approval_that_comes_while_the_step_soaks_is_kept_until_the_soak_ends() {
 }
 
 #[test]
-fn approval_without_a_finished_step_approves_none() {
+fn approval_without_waiting_step_is_acknowledged_without_effect() {
     for (sentence, steps, done) in [
         ("the step's node is not done", vec![step("1", 600, true)], 0),
         ("the step that soaks needs no approval", vec![step("1", 600, false), step("2", 0, true)], 1),
@@ -180,7 +180,7 @@ fn two_kinds(done: &[&str]) -> ClusterView {
 }
 
 #[test]
-fn step_counts_for_each_variant_and_architecture() {
+fn canary_step_is_counted_per_variant_and_architecture() {
     let room = |view: &ClusterView, steps: &[CanaryStep]| {
         let rollouts = followed(view, &policy(steps), 100);
         ["n00", "n02"].map(|name| rollouts.of(&view.nodes[name], &NEW).unwrap().room_to_begin())
@@ -193,7 +193,7 @@ fn step_counts_for_each_variant_and_architecture() {
 }
 
 #[test]
-fn approval_is_for_one_step_of_one_version_for_all_kinds_that_wait_for_it() {
+fn approval_passes_one_step_for_all_variants_and_architectures() {
     let policy = policy(&[step("1", 0, true), step("2", 0, true)]);
     let mut view = two_kinds(&["n00", "n02"]);
     view.operator.as_mut().unwrap().approve_step = Some("yes".into());
@@ -203,7 +203,7 @@ fn approval_is_for_one_step_of_one_version_for_all_kinds_that_wait_for_it() {
 }
 
 #[test]
-fn approval_counts_for_every_kind_whose_step_soaks_however_far_apart_they_end() {
+fn approval_covers_all_variants_still_soaking() {
     let policy = policy(&[step("1", 600, true), step("2", 0, true)]);
     let mut view = two_kinds(&["n00", "n02"]);
     let operator = view.operator.as_mut().unwrap();
@@ -223,7 +223,7 @@ fn approval_counts_for_every_kind_whose_step_soaks_however_far_apart_they_end() 
 }
 
 #[test]
-fn rollout_that_comes_back_passes_its_steps_again() {
+fn rollout_repeats_its_steps_after_rollback() {
     let policy = policy(&[step("1", 0, false)]);
     let older = Version::new(1, 20, 1);
     let mut view = fleet(4, 1, 0);
@@ -244,7 +244,7 @@ fn rollout_that_comes_back_passes_its_steps_again() {
 }
 
 #[test]
-fn nodes_of_a_step_are_named_to_those_that_wait_for_it() {
+fn canary_wait_message_names_nodes_of_step() {
     let policy = policy(&[step("2", 0, false)]);
     let mut view = fleet(4, 0, 2);
     view.nodes.get_mut("n01").unwrap().facts.ready = false;
@@ -254,7 +254,7 @@ fn nodes_of_a_step_are_named_to_those_that_wait_for_it() {
 }
 
 #[test]
-fn another_version_begins_at_the_first_step_and_nodes_of_the_last_one_do_not_count() {
+fn new_version_starts_at_first_canary_step() {
     let policy = policy(&[step("1", 0, false)]);
     let view = fleet(4, 2, 0);
     let newer = Version::new(1, 21, 0);
@@ -265,7 +265,7 @@ fn another_version_begins_at_the_first_step_and_nodes_of_the_last_one_do_not_cou
 }
 
 #[test]
-fn each_version_has_to_pass_the_steps_by_nodes_of_its_own() {
+fn canary_steps_are_passed_separately_for_each_version() {
     let policy = policy(&[step("1", 0, false)]);
     let newer = Version::new(1, 21, 0);
     // One node was updated to the older of two versions that are under way, after both had begun.
@@ -277,7 +277,7 @@ fn each_version_has_to_pass_the_steps_by_nodes_of_its_own() {
 }
 
 #[test]
-fn a_step_that_is_passed_stays_passed_when_its_nodes_are_deleted() {
+fn passed_step_stays_passed_after_node_deletion() {
     let policy = policy(&[step("2", 0, false)]);
     let mut view = fleet(4, 2, 0);
     let rollouts = followed(&view, &policy, 100);
@@ -287,7 +287,7 @@ fn a_step_that_is_passed_stays_passed_when_its_nodes_are_deleted() {
 }
 
 #[test]
-fn a_step_counts_and_names_the_nodes_that_are_or_will_be_out_of_service() {
+fn canary_step_counts_and_lists_disrupted_nodes_and_nodes_with_slots() {
     let policy = policy(&[step("9", 0, false)]);
     let mut view = fleet(9, 0, 6);
     // Two are only staged, and one of these has a slot.
@@ -306,7 +306,7 @@ fn a_step_counts_and_names_the_nodes_that_are_or_will_be_out_of_service() {
 }
 
 #[test]
-fn a_node_that_downloads_its_image_counts_for_the_step_and_is_not_out_of_service() {
+fn staging_node_counts_in_canary_step_but_not_as_disrupted() {
     let mut view = fleet(4, 0, 1);
     let progress = &mut view.nodes.get_mut("n00").unwrap().shadow.as_mut().unwrap().status.controller.progress;
     *progress = Some(models::shadow::Progress { step: Step::Staging, disruptive: false, ..progress.clone().unwrap() });

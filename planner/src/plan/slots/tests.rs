@@ -8,7 +8,7 @@ use crate::fixtures::{cluster, node, progress, slot, t};
 use crate::policy::{Group, GroupPolicy};
 
 #[test]
-fn a_budget_that_others_have_used_up_names_one_of_them() {
+fn used_up_budget_names_an_unavailable_node() {
     let mut nodes: Vec<_> = (0..4).map(|number| node(&format!("n{number}"))).collect();
     (nodes[1].facts.ready, nodes[3].facts.ready) = (false, false);
     let (view, _) = cluster(nodes, &[]);
@@ -67,7 +67,7 @@ fn policy(limit: &str, group_limit: Option<&str>, one_zone: bool) -> Policy {
 }
 
 #[test]
-fn every_node_that_is_out_of_service_uses_the_budget_up() {
+fn unavailable_nodes_count_once_against_budget() {
     for (sentence, limit, down, ours, slots, free) in [
         ("nothing is out", "1", vec![], vec![], vec![], 1),
         ("a percentage rounds down", "25%", vec![], vec![], vec![], 2),
@@ -85,7 +85,7 @@ fn every_node_that_is_out_of_service_uses_the_budget_up() {
 }
 
 #[test]
-fn a_group_has_a_budget_of_its_own_besides() {
+fn node_group_has_separate_budget() {
     let full = || Some(Wait::GroupFull { group: "db".into() });
     for (sentence, limit, out, refusals) in [
         ("no limit of its own", None, vec!["n1"], [None, None, None]),
@@ -100,7 +100,7 @@ fn a_group_has_a_budget_of_its_own_besides() {
 }
 
 #[test]
-fn only_one_zone_is_out_of_service_at_a_time_where_policy_asks() {
+fn one_zone_at_a_time_limits_disruption_to_one_zone() {
     let busy = |zone: &str| Some(Wait::ZoneBusy { zone: zone.into(), node: "n8".into() });
     for (sentence, one_zone, out, down, refusals) in [
         ("not asked for", false, vec!["n8"], vec![], [None, None, None]),
@@ -125,7 +125,7 @@ fn one_each() -> ClusterView {
 }
 
 #[test]
-fn a_slot_stays_while_its_node_is_out_of_service_or_may_be_about_to_be() {
+fn slot_is_kept_while_node_is_disrupted_or_may_start() {
     let view = one_each();
     let recorded: Vec<Slot> = view.nodes.keys().map(|name| slot(name)).collect();
     let names = |slots: Vec<Slot>| slots.into_iter().map(|slot| slot.node).collect::<Vec<_>>();
@@ -136,7 +136,7 @@ fn a_slot_stays_while_its_node_is_out_of_service_or_may_be_about_to_be() {
 }
 
 #[test]
-fn a_node_with_a_slot_has_begun_with_its_claim_or_its_drain() {
+fn slot_is_in_use_after_claim_or_drain_starts() {
     let mut view = one_each();
     let slots = view.nodes.keys().map(|name| slot(name));
     view.operator.as_mut().unwrap().status.slots = slots.collect();

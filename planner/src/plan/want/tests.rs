@@ -44,7 +44,7 @@ fn policy(version: &str) -> Policy {
 }
 
 #[test]
-fn what_a_host_is_to_become() {
+fn target_version_and_lock_follow_policy_and_offers() {
     let wave = |version: &str| Err(Wait::WaveNotCome { version: v(version) });
     let not_offered = |target: &str| Err(Wait::NotOffered { target: target.to_owned(), newest: Some(v("1.20.5")) });
     let pinning = |version: &str| Err(Wait::Pinning { version: v(version) });
@@ -227,7 +227,7 @@ fn what_a_host_is_to_become() {
 }
 
 #[test]
-fn a_lock_in_the_range_stays_while_the_host_has_not_looked() {
+fn lock_in_range_is_kept_until_host_refreshes() {
     let mut host = host("1.20.5", None, &[]);
     host.updates = None;
     let range = policy(r#"{"target": "<1.20.0"}"#);
@@ -237,7 +237,7 @@ fn a_lock_in_the_range_stays_while_the_host_has_not_looked() {
 }
 
 #[test]
-fn a_version_has_to_be_known_for_its_age_before_it_is_taken() {
+fn version_is_not_taken_before_minimum_age() {
     let mut policy = policy("{}");
     policy.minimum_age = Duration::from_secs(3600);
     let host = host("1.20.0", Some("1.20.5"), &["1.20.5", "1.20.0"]);
@@ -250,7 +250,7 @@ fn a_version_has_to_be_known_for_its_age_before_it_is_taken() {
 }
 
 #[test]
-fn latest_takes_the_newest_version_that_is_old_enough() {
+fn latest_selects_newest_version_past_minimum_age() {
     let policy = Policy { minimum_age: Duration::from_secs(3600), ..policy("{}") };
     // A release every half an hour.
     let known = [known("1.20.3", -2000), known("1.20.4", -3000), known("1.20.5", -1200), known("1.20.6", 600)];
@@ -310,14 +310,14 @@ fn latest_takes_the_newest_version_that_is_old_enough() {
 }
 
 #[test]
-fn lock_below_latest_stays_while_the_host_has_not_refreshed() {
+fn lock_below_latest_is_kept_until_host_refreshes() {
     let mut host = host("1.20.0", None, &[]);
     host.updates = None;
     assert_eq!(want(&policy("{}"), &[], &host, Some(&v("1.20.4")), t(0)).pin, Some(v("1.20.4")));
 }
 
 #[test]
-fn staged_version_is_superseded_when_it_is_withdrawn_or_a_newer_one_is_taken() {
+fn staged_version_is_superseded_when_withdrawn_or_replaced() {
     let policy = policy("{}");
     for (sentence, host, expected) in [
         ("it is offered", host("1.20.0", Some("1.20.5"), &["1.20.5", "1.20.0"]), None),
@@ -342,7 +342,7 @@ fn staged_version_is_superseded_when_it_is_withdrawn_or_a_newer_one_is_taken() {
 }
 
 #[test]
-fn a_host_that_cannot_look_waits_whatever_it_chose_before() {
+fn host_with_failed_refresh_waits_despite_chosen_version() {
     let mut host = host("1.20.0", Some("1.20.5"), &["1.20.5"]);
     host.updates.as_mut().unwrap().refresh_failure = Some("no route".into());
     let fails = Err(Wait::RefreshFails { message: "no route".into() });
@@ -351,7 +351,7 @@ fn a_host_that_cannot_look_waits_whatever_it_chose_before() {
 }
 
 #[test]
-fn the_version_that_a_host_runs_is_no_target_and_needs_no_age() {
+fn running_version_is_up_to_date_and_needs_no_minimum_age() {
     let latest = policy(r#"{"minimumAge": "1h"}"#);
     let same = host("1.20.5", Some("1.20.5"), &["1.20.5"]);
     for known in [vec![], vec![known("1.20.5", 0)]] {
@@ -363,7 +363,7 @@ fn the_version_that_a_host_runs_is_no_target_and_needs_no_age() {
 }
 
 #[test]
-fn a_lock_stays_until_its_version_runs_while_the_host_has_not_refreshed() {
+fn lock_above_running_version_is_kept_until_host_refreshes() {
     let mut unasked = host("1.20.5", None, &[]);
     unasked.updates = None;
     for (locked, kept) in [("1.20.6", true), ("1.20.5", false), ("1.20.4", false)] {

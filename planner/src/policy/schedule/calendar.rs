@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_cron_names_minutes_of_days() {
+    fn cron_expression_matches_expected_times() {
         for (text, from, first) in [
             ("30 2 * * *", "2026-01-01T02:31", "2026-01-02T02:30"),
             ("30 2 * * *", "2026-01-01T02:30", "2026-01-01T02:30"),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_cron_is_told_by_its_field() {
+    fn invalid_cron_error_names_its_field() {
         for (text, what) in [
             ("61 2 * * *", "the minute '61'"),
             ("0 24 * * *", "the hour '24'"),

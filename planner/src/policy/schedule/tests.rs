@@ -160,7 +160,7 @@ fn windows_open_and_close() {
 }
 
 #[test]
-fn windows_keep_their_hours_where_clocks_change() {
+fn windows_follow_local_time_across_dst_changes() {
     const GAP: &str = "2027-03-28T00:59:59Z";
     check(&[
         (
@@ -258,7 +258,7 @@ fn windows_keep_their_hours_where_clocks_change() {
 }
 
 #[test]
-fn nothing_starts_shortly_before_the_end() {
+fn stop_starting_before_closes_window_early() {
     let stop = |schedule: Value, before: &str| with(schedule, "stopStartingBefore", json!(before));
     check(&[
         (
@@ -306,7 +306,7 @@ fn nothing_starts_shortly_before_the_end() {
 }
 
 #[test]
-fn a_blackout_wins_over_windows() {
+fn blackout_overrides_windows() {
     let christmas = |schedule: Value| with(schedule, "blackouts", json!([{"from": "2026-12-24", "to": "2026-12-26"}]));
     check(&[
         (
@@ -392,7 +392,7 @@ fn a_blackout_wins_over_windows() {
 }
 
 #[test]
-fn what_cannot_be_obeyed_is_named_with_its_field() {
+fn invalid_policy_error_names_its_field() {
     let one = |key: &str, value: Value| {
         let mut window = json!({"cron": "0 2 * * *", "duration": "4h"});
         window[key] = value;
@@ -482,7 +482,7 @@ impl Minutes {
 }
 
 #[test]
-fn what_windows_do_around_a_change_of_clocks_is_as_counted_minute_by_minute() {
+fn window_state_around_dst_changes_matches_minute_by_minute_count() {
     const HOURS: i64 = 12;
     // Each some hours before the change.
     let changes = [

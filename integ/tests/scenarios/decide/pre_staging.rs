@@ -9,10 +9,10 @@ use semver::Version;
 use serde_json::{Value, json};
 
 use super::support::{is_updated, last_reason, record, results, status};
-use super::windows::{open, shut, slots_given_while_shut};
+use super::windows::{open, shut, slots_granted_outside_window};
 use crate::interfere::{finish_command, is_call, until_host};
 use crate::policy::wait_for;
-use crate::support::{NEW, OLD, Scene, nodes, run, shadow_of, step_of};
+use crate::support::{NEW, OLD, ScenarioContext, nodes, run, shadow_of, step_of};
 
 /// Two nodes that download ahead of a window that is half a day away.
 fn options() -> BedOptions {
@@ -23,10 +23,10 @@ fn options() -> BedOptions {
 }
 
 /// Lets both nodes download while the window is shut.
-async fn staged(scene: &Scene) -> anyhow::Result<()> {
-    scene.install().await?;
-    scene.release();
-    let world = scene
+async fn staged(ctx: &ScenarioContext) -> anyhow::Result<()> {
+    ctx.install().await?;
+    ctx.release();
+    let world = ctx
         .until("both nodes have their image and wait for the window", |world| {
             ["node-1", "node-2"].iter().all(|node| step_of(world, node) == Some(Step::Staged))
                 && wait_for(world, "WindowClosed", 2)
@@ -34,7 +34,7 @@ async fn staged(scene: &Scene) -> anyhow::Result<()> {
         })
         .await?;
     assert!(world.shadows.values().all(|shadow| shadow.status.agent.state == Some(HostState::StagedUpdate)));
-    assert!(!touched(&scene.bed.recorder.so_far()?), "a download takes no node out of service");
+    assert!(!touched(&ctx.bed.recorder.so_far()?), "a download takes no node out of service");
     Ok(())
 }
 
@@ -56,27 +56,27 @@ fn opens_soon() -> anyhow::Result<(Value, Timestamp)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn images_are_staged_ahead_of_the_window_and_nodes_start_when_it_opens_by_itself() -> anyhow::Result<()> {
-    let ending = run(options(), async |scene| {
-        staged(scene).await?;
+async fn images_are_staged_before_window_and_updates_start_when_it_opens() -> anyhow::Result<()> {
+    let ending = run(options(), async |ctx| {
+        staged(ctx).await?;
         let (window, at) = opens_soon()?;
-        scene.policy(&json!({"schedule": window})).await?;
-        scene.until("the operator says when it opens", |world| status(world).next_window == Some(at)).await?;
-        assert!(!touched(&scene.bed.recorder.so_far()?));
-        scene.updated().await?;
+        ctx.policy(&json!({"schedule": window})).await?;
+        ctx.until("the operator says when it opens", |world| status(world).next_window == Some(at)).await?;
+        assert!(!touched(&ctx.bed.recorder.so_far()?));
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
-    assert_eq!(slots_given_while_shut(&ending.history), [0; 0]);
+    assert_eq!(slots_granted_outside_window(&ending.history), [0; 0]);
     ending.assert_updates(2);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_staged_image_that_a_reboot_wiped_is_staged_again_before_its_node_is_touched() -> anyhow::Result<()> {
-    let ending = run(options(), async |scene| {
-        staged(scene).await?;
-        let host = &scene.bed.member("node-1")?.host;
+async fn staged_image_lost_by_reboot_is_staged_again_before_cordon() -> anyhow::Result<()> {
+    let ending = run(options(), async |ctx| {
+        staged(ctx).await?;
+        let host = &ctx.bed.member("node-1")?.host;
         let boot = host.snapshot().boot_id;
         host.script(Fault::command(Command::Prepare, Worker::Waits));
         host.foreign_reboot().await;
@@ -88,8 +88,8 @@ async fn a_staged_image_that_a_reboot_wiped_is_staged_again_before_its_node_is_t
 
         // The download does not progress while the window is open: the other node gets the slot, this one is left
         // alone.
-        scene.policy(&json!({"schedule": open()})).await?;
-        let world = scene
+        ctx.policy(&json!({"schedule": open()})).await?;
+        let world = ctx
             .until("the other node is updated", |world| is_updated(world, "node-2") && status(world).slots.is_empty())
             .await?;
         assert_eq!(step_of(&world, "node-1"), Some(Step::Staging));
@@ -101,7 +101,7 @@ async fn a_staged_image_that_a_reboot_wiped_is_staged_again_before_its_node_is_t
         assert_eq!(host.log().iter().filter(|event| staged(event)).count(), 1, "the one that the reboot wiped");
 
         finish_command(host).await?;
-        scene.updated().await?;
+        ctx.updated().await?;
         let boots: Vec<_> = host.log().into_iter().filter(staged).map(|event| event.boot_id).collect();
         assert!(boots.len() == 2 && boots[0] == boot && boots[1] != boot, "staged in each boot: {boots:?}");
         Ok(())
@@ -126,26 +126,26 @@ async fn a_staged_image_that_a_reboot_wiped_is_staged_again_before_its_node_is_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn staged_image_whose_release_was_withdrawn_is_not_booted() -> anyhow::Result<()> {
+async fn staged_image_of_withdrawn_release_is_not_booted() -> anyhow::Result<()> {
     const NEWER: Version = Version::new(1, 20, 6);
-    let ending = run(options(), async |scene| {
-        staged(scene).await?;
-        scene.bed.releases.withdraw(&NEW);
-        let world = scene
+    let ending = run(options(), async |ctx| {
+        staged(ctx).await?;
+        ctx.bed.releases.withdraw(&NEW);
+        let world = ctx
             .until("the attempts end without the nodes having been touched", |world| {
                 ["node-1", "node-2"].iter().all(|node| {
                     step_of(world, node).is_none() && last_reason(world, node).as_deref() == Some("Superseded")
                 })
             })
             .await?;
-        assert!(!touched(&scene.bed.recorder.so_far()?));
+        assert!(!touched(&ctx.bed.recorder.so_far()?));
         for node in ["node-1", "node-2"] {
             let record = record(&world, node);
             assert_eq!((record.failures, record.not_before, record.version_failures), (0, None, vec![]), "{node}");
         }
-        scene.bed.releases.publish(NEWER);
-        scene.policy(&json!({"schedule": open()})).await?;
-        scene.bed.wait_updated(&NEWER, crate::support::LIMIT).await?;
+        ctx.bed.releases.publish(NEWER);
+        ctx.policy(&json!({"schedule": open()})).await?;
+        ctx.bed.wait_updated(&NEWER, crate::support::LIMIT).await?;
         Ok(())
     })
     .await?;
@@ -158,21 +158,20 @@ async fn staged_image_whose_release_was_withdrawn_is_not_booted() -> anyhow::Res
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn staged_image_that_a_newer_release_overtakes_is_not_booted() -> anyhow::Result<()> {
+async fn staged_image_superseded_by_newer_release_is_not_booted() -> anyhow::Result<()> {
     const NEWER: Version = Version::new(1, 20, 6);
-    let ending = run(options(), async |scene| {
-        staged(scene).await?;
-        scene.bed.releases.publish(NEWER);
-        scene
-            .until("both nodes have the newer image", |world| {
-                ["node-1", "node-2"].iter().all(|node| {
-                    step_of(world, node) == Some(Step::Staged)
-                        && shadow_of(world, node).is_some_and(|shadow| shadow.spec.version == Some(NEWER))
-                })
+    let ending = run(options(), async |ctx| {
+        staged(ctx).await?;
+        ctx.bed.releases.publish(NEWER);
+        ctx.until("both nodes have the newer image", |world| {
+            ["node-1", "node-2"].iter().all(|node| {
+                step_of(world, node) == Some(Step::Staged)
+                    && shadow_of(world, node).is_some_and(|shadow| shadow.spec.version == Some(NEWER))
             })
-            .await?;
-        scene.policy(&json!({"schedule": open()})).await?;
-        scene.bed.wait_updated(&NEWER, crate::support::LIMIT).await?;
+        })
+        .await?;
+        ctx.policy(&json!({"schedule": open()})).await?;
+        ctx.bed.wait_updated(&NEWER, crate::support::LIMIT).await?;
         Ok(())
     })
     .await?;

@@ -12,9 +12,9 @@ use semver::Version;
 
 use super::support::results;
 use crate::crashes::PATIENCE;
-use crate::interfere::{finish_command, is_activate, poll, release_into_a_blocked_drain, signal, unblock, until_host};
+use crate::interfere::{finish_command, is_activate, poll, release_into_blocked_drain, signal, unblock, until_host};
 use crate::leaders::{leader, two_controllers};
-use crate::support::{NEW, Scene, other, run, shadow_of, step_of};
+use crate::support::{NEW, ScenarioContext, other, run, shadow_of, step_of};
 
 const BOTH: [&str; 2] = ["node-1", "node-2"];
 
@@ -22,20 +22,16 @@ const BOTH: [&str; 2] = ["node-1", "node-2"];
 type Killed = BTreeSet<&'static str>;
 
 /// Kills the leader while a node is in a step, in which the scenario holds it.
-async fn kill_leader_in(scene: &Scene, node: &str, step: Step, killed: &mut Killed) -> anyhow::Result<()> {
-    scene.until_step(node, step).await?;
-    let process = leader(scene).await?;
+async fn kill_leader_in(ctx: &ScenarioContext, node: &str, step: Step, killed: &mut Killed) -> anyhow::Result<()> {
+    ctx.until_step(node, step).await?;
+    let process = leader(ctx).await?;
     signal(std::slice::from_ref(&process), Signal::SIGKILL);
-    poll(
-        "the leader is gone",
-        async || Ok((!scene.bed.processes().iter().any(|p| p.pid == process.pid)).then_some(())),
-    )
-    .await?;
-    let at = step_of(&scene.bed.recorder.so_far()?.end(), node);
+    poll("the leader is gone", async || Ok((!ctx.bed.processes().iter().any(|p| p.pid == process.pid)).then_some(())))
+        .await?;
+    let at = step_of(&ctx.bed.recorder.so_far()?.end(), node);
     anyhow::ensure!(at == Some(step), "{node} was in {at:?} when the leader was killed, not in {step:?}");
-    killed.extend(
-        BOTH.iter().filter_map(|node| step_of(&scene.bed.recorder.so_far().ok()?.end(), node)).map(Step::as_str),
-    );
+    killed
+        .extend(BOTH.iter().filter_map(|node| step_of(&ctx.bed.recorder.so_far().ok()?.end(), node)).map(Step::as_str));
     Ok(())
 }
 
@@ -46,14 +42,14 @@ async fn downloads(host: &Host) -> anyhow::Result<()> {
 }
 
 /// The node that is in a step.
-async fn node_in(scene: &Scene, step: Step) -> anyhow::Result<&'static str> {
+async fn node_in(ctx: &ScenarioContext, step: Step) -> anyhow::Result<&'static str> {
     let find = |world: &World| BOTH.into_iter().find(|node| step_of(world, node) == Some(step));
-    let world = scene.until(&format!("a node is in {step:?}"), |world| find(world).is_some()).await?;
+    let world = ctx.until(&format!("a node is in {step:?}"), |world| find(world).is_some()).await?;
     find(&world).ok_or_else(|| anyhow::anyhow!("just seen"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_leader_killed_at_any_step_loses_nothing() -> anyhow::Result<()> {
+async fn update_completes_after_leader_kill_at_each_step() -> anyhow::Result<()> {
     const NEWER: Version = Version::new(1, 20, 6);
     let mut killed = Killed::new();
     let (mut first, mut released) = ("", "");
@@ -61,67 +57,66 @@ async fn a_leader_killed_at_any_step_loses_nothing() -> anyhow::Result<()> {
     options.timings.boot = Duration::from_secs(4);
     options.policy["health"]["after"]["soak"] = serde_json::json!("3s");
     options.policy["loadBalancer"] = serde_json::json!({"leaveBeforeDrain": "4m"});
-    let ending = run(options, async |scene| {
-        scene.guarded_shop(4).await?;
-        scene.install().await?;
-        for member in &scene.bed.members {
+    let ending = run(options, async |ctx| {
+        ctx.guarded_shop(4).await?;
+        ctx.install().await?;
+        for member in &ctx.bed.members {
             member.host.script(Fault::command(Command::Prepare, Worker::Waits));
         }
-        scene.release();
-        for member in &scene.bed.members {
+        ctx.release();
+        for member in &ctx.bed.members {
             downloads(&member.host).await?;
         }
-        kill_leader_in(scene, "node-1", Step::Staging, &mut killed).await?;
-        for member in &scene.bed.members {
+        kill_leader_in(ctx, "node-1", Step::Staging, &mut killed).await?;
+        for member in &ctx.bed.members {
             finish_command(&member.host).await?;
         }
-        let leaving = node_in(scene, Step::LeavingBalancer).await?;
-        kill_leader_in(scene, leaving, Step::LeavingBalancer, &mut killed).await?;
-        scene.policy(&serde_json::json!({"loadBalancer": null})).await?;
-        first = if release_into_a_blocked_drain(scene).await? == "node-1" { "node-1" } else { "node-2" };
+        let leaving = node_in(ctx, Step::LeavingBalancer).await?;
+        kill_leader_in(ctx, leaving, Step::LeavingBalancer, &mut killed).await?;
+        ctx.policy(&serde_json::json!({"loadBalancer": null})).await?;
+        first = if release_into_blocked_drain(ctx).await? == "node-1" { "node-1" } else { "node-2" };
         let other = other(first);
-        kill_leader_in(scene, other, Step::Staged, &mut killed).await?;
+        kill_leader_in(ctx, other, Step::Staged, &mut killed).await?;
         anyhow::ensure!(killed.contains("Draining"), "{first} is held in its drain meanwhile");
-        let host = scene.bed.member(first)?.host.clone();
+        let host = ctx.bed.member(first)?.host.clone();
         host.script(Fault::command(Command::Activate, Worker::Waits));
-        unblock(scene).await?;
+        unblock(ctx).await?;
         until_host(&host, "the host is asked to arm", is_activate).await?;
-        kill_leader_in(scene, first, Step::Rebooting, &mut killed).await?;
+        kill_leader_in(ctx, first, Step::Rebooting, &mut killed).await?;
         finish_command(&host).await?;
-        kill_leader_in(scene, first, Step::Monitoring, &mut killed).await?;
-        scene.bed.wait_updated(&NEW, PATIENCE).await?;
+        kill_leader_in(ctx, first, Step::Monitoring, &mut killed).await?;
+        ctx.bed.wait_updated(&NEW, PATIENCE).await?;
 
         // A user requests the release of the next one after its permit, and then a client reboots one that is
         // monitored.
-        for member in &scene.bed.members {
+        for member in &ctx.bed.members {
             member.host.script(Fault::command(Command::Activate, Worker::Waits));
         }
-        scene.bed.releases.publish(NEWER);
-        released = node_in(scene, Step::Rebooting).await?;
-        let host = scene.bed.member(released)?.host.clone();
+        ctx.bed.releases.publish(NEWER);
+        released = node_in(ctx, Step::Rebooting).await?;
+        let host = ctx.bed.member(released)?.host.clone();
         poll("the host arms", async || Ok((host.snapshot().running_command == Some(Command::Activate)).then_some(())))
             .await?;
         let annotation = format!("{RELEASE_ANNOTATION}=now");
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name(released), &annotation]).await?;
-        kill_leader_in(scene, released, Step::Releasing, &mut killed).await?;
-        scene
-            .until("the order is withdrawn", |world| {
-                shadow_of(world, released).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
-            })
-            .await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "annotate", "brs", &shadow_name(released), &annotation]).await?;
+        kill_leader_in(ctx, released, Step::Releasing, &mut killed).await?;
+        ctx.until("the order is withdrawn", |world| {
+            shadow_of(world, released).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
+        })
+        .await?;
         finish_command(&host).await?;
         let other = crate::support::other(released);
-        let host = scene.bed.member(other)?.host.clone();
+        let host = ctx.bed.member(other)?.host.clone();
         poll("the other host arms", async || {
             Ok((host.snapshot().running_command == Some(Command::Activate)).then_some(()))
         })
         .await?;
         finish_command(&host).await?;
-        scene.until_step(other, Step::Monitoring).await?;
+        ctx.until_step(other, Step::Monitoring).await?;
         host.foreign_reboot().await;
-        kill_leader_in(scene, other, Step::Returning, &mut killed).await?;
-        scene.bed.wait_updated(&NEWER, PATIENCE).await?;
-        scene.shop_is_ready(4).await
+        kill_leader_in(ctx, other, Step::Returning, &mut killed).await?;
+        ctx.bed.wait_updated(&NEWER, PATIENCE).await?;
+        ctx.shop_is_ready(4).await
     })
     .await?;
     assert_eq!(killed, Step::ALL.into_iter().map(Step::as_str).collect::<Killed>());

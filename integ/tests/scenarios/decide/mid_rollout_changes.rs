@@ -14,23 +14,22 @@ use crate::policy::{create_policy, wait_for};
 use crate::support::{NEW, OLD, nodes, run, shadow_of, status, step_of};
 
 /// Two nodes, of which the one without a slot is staged all the same.
-pub(super) fn both_have_their_image() -> BedOptions {
+pub(super) fn two_prestaged_nodes() -> BedOptions {
     let mut options = nodes(2);
     options.policy["strategy"] = json!({"preStage": {}});
     options
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_version_excluded_in_mid_rollout_is_given_up_where_no_node_is_touched_and_finished_where_one_is()
--> anyhow::Result<()> {
+async fn excluding_version_ends_staged_attempt_and_completes_running_update() -> anyhow::Result<()> {
     let mut target = String::new();
-    let ending = run(both_have_their_image(), async |scene| {
-        let node = blocked_drain(scene).await?;
+    let ending = run(two_prestaged_nodes(), async |ctx| {
+        let node = blocked_drain(ctx).await?;
         let staged = other(&node);
-        scene.until_step(staged, Step::Staged).await?;
+        ctx.until_step(staged, Step::Staged).await?;
 
-        scene.policy(&json!({"version": {"exclude": ["1.20.5"]}})).await?;
-        let world = scene
+        ctx.policy(&json!({"version": {"exclude": ["1.20.5"]}})).await?;
+        let world = ctx
             .until("the staged node's attempt is given up", |world| {
                 is_released(world, staged)
                     && shadow_of(world, staged).is_some_and(|shadow| shadow.spec.state == HostState::Idle)
@@ -46,11 +45,11 @@ async fn a_version_excluded_in_mid_rollout_is_given_up_where_no_node_is_touched_
         );
         assert_eq!(step_of(&world, &node), Some(Step::Draining), "who has started keeps its version");
 
-        unblock(scene).await?;
-        let world = scene.until("the running update has ended", |world| is_updated(world, &node)).await?;
+        unblock(ctx).await?;
+        let world = ctx.until("the running update has ended", |world| is_updated(world, &node)).await?;
         assert_eq!(shadow_of(&world, staged).unwrap().status.agent.current_version, Some(OLD));
-        scene.policy(&json!({"version": {"exclude": null}})).await?;
-        scene.updated().await?;
+        ctx.policy(&json!({"version": {"exclude": null}})).await?;
+        ctx.updated().await?;
         target = staged.to_owned();
         Ok(())
     })
@@ -65,21 +64,20 @@ async fn a_version_excluded_in_mid_rollout_is_given_up_where_no_node_is_touched_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_its_resource_a_node_past_its_permit_goes_on_and_no_other_starts_until_there_is_a_new_one()
--> anyhow::Result<()> {
-    let mut options = both_have_their_image();
+async fn operator_resource_deletion_keeps_permitted_update_and_blocks_new_starts() -> anyhow::Result<()> {
+    let mut options = two_prestaged_nodes();
     // Long enough to delete the resource meanwhile.
     options.timings = Timings { boot: Duration::from_secs(5), ..Timings::instant() };
     let mut target = String::new();
-    let ending = run(options, async |scene| {
-        let node = blocked_drain(scene).await?;
+    let ending = run(options, async |ctx| {
+        let node = blocked_drain(ctx).await?;
         let staged = other(&node);
-        scene.until_step(staged, Step::Staged).await?;
-        unblock(scene).await?;
-        scene.until("the node has its permit", |world| permit_of(world, &node).is_some()).await?;
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
+        ctx.until_step(staged, Step::Staged).await?;
+        unblock(ctx).await?;
+        ctx.until("the node has its permit", |world| permit_of(world, &node).is_some()).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
         // Without a policy the soak is a minute, as documented.
-        let world = scene
+        let world = ctx
             .until("the node is back and watched, and the other one's attempt is given up", |world| {
                 step_of(world, &node) == Some(Step::Monitoring)
                     && !world.nodes[&node].claimed()
@@ -90,12 +88,12 @@ async fn without_its_resource_a_node_past_its_permit_goes_on_and_no_other_starts
             .await?;
         assert!(world.operator.is_none());
         assert_eq!(shadow_of(&world, staged).unwrap().spec.state, HostState::Idle);
-        scene.renewals(2).await?;
-        let world = scene.bed.recorder.so_far()?.end();
+        ctx.renewals(2).await?;
+        let world = ctx.bed.recorder.so_far()?.end();
         assert!(is_released(&world, staged), "nothing starts");
 
-        create_policy(scene, &json!({})).await?;
-        scene.updated().await?;
+        create_policy(ctx, &json!({})).await?;
+        ctx.updated().await?;
         target = node;
         Ok(())
     })
@@ -110,22 +108,21 @@ async fn without_its_resource_a_node_past_its_permit_goes_on_and_no_other_starts
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_that_is_made_again_during_a_reboot_gets_the_slot_of_the_node() -> anyhow::Result<()> {
-    let mut options = both_have_their_image();
+async fn recreated_operator_resource_records_slot_of_rebooting_node() -> anyhow::Result<()> {
+    let mut options = two_prestaged_nodes();
     // Long enough to delete the resource and to create it again meanwhile.
     options.timings = Timings { boot: Duration::from_secs(5), ..Timings::instant() };
     let mut target = String::new();
-    let ending = run(options, async |scene| {
-        let node = blocked_drain(scene).await?;
-        scene.until_step(other(&node), Step::Staged).await?;
-        unblock(scene).await?;
-        scene.until("the node has its permit", |world| permit_of(world, &node).is_some()).await?;
-        scene.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
-        create_policy(scene, &json!({})).await?;
-        scene
-            .until("the new resource names the slot", |world| status(world).slots.iter().any(|slot| slot.node == node))
+    let ending = run(options, async |ctx| {
+        let node = blocked_drain(ctx).await?;
+        ctx.until_step(other(&node), Step::Staged).await?;
+        unblock(ctx).await?;
+        ctx.until("the node has its permit", |world| permit_of(world, &node).is_some()).await?;
+        ctx.kubectl(&["-n", SYSTEM_NAMESPACE, "delete", "bruo", OPERATOR_NAME]).await?;
+        create_policy(ctx, &json!({})).await?;
+        ctx.until("the new resource names the slot", |world| status(world).slots.iter().any(|slot| slot.node == node))
             .await?;
-        scene.updated().await?;
+        ctx.updated().await?;
         target = node;
         Ok(())
     })

@@ -31,12 +31,12 @@ pub(crate) const WANTED: &str = "node-2";
 /// Another node, with a valid agent.
 pub(crate) const OTHER: &str = "node-1";
 /// A node whose agent's pod may be deleted.
-pub(crate) const POD_GOES: &str = "node-3";
+pub(crate) const POD_DELETION_NODE: &str = "node-3";
 /// A node that may be deleted.
-pub(crate) const NODE_GOES: &str = "node-4";
+pub(crate) const NODE_DELETION_NODE: &str = "node-4";
 
 /// A cluster with the operator, idle.
-pub(crate) struct Court {
+pub(crate) struct RefusalTest {
     pub(crate) bed: Bed,
     pub(crate) way: Way,
     /// The token of the attacked node's agent.
@@ -50,7 +50,7 @@ pub(crate) const UNAUTHORIZED: (u16, &str) = (401, "unauthorized");
 /// Response to a client without permission.
 pub(crate) const FORBIDDEN: (u16, &str) = (403, "forbidden");
 
-impl Court {
+impl RefusalTest {
     /// Installs the operator on four nodes and waits until it is idle.
     pub(crate) async fn open() -> anyhow::Result<Self> {
         let log_format = Some(models::log::LogFormat::Json);
@@ -79,7 +79,7 @@ impl Court {
     }
 
     /// Fails if the attacked shadow has changed.
-    pub(crate) async fn nothing_has_changed(&self) -> anyhow::Result<()> {
+    pub(crate) async fn ensure_shadow_unchanged(&self) -> anyhow::Result<()> {
         let now = view(&self.way, &self.own).await?;
         ensure!(now.etag == self.before.etag, "was {:#?}, is {now:#?}", self.before);
         Ok(())
@@ -129,27 +129,29 @@ impl Court {
     }
 
     /// A false report about the attacked node: it would end the node's attempt as updated.
-    pub(crate) fn lie(&self) -> Request {
-        let lie =
+    pub(crate) fn false_report(&self) -> Request {
+        let false_report =
             json!({"state": "RebootedIntoUpdate", "currentVersion": "9.9.9", "bootId": "b", "observedGeneration": 1});
         Request::new("PUT", format!("/v1/nodes/{WANTED}/shadow/status"))
             .header("If-Match", self.etag())
             .header("Content-Type", "application/json")
-            .body(lie.to_string())
+            .body(false_report.to_string())
     }
 
-    /// Tries to read, to watch and to report for the attacked node with requests changed by `dress`, and asserts that
+    /// Tries to read, to watch and to report for the attacked node with requests changed by `alter_request`, and asserts that
     /// each is refused in the same way for the same reason.
     pub(crate) async fn refuses(
         &self,
-        dress: impl Fn(Request) -> Request,
+        alter_request: impl Fn(Request) -> Request,
         told: (u16, &str),
         reason: &str,
     ) -> anyhow::Result<()> {
         let shadow = format!("/v1/nodes/{WANTED}/shadow");
         let mut bodies = BTreeSet::new();
-        for request in [Request::new("GET", &shadow), Request::new("GET", format!("{shadow}/watch")), self.lie()] {
-            let request = dress(request);
+        for request in
+            [Request::new("GET", &shadow), Request::new("GET", format!("{shadow}/watch")), self.false_report()]
+        {
+            let request = alter_request(request);
             let answer = self.refused(&request, told, Some(reason)).await?;
             bodies.insert(answer.body);
         }
@@ -158,7 +160,12 @@ impl Court {
     }
 
     /// The same for one token.
-    pub(crate) async fn refuses_token(&self, token: &str, told: (u16, &str), reason: &str) -> anyhow::Result<()> {
+    pub(crate) async fn assert_token_refused(
+        &self,
+        token: &str,
+        told: (u16, &str),
+        reason: &str,
+    ) -> anyhow::Result<()> {
         self.refuses(|request| request.bearer(token), told, reason).await?;
         let log = self.log()?;
         ensure!(token.len() < 20 || !log.contains(token), "the log shows the token");
@@ -166,7 +173,7 @@ impl Court {
     }
 
     /// Tries a token that is larger than any head may be. The connection may be closed meanwhile.
-    pub(crate) async fn refuses_large(&self, token: &str) -> anyhow::Result<()> {
+    pub(crate) async fn assert_large_token_refused(&self, token: &str) -> anyhow::Result<()> {
         let answer = self.way.send(&Request::new("GET", format!("/v1/nodes/{WANTED}/shadow")).bearer(token)).await?;
         ensure!(answer.refusal()? == (431, "headers-too-large".to_owned()), "{}", answer.status);
         Ok(())

@@ -59,7 +59,7 @@ impl LossyProxy {
         *self.loses.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.to_owned());
     }
 
-    fn has_lost(&self) -> bool {
+    fn has_dropped_response(&self) -> bool {
         self.loses.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 }
@@ -112,18 +112,18 @@ async fn serve(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn update_goes_on_after_a_lost_answer() -> anyhow::Result<()> {
-    run(nodes(0), async |scene| {
-        let proxy = LossyProxy::start(&scene.bed.control_plane).await?;
-        scene.bed.options.pods_api_server = Some(proxy.url.clone());
-        scene.bed.add_node("node-1").await?;
-        scene.install().await?;
+async fn update_continues_after_lost_api_response() -> anyhow::Result<()> {
+    run(nodes(0), async |ctx| {
+        let proxy = LossyProxy::start(&ctx.bed.control_plane).await?;
+        ctx.bed.options.pods_api_server = Some(proxy.url.clone());
+        ctx.bed.add_node("node-1").await?;
+        ctx.install().await?;
         // The check before the reboot permit.
         proxy.lose("GET /api/v1/nodes/node-1");
-        scene.release();
-        scene.updated().await?;
-        anyhow::ensure!(proxy.has_lost(), "no answer was lost");
-        let lines = lines(scene)?;
+        ctx.release();
+        ctx.updated().await?;
+        anyhow::ensure!(proxy.has_dropped_response(), "no answer was lost");
+        let lines = lines(ctx)?;
         let lost: Vec<_> = lines.iter().filter(|line| line.contains("WARN") && line.contains("within 15s")).collect();
         anyhow::ensure!(lost.len() == 1 && lost[0].contains("node=\"node-1\""), "{lost:#?}");
         let refused = lines.iter().find(|line| line.contains("could not be read again"));

@@ -11,17 +11,17 @@ use serde_json::{Value, json};
 
 use crate::fleet::Case;
 
-crate::cases![kubectl_drain_and_our_filter_agree_on_every_pod_under_every_policy];
+crate::cases![drain_filter_matches_kubectl_drain_for_every_policy];
 
 /// The result of one drain: the pods to evict, and those that block it.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Opinion {
+struct DrainDecision {
     evicted: BTreeSet<String>,
     refused: BTreeSet<String>,
 }
 
 /// The result of kubectl. It names the pods to evict, or else those that it refuses.
-async fn kubectl(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
+async fn kubectl(case: &Case, rules: Rules) -> anyhow::Result<DrainDecision> {
     let mut arguments = vec!["drain", &case.node, "--dry-run=server", "--ignore-daemonsets"];
     if rules.bare_pods == PodsAtRisk::Evict {
         arguments.push("--force");
@@ -37,29 +37,29 @@ async fn kubectl(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
     match case.kubectl(&arguments).await {
         Ok(said) => {
             let evicted = said.lines().filter(|line| line.starts_with("evicting pod"));
-            Ok(Opinion { evicted: evicted.flat_map(of_case).collect(), refused: BTreeSet::new() })
+            Ok(DrainDecision { evicted: evicted.flat_map(of_case).collect(), refused: BTreeSet::new() })
         }
         Err(error) => {
             let said = format!("{error:#}");
             let refused = said.split("cannot delete").skip(1).flat_map(of_case).collect();
-            Ok(Opinion { evicted: BTreeSet::new(), refused })
+            Ok(DrainDecision { evicted: BTreeSet::new(), refused })
         }
     }
 }
 
 /// The result of the filter, except where it differs from kubectl on purpose: pods that have ended stay.
-async fn ours(case: &Case, rules: Rules) -> anyhow::Result<Opinion> {
+async fn ours(case: &Case, rules: Rules) -> anyhow::Result<DrainDecision> {
     let list: Value = serde_json::from_str(&case.here(&["get", "pods", "-o", "json"]).await?)?;
     let pods: Vec<Pod> = serde_json::from_value(list["items"].clone())?;
     let facts: Vec<PodFacts> = pods.iter().map(PodFacts::of).filter(|pod| pod.node == case.node).collect();
     let sorted = sort(&facts, rules, None);
     let refused: BTreeSet<String> = sorted.refused.iter().map(|(pod, _)| pod.name.clone()).collect();
     if !refused.is_empty() {
-        return Ok(Opinion { evicted: BTreeSet::new(), refused });
+        return Ok(DrainDecision { evicted: BTreeSet::new(), refused });
     }
     let evicted = sorted.evictable.iter().chain(&sorted.leaving).map(|pod| pod.name.clone());
     let ended = facts.iter().filter(|pod| pod.finished && pod.daemon_set.is_none() && !pod.mirror);
-    Ok(Opinion { evicted: evicted.chain(ended.map(|pod| pod.name.clone())).collect(), refused })
+    Ok(DrainDecision { evicted: evicted.chain(ended.map(|pod| pod.name.clone())).collect(), refused })
 }
 
 async fn agree(case: &Case, sentence: &str) -> anyhow::Result<()> {
@@ -72,7 +72,7 @@ async fn agree(case: &Case, sentence: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn kubectl_drain_and_our_filter_agree_on_every_pod_under_every_policy(case: Case) -> anyhow::Result<()> {
+async fn drain_filter_matches_kubectl_drain_for_every_policy(case: Case) -> anyhow::Result<()> {
     let data = json!({"spec": {"volumes": [{"name": "cache", "emptyDir": {}}]}});
     case.apply(json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
@@ -80,11 +80,11 @@ async fn kubectl_drain_and_our_filter_agree_on_every_pod_under_every_policy(case
         "spec": {"selector": {"matchLabels": {"app": "logs"}}, "template": case.template("logs", &data)},
     }))
     .await?;
-    case.deployment_at_home("web", 2, json!({})).await?;
+    case.deployment_on_node("web", 2, json!({})).await?;
     agree(&case, "a Deployment's and a DaemonSet's pods").await?;
     case.bare_pod("static", &json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "digest"}}})).await?;
     agree(&case, "a mirror pod besides").await?;
-    case.deployment_at_home("cache", 1, data.clone()).await?;
+    case.deployment_on_node("cache", 1, data.clone()).await?;
     agree(&case, "an emptyDir besides").await?;
     let owner = json!([{
         "apiVersion": "apps.example.com/v1", "kind": "DaemonSet", "name": "better", "controller": true,

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::support::{is_on, results, waiting};
 use crate::interfere::{agent_on, blocked_drain, signal, unblock};
-use crate::support::{NEW, OLD, Scene, nodes, operator_condition, run, shadow_of, step_of};
+use crate::support::{NEW, OLD, ScenarioContext, nodes, operator_condition, run, shadow_of, step_of};
 
 /// The controller's record of a node.
 fn record(world: &World, node: &str) -> Record {
@@ -24,8 +24,8 @@ fn last(world: &World, node: &str) -> Option<String> {
 }
 
 /// The reasons of the operator's Events about a node.
-async fn events(scene: &Scene, node: &str) -> anyhow::Result<Vec<String>> {
-    let list = scene
+async fn events(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Vec<String>> {
+    let list = ctx
         .kubectl(&[
             "get",
             "events.events.k8s.io",
@@ -58,31 +58,30 @@ async fn other_client_commands(host: &Host, command: Command) -> anyhow::Result<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_another_client_updates_while_it_waits_for_its_turn_is_told_of_and_counted_nowhere()
--> anyhow::Result<()> {
+async fn update_by_other_client_ends_attempt_without_failure() -> anyhow::Result<()> {
     let (mut first, mut other) = (String::new(), "");
     let mut options = nodes(2);
     options.policy["strategy"] = json!({"preStage": {}});
-    let ending = run(options, async |scene| {
-        first = blocked_drain(scene).await?;
+    let ending = run(options, async |ctx| {
+        first = blocked_drain(ctx).await?;
         other = crate::support::other(&first);
-        scene.until_step(other, Step::Staged).await?;
-        let host = &scene.bed.member(other)?.host;
+        ctx.until_step(other, Step::Staged).await?;
+        let host = &ctx.bed.member(other)?.host;
         // All of it between two checks of the agent: one in the middle would end the attempt as `HostArmedByOther`.
-        signal(&[agent_on(scene, other).await?], Signal::SIGSTOP);
+        signal(&[agent_on(ctx, other).await?], Signal::SIGSTOP);
         other_client_commands(host, Command::Activate).await?;
         host.lock_free().await;
         host.foreign_reboot().await;
-        let world = scene
+        let world = ctx
             .until("the attempt is ended, and the node is as it should be", |world| {
                 last(world, other).as_deref() == Some("UpdatedByOther") && is_on(world, other, &NEW)
             })
             .await?;
         let record = record(&world, other);
         assert_eq!((record.failures, record.not_before, record.version_failures.len()), (0, None, 0));
-        assert!(events(scene, other).await?.contains(&"UpdateWithdrawn".to_owned()));
-        unblock(scene).await?;
-        scene.updated().await?;
+        assert!(events(ctx, other).await?.contains(&"UpdateWithdrawn".to_owned()));
+        unblock(ctx).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -94,21 +93,21 @@ async fn a_host_that_another_client_updates_while_it_waits_for_its_turn_is_told_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_that_another_client_rolls_back_is_told_of_and_not_charged_to_the_version() -> anyhow::Result<()> {
+async fn rollback_by_other_client_is_reported_without_version_failure() -> anyhow::Result<()> {
     const NODE: &str = "node-1";
     let back = || VersionLock::to(&OLD);
     let unlock = || UpdatesSettings { version_lock: Some(VersionLock::latest()), ..UpdatesSettings::default() };
     let mut options = nodes(1);
     options.timings.boot = Duration::from_millis(300);
     options.policy["health"]["after"]["soak"] = json!("10m");
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        let host = scene.bed.member(NODE)?.host.clone();
-        scene.release();
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        let host = ctx.bed.member(NODE)?.host.clone();
+        ctx.release();
         // While it is monitored.
-        scene.until_step(NODE, Step::Monitoring).await?;
+        ctx.until_step(NODE, Step::Monitoring).await?;
         another_client_installs(&host, back()).await?;
-        let world = scene
+        let world = ctx
             .until("the attempt is ended and the node released", |world| {
                 last(world, NODE).as_deref() == Some("BootedOtherVersion") && is_on(world, NODE, &OLD)
             })
@@ -116,22 +115,22 @@ async fn a_host_that_another_client_rolls_back_is_told_of_and_not_charged_to_the
         let told = record(&world, NODE);
         assert_eq!(told.version_failures, [], "the version is not to blame");
         assert!(told.not_before.is_some(), "the client that did that is given time");
-        assert!(events(scene, NODE).await?.contains(&"UpdateFailed".to_owned()));
+        assert!(events(ctx, NODE).await?.contains(&"UpdateFailed".to_owned()));
         assert_ne!(operator_condition(&world, "Frozen").unwrap().status, ConditionStatus::True);
 
         // Once the lock is removed, it is updated again.
-        scene.policy(&json!({"health": {"after": {"soak": "1s"}}})).await?;
+        ctx.policy(&json!({"health": {"after": {"soak": "1s"}}})).await?;
         host.foreign_settings(unlock());
-        scene.updated().await?;
+        ctx.updated().await?;
 
         // While no attempt is under way: nothing fails, and the shadow reports it.
         another_client_installs(&host, back()).await?;
-        let world = scene.until("the agent tells what runs", |world| is_on(world, NODE, &OLD)).await?;
+        let world = ctx.until("the agent tells what runs", |world| is_on(world, NODE, &OLD)).await?;
         assert_eq!((record(&world, NODE).failures, last(&world, NODE).as_deref()), (0, Some(UPDATED)));
         assert_eq!(step_of(&world, NODE), None);
-        scene.until("and why it stays so", |world| waiting(world, "NotChosen") == 1).await?;
+        ctx.until("and why it stays so", |world| waiting(world, "NotChosen") == 1).await?;
         host.foreign_settings(unlock());
-        scene.updated().await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;

@@ -33,7 +33,7 @@ const KUBELET: &str = "";
 const OLD: &str = "1.20.0";
 const WANTED: &str = "1.20.5";
 
-pub(super) struct Story {
+pub(super) struct Scenario {
     pub(super) expectations: Expectations,
     clock: Timestamp,
     world: World,
@@ -53,10 +53,10 @@ fn parts(title: &str) -> (String, String) {
 }
 
 /// The cluster and its time.
-impl Story {
+impl Scenario {
     /// Nodes with the operator's label, idle on the old version, with their hosts, shadows and agents' first reports.
     pub(super) fn new(nodes: &[&str]) -> Self {
-        let mut story = Self {
+        let mut scenario = Self {
             expectations: Expectations::default(),
             clock: "2026-01-01T00:00:00Z".parse().unwrap(),
             world: World::default(),
@@ -70,10 +70,10 @@ impl Story {
             name: names::OPERATOR_NAME.into(),
             ..Operator::default()
         };
-        story.write("admin", Object::Operator(Arc::new(operator)), false);
+        scenario.write("admin", Object::Operator(Arc::new(operator)), false);
         for name in nodes {
-            story.hosts.insert((*name).into(), (0, HostLog { node: (*name).into(), events: Vec::new() }));
-            let boot_id = story.boot(name);
+            scenario.hosts.insert((*name).into(), (0, HostLog { node: (*name).into(), events: Vec::new() }));
+            let boot_id = scenario.boot(name);
             let label = Field::Label(names::INTERFACE_LABEL.into());
             let uid = format!("{name}-uid");
             let node = Node {
@@ -84,7 +84,7 @@ impl Story {
                 fields: BTreeMap::from([(label, names::INTERFACE_VERSION.into())]),
                 ..Node::default()
             };
-            story.write(KUBELET, Object::Node(Arc::new(node)), false);
+            scenario.write(KUBELET, Object::Node(Arc::new(node)), false);
             let shadow = Shadow {
                 namespace: names::SYSTEM_NAMESPACE.into(),
                 name: names::shadow_name(name),
@@ -92,14 +92,14 @@ impl Story {
                 owner: Some(((*name).into(), uid)),
                 ..Shadow::default()
             };
-            story.write(CONTROLLER, Object::Shadow(Arc::new(shadow)), false);
-            story.agent(name, |agent| {
+            scenario.write(CONTROLLER, Object::Shadow(Arc::new(shadow)), false);
+            scenario.agent(name, |agent| {
                 agent.state = Some(HostState::Idle);
                 agent.boot_id = Some(boot_id);
                 agent.current_version = Some(version(OLD));
             });
         }
-        story
+        scenario
     }
 
     pub(super) fn history(&self) -> History {
@@ -188,7 +188,7 @@ impl Story {
 }
 
 /// Writes of one object.
-impl Story {
+impl Scenario {
     pub(super) fn shadow(&mut self, node: &str, user: &str, change: impl FnOnce(&mut Shadow)) {
         let mut shadow = Shadow::clone(&self.world.shadows[&names::shadow_name(node)]);
         change(&mut shadow);
@@ -364,7 +364,7 @@ impl Story {
 }
 
 /// Events of hosts.
-impl Story {
+impl Scenario {
     fn current_boot(&self, node: &str) -> String {
         format!("{node}-boot-{}", self.hosts[node].0)
     }
@@ -419,7 +419,7 @@ impl Story {
 }
 
 /// Steps of an update.
-impl Story {
+impl Scenario {
     pub(super) fn step(&mut self, node: &str, step: Step) {
         let (since, boot_id) = (self.clock, self.current_boot(node));
         self.controller(node, |shadow| {
@@ -596,11 +596,11 @@ impl Story {
 }
 
 #[test]
-fn an_update_can_be_told_from_its_history() {
-    let mut story = Story::new(&["a", "b"]);
-    story.pod("shop/cart-1", "a", "cart");
-    story.update("a");
-    let history = story.history();
+fn history_reports_transitions_and_attempts_of_update() {
+    let mut scenario = Scenario::new(&["a", "b"]);
+    scenario.pod("shop/cart-1", "a", "cart");
+    scenario.update("a");
+    let history = scenario.history();
     let steps: Vec<Option<Step>> = history.transitions("a").into_iter().map(|(_, step)| step).collect();
     assert_eq!(
         steps,
@@ -645,17 +645,17 @@ fn an_update_can_be_told_from_its_history() {
 }
 
 #[test]
-fn the_writer_of_a_revision_is_never_one_that_only_found_it() {
-    let mut story = Story::new(&["a"]);
+fn no_op_apply_is_not_recorded_as_writer_of_revision() {
+    let mut scenario = Scenario::new(&["a"]);
     let zone = || Field::Label("zone".into());
-    story.set_field("a", "admin", "kubectl", zone(), Some("1"));
-    story.set_field("a", "admin", "kubectl", zone(), None);
-    let revision = story.world.revision.to_string();
+    scenario.set_field("a", "admin", "kubectl", zone(), Some("1"));
+    scenario.set_field("a", "admin", "kubectl", zone(), None);
+    let revision = scenario.world.revision.to_string();
     // An apply of the operator that came in at the same time and changed nothing.
-    let mut empty = story.record(CONTROLLER, "patch", "", "nodes", "", "a");
+    let mut empty = scenario.record(CONTROLLER, "patch", "", "nodes", "", "a");
     empty.received -= SignedDuration::from_secs(1);
     empty.request = Some(json!({"metadata": {"resourceVersion": revision.clone()}}));
     empty.response = Some(json!({"metadata": {"resourceVersion": revision}}));
-    story.audit.push(empty);
-    assert_eq!(story.judge().violations, []);
+    scenario.audit.push(empty);
+    assert_eq!(scenario.judge().violations, []);
 }

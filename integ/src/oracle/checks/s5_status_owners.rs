@@ -16,12 +16,12 @@ fn sorted(mut conditions: Vec<Condition>) -> Vec<Condition> {
     conditions
 }
 
-fn agent_half_differs(a: &BottlerocketShadowStatus, b: &BottlerocketShadowStatus) -> bool {
+fn agent_status_differs(a: &BottlerocketShadowStatus, b: &BottlerocketShadowStatus) -> bool {
     let (a, b) = (a.agent_half(), b.agent_half());
     a.report != b.report || sorted(a.conditions) != sorted(b.conditions)
 }
 
-fn controller_half_differs(a: &BottlerocketShadowStatus, b: &BottlerocketShadowStatus) -> bool {
+fn controller_status_differs(a: &BottlerocketShadowStatus, b: &BottlerocketShadowStatus) -> bool {
     let (a, b) = (a.controller_half(), b.controller_half());
     a.report != b.report || sorted(a.conditions) != sorted(b.conditions)
 }
@@ -33,7 +33,7 @@ impl super::Check for Check {
         let mut report = |text: String| verdict.report(Property::S5, Some(moment.revision()), Some(node), text);
         let nothing = BottlerocketShadowStatus::default();
         let was = old.map_or(&nothing, |old| &old.status);
-        if agent_half_differs(was, &new.status) {
+        if agent_status_differs(was, &new.status) {
             let agent = &new.status.agent;
             let boots = [
                 ("bootId", agent.boot_id.as_deref()),
@@ -53,7 +53,7 @@ impl super::Check for Check {
             }
         }
         if let Some(part @ (Part::WebApi | Part::Agent)) = moment.part() {
-            if controller_half_differs(was, &new.status) {
+            if controller_status_differs(was, &new.status) {
                 report(format!("the controller's half was written by {part:?}"));
             }
             if old.is_none_or(|old| old.spec != new.spec) {
@@ -65,68 +65,68 @@ impl super::Check for Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::story::{AGENT, APISERVER, CONTROLLER, Story};
+    use super::super::super::scenario::{AGENT, APISERVER, CONTROLLER, Scenario};
     use super::Property;
     use models::shadow::{HostState, Record};
 
     #[test]
-    fn both_write_their_own_halves() {
-        let mut story = Story::new(&["a"]);
-        story.update("a");
-        assert_eq!(story.judge().violations, []);
+    fn update_with_correct_status_writers_is_accepted() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.update("a");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_deletion_of_other_objects_at_the_same_revision_is_no_write_of_a_shadow() {
-        let mut story = Story::new(&["a"]);
-        story.agent("a", |agent| agent.observed_generation = Some(7));
-        story.delete_collection_meanwhile("system:serviceaccount:kube-system:namespace-controller");
-        assert_eq!(story.judge().violations, []);
+    fn deletecollection_at_same_revision_is_not_attributed_to_shadow() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.agent("a", |agent| agent.observed_generation = Some(7));
+        scenario.delete_collection_meanwhile("system:serviceaccount:kube-system:namespace-controller");
+        assert_eq!(scenario.judge().violations, []);
     }
 
     #[test]
-    fn a_report_of_another_hosts_boot_is_caught() {
-        let mut story = Story::new(&["a", "b"]);
-        story.agent("a", |agent| agent.boot_id = Some("b-boot-1".into()));
-        story.assert_only(Property::S5);
+    fn report_with_boot_id_of_other_host_is_detected() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.agent("a", |agent| agent.boot_id = Some("b-boot-1".into()));
+        scenario.assert_only(Property::S5);
     }
 
     #[test]
-    fn an_armed_in_another_hosts_boot_is_caught() {
-        let mut story = Story::new(&["a", "b"]);
-        story.until_order("a");
-        story.arming("a");
-        story.agent("a", |agent| agent.armed.as_mut().unwrap().boot_id = "b-boot-1".into());
-        story.assert_only(Property::S5);
+    fn armed_record_with_boot_id_of_other_host_is_detected() {
+        let mut scenario = Scenario::new(&["a", "b"]);
+        scenario.until_order("a");
+        scenario.arming("a");
+        scenario.agent("a", |agent| agent.armed.as_mut().unwrap().boot_id = "b-boot-1".into());
+        scenario.assert_only(Property::S5);
     }
 
     #[test]
-    fn a_controller_that_writes_the_agents_half_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.shadow("a", CONTROLLER, |shadow| shadow.status.agent.state = Some(HostState::RebootedIntoUpdate));
-        story.assert_only(Property::S5);
+    fn agent_status_write_by_controller_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.shadow("a", CONTROLLER, |shadow| shadow.status.agent.state = Some(HostState::RebootedIntoUpdate));
+        scenario.assert_only(Property::S5);
     }
 
     #[test]
-    fn an_agent_that_writes_past_the_web_api_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.shadow("a", AGENT, |shadow| shadow.status.agent.state = Some(HostState::StagedUpdate));
-        story.assert_only(Property::S5);
+    fn direct_shadow_write_by_agent_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.shadow("a", AGENT, |shadow| shadow.status.agent.state = Some(HostState::StagedUpdate));
+        scenario.assert_only(Property::S5);
     }
 
     #[test]
-    fn a_web_api_that_writes_the_controllers_half_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.shadow("a", APISERVER, |shadow| {
+    fn controller_status_write_by_web_api_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.shadow("a", APISERVER, |shadow| {
             shadow.status.controller.record = Some(Record { failures: 1, ..Record::default() });
         });
-        story.assert_only(Property::S5);
+        scenario.assert_only(Property::S5);
     }
 
     #[test]
-    fn a_web_api_that_writes_an_order_is_caught() {
-        let mut story = Story::new(&["a"]);
-        story.shadow("a", APISERVER, |shadow| shadow.spec.attempt = 9);
-        story.assert_only(Property::S5);
+    fn spec_write_by_web_api_is_detected() {
+        let mut scenario = Scenario::new(&["a"]);
+        scenario.shadow("a", APISERVER, |shadow| shadow.spec.attempt = 9);
+        scenario.assert_only(Property::S5);
     }
 }

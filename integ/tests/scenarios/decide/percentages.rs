@@ -21,14 +21,14 @@ const FLEET: [(&str, &str, bool); 6] = [
 ];
 
 /// The values of a label over the nodes that are out of service because of the operator.
-fn out_with(world: &World, label: &str) -> Vec<String> {
+fn label_values_out_of_service(world: &World, label: &str) -> Vec<String> {
     let out = world.out_of_service();
     let nodes = world.nodes.values().filter(|node| out.contains_key(&node.uid));
     nodes.filter_map(|node| node.fields.get(&Field::Label(label.to_owned())).cloned()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shares_round_down_over_all_and_in_a_group_and_never_two_zones_are_out_at_once() -> anyhow::Result<()> {
+async fn percentages_round_down_and_only_one_zone_is_out_of_service() -> anyhow::Result<()> {
     let mut options = nodes(FLEET.len());
     // Of six nodes 2.94, of three 1.98.
     options.policy["maxUnavailable"] = json!("49%");
@@ -37,29 +37,28 @@ async fn shares_round_down_over_all_and_in_a_group_and_never_two_zones_are_out_a
     options.policy["strategy"] = json!({"oneZoneAtATime": true, "preStage": {}});
     options.policy["schedule"] = shut();
     let expectations = Expectations { max_unavailable: Some(2), nothing_left: true };
-    let ending = run_expecting(options, expectations, async |scene| {
+    let ending = run_expecting(options, expectations, async |ctx| {
         for (node, zone, db) in FLEET {
             let tier = if db { "db" } else { "web" };
-            scene.kubectl(&["label", "node", node, &format!("{ZONE_LABEL}={zone}"), &format!("tier={tier}")]).await?;
+            ctx.kubectl(&["label", "node", node, &format!("{ZONE_LABEL}={zone}"), &format!("tier={tier}")]).await?;
         }
-        scene.install().await?;
-        scene.release();
+        ctx.install().await?;
+        ctx.release();
         // Where all are staged, all wait for a slot at once.
-        scene
-            .until("all nodes have their image", |world| {
-                FLEET.iter().all(|(node, ..)| step_of(world, node) == Some(Step::Staged))
-            })
-            .await?;
-        scene.policy(&json!({"schedule": open()})).await?;
-        scene.updated().await?;
+        ctx.until("all nodes have their image", |world| {
+            FLEET.iter().all(|(node, ..)| step_of(world, node) == Some(Step::Staged))
+        })
+        .await?;
+        ctx.policy(&json!({"schedule": open()})).await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
 
     let mut pairs = BTreeSet::new();
     ending.history.replay(|change, _, world| {
-        let zones = out_with(world, ZONE_LABEL);
-        let mut tiers = out_with(world, "tier");
+        let zones = label_values_out_of_service(world, ZONE_LABEL);
+        let mut tiers = label_values_out_of_service(world, "tier");
         let at = format!("at {}: {:?}", change.revision, world.out_of_service());
         assert!(zones.len() <= 2, "more than all may {at}");
         assert!(tiers.iter().filter(|tier| *tier == "db").count() <= 1, "more than the group may {at}");

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use models::shadow::{Armed, ArmedPhase, HostPolicy, HostState};
 use models::wire::{AgentStatus, ShadowView};
 
-use super::server::{Fate, Lies, locked};
+use super::server::{Fate, Tampering, locked};
 use crate::interfere::poll;
 
 /// State that a compromised web API shares with the scenario.
@@ -44,7 +44,7 @@ impl Permits {
     }
 }
 
-impl Lies for Permits {
+impl Tampering for Permits {
     fn view(&mut self, node: &str, view: ShadowView) -> Option<ShadowView> {
         if view.spec.permit.is_some() {
             locked(&self.seen).push((node.to_owned(), view.clone()));
@@ -62,44 +62,44 @@ pub(super) struct Acknowledges {
 
 impl Acknowledges {
     /// Waits until an agent has requested a permit, and got the false acknowledgement.
-    pub(super) async fn until_told(&self, node: &str) -> anyhow::Result<()> {
+    pub(super) async fn until_acknowledged(&self, node: &str) -> anyhow::Result<()> {
         poll(&format!("{node} asks"), async || Ok(locked(&self.told).contains(node).then_some(()))).await
     }
 }
 
-impl Lies for Acknowledges {
+impl Tampering for Acknowledges {
     fn report(&mut self, node: &str, report: &AgentStatus) -> Fate {
         if report.report.armed.is_none() {
             return Fate::Pass;
         }
         locked(&self.told).insert(node.to_owned());
-        Fate::Swallow
+        Fate::Discard
     }
 }
 
 /// Lets an agent act on its permit, and hides that it does.
 #[derive(Clone, Default)]
-pub(super) struct HidesTheAct(pub(super) Shared<bool>);
+pub(super) struct HiddenActivation(pub(super) Shared<bool>);
 
-impl Lies for HidesTheAct {
+impl Tampering for HiddenActivation {
     fn report(&mut self, _: &str, report: &AgentStatus) -> Fate {
         let acts = report.report.armed.as_ref().is_some_and(|armed| armed.phase == ArmedPhase::Activated);
         *locked(&self.0) |= acts;
         // From then on only its own reports pass.
-        if *locked(&self.0) { Fate::Swallow } else { Fate::Pass }
+        if *locked(&self.0) { Fate::Discard } else { Fate::Pass }
     }
 }
 
 /// Replaces the agent's nonce by its own, and shows the agent the permit for it as one for the agent's.
 #[derive(Default)]
-pub(super) struct OwnNonce {
+pub(super) struct ForgedNonce {
     /// The nonce of each agent.
     made: BTreeMap<String, String>,
 }
 
-pub(super) const OWN_NONCE: &str = "AAAAAAAAAAAAAAAAAAAAAA";
+pub(super) const FORGED_NONCE: &str = "AAAAAAAAAAAAAAAAAAAAAA";
 
-impl Lies for OwnNonce {
+impl Tampering for ForgedNonce {
     fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
         if let (Some(permit), Some(made)) = (&mut view.spec.permit, self.made.get(node)) {
             permit.nonce.clone_from(made);
@@ -111,8 +111,8 @@ impl Lies for OwnNonce {
         let Some(armed) = &report.report.armed else { return Fate::Pass };
         self.made.insert(node.to_owned(), armed.nonce.clone());
         let mut forged = report.clone();
-        forged.report.armed = Some(Armed { nonce: OWN_NONCE.to_owned(), ..armed.clone() });
-        Fate::Instead(Box::new(forged))
+        forged.report.armed = Some(Armed { nonce: FORGED_NONCE.to_owned(), ..armed.clone() });
+        Fate::Replace(Box::new(forged))
     }
 }
 
@@ -128,7 +128,7 @@ impl Statements {
     }
 }
 
-impl Lies for Statements {
+impl Tampering for Statements {
     fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
         if let Some(host) = view.spec.host.take_if(|host| host.asks_settings()) {
             locked(&self.0).insert(node.to_owned(), host);
@@ -144,7 +144,7 @@ pub(super) struct Stages {
     ordered: BTreeSet<String>,
 }
 
-impl Lies for Stages {
+impl Tampering for Stages {
     fn view(&mut self, node: &str, mut view: ShadowView) -> Option<ShadowView> {
         // The agents are kept from staging: they are shown no desired state but the last one.
         if view.spec.state == HostState::StagedUpdate {
@@ -161,14 +161,14 @@ impl Lies for Stages {
         }
         let mut forged = report.clone();
         forged.report.state = Some(HostState::StagedUpdate);
-        Fate::Instead(Box::new(forged))
+        Fate::Replace(Box::new(forged))
     }
 }
 
 /// Shows each shadow with the highest possible generation and resource version.
-pub(super) struct FromTheEnd;
+pub(super) struct ForgedGeneration;
 
-impl Lies for FromTheEnd {
+impl Tampering for ForgedGeneration {
     fn view(&mut self, _node: &str, mut view: ShadowView) -> Option<ShadowView> {
         view.metadata.generation = i64::MAX;
         view.metadata.resource_version = "9".repeat(40);

@@ -10,17 +10,23 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::cases;
-use crate::court::{Court, LIMIT, NODE_GOES, POD_GOES, agent_pod};
 use crate::raw::Request;
+use crate::refusal_test::{LIMIT, NODE_DELETION_NODE, POD_DELETION_NODE, RefusalTest, agent_pod};
 
 cases![
-    of_a_deleted_pod_while_its_successor_is_served,
-    of_a_pod_made_again_under_its_name,
-    of_a_node_made_again_under_its_name
+    token_of_deleted_pod_is_refused_and_successor_is_accepted,
+    token_of_recreated_pod_is_refused,
+    token_of_recreated_node_is_refused
 ];
 
 /// Creates a pod of a service account on a node. No kubelet has to run it: a token is bound to it all the same.
-pub(crate) async fn pod_on(bed: &Bed, namespace: &str, account: &str, name: &str, node: &str) -> anyhow::Result<Pod> {
+pub(crate) async fn create_pod_on_node(
+    bed: &Bed,
+    namespace: &str,
+    account: &str,
+    name: &str,
+    node: &str,
+) -> anyhow::Result<Pod> {
     let pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "namespace": namespace},
@@ -40,16 +46,16 @@ pub(crate) async fn pod_on(bed: &Bed, namespace: &str, account: &str, name: &str
 }
 
 /// Status and kind of the response to a read of a node's own shadow.
-async fn asked(court: &Court, node: &str, token: &str) -> anyhow::Result<(u16, String)> {
-    let answer = court.answered(&Request::new("GET", format!("/v1/nodes/{node}/shadow")).bearer(token)).await?;
+async fn asked(refusal_test: &RefusalTest, node: &str, token: &str) -> anyhow::Result<(u16, String)> {
+    let answer = refusal_test.answered(&Request::new("GET", format!("/v1/nodes/{node}/shadow")).bearer(token)).await?;
     if answer.status == 200 { Ok((200, String::new())) } else { answer.refusal() }
 }
 
 /// Waits until a token that was valid is refused for a reason.
-async fn until_refused(court: &Court, node: &str, token: &str, told: (u16, &str)) -> anyhow::Result<()> {
+async fn until_refused(refusal_test: &RefusalTest, node: &str, token: &str, told: (u16, &str)) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
-        let (status, kind) = asked(court, node, token).await?;
+        let (status, kind) = asked(refusal_test, node, token).await?;
         if (status, kind.as_str()) == told {
             return Ok(());
         }
@@ -59,62 +65,71 @@ async fn until_refused(court: &Court, node: &str, token: &str, told: (u16, &str)
     }
 }
 
-async fn of_a_deleted_pod_while_its_successor_is_served(court: &Court) -> anyhow::Result<()> {
-    let old = court.agents_token(POD_GOES).await?;
-    ensure!(asked(court, POD_GOES, &old).await?.0 == 200);
-    let pods: Api<Pod> = Api::namespaced(court.bed.client.clone(), AGENT_NAMESPACE);
-    let pod = agent_pod(&court.bed, POD_GOES).await?;
+async fn token_of_deleted_pod_is_refused_and_successor_is_accepted(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let old = refusal_test.agents_token(POD_DELETION_NODE).await?;
+    ensure!(asked(refusal_test, POD_DELETION_NODE, &old).await?.0 == 200);
+    let pods: Api<Pod> = Api::namespaced(refusal_test.bed.client.clone(), AGENT_NAMESPACE);
+    let pod = agent_pod(&refusal_test.bed, POD_DELETION_NODE).await?;
     pods.delete(&pod.name_any(), &DeleteParams::default()).await?;
-    until_refused(court, POD_GOES, &old, (401, "unauthorized")).await?;
-    let new = court.agents_token(POD_GOES).await?;
-    ensure!(asked(court, POD_GOES, &new).await?.0 == 200);
-    ensure!(asked(court, POD_GOES, &old).await?.0 == 401);
+    until_refused(refusal_test, POD_DELETION_NODE, &old, (401, "unauthorized")).await?;
+    let new = refusal_test.agents_token(POD_DELETION_NODE).await?;
+    ensure!(asked(refusal_test, POD_DELETION_NODE, &new).await?.0 == 200);
+    ensure!(asked(refusal_test, POD_DELETION_NODE, &old).await?.0 == 401);
     Ok(())
 }
 
-async fn of_a_pod_made_again_under_its_name(court: &Court) -> anyhow::Result<()> {
-    let first = pod_on(&court.bed, AGENT_NAMESPACE, AGENT, "bare", POD_GOES).await?;
-    let token =
-        crate::court::token(&court.bed, AGENT_NAMESPACE, AGENT, models::names::TOKEN_AUDIENCE, Some(&first)).await?;
-    ensure!(asked(court, POD_GOES, &token).await?.0 == 200, "a pod of that account on that node is that node's agent");
-    let pods: Api<Pod> = Api::namespaced(court.bed.client.clone(), AGENT_NAMESPACE);
+async fn token_of_recreated_pod_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let first = create_pod_on_node(&refusal_test.bed, AGENT_NAMESPACE, AGENT, "bare", POD_DELETION_NODE).await?;
+    let token = crate::refusal_test::token(
+        &refusal_test.bed,
+        AGENT_NAMESPACE,
+        AGENT,
+        models::names::TOKEN_AUDIENCE,
+        Some(&first),
+    )
+    .await?;
+    ensure!(
+        asked(refusal_test, POD_DELETION_NODE, &token).await?.0 == 200,
+        "a pod of that account on that node is that node's agent"
+    );
+    let pods: Api<Pod> = Api::namespaced(refusal_test.bed.client.clone(), AGENT_NAMESPACE);
     pods.delete("bare", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
     let second = loop {
-        match pod_on(&court.bed, AGENT_NAMESPACE, AGENT, "bare", POD_GOES).await {
+        match create_pod_on_node(&refusal_test.bed, AGENT_NAMESPACE, AGENT, "bare", POD_DELETION_NODE).await {
             Ok(pod) if pod.uid() != first.uid() && pod.metadata.deletion_timestamp.is_none() => break pod,
             _ => sleep(std::time::Duration::from_millis(100)).await,
         }
     };
     ensure!(second.uid() != first.uid());
-    until_refused(court, POD_GOES, &token, (401, "unauthorized")).await?;
+    until_refused(refusal_test, POD_DELETION_NODE, &token, (401, "unauthorized")).await?;
     pods.delete("bare", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
     Ok(())
 }
 
-async fn of_a_node_made_again_under_its_name(court: &Court) -> anyhow::Result<()> {
-    let old = court.agents_token(NODE_GOES).await?;
-    let member = court.bed.member(NODE_GOES)?;
-    let nodes: Api<Node> = Api::all(court.bed.client.clone());
-    let before = nodes.get(NODE_GOES).await?.uid();
+async fn token_of_recreated_node_is_refused(refusal_test: &RefusalTest) -> anyhow::Result<()> {
+    let old = refusal_test.agents_token(NODE_DELETION_NODE).await?;
+    let member = refusal_test.bed.member(NODE_DELETION_NODE)?;
+    let nodes: Api<Node> = Api::all(refusal_test.bed.client.clone());
+    let before = nodes.get(NODE_DELETION_NODE).await?.uid();
     // The kubelet is paused, so that the pod stays, and with it the token that names the previous Node.
     member.kubelet.pause();
-    nodes.delete(NODE_GOES, &DeleteParams::default()).await?;
+    nodes.delete(NODE_DELETION_NODE, &DeleteParams::default()).await?;
     member.kubelet.resume();
     member.kubelet.register().await?;
-    court
+    refusal_test
         .bed
         .wait("the new Node has a shadow", LIMIT, |history| {
             let world = history.end();
             world
                 .nodes
-                .get(NODE_GOES)
+                .get(NODE_DELETION_NODE)
                 .is_some_and(|node| Some(node.uid.as_str()) != before.as_deref() && world.shadow_of(node).is_some())
         })
         .await?;
     // The pod still exists, so the cluster accepts its old token, which names a deleted Node.
-    until_refused(court, NODE_GOES, &old, (403, "agent-token-for-old-node")).await?;
-    let new = court.agents_token(NODE_GOES).await?;
-    let served = asked(court, NODE_GOES, &new).await?;
+    until_refused(refusal_test, NODE_DELETION_NODE, &old, (403, "agent-token-for-old-node")).await?;
+    let new = refusal_test.agents_token(NODE_DELETION_NODE).await?;
+    let served = asked(refusal_test, NODE_DELETION_NODE, &new).await?;
     ensure!(served.0 == 200, "the new Node's agent is served: {served:?}");
     Ok(())
 }

@@ -11,10 +11,10 @@ use super::support::{
 };
 use crate::interfere::{blocked_drain, unblock};
 use crate::policy::wait_for;
-use crate::support::{NEW, Scene, condition_of, nodes, run, shadow_of};
+use crate::support::{NEW, ScenarioContext, condition_of, nodes, run, shadow_of};
 
-async fn ask(scene: &Scene, node: &str, request: &str, nonce: &str) -> anyhow::Result<()> {
-    annotate(scene, &["brs", &shadow_name(node)], request, nonce).await
+async fn ask(ctx: &ScenarioContext, node: &str, request: &str, nonce: &str) -> anyhow::Result<()> {
+    annotate(ctx, &["brs", &shadow_name(node)], request, nonce).await
 }
 
 fn requests(world: &integ::oracle::World, node: &str) -> ShadowRequests {
@@ -27,40 +27,39 @@ fn blocked_by(world: &integ::oracle::World, node: &str, reason: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_failed_tries_again_when_asked_to_and_once_for_each_time_it_is_asked() -> anyhow::Result<()> {
+async fn each_retry_request_starts_one_attempt_during_back_off() -> anyhow::Result<()> {
     // Each attempt tries three times.
     const FAILURES: u32 = 6;
     let mut options = nodes(1);
     options.policy["failurePolicy"] = json!({"backOff": "1h"});
-    let ending = run(options, async |scene| {
-        scene.install().await?;
-        let host = &scene.bed.member("node-1")?.host;
+    let ending = run(options, async |ctx| {
+        ctx.install().await?;
+        let host = &ctx.bed.member("node-1")?.host;
         host.script(Fault::fails(Command::Prepare, "the repository did not answer\n").times(FAILURES));
-        scene.release();
+        ctx.release();
         let failed = async |times: i64| {
-            scene
-                .until(&format!("the node has failed {times} time(s) and waits for an hour or more"), |world| {
-                    let record = record(world, "node-1");
-                    record.failures == times
-                        && record.not_before.is_some()
-                        && is_released(world, "node-1")
-                        && blocked_by(world, "node-1", "BackOff")
-                })
-                .await
+            ctx.until(&format!("the node has failed {times} time(s) and waits for an hour or more"), |world| {
+                let record = record(world, "node-1");
+                record.failures == times
+                    && record.not_before.is_some()
+                    && is_released(world, "node-1")
+                    && blocked_by(world, "node-1", "BackOff")
+            })
+            .await
         };
         failed(1).await?;
 
-        ask(scene, "node-1", RETRY_ANNOTATION, "one").await?;
+        ask(ctx, "node-1", RETRY_ANNOTATION, "one").await?;
         failed(2).await?;
-        until_event(scene, EVENTS_OF_NODES, "Retry", &[]).await?;
-        ask(scene, "node-1", RETRY_ANNOTATION, "one").await?;
-        scene.renewals(2).await?;
+        until_event(ctx, EVENTS_OF_NODES, "Retry", &[]).await?;
+        ask(ctx, "node-1", RETRY_ANNOTATION, "one").await?;
+        ctx.renewals(2).await?;
         let world = failed(2).await?;
         assert_eq!(requests(&world, "node-1").retry.as_deref(), Some("one"));
         assert_eq!(shadow_of(&world, "node-1").unwrap().spec.attempt, 2, "the same word asks for nothing more");
 
-        ask(scene, "node-1", RETRY_ANNOTATION, "two").await?;
-        scene.updated().await?;
+        ask(ctx, "node-1", RETRY_ANNOTATION, "two").await?;
+        ctx.updated().await?;
         Ok(())
     })
     .await?;
@@ -72,14 +71,14 @@ async fn a_node_that_failed_tries_again_when_asked_to_and_once_for_each_time_it_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_request_ends_the_attempt_without_a_failure_and_without_a_back_off() -> anyhow::Result<()> {
+async fn release_request_ends_attempt_without_failure_or_back_off() -> anyhow::Result<()> {
     let mut options = nodes(2);
     options.policy["failurePolicy"] = json!({"backOff": "1h"});
     let mut target = String::new();
-    let ending = run(options, async |scene| {
-        let node = blocked_drain(scene).await?;
-        ask(scene, &node, RELEASE_ANNOTATION, "one").await?;
-        let world = scene
+    let ending = run(options, async |ctx| {
+        let node = blocked_drain(ctx).await?;
+        ask(ctx, &node, RELEASE_ANNOTATION, "one").await?;
+        let world = ctx
             .until("the attempt was released", |world| {
                 last_reason(world, &node).as_deref() == Some("ReleaseRequested") && !blocked_by(world, &node, "BackOff")
             })
@@ -89,11 +88,11 @@ async fn a_release_request_ends_the_attempt_without_a_failure_and_without_a_back
         assert_eq!(record.last.map(|last| last.reason).as_deref(), Some("ReleaseRequested"));
         assert_eq!((record.failures, record.version_failures), (0, vec![]), "no one's fault");
         assert_eq!(requests(&world, &node).release.as_deref(), Some("one"));
-        until_event(scene, EVENTS_OF_NODES, "UpdateWithdrawn", &["ReleaseRequested"]).await?;
+        until_event(ctx, EVENTS_OF_NODES, "UpdateWithdrawn", &["ReleaseRequested"]).await?;
 
-        unblock(scene).await?;
+        unblock(ctx).await?;
         // The request that was carried out is still on the shadow, and ends no other attempt.
-        scene.updated().await?;
+        ctx.updated().await?;
         target = node;
         Ok(())
     })
@@ -103,13 +102,12 @@ async fn a_release_request_ends_the_attempt_without_a_failure_and_without_a_back
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_held_in_mid_drain_is_left_as_it_is_uncharged_and_without_a_slot_until_the_hold_goes()
--> anyhow::Result<()> {
+async fn hold_during_drain_keeps_cordon_and_frees_slot_without_failure() -> anyhow::Result<()> {
     let mut target = String::new();
-    let ending = run(nodes(2), async |scene| {
-        let node = blocked_drain(scene).await?;
-        scene.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}=the auditors are here")]).await?;
-        let world = scene
+    let ending = run(nodes(2), async |ctx| {
+        let node = blocked_drain(ctx).await?;
+        ctx.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}=the auditors are here")]).await?;
+        let world = ctx
             .until("its attempt has ended, it says that it is held, and it stays cordoned", |world| {
                 let ended = shadow_of(world, &node).is_some_and(|shadow| shadow.step().is_none());
                 ended && world.nodes[&node].claimed() && blocked_by(world, &node, "Held") && wait_for(world, "Held", 1)
@@ -119,16 +117,16 @@ async fn a_node_held_in_mid_drain_is_left_as_it_is_uncharged_and_without_a_slot_
         assert_eq!(last_reason(&world, &node).as_deref(), Some("Held"));
         assert_eq!((charged.failures, charged.not_before, charged.version_failures), (0, None, vec![]));
 
-        unblock(scene).await?;
+        unblock(ctx).await?;
         let next = other(&node);
-        let world = scene
+        let world = ctx
             .until("the other node has its turn", |world| is_updated(world, next) && status(world).slots.is_empty())
             .await?;
         assert!(world.nodes[&node].claimed() && wait_for(&world, "Held", 1));
         assert_ne!(shadow_of(&world, &node).unwrap().status.agent.current_version, Some(NEW));
 
-        scene.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}-")]).await?;
-        scene.updated().await?;
+        ctx.kubectl(&["annotate", "node", &node, &format!("{HOLD_ANNOTATION}-")]).await?;
+        ctx.updated().await?;
         target = node;
         Ok(())
     })

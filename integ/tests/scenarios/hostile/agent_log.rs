@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 
 use crate::interfere::{agent_on, poll};
-use crate::support::Scene;
+use crate::support::ScenarioContext;
 
 /// The log lines of a node's agent from some moment on.
 pub(super) struct Words {
@@ -16,15 +16,15 @@ pub(super) struct Words {
 
 impl Words {
     /// All lines since its start.
-    pub(super) async fn ever(scene: &Scene, node: &str) -> anyhow::Result<Self> {
-        let agent = agent_on(scene, node).await?;
-        let file = scene.bed.member(node)?.kubelet.log_file(&agent.namespace, &agent.pod, &agent.container);
+    pub(super) async fn ever(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Self> {
+        let agent = agent_on(ctx, node).await?;
+        let file = ctx.bed.member(node)?.kubelet.log_file(&agent.namespace, &agent.pod, &agent.container);
         Ok(Self { node: node.to_owned(), file: file.context("the agent has no log")?, from: 0 })
     }
 
     /// All lines from now on.
-    pub(super) async fn from_now(scene: &Scene, node: &str) -> anyhow::Result<Self> {
-        let ever = Self::ever(scene, node).await?;
+    pub(super) async fn from_now(ctx: &ScenarioContext, node: &str) -> anyhow::Result<Self> {
+        let ever = Self::ever(ctx, node).await?;
         Ok(Self { from: ever.text()?.len(), ..ever })
     }
 
