@@ -135,7 +135,7 @@ fn evict(ctx: &NodeContext<'_>, sorted: &Sorted<'_>) -> Decision {
     // A pod that has ended is waited for no longer than its grace period, and others as policy says.
     let given_up = |pod: &&PodFacts| {
         let by = pod.ends_by?;
-        let ended = pod.finished.then(|| by.checked_add(drain::ENDED).unwrap_or(by));
+        let ended = pod.finished.then(|| after(by, drain::ENDED));
         [ended, policy.skip_terminating_after.map(|skip| after(by, skip))].into_iter().flatten().min()
     };
     let given_up = sorted.leaving.iter().filter_map(given_up).min();
