@@ -1,6 +1,6 @@
 //! Hosts that have to be disarmed, and those that another client armed.
 
-use integ::host::{Command, Fault, UpdateState, Worker};
+use integ::host::{Command, Fault, Transport, UpdateState, Worker};
 use models::condition::find_condition;
 use models::reason::FailureReason;
 use models::shadow::{HOST_REACHABLE, HostState};
@@ -65,6 +65,24 @@ async fn disk_armed_without_record_is_disarmed_by_restarted_agent() {
     bench.start_agent();
     let idle = bench.web.until("it is disarmed", acknowledged).await;
     assert_eq!((idle.status.report.armed, disk_armed(&bench)), (None, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn host_disarmed_by_other_client_before_activation_is_observed_is_not_armed_again() {
+    let bench = Bench::new().await;
+    bench.staged(1).await;
+    let asking = bench.permit_requested().await;
+    bench.host.script(Fault::command(Command::Activate, Worker::Waits));
+    bench.issue_permit(&bench.claims(&asking));
+    bench.until_running(Command::Activate).await;
+    // The agent's next read of the status is answered after the other client's command.
+    bench.host.script(Fault::request("GET", "/updates/status", Transport::Slow(Duration::from_secs(1))));
+    bench.finish_command().await;
+    bench.host.lock_free().await;
+    bench.host.foreign(Command::Deactivate).await.unwrap();
+    until_failed(&bench, FailureReason::DisarmedByOther).await;
+    let activations = bench.calls().iter().filter(|call| call.contains("activate-update")).count();
+    assert_eq!((activations, crate::faults::arms(&bench.host.log())), (1, 1), "{:?}", bench.calls());
 }
 
 /// Stages and arms an image on the host as another client.

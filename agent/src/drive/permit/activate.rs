@@ -17,11 +17,17 @@ pub(super) async fn activate(turn: &mut Turn<'_>, version: &Version) -> Result<N
     let memory = &mut turn.boot.memory;
     let earlier = (memory.armed.clone(), memory.unconfirmed.clone());
     memory.armed = Some(turn.desired.attempt.clone());
-    memory.unconfirmed.get_or_insert(Unconfirmed { before });
+    memory.unconfirmed.get_or_insert(Unconfirmed { before: before.clone() });
     let outcome = run_command(turn, Command::Activate).await;
     let memory = &mut turn.boot.memory;
     match &outcome {
         Outcome::Done(status) if status.state == UpdateState::Ready && is_armed_with(Some(status), version) => {
+            memory.activated = Some(turn.desired.attempt.clone());
+            return Ok(Next::Again);
+        }
+        // Only an armed image can be disarmed: the activation succeeded, and another client took it back before its record
+        // was read. It is not repeated.
+        Outcome::Vanished(Some(status)) if was_disarmed(status, before.as_deref()) => {
             memory.activated = Some(turn.desired.attempt.clone());
             return Ok(Next::Again);
         }
@@ -30,4 +36,10 @@ pub(super) async fn activate(turn: &mut Turn<'_>, version: &Version) -> Result<N
         _ => {}
     }
     command::retry(turn, outcome, |tries| &mut tries.activate)
+}
+
+/// Returns true if the host was disarmed after its last command that ended at `before`.
+fn was_disarmed(status: &UpdateStatus, before: Option<&str>) -> bool {
+    let last = status.last.as_ref();
+    last.is_some_and(|last| last.is(Command::Deactivate) && last.succeeded() && Some(last.timestamp.as_str()) != before)
 }

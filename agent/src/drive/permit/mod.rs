@@ -40,7 +40,7 @@ pub(super) async fn arm(turn: &mut Turn<'_>, found: &Observed) -> Result<Next, S
     }
     let (request, view) = request_permit(turn, found, &version, ArmedPhase::Arming).await?;
     verify_permit(turn, &view, &request)?;
-    check_boot_and_age(turn, &request)?;
+    check_still_valid(turn, &request)?;
     activate(turn, &version).await
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn reboot_armed(turn: &mut Turn<'_>, found: &Observed) -> Resul
     let (request, view) = request_permit(turn, found, &version, ArmedPhase::Activated).await?;
     verify_permit(turn, &view, &request)?;
     recheck_host(turn, &version).await?;
-    check_boot_and_age(turn, &request)?;
+    check_still_valid(turn, &request)?;
     reboot(turn).await
 }
 
@@ -70,11 +70,11 @@ async fn recheck_host(turn: &mut Turn<'_>, version: &Version) -> Result<(), Stop
     if is_armed_with(turn.boot.status.get(), version) { Ok(()) } else { Err(Next::Again.into()) }
 }
 
-/// Ends the turn if another boot runs, or the nonce has expired: the last check before an act. A process that was
-/// stopped meanwhile finds either.
-fn check_boot_and_age(turn: &Turn<'_>, request: &PermitRequest) -> Result<(), Next> {
+/// Ends the turn if the desired state was withdrawn, another boot runs, or the nonce has expired: the last check before
+/// an act. The reads before it take time, and a process that was stopped meanwhile finds any of these.
+fn check_still_valid(turn: &Turn<'_>, request: &PermitRequest) -> Result<(), Next> {
     let same_boot = boot::read(&turn.clients.config.boot_id_file).is_ok_and(|running| running == turn.boot.id);
-    if same_boot && request.is_fresh() { Ok(()) } else { Err(Next::Again) }
+    if turn.is_current() && same_boot && request.is_fresh() { Ok(()) } else { Err(Next::Again) }
 }
 
 /// Returns true if the host's next boot uses this version.

@@ -3,7 +3,7 @@
 
 use integ::host::{Command, Fault, RebootFault, Transport, Worker};
 use models::condition::find_condition;
-use models::shadow::{HOST_REACHABLE, HostPolicy, HostState};
+use models::shadow::{ArmedPhase, HOST_REACHABLE, HostPolicy, HostState};
 use semver::Version;
 
 use super::*;
@@ -406,6 +406,29 @@ fn unknown_update_state_is_reported_without_host_command() {
         let staged = || told().report.state == Some(HostState::StagedUpdate);
         assert!(pass_until(10 * MINUTE, staged).await, "{:#?}", told());
         assert_eq!(reason().as_deref(), Some("Answered"));
+        agent.end().await.unwrap();
+    });
+}
+
+#[test]
+fn desired_state_withdrawn_during_last_read_of_host_is_not_followed_by_reboot() {
+    simulate(async |_| {
+        let bench = Bench::without_agent().await;
+        bench.web.create();
+        let agent = Within::start(&bench);
+        let request = asking(&bench).await;
+        let slow = Transport::Slow(Duration::from_secs(4));
+        bench.host.script(Fault::request("GET", "/updates/status", slow).times(u32::MAX));
+        bench.issue_permit(&bench.claims(&request));
+        let view = || bench.web.view();
+        let activated = || view().status.report.armed.is_some_and(|armed| armed.phase == ArmedPhase::Activated);
+        assert!(pass_until(MINUTE, activated).await, "{:#?}", view());
+        // The agent reads the host once more before it reboots it.
+        bench.withdraw();
+        let idle = || view().status.report.observed_generation == Some(view().metadata.generation);
+        assert!(pass_until(5 * MINUTE, idle).await, "{:#?}", view());
+        let log = bench.host.log();
+        assert_eq!((arms(&log), reboots(&log)), (1, 0));
         agent.end().await.unwrap();
     });
 }
