@@ -31,16 +31,21 @@ demo: tools control-plane build agent ## Show one update rolling through three s
 .PHONY: test
 test: tools $(if $(TEST),,lint) control-plane next agent ## Run every check and test: what has to pass before a change lands (TEST=name: the tests of that name alone)
 	$(CARGO) test --workspace --locked --no-run
-	@$(if $(TEST),$(RUN) -- $(TEST),$(MAKE) --no-print-directory --keep-going --jobs --output-sync=line run-quick $(LONG:%=run-%))
+ifdef TEST
+	$(RUN) -- $(TEST)
+else
+	$(RUN) --lib --bins
+	$(RUN) --doc
+	@$(MAKE) --no-print-directory --keep-going --jobs $(LONG:%=run-%) run-others
+endif
 
-# The end-to-end tests mostly wait, so the long ones run side by side, and all others after each other beside them.
+# The long end-to-end tests mostly wait, so they run side by side, and all others one after the other beside them.
 RUN = BRUPOP_AGENT_BIN="$(TARGET)/release/brupop-agent" $(CARGO) test --workspace --locked --no-fail-fast
 LONG := scenarios drains refusals
 ALL := $(basename $(notdir $(wildcard */tests/*.rs))) $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs)))
-.PHONY: run-quick $(LONG:%=run-%)
-run-quick:
-	@$(RUN) --lib --bins $(patsubst %,--test %,$(sort $(filter-out $(LONG),$(ALL))))
-	@$(RUN) --doc
+.PHONY: run-others $(LONG:%=run-%)
+run-others:
+	@$(RUN) $(patsubst %,--test %,$(sort $(filter-out $(LONG),$(ALL))))
 $(LONG:%=run-%): run-%:
 	@$(RUN) --test $*
 
